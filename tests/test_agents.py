@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from jprm.apps.report.collect import chains, turns_alone
 from jprm.io.jsonl import RecordError
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.agents import agents_report, best_thresholds, classes_at, f1, tables, turns_of
@@ -205,3 +206,14 @@ def test_scores_of_turns_are_needed():
     tree = agent(0, [1, -1], [0.5, 0.5])
     with pytest.raises(ValueError, match="has no score"):
         agents_report([with_scores(tree, [None] * len(tree.nodes))], (0.5, 0.5), 0)
+
+
+def test_the_page_shows_what_is_around_each_turn():
+    tree = agent(3, [1, -1, 1], [0.75, 0.25, 0.5])
+    page = chains(["model"], [{"file": [turns_alone(tree)]}])
+    (item,) = page["items"]
+    assert item["t"] == ["", "", "done"] and item["c"] == [[0.75, 0.25, 0.5]] and item["l"] == [1, 0, 1]
+    assert [around["before"] for around in item["m"]] == [[], [["tool", "a row"]], [["tool", "error: none"]]]
+    assert item["m"][0]["calls"] == [["search", '{"q": "0"}']] and page["problems"] == ["task 3"]
+    pool = tree_of({"problem": "p", "samples": [{"steps": ["a"], "scores": [1]}]})
+    assert turns_alone(pool) is pool

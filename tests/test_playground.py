@@ -171,3 +171,39 @@ def test_axe_finds_no_violation(page):
         page.run(script)
         assert violations(page) == [], (scheme, "formulas")
     page.cdp("Emulation.setEmulatedMedia", features=[])
+
+
+def sixty_turns():
+    """Returns a trajectory of 60 turns with calls, long and short answers, and thoughts; turn 30 scores low."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count the rows."}]
+    for i in range(59):
+        call = {"id": f"c{i}", "type": "function", "function": {"name": "lookup", "arguments": {"row": i}}}
+        text = "I look at 29." if i == 29 else ""
+        messages.append({"role": "assistant", "content": text, "tool_calls": [call], "reasoning_content": "Next."})
+        messages.append({"role": "tool", "tool_call_id": f"c{i}", "content": NASTY if i == 3 else "a row\n" * (i % 9)})
+    return {"messages": [*messages, {"role": "assistant", "content": "There are 59."}]}
+
+
+def test_a_trajectory_of_60_turns_is_shown_and_walked_by_keys(page, tmp_path):
+    page.run("document.getElementById('response').value = arguments[0]", json.dumps(sixty_turns()))
+    page.run("document.getElementById('ask').requestSubmit()")
+    page.wait("return document.querySelectorAll('#steps > li.step').length === 60", 20)
+    assert says(page, "verdict") == "Weakest is step 30: likely wrong, 0.12."
+    row = "document.querySelectorAll('#steps > li.step')[{}]"
+    assert page.run(f"return {row.format(0)}.querySelector('.before').innerText").startswith("system Be brief.")
+    assert page.run(f"return {row.format(5)}.querySelector('.calls').innerText").startswith("calls lookup")
+    assert NASTY in page.run(f"return {row.format(4)}.querySelector('.before').innerText")
+    folded = f"{row.format(9)}.querySelector('.before details')"  # eight rows, shortened
+    assert page.run(f"return !!{folded} && !{folded}.open")
+    page.press("w")
+    assert page.run(f"return document.activeElement === {row.format(29)}")
+    page.press("j")
+    assert page.run(f"return document.activeElement === {row.format(30)}")
+    page.run(f"{folded}.querySelector('summary').focus()")
+    page.press(ENTER)
+    assert page.run(f"return {folded}.open")
+    page.press("m")  # turns are not merged
+    assert page.run("return document.querySelectorAll('#steps > li.step').length") == 60
+    page.screenshot(tmp_path / "turns.png")
+    wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 0 and page.logs("browser") == []

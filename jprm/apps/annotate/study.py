@@ -134,7 +134,7 @@ def is_chain(tree: ReasoningTree) -> bool:
 
 def items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
     """Yields a file's trees, and every chain of its chains and pools. Raises RecordError for a bad record."""
-    for tree in read_trees(path):
+    for tree in _trees(path):
         yield from [merged(tree)] if tree.kind == "tree" else _chains(tree)
 
 
@@ -143,7 +143,7 @@ def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
 
     A chain record keeps its further keys; a path of a pool or a tree has the problem's answer alone.
     """
-    for tree in read_trees(path):
+    for tree in _trees(path):
         yield from _chains(tree)
 
 
@@ -152,7 +152,16 @@ def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
 
     Raises RecordError for a bad record, ValueError for one without scores.
     """
-    return (pruned(merged(tree), most) for tree in read_trees(path) if tree.nodes)
+    return (pruned(merged(tree), most) for tree in _trees(path) if tree.nodes)
+
+
+def _trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields a file's trees. Raises RecordError for a trajectory, whose context the page has no place for."""
+    for i, tree in enumerate(read_trees(path)):
+        if tree.of_messages:
+            remedy = "Label its turns elsewhere, and write `label` into the messages."
+            raise RecordError(f"{os.fspath(path)}: record {i + 1}", "messages", "is a trajectory", remedy)
+        yield tree
 
 
 def merged(tree: ReasoningTree) -> ReasoningTree:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +20,11 @@ from jprm.methods.evaluate.scored import scores_of
 from jprm.methods.evaluate.suite import read_results, read_scores
 from jprm.methods.judge.critiques import KEY
 from jprm.statistics import Draws, difference
-from jprm.tree import ReasoningTree, chains_of
+from jprm.tree import ReasoningTree, chains_of, steps_only
+
+AROUND = "around"
+"""The extra of a trajectory's steps: `before`, [role, text] of each message since the last turn; `thoughts`;
+`calls`, [name, arguments] each."""
 
 BINS, COLUMNS = 10, 12
 """Size of the heat maps: bins of the score, and steps; the last column holds all later ones."""
@@ -46,7 +52,28 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
     scores = _scored_by_all([read_scores(folder, result, unread=True) for folder, result in pairs])
     for of_other in scores[1:]:
         check_same_records(list(results[0]["data"]), scores[0], of_other)
-    return results, scores
+    return results, [{name: list(map(turns_alone, trees)) for name, trees in of.items()} for of in scores]
+
+
+def turns_alone(tree: ReasoningTree) -> ReasoningTree:
+    """Returns a tree of messages as its steps, with what is around each in its extra `AROUND`; others as they are."""
+    if not tree.of_messages:
+        return tree
+    nodes = []
+    for node, i in zip(steps_only(tree).nodes, tree.steps, strict=True):
+        before, at = [], tree.nodes[i].parent
+        while at >= 0 and not tree.nodes[at].is_step:
+            if tree.nodes[at].text != tree.problem:  # which the page shows above
+                before.insert(0, [tree.nodes[at].role, tree.nodes[at].text])
+            at = tree.nodes[at].parent
+        calls = [call.get("function", call) for call in node.extra.get("tool_calls") or ()]
+        around = {
+            "before": before,
+            "thoughts": node.extra.get("reasoning_content") or "",
+            "calls": [[call.get("name"), json.dumps(call.get("arguments"), ensure_ascii=False)] for call in calls],
+        }
+        nodes.append(dataclasses.replace(node, extra={**node.extra, AROUND: around}))
+    return dataclasses.replace(steps_only(tree), nodes=tuple(nodes))
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:
@@ -94,7 +121,8 @@ def check_same_records(names: list[str], a: Scores, b: Scores) -> None:
 
 def _content(tree: ReasoningTree) -> tuple[str, list[tuple[int, str]]]:
     """Returns a tree without its scores."""
-    return tree.problem, [(node.parent, node.text) for node in tree.nodes]
+    said = [json.dumps(node.extra.get("tool_calls")) if node.role else "" for node in tree.nodes]
+    return tree.problem, [(node.parent, node.text + said[i]) for i, node in enumerate(tree.nodes)]
 
 
 def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
@@ -126,11 +154,16 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
 
 
 def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:
-    """Returns one of the items of `chains`: the nodes `order` of a tree, with the scores of each model."""
+    """Returns one of the items of `chains`: the nodes `order` of a tree, with the scores of each model.
+
+    `m` is what is around each turn of a trajectory.
+    """
     labels = [tree.nodes[i].label for i in order]
     if tree.semantics == "rating":
         labels = [None if label is None else (label + 1) / 2 for label in labels]
     item: dict[str, Any] = {"t": [tree.nodes[i].text for i in order], "l": labels}
+    if any(AROUND in node.extra for node in tree.nodes):
+        item["m"] = [tree.nodes[i].extra[AROUND] for i in order]
     if tree.kind == "tree":
         depth: list[int] = []
         for node in tree.nodes:

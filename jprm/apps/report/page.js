@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const PAGE = 10, { element, tint } = chains;
+  const PAGE = 10, { element, tint, around } = chains;
   const data = JSON.parse(document.getElementById("chains").textContent);
   const at = (id) => document.getElementById(id);
   const list = at("list"), search = at("search"), sort = at("sort"), file = at("file"), kind = at("kind");
@@ -84,7 +84,8 @@
     if (item.c.length > 1)
       item.c.forEach((scores, k) => { if (k !== m) said.append(element("span", "soft", `${data.models[k]}: ${scores[i].toFixed(3)}`)); });
     const body = element("div");
-    body.append(mathematics.write(element("div", "text"), item.t[i]));
+    const [before, calls] = item.m ? around(item.m[i]) : ["", ""];
+    body.append(mathematics.write(element("div", "text"), item.t[i]), calls);
     for (const [at, status, tokens, text] of item.j ? item.j[m] : [])
       if (at === i) {
         const critique = element("details");
@@ -92,7 +93,7 @@
         critique.append(mathematics.write(element("div", "text"), text));
         body.append(critique);
       }
-    row.append(said, body);
+    row.append(before, said, body);
     return row;
   }
 

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const at = (id) => document.getElementById(id), { element, tint, words } = chains;
+  const at = (id) => document.getElementById(id), { element, tint, words, around, turnsOf } = chains;
   const EXAMPLE = { problem: "A box holds 12 eggs. Ana buys 3 boxes and breaks 5 eggs. How many whole eggs does she have?",
     response: "Three boxes hold 3 * 12 = 36 eggs.\nShe breaks 5 of them, so 36 - 5 = 29 are whole.\nThe answer is 29." };
 
@@ -42,8 +42,14 @@
   async function score(fresh, changed) {
     const number = ++asked;
     await busy(async () => {
-      const found = await Promise.all(chosen().map((model) => call("v1/score", { ...fresh, model, prompt_cache_key: tab })));
+      const asks = fresh.turns ? fresh.asked : fresh;  // a trajectory is asked for as it was pasted
+      const found = await Promise.all(chosen().map((model) => call("v1/score", { ...asks, model, prompt_cache_key: tab })));
       if (number !== asked) return;
+      for (const answer of found)
+        if (answer.record.messages && !answer.record.steps) {
+          const [steps, turns, given] = turnsOf(answer.record);
+          answer.record = { asked: asks, problem: at("problem").value, steps, turns, scores: given };
+        }
       // Steps that were merged, split or removed have no step before to compare with.
       before = changed && same(scores, found[0].record.scores.length) ? scores : {};
       stale = false;
@@ -66,6 +72,7 @@
   }
 
   function change(steps, to) {
+    if (record.turns) { editing = -1; draw(true); say("The turns of a trajectory are not edited here."); return; }
     history.push({ record, focused });
     const kept = Object.fromEntries(Object.entries(record).filter(([name]) => !["labels", "correct", "response", "segmentation", "messages"].includes(name)));
     record = { ...kept, steps };
@@ -92,7 +99,10 @@
       }
       made.append(said);
     });
+    const [context, calls] = record.turns ? around(record.turns[i]) : [];
+    if (record.turns) made.prepend(context);
     if (i === editing) made.append(editor(text, i));
+    else if (record.turns) { const said = element("div"); said.append(mathematics.write(element("div", "text"), text), calls); made.append(said); }
     else made.append(mathematics.write(element("div", "text"), text));
     if (i === weakest) made.classList.add("weakest");
     if (options && options.at === i) made.append(offered());
@@ -140,12 +150,15 @@
     return cached ? `${usage.total_tokens - cached} of ${usage.total_tokens} tokens computed` : `${usage.total_tokens} tokens`;
   }
 
+  // The place among the shown steps of the lowest score: nodes of a trajectory are its messages.
+  const weakestOf = (answer) => answer.chains[0].nodes.indexOf(answer.chains[0].weakest);
+
   function draw(focus) {
     at("result").hidden = !record;
     if (!record) return;
     const names = chosen(), first = answers[names[0]], steps = record.steps;
     const current = !stale && first && !!scores[names[0]];
-    const weakest = current ? first.chains[0].weakest : -1;
+    const weakest = current ? weakestOf(first) : -1;
     document.body.style.setProperty("--models", names.length);
     at("names").hidden = names.length < 2;
     at("shown-problem").hidden = !mathematics.found(record.problem);  // else the field above has all there is to see
@@ -189,7 +202,7 @@
 
   const acts = {
     steps() { const now = at("steps").children[focused]; if (now) now.focus(); },
-    weakest() { const first = answers[chosen()[0]]; if (first) { focused = first.chains[0].weakest; acts.steps(); } },
+    weakest() { const first = answers[chosen()[0]]; if (first) { focused = weakestOf(first); acts.steps(); } },
     edit() { if (record) { editing = focused; draw(true); } },
     merge() {
       const steps = record ? record.steps : [];
@@ -209,7 +222,7 @@
     },
     record() {
       if (!record) return;
-      at("record-text").value = JSON.stringify({ ...record, scores: scores[chosen()[0]] });
+      at("record-text").value = JSON.stringify(record.turns ? record.asked : { ...record, scores: scores[chosen()[0]] });
       at("record").showModal();
       at("record-text").select();
     },
@@ -230,7 +243,7 @@
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && at("ask").contains(event.target)) { at("ask").requestSubmit(); return; }
     if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    if (event.key === "Enter" && !event.target.classList.contains("step")) return;
+    if (event.key === "Enter" && !event.target.classList.contains("step")) return;  // a folded message opens
     if (event.key.startsWith("Arrow") && !at("steps").contains(event.target)) return;
     if (event.key === "Escape" && options) { options = null; draw(true); return; }
     if (keys[event.key]) { event.preventDefault(); acts[keys[event.key]](); }

@@ -23,5 +23,39 @@ const chains = (() => {
     return ["wrongmark", "✗ likely wrong"];
   }
 
-  return { element, tint, words };
+  // A message or a call beside a turn: one line where it is short, else folded, and opened by a click or Enter.
+  function folded(name, text) {
+    const line = text.replace(/\s+/g, " ").trim(), long = line.length > 120 || text.trim().includes("\n");
+    const made = element(long ? "details" : "p", "context"), head = long ? element("summary") : made;
+    head.append(element("b", "", name), long ? ` ${line.slice(0, 100)}… ${text.length} characters` : ` ${line || "(empty)"}`);
+    if (long) made.append(head, element("div", "text", text));
+    return made;
+  }
+
+  // What stands before a turn's text (the world's messages and the turn's thoughts), and its calls after it.
+  function around(turn) {
+    const before = element("div", "before"), calls = element("div", "calls");
+    before.append(...turn.before.map(([role, text]) => folded(role, text)));
+    if (turn.thoughts) before.append(folded("thoughts", turn.thoughts));
+    calls.append(...turn.calls.map(([name, given]) => folded(`calls ${name}`, given)));
+    return [before, calls];
+  }
+
+  // A trajectory's turns: [texts, what is around each, scores].
+  function turnsOf(record) {
+    const texts = [], turns = [], scores = [], textOf = (content) => (Array.isArray(content) ? content.map((part) => part.text).join("") : content || "");
+    let before = [];
+    for (const message of record.messages) {
+      const text = textOf(message.content);
+      if (message.role !== "assistant") { before.push([message.role, text]); continue; }
+      const calls = (message.tool_calls || []).map((call) => call.function || call);
+      texts.push(text);
+      turns.push({ before, thoughts: message.reasoning_content || "", calls: calls.map((call) => [call.name, typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments ?? {})]) });
+      scores.push(...(message.scores || [message.score]));
+      before = [];
+    }
+    return [texts, turns, scores];
+  }
+
+  return { element, tint, words, around, turnsOf };
 })();
