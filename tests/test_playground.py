@@ -175,7 +175,7 @@ def test_axe_finds_no_violation(page):
 
 def sixty_turns():
     """Returns a trajectory of 60 turns with calls, long and short answers, and thoughts; turn 30 scores low."""
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count the rows."}]
+    messages: list[dict] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count the rows."}]
     for i in range(59):
         call = {"id": f"c{i}", "type": "function", "function": {"name": "lookup", "arguments": {"row": i}}}
         text = "I look at 29." if i == 29 else ""

@@ -14,9 +14,12 @@ from trajectories import branched, labelled, trajectory
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.layout import native_layout
+from jprm.methods.adapters.load import layout_of
+from jprm.methods.adapters.published import PUBLISHED
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
+from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
 from jprm.tree import chains_of, record_of, steps_only, trajectories_of, tree_of
 from jprm.turns import turns_of
@@ -160,3 +163,19 @@ def test_logits_of_padding_do_not_matter(prm):
     a, b = (np.asarray(logits(params(MODEL), MODEL, packed.rows)) for packed in (small, large))
     used = small.node_BS[0] >= 0
     np.testing.assert_allclose(a[0][used], b[0, : len(used)][used], atol=1e-5)
+
+
+def test_sums_over_all_tokens_take_no_trajectories(prm):
+    """What tools answered would be paid and blamed as if the agent had written it."""
+    record = trajectory(3, turns=2)
+    ratio = LogRatio(prm.params, MODEL, 0.05)
+    with pytest.raises(ValueError, match="no trajectories"):
+        dataclasses.replace(prm, ratio=ratio).score_trees([tree_of(record)])
+
+
+def test_an_adapter_says_whether_its_model_knows_turns():
+    native, other = (layout_of(PUBLISHED[name], TOKENIZER, {}) for name in ("jprm", "trl"))
+    tree = short(3)
+    assert token_tree(tree, native).tokens_N.tolist() == token_tree(tree, LAYOUT).tokens_N.tolist()
+    with pytest.raises(ValueError, match="in a layout of its own"):
+        token_tree(tree, other)

@@ -256,6 +256,8 @@ class PRM:
         return dataclasses.replace(prepared, batches=list(prepared.batches))
 
     def _prepared(self, trees: Sequence[ReasoningTree]) -> Prepared:
+        if self.ratio is not None and any(tree.of_messages for tree in trees):
+            raise ValueError(f"{self.name}: scores by sums over all tokens after a problem, and takes no trajectories")
         token_trees = [token_tree(tree, self.layout) for tree in trees]
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)

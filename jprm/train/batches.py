@@ -157,6 +157,11 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
         raise ValueError(
             f"problem {tree.problem[:60]!r}: a labelled step has no {target.consensus!r}, which target.consensus names"
         )
+    if tree.of_messages and experiment.reference and experiment.data.supervise == "outcome":
+        raise ValueError(
+            f"problem {tree.problem[:60]!r}: is a trajectory, and the objective sums over all tokens after a problem,"
+            " what tools answered among them: use one that reads ends of steps"
+        )
     if REFERENCE in experiment.data.extras:
         _check_reference(tree, experiment.reference)
     # A value of 0 is a count: no completion was correct. A probability of being correct is hardly ever 0.

@@ -178,7 +178,9 @@ def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) ->
     """Returns the layout of an adapter's templates; `ids` are those of its tokens."""
     a = adapter
     others = {reader: layout_of(a.in_benchmark(reader), tokenizer, ids) for reader in a.benchmarks or ()}
-    return TemplateLayout(tokenizer, a.problem, a.step, a.first, a.closing, ids, a.joined, a.strip, others, a.system)
+    return TemplateLayout(
+        tokenizer, a.problem, a.step, a.first, a.closing, ids, a.joined, a.strip, others, a.system, a.turns
+    )
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:

@@ -231,6 +231,7 @@ _RECORDS = (
         problem=("{bos}{problem}", "\n"),
         system=("{bos}{system}", "\n", "{problem}", "\n"),
         step=("{step}", "\n"),
+        turns=True,
         channels=("wrong", "right"),
         score={"right": 1.0},
     ),

@@ -61,6 +61,8 @@ class Adapter:
     system: Template = ()
     """In place of `problem` where there is a system message, with {system} and {problem}. Without it such a problem is
     refused."""
+    turns: bool = False
+    """Whether the model was trained on trajectories too, which the tokenizer's chat template writes (`jprm.turns`)."""
     chat: bool = False
     """Whether the folder's own chat template gives `problem`, `closing` and `system`, as `jprm.chat_template` renders
     it."""
