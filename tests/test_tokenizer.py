@@ -103,7 +103,8 @@ def test_a_gguf_tokenizer_saved_as_json_or_pickled_keeps_its_ids(smollm2, tmp_pa
     ):
         assert [other.encode(text) for text in SAMPLES] == [smollm2.encode(text) for text in SAMPLES]
         assert (other.bos, other.eos, other.vocab_size) == (smollm2.bos, smollm2.eos, smollm2.vocab_size)
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    names = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == names
 
 
 def test_smollm2_ids_equal_those_of_transformers(smollm2, smollm2_file):
