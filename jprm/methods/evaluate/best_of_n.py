@@ -137,7 +137,7 @@ def chains_of_trees(
     for i, tree in enumerate(map(steps_only, trees)):
         if tree.kind != "pool":
             raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
-        if first is not None and i <= baselines.MOST_POOLS:
+        if first is not None and len(pool) <= baselines.MOST_SAMPLES:
             first.append(tree)
         (score_N,) = scores_of([tree], [f"record {i}"], probability=probability)
         problem.append(tree.problem)
@@ -289,7 +289,7 @@ def best_of_n_report(
     """
     first: list[ReasoningTree] = []
     chains = chains_of_trees(trees, probability=scale.weight == "score", first=first)
-    few = len(chains.problem) <= baselines.MOST_POOLS
+    few = len(chains.pool_B) <= baselines.MOST_SAMPLES
     return report_of(chains, scale, seed, trials, baselines.of_pools(first) if few else by_length(chains))
 
 
