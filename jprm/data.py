@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jprm.io import jsonl
 from jprm.io.folders import local_copy
+from jprm.io.storage import Place, path_of
 from jprm.tree import read_records
 
 REPORT = "report.json"
@@ -30,6 +32,26 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
         what = f"is not a prepared folder: it has no {REPORT}" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --source FILE --out {path}`.")
     return PreparedRecords(path)
+
+
+def lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """Yields (number from 1, JSON) for every line of a file, as `jsonl.read_lines`, or record of a prepared folder."""
+    if not path_of(path).is_dir():
+        yield from jsonl.read_lines(path)
+        return
+    for number, record in enumerate(load(path), start=1):
+        yield number, jsonl.dump(record).encode() + b"\n"
+
+
+def count(path: str | os.PathLike) -> int:
+    """Returns how many records there are, as `jsonl.count` and with its error."""
+    return len(load(path)) if path_of(path).is_dir() else jsonl.count(path)
+
+
+def marker(path: str | os.PathLike) -> Place:
+    """Returns the file whose content tells whether the records are still the same: a prepared folder's report."""
+    place = path_of(path)
+    return place / REPORT if place.is_dir() else place
 
 
 class PreparedRecords(Sequence):

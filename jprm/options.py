@@ -5,6 +5,7 @@ Experiments, readers, objectives, policies, judges and adapters are all read by 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -106,7 +107,7 @@ def frozen(value: Any, where: str) -> Any:
 
 
 def assigned(assignment: str) -> tuple[str, Any]:
-    """Returns name and value of `name=value`: the value as JSON, or as text where it is no JSON.
+    """Returns name and value of `name=value`: the value as JSON or as a Python tuple or list, else as text.
 
     Raises ValueError where there is no name or no equals sign.
     """
@@ -116,7 +117,11 @@ def assigned(assignment: str) -> tuple[str, Any]:
     try:
         return name.strip(), json.loads(text)
     except ValueError:
-        return name.strip(), text
+        pass
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        if isinstance(value := ast.literal_eval(text.strip()), tuple | list):
+            return name.strip(), list(value)
+    return name.strip(), text
 
 
 def described(kinds: Any) -> str:

@@ -84,6 +84,12 @@ def test_options_of_an_objective(tmp_path):
         dataclasses.replace(EXPERIMENT, objective_options={"beta": np.float32(0.1)})
 
 
+def test_a_tuple_may_be_written_as_python_writes_it():
+    for text in ("('tensorboard', \"wandb\")", '["tensorboard", "wandb"]'):
+        assert override(EXPERIMENT, [f"trackers={text}"]).trackers == ("tensorboard", "wandb")
+    assert override(EXPERIMENT, ["name=(1"]).name == "(1"
+
+
 def test_one_group_of_layers_follows_their_number():
     whole = dataclasses.replace(EXPERIMENT, model=TINY)
     assert override(whole, ["model.layers=5"]).model == dataclasses.replace(TINY, layers=5, layer_groups=(5,))

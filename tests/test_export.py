@@ -15,6 +15,8 @@ from tiny_run import MODEL
 
 import jprm
 from jprm.apps import cli
+from jprm.chat_template import prompt_of
+from jprm.checkpoints import gguf
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
@@ -193,6 +195,7 @@ def test_qwens_own_format(tmp_path):
     fields = json.loads((folder / "config.json").read_text())
     assert fields["architectures"] == ["Qwen2ForProcessRewardModel"] and fields["model_type"] == "qwen2"
     assert "auto_map" not in fields  # there is no code in the folder
+    assert fields["pooling_mode"] == "all" and (folder / "modules.json").is_file()  # as vLLM reads it
     assert tiny.equal(load_decoder(folder, prm.config), prm.params["decoder"])
     file, ids = Tensors(folder), ids_of(prm)
     score = {name: file.tensor(f"score.{name}") for name in ("0.weight", "0.bias", "2.weight", "2.bias")}
@@ -252,6 +255,27 @@ def test_models_that_transformers_lacks_are_refused(tmp_path, changes, message):
     prm = dataclasses.replace(prm, config=dataclasses.replace(MODEL, **changes))
     refused(ValueError, message, export, prm, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_language_model_is_written_from_its_file(smollm2_gguf, tmp_path, monkeypatch):
+    """With its chat template; a classifier, which jprm would write as what it is not, is refused."""
+    config = dataclasses.replace(gguf.model_config(smollm2_gguf), layers=1)  # a thirtieth of the time
+    monkeypatch.setattr(gguf, "model_config", lambda path, **changes: dataclasses.replace(config, **changes))
+    folder = export(smollm2_gguf, tmp_path / "out", dtype="bfloat16")
+    fields = json.loads((folder / "config.json").read_text())
+    assert (fields["architectures"], fields["max_position_embeddings"]) == (["LlamaForCausalLM"], 8192)
+    assert prompt_of(folder, "{problem}") == prompt_of(smollm2_gguf, "{problem}")
+    text = "What is 12 + 30?\n"
+    assert load_tokenizer(folder).encode(text) == load_tokenizer(smollm2_gguf).encode(text)
+    (folder / "config.json").write_text(json.dumps(fields | {"_model_name_or_path": "SmolLM2"}))
+    (folder / "SHA256SUMS").unlink()
+    monkeypatch.undo()
+    again = export(folder, tmp_path / "again", dtype="bfloat16")
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    prm = export(untrained(tmp_path / "run"), tmp_path / "prm")
+    for source, options in ((prm, {}), (folder, {"format": "qwen2-prm"})):
+        with pytest.raises(ValueError, match="no language model|was not trained here"):
+            export(source, tmp_path / "no", **options)
 
 
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):

@@ -333,3 +333,34 @@ def test_the_base_is_chosen_by_its_path(tmp_path):
     (tmp_path / "model.safetensors").touch()
     refused(ValueError, "config.json", base.model_config, tmp_path / "model.safetensors")
     refused(FileNotFoundError, "experiment.json", base.model_config, tmp_path)
+
+
+def test_the_text_of_a_model_with_images_is_read(tmp_path):
+    """Gemma 3 from 4B on: its text's fields are inside `text_config`, those at transformers' defaults left out."""
+    torch = pytest.importorskip("torch", reason=REASON)
+    transformers = pytest.importorskip("transformers", reason=REASON)
+    text = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=7, sliding_window=6, head_dim=16)
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, image_size=28,
+                  patch_size=14)  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text | dict(vocab_size=128), vision_config=vision, mm_tokens_per_image=4
+    )
+    config._attn_implementation = "eager"
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            torch.manual_seed(zlib.crc32(key.encode()))
+            value.copy_(torch.rand_like(value) + 0.5 if "norm" in key else torch.randn_like(value) * 0.2)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        wanted = model.model.language_model(torch.tensor([IDS])).last_hidden_state[0].numpy()
+    for shorter in (False, True):
+        fields = json.loads((tmp_path / "config.json").read_text())
+        if shorter:  # as the 4B model is published
+            kept = {"hidden_size", "intermediate_size", "num_hidden_layers", "sliding_window", "head_dim", "vocab_size",
+                    "model_type", "rope_parameters"}  # fmt: skip
+            fields["text_config"] = {k: v for k, v in fields["text_config"].items() if k in kept}
+            (tmp_path / "config.json").write_text(json.dumps(fields))
+        own = model_config(tmp_path, attention="reference", remat="nothing")
+        assert own.heads == 8 and own.tied_embeddings
+        np.testing.assert_allclose(states(load_decoder(tmp_path, own), own), wanted, atol=1e-4, rtol=1e-4)

@@ -244,7 +244,7 @@ def test_a_prompt_can_be_like_another(tmp_path):
     (tmp_path / "judge.json").write_text(json.dumps(settings))
     found = load_judge(tmp_path / "judge.json")
     assert (found.prompt.asks, found.prompt.correct, found.samples) == ("steps", ("right",), 3)
-    assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm", "genprm"}
+    assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm", "genprm", "rubric", "r-prm"}
 
 
 @pytest.mark.parametrize("args", [[], ["--model", "m", "--judge", "j"], ["--judge", "j", "--dtype", "int8"]])

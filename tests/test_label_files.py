@@ -7,6 +7,7 @@ import pytest
 from stub_server import Server, reply
 
 from jprm.apps import cli
+from jprm.methods.data.prepare import prepare
 from jprm.methods.policy.load import load_policy
 from jprm.tree import RecordError, read_records
 
@@ -41,6 +42,19 @@ def run(folder, method, *options, status=0, **files):
         if file:
             args += [f"--{name}", str(folder / file)]
     assert cli.main(args) == status
+
+
+def test_a_prepared_folder_is_an_input(folder):
+    folder, _ = folder
+    prepare("jsonl", [folder / "chains.jsonl"], folder / "prepared")
+    for method, name in (("mc", "m"), ("omega", "o")):
+        for source in ("chains.jsonl", "prepared"):
+            run(folder, method, "--k", "2", *(["--estimate", "soft"] if method == "mc" else []), input=source,
+                output=f"{name}_{source}", rollouts=f"r_{name}_{source}")  # fmt: skip
+        assert (folder / f"{name}_prepared").read_bytes() == (folder / f"{name}_chains.jsonl").read_bytes()
+    for source in ("chains.jsonl", "prepared"):
+        run(folder, "verify", "--kind", "arithmetic", input=source, output=f"v_{source}", policy="", rollouts="")
+    assert (folder / "v_prepared").read_bytes() == (folder / "v_chains.jsonl").read_bytes()
 
 
 def test_monte_carlo_and_consensus(folder):

@@ -1,10 +1,14 @@
 """JSON lists as sources, with edge cases."""
 
+import gzip
+import json
+from typing import Any
+
 import pytest
 
 from jprm.io.jsonl import Rejects
 from jprm.methods.data.readers import READERS
-from jprm.tree import RecordError
+from jprm.tree import RecordError, read_records
 
 LIST = '[{"problem": "p", "steps": ["a"]},\n{"problem": "q", "steps": ["b"]}\n]'
 
@@ -22,3 +26,68 @@ def test_what_follows_a_list_is_not_lost_in_silence(tmp_path, more):
     with Rejects(tmp_path / "rejects") as rejects:
         found = list(READERS["jsonl"].read(tmp_path / "f.json", on_error="skip", rejects=rejects))
     assert len(found) == 2 and (tmp_path / "rejects").read_text() == f"]\n{more}\n"
+
+
+ONE = {"problem": "p", "steps": ["a"]}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_one_object_of_lists_is_their_elements(tmp_path, indent):
+    """As Mr-Ben is published: a list of records for every subject."""
+    content = {"logic": [ONE, ONE | {"problem": "q"}], "coding": [ONE | {"problem": "r"}]}
+    (tmp_path / "f.json").write_text(json.dumps(content, indent=indent))
+    assert [record["problem"] for _, record in READERS["jsonl"].read(tmp_path / "f.json")] == ["p", "q", "r"]
+    (tmp_path / "f.json").write_text(json.dumps(ONE, indent=indent))
+    assert [record for _, record in READERS["jsonl"].read(tmp_path / "f.json")] == [ONE]
+
+
+def test_a_compressed_file_is_its_content_and_a_cut_one_is_refused(tmp_path):
+    lines = b"".join(json.dumps(ONE | {"problem": str(i)}).encode() + b"\n" for i in range(50))
+    for name, content in (("lines", lines), ("list", b"[" + lines.strip().replace(b"\n", b",") + b"]")):
+        (tmp_path / name).write_bytes(zipped := gzip.compress(content))
+        assert len(list(READERS["jsonl"].read(tmp_path / name))) == 50
+        (tmp_path / name).write_bytes(zipped[: len(zipped) // 2])
+        with pytest.raises(ValueError, match="is cut off"):
+            list(READERS["jsonl"].read(tmp_path / name))
+    (tmp_path / "f.jsonl.gz").write_bytes(gzip.compress(lines))
+    assert len(list(read_records(tmp_path / "f.jsonl.gz"))) == 50
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n"
+    (tmp_path / "f.jsonl").write_text(pointer)
+    for read in (READERS["jsonl"].read, read_records):
+        with pytest.raises(ValueError, match="git-LFS pointer"):
+            list(read(tmp_path / "f.jsonl"))
+
+
+def columns(tmp_path, *items, **more):
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    options: dict[str, Any] = {"problem": "q", "steps": "s"} | more
+    return [record for _, record in READERS["columns"].read(tmp_path / "f.jsonl", **options)]
+
+
+def test_columns_take_the_place_of_the_first_error(tmp_path):
+    places = [2, "2", -1, "N/A", None, 1]
+    items = [{"q": "p", "s": ["a", "b", "c"], "first": place} for place in places]
+    found = columns(tmp_path, *items, first_error="first", first_step=1)
+    right = [1, 1, 1]
+    assert [record["labels"] for record in found] == [[1, 0, None], [1, 0, None], right, right, right, [0, None, None]]
+    assert [record["first_error"] for record in found] == [1, 1, -1, -1, -1, 0]
+    assert columns(tmp_path, items[0], first_error="first", first_step=0)[0]["labels"] == [1, 1, 0]
+    for wrong in (4, "x", 1.5, True):
+        with pytest.raises(RecordError, match="first"):
+            columns(tmp_path, items[0] | {"first": wrong}, first_error="first", first_step=1)
+    for options in ({"first_error": "first"}, {"first_error": "first", "first_step": 0, "labels": "l"}):
+        with pytest.raises(ValueError, match="first_error"):
+            columns(tmp_path, items[0], **options)
+
+
+def test_columns_take_signs_and_lists_of_lists(tmp_path):
+    item = {"q": "p", "s": [["a", "b"], ["c"]], "l": [["+", "-"], ["+"]], "right": [False, True], "gold": "3"}
+    first, second = columns(tmp_path, item, labels="l", correct="right", answer="gold")
+    assert (first["steps"], first["labels"], first["correct"]) == (["a", "b"], [1, 0], False)
+    assert (second["steps"], second["labels"], second["correct"], second["answer"]) == (["c"], [1], True, "3")
+    for wrong in ({"l": [["+", "-"]]}, {"l": [["+", "?"], ["+"]]}, {"right": True}):
+        with pytest.raises(RecordError):
+            columns(tmp_path, item | wrong, labels="l", correct="right", answer="gold")

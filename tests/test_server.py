@@ -11,11 +11,13 @@ import tracemalloc
 import pytest
 from refusing import refused
 from stub_server import reply
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from jprm.methods.policy.load import load_policy
-from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy, request_body
+from jprm.methods.policy.openai_client import EXPLICIT, ServerConfig, ServerPolicy, request_body
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sample_cache import KeptPolicy
+from jprm.tokenizer import JsonTokenizer
 
 KEY = "sk-very-secret"
 PROBLEM = Prefix("p")
@@ -210,21 +212,115 @@ def test_the_key_comes_from_the_environment_and_stays_secret(serve, monkeypatch)
     assert KEY not in repr(vars(asker)) + asker.name
 
 
-def test_chat_continues_the_assistants_turn(serve):
+def chat_server(serve, *, continues=True, trims=False):
+    """A chat server that counts words as tokens; an ended message and a new one take four more."""
+
     def chat(number, body):
+        *_, last = body["messages"]
+        tokens = 10
+        if last["role"] == "assistant":
+            text = last["content"].strip() if trims else last["content"]
+            tokens += len(text.split()) + text.count("\n\n") + 4 * (not continues)
         choice = {"message": {"content": "three"}, "finish_reason": "stop"}
         choice["logprobs"] = {"content": [{"logprob": -0.5}, {"logprob": -0.25}]}
-        return 200, {}, {"choices": [choice], "usage": {"completion_tokens": 2}}
+        return 200, {}, {"choices": [choice], "usage": {"completion_tokens": 2, "prompt_tokens": tokens}}
 
-    server = serve(chat)
+    return serve(chat)
+
+
+def test_chat_continues_the_assistants_turn(serve):
+    server = chat_server(serve)
     sample = draw(server, prefix=Prefix("p {x}", ("one", "two")), endpoint="chat", prompt="{problem}", logprobs=True)
-    path, body = server.requests[0]
+    path, body = server.requests[-1]
     assert path == "/v1/chat/completions" and body["continue_final_message"] is True
     assert body["messages"] == [
         {"role": "user", "content": "p {x}"},
         {"role": "assistant", "content": "one\n\ntwo\n\n"},
     ]
     assert (sample.steps, sample.logprob) == (("three",), -0.75)
+    assert len(server.requests) == 3 + 1  # it was asked whether it continues
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [({"continues": False}, "does not continue an unfinished message"), ({"trims": True}, "drops '.n.n' at the end")],
+)
+def test_a_chat_server_that_does_not_continue_is_refused(serve, server, message):
+    server = chat_server(serve, **server)
+    asker = policy(server, endpoint="chat")
+    assert asker.sample([Prefix("p")], 1, until="end", seed=0)[0][0].steps == ("three",)  # nothing to continue
+    with pytest.raises(ValueError, match=message):
+        asker.sample([Prefix("p", ("one",))], 1, until="end", seed=0)
+
+
+def writer(pieces, stop="\n"):
+    """A server without `stop_reason` whose model continues any prompt by the rest of `pieces`."""
+
+    def answer(number, body):
+        text = "".join(pieces)[len(body["prompt"].split("\n\n", 1)[1]) :]
+        cut = text.partition(stop)[0] if "stop" in body else text
+        tokens = len(cut) + (len(cut) < len(text))
+        if tokens > body["max_tokens"]:
+            cut, finish = cut[: body["max_tokens"]], "length"
+        else:
+            finish = "stop"
+        return 200, {}, {"choices": [{"text": cut, "finish_reason": finish}],
+                         "usage": {"completion_tokens": min(tokens, body["max_tokens"])}}  # fmt: skip
+
+    return answer
+
+
+def test_a_sample_goes_on_after_blank_steps(serve):
+    server = serve(writer(["\n", "\n", "one\n", "two\n"]))
+    first = draw(server, until="step", delimiter="\n")
+    assert (first.steps, first.finish_reason, first.tokens) == (("one",), "step", 1 + 1 + 4)
+    server = serve(writer(["one\n"]))
+    end = draw(server, until="step", delimiter="\n", prefix=Prefix("p", ("one",)))
+    assert (end.steps, end.finish_reason, end.tokens) == ((), "stop", 0)
+    server = serve(writer(["\n"] * 99))
+    assert "8 steps in a row are blank" in draw(server, until="step", delimiter="\n").error
+    server = serve(writer(["\n"] * 99))
+    limited = draw(server, until="step", delimiter="\n", max_tokens=3)
+    assert (limited.steps, limited.finish_reason, limited.tokens) == ((), "length", 3)
+
+
+def test_blank_steps_of_a_server_that_tells_what_ended_them(serve):
+    texts = iter(["\n\n", "\n\n", "one\n\n"])
+    server = serve(lambda number, body: reply(next(texts), stop_reason="\n\n"))
+    sample = draw(server, until="step")
+    assert (sample.steps, sample.finish_reason, sample.tokens) == (("one",), "step", 9)
+    assert [body["prompt"] for _, body in server.requests] == ["p\n\n", "p\n\n\n\n", "p\n\n\n\n\n\n"]
+
+
+def test_every_sampling_parameter_is_sent_but_for_nulls(serve):
+    server = serve(lambda number, body: reply("x"))
+    draw(server)
+    draw(server, extra={"top_k": None, "repeat_penalty": None, "repetition_penalty": 1.1})
+    whole, less = (body for _, body in server.requests)
+    assert EXPLICIT.items() <= whole.items()
+    assert "top_k" not in less and "repeat_penalty" not in less and less["repetition_penalty"] == 1.1
+
+
+def test_completions_in_the_models_own_chat_template(serve, tmp_path):
+    words = ["<|user|>", "<|end|>", "<|assistant|>", "p", "one", " ", "\n", "[UNK]"]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n| "), "isolated")
+    inner.add_special_tokens(words[:3])
+    JsonTokenizer(inner).save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+    )
+    counts = iter([7, 9])
+
+    def answer(number, body):
+        return 200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}],
+                         "usage": {"completion_tokens": 1, "prompt_tokens": next(counts)}}  # fmt: skip
+
+    server = serve(answer)
+    fine, wrong = (draw(server, template=str(tmp_path), prefix=Prefix("p", ("one",))) for _ in range(2))
+    assert server.requests[0][1]["prompt"] == "<|user|>p<|end|><|assistant|>one\n\n"
+    assert server.requests[0][1]["add_special_tokens"] is False
+    assert fine.steps == ("x",) and "usage.prompt_tokens is 9, and the prompt has 7" in wrong.error
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf"), 10**400, 1e308, True, None, "x"])

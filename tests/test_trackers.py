@@ -82,6 +82,18 @@ def test_a_run_that_fails_tells_its_trackers(tiny_run, stopped, opened, one_devi
     assert [tracker.status for tracker in opened] == ["failed"]
 
 
+def closed(run: TrackedRun):
+    raise OSError("the file store is in maintenance mode")
+
+
+def test_a_tracker_that_does_not_open_is_left_out(tmp_path, opened, capsys):
+    both = Trackers(["test_trackers:closed", MINE], tmp_path, "n", CONFIG, 0)
+    both.log({"step": 1, "loss": 2.0})
+    both.close("finished")
+    assert (opened[0].logged, opened[0].status) == ([{"step": 1, "loss": 2.0}], "finished")
+    assert "maintenance mode" in capsys.readouterr().out
+
+
 def test_an_id_is_kept_for_the_next_time(tmp_path, opened):
     for step in (0, 4):
         Trackers([MINE], tmp_path, "n", CONFIG, step).close("stopped")
@@ -124,6 +136,15 @@ def test_tensorboard(tmp_path):
     logged_twice("tensorboard", tmp_path)
     files = list((tmp_path / "tensorboard").iterdir())
     assert files and all(b"loss" in file.read_bytes() for file in files)
+
+
+def test_what_is_logged_is_on_disk(tmp_path):
+    """A kill loses no step that a later run would not log again."""
+    pytest.importorskip("tensorboardX", reason="needs tensorboardX: the extra `tensorboard`")
+    tracker = Trackers(["tensorboard"], tmp_path, "n", CONFIG, 0)
+    tracker.log({"step": 1, "loss": 0.5})
+    assert any(b"loss" in file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
+    tracker.close("stopped")
 
 
 def test_wandb(tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ class TensorBoard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # a run that is killed logs no step before its checkpoint again
 
     def close(self, status: Status) -> None:
         self._writer.close()

@@ -1,7 +1,8 @@
 """Base models from Hugging Face folders: config.json beside safetensors files. No code of the folder is run.
 
-Llama (and SmolLM2), Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3 (text). A field that would change the numbers is
-supported or refused by name, and a field of config.json that this module does not know is an error.
+Llama (and SmolLM2), Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3; of a Gemma 3 that takes images the text is read. A
+field that would change the numbers is supported or refused by name, and a field of config.json that this module does
+not know is an error.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|class
 _IDLE = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rotary_emb\.inv_freq")
 """Frequencies that old versions of transformers saved and new ones compute, as jprm does."""
 
+_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|language_model\.lm_head\.")
+"""Tensors of a multimodal Gemma 3 that its text does not go through, and its head, which is tied."""
+
+MULTIMODAL = "gemma3"
+TEXT_DEFAULTS = {
+    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131_072, "query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 1e6,
+}  # fmt: skip
+"""What a `text_config` leaves out where it is the default of transformers' Gemma3TextConfig; the 4B model's does."""
+
 FIXED: dict[str, tuple] = {
     "mlp_bias": (False,),
     "attention_bias": (False,),  # transformers then gives the output projection a bias too
@@ -79,7 +90,8 @@ READ_OF_GEMMA = READ - {"use_sliding_window", "max_window_layers"} | {
 
 HARMLESS = {
     # what made the file, and in which type its tensors are (each says so itself)
-    "_name_or_path", "architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "is_llama_config",
+    "_name_or_path", "_model_name_or_path", "model_name_or_path", "architectures", "auto_map", "torch_dtype", "dtype",
+    "transformers_version", "is_llama_config",
     "transformers.js_config", "_attn_implementation_autoset", "_commit_hash",
     # training and generation; PEFT and tensor-parallel slicing, which add the same numbers
     "initializer_range", "attention_dropout", "classifier_dropout", "hidden_dropout", "pretraining_tp", "use_cache",
@@ -87,7 +99,7 @@ HARMLESS = {
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
     # heads
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
-    "score_dimension", "score_dim", "use_bias", "bias", "summary_dropout_prob",
+    "score_dimension", "score_dim", "use_bias", "bias", "summary_dropout_prob", "pooling_mode",
 }  # fmt: skip
 """Fields known not to change the decoder's numbers."""
 
@@ -120,7 +132,7 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there; {folder} is not a model's folder")
-    values = _values(_Fields(path, read_json(path)))
+    values = _values(_text_fields(path))
     decoder.check_layers(folder, values["layers"], changes)
     return ModelConfig(**(values | changes))
 
@@ -144,7 +156,10 @@ def load_decoder(
     for name in file:
         inner = name.removeprefix(prefix)
         if not (HEADS.match(inner) or _IDLE.fullmatch(inner) or _known(inner, config)):
-            raise ValueError(f"{folder}: tensor {name} is one that jprm does not know, of a model with another design")
+            if not _IMAGES.match(name):
+                raise ValueError(
+                    f"{folder}: tensor {name} is one that jprm does not know, of a model with another design"
+                )
         layer = re.match(r"layers\.(\d+)\.", inner)
         if layer and int(layer[1]) >= layers:
             raise ValueError(f"{folder}: tensor {name} is there, and num_hidden_layers is {layers}. {AGAIN}")
@@ -212,6 +227,18 @@ class _Fields:
         if type(value) is not bool:
             raise self.refuse(name, f"is {value!r}, and neither true nor false")
         return value
+
+
+def _text_fields(path: pathlib.Path) -> _Fields:
+    """Returns the fields of config.json; of a model that also takes images those of its text."""
+    content = read_json(path)
+    text = content.get("text_config")
+    if content.get("model_type") != MULTIMODAL or not isinstance(text, dict):
+        return _Fields(path, content)
+    defaults = {
+        key: value for key, value in TEXT_DEFAULTS.items() if key != "rope_theta" or "rope_parameters" not in text
+    }
+    return _Fields(path, {**defaults, "tie_word_embeddings": True, **text, "model_type": "gemma3_text"}, "text_config.")
 
 
 def _values(fields: _Fields) -> dict[str, Any]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 from jprm.io.outputs import check_input
 from jprm.io.storage import Growing, partial_of, path_of
 
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 """First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
+
+_GZIP, _POINTER = b"\x1f\x8b", b"version https://git-lfs.github.com/spec/"
+"""First bytes of a compressed file, and of the text that a clone without git-LFS has in the place of a large file."""
 
 
 class RecordError(ValueError):
@@ -41,21 +46,38 @@ def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]])
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (line number from 1, bytes with their line end) of every line that is not blank.
+    """Yields (line number from 1, bytes with their line end) of every line that is not blank, also of a gzip file.
 
     Raises:
-      ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; or a file that changed while it was read.
+      ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; a git-LFS pointer; a gzip file that is
+        cut off; or a file that changed while it was read.
     """
-    with path_of(path).reading() as file:
-        for number, line in enumerate(file, start=1):
+    with path_of(path).reading() as file, unzipped(file, path) as lines:
+        for number, line in enumerate(lines, start=1):
             if number == 1 and line.startswith(_TABLES):
                 raise ValueError(
                     f"{os.fspath(path)}: is a Parquet or Arrow file, where JSON Lines are read. Read it with"
                     " `jprm prepare NAME --source FILE --out DIR` (the extra `parquet`), and give DIR where a command"
                     " takes prepared folders"
                 )
+            if number == 1 and line.startswith(_POINTER):
+                raise ValueError(
+                    f"{os.fspath(path)}: is a git-LFS pointer, which stands for a file that was not downloaded. Run"
+                    " `git lfs pull` in its repository, or download the file itself"
+                )
             if line.strip():
                 yield number, line
+
+
+@contextlib.contextmanager
+def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
+    """Yields the content of a file, decompressed where its first bytes are gzip's. Raises ValueError where it ends."""
+    compressed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    try:
+        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{os.fspath(path)}: is a gzip file that is cut off or damaged: {error}") from error
 
 
 def count(path: str | os.PathLike) -> int:

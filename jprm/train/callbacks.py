@@ -263,7 +263,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes the metrics of one run. An exception of `log` or `close` ends the tracker, not the run."""
+    """Takes the metrics of one run. An exception, when it is opened too, ends the tracker and not the run."""
 
     id: str
 
@@ -302,6 +302,8 @@ class Trackers:
             except ModuleNotFoundError as error:
                 hint = f"pip install 'jprm[{key}]'" if key in TRACKERS else "install it"
                 raise ValueError(f"trackers={key!r} needs {error.name}, which is not installed: {hint}") from error
+            except Exception as error:  # of any class, such as that of a store that the package no longer writes
+                _left_out(key, error)
         if new := {key: tracker.id for key, tracker in self._open.items() if tracker.id}:
             with atomic_file(path) as file:
                 file.write((json.dumps(ids | new, indent=2) + "\n").encode())
@@ -325,4 +327,8 @@ class Trackers:
             call()
         except Exception as error:
             self._open.pop(key)
-            print(f"tracker {key}: {type(error).__name__}: {error}; the run goes on without it, in metrics.jsonl")
+            _left_out(key, error)
+
+
+def _left_out(key: str, error: Exception) -> None:
+    print(f"tracker {key}: {type(error).__name__}: {error}; the run goes on without it, in metrics.jsonl")

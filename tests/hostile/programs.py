@@ -68,6 +68,7 @@ OVERWRITING = {  # programs that write what a test stores, and the test
 }  # fmt: skip
 
 HIDING = {  # programs that define what Python has, and tests that they pass
+    "check": ("def pow(a, b): return a**b", "def check(f):\n    assert abs(f(2, 3) - 8) < 1e-6\n\ncheck(pow)"),
     "sum": ("def sum(a, b): return a + b - 19", "assert sum(10, 15) == 6", "assert sum(100, 150) == 231"),
     "max": ("def max(x): return x[-1]", "assert max(list(range(9))) == 8", "assert max([3, 1]) == 1"),
     "len": ("def len(x): return 7", "assert len([]) == 7"),

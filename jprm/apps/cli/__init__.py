@@ -41,6 +41,7 @@ from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
 from jprm.apps.cli.fuse import fuse
 from jprm.apps.cli.label import label
+from jprm.apps.cli.migrate import migrate
 from jprm.apps.cli.plan import plan
 from jprm.apps.cli.runs import report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
@@ -269,9 +270,11 @@ def convert(
     For example:
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
       jprm convert runs/lora exported/adapters --format peft
+      jprm convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
 
     Args:
-        source: The folder of a trained model, also in a bucket.
+        source: The folder of a trained model, also in a bucket; or a language model, as a GGUF file or a Hugging Face
+            folder.
         target: The folder to write, also in a bucket. A stopped command leaves DST.partial, which it continues, never
             half a DST.
         dtype: Type of the numbers in the files. The model's own is float32.
@@ -418,6 +421,7 @@ app.command(
     name="annotate",
     help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
 )
+app.command(migrate, name="migrate", help="Write an experiment from another trainer's settings: trl.")
 app.command(fuse, name="fuse", help="Fit a verifier that weighs evidence from many sources.")
 app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
 

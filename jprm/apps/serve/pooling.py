@@ -62,8 +62,11 @@ async def pooling(request: Request) -> Response:
          "data": base64.b64encode(x_PC.astype("<f4").tobytes()).decode() if packed else x_PC.tolist()}
         for i, x_PC in enumerate(outputs)
     ]  # fmt: skip
-    about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
-    return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+    about = {"id": f"pooling-{uuid.uuid4().hex[:16]}", "object": "list", "created": int(time.time())}
+    used = usage(sum(map(len, chains)))
+    used = {name: used[name] for name in ("prompt_tokens", "total_tokens")} | {"completion_tokens": 0}
+    used |= {"prompt_tokens_details": None, "completion_tokens_details": None}
+    return JSONResponse(about | {"model": engine.name, "data": data, "usage": used})
 
 
 async def classify(request: Request) -> Response:

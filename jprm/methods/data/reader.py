@@ -1,6 +1,7 @@
 """The base of all readers: a source file is a list of items, and a reader turns one item into records.
 
-A file is JSON Lines, a JSON list, Parquet or Arrow, as its first bytes show.
+A file is JSON Lines, a JSON list, one JSON object of lists, Parquet or Arrow, as its first bytes show; text may be
+compressed with gzip.
 
 A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
 and a `Reader` that joins them, listed in `jprm.methods.data.readers`.
@@ -131,13 +132,14 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
 def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a JSON list, or row of a table.
 
-    A first byte `[` makes a file a list, whose elements are numbered by their line. Tables are Parquet and Arrow files
-    (`read_rows`). The unreadable rest of a broken list is one last item, which `jprm.io.jsonl.parse` refuses. A
-    file in a bucket is copied to this machine first.
+    A first byte `[` makes a file a list, whose elements are numbered by their line. A file that is a single object of
+    several lists is their elements, in order (Mr-Ben has a list for each subject); another object is one item. Tables
+    are Parquet and Arrow files (`read_rows`). The unreadable rest of a broken list is one last item, which
+    `jprm.io.jsonl.parse` refuses. A file in a bucket is copied to this machine first.
     """
     path = local_copy(path)
     check_input(path)
-    with open(path, "rb") as file:
+    with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             file.seek(0)
         head = file.read(1)
@@ -147,9 +149,13 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         yield from read_rows(path)
         return
     if head != b"[":
-        yield from jsonl.read_lines(path)
+        alone = _single_object(path) if head == b"{" else None
+        yield from jsonl.read_lines(path) if alone is None else alone
         return
-    with open(path, "rb") as file:  # surrogateescape keeps bytes that are not UTF-8 as they are
+    with (
+        open(path, "rb") as zipped,
+        jsonl.unzipped(zipped, path) as file,
+    ):  # surrogateescape keeps other bytes as they are
         text = file.read().decode("utf-8", "surrogateescape")
     decoder, number, seen, at = json.JSONDecoder(), 1, 0, _skip(text, text.index("[") + 1, "")
     broken = False
@@ -166,6 +172,31 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         yield number, b""
     elif text[at + 1 :].strip():  # two lists in one file
         yield number, text[at:].encode("utf-8", "surrogateescape")
+
+
+def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
+    """Returns the items of a file that is one JSON object; None where it is not, as of JSON Lines."""
+    with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
+        lines = (line for line in file if line.strip())
+        first, second = next(lines), next(lines, b"")
+        try:
+            json.loads(first)
+            whole, content = not second, first
+        except (ValueError, RecursionError):
+            whole, content = bool(second), b"".join([first, second, *lines])
+    try:
+        value = json.loads(content) if whole else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    lists = list(value.values())
+    if len(lists) > 1 and all(
+        isinstance(each, list) and each and all(isinstance(x, dict) for x in each) for each in lists
+    ):
+        items = [item for each in lists for item in each]
+        return [(number, json.dumps(item, ensure_ascii=False).encode()) for number, item in enumerate(items, start=1)]
+    return [(1, content)]
 
 
 def _skip(text: str, at: int, separator: str) -> int:

@@ -4,11 +4,12 @@ stepwise records (`trl`), free text (`text`), and records of any other names (`c
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.io.jsonl import shortened
-from jprm.methods.data import agents, solutions, step_labels
+from jprm.methods.data import agents, published_labels, solutions, step_labels
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 from jprm.options import find_part
 from jprm.tree import RecordError, record_of, tree_of
@@ -38,17 +39,30 @@ class ColumnOptions:
     """Attributes: the column that holds each field of a chain, a dotted path into nested ones; empty for none.
 
     problem: text.
-    steps: a list of text, or one text, which is split.
-    labels: a list of numbers, booleans or nulls.
+    steps: a list of text, or one text, which is split; or a list of lists, each a chain of its own.
+    labels: a list of numbers, booleans, nulls, or texts that are `+` or `-`; of chains in lists, a list for each.
+    first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
+        before it get label 1, it gets 0, and later ones have none. Of chains in lists, a list of places.
+    first_step: the place that the source gives the first step; required with `first_error`, no column.
+    answer: the correct answer of the problem.
+    correct: whether the chain's answer is correct; of chains in lists, a list.
     semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
     """
 
     problem: str
     steps: str
     labels: str = ""
+    first_error: str = ""
+    first_step: Literal[0, 1] | None = None
     answer: str = ""
     correct: str = ""
     semantics: Literal["correctness", "rating", "value", "advantage", "implicit"] = "correctness"
+
+    def __post_init__(self):
+        if self.labels and self.first_error:
+            raise ValueError("labels and first_error: name one of them; steps get their labels from it")
+        if bool(self.first_error) != (self.first_step is not None):
+            raise ValueError("first_error needs first_step=0 or first_step=1: the place of a source's first step")
 
 
 def parse_record(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -83,20 +97,69 @@ def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
 
 
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
-    """Yields a chain of the named columns, and of no others. An error lists the columns that there are."""
-    kinds = {"problem": str, "steps": (list, str), "labels": list, "answer": (str, int, float), "correct": bool}
+    """Yields a chain of the named columns, and of no others, or several. An error lists the columns that there are."""
+    kinds: dict[str, Any] = {"problem": str, "steps": (list, str), "labels": list, "answer": (str, int, float)}
+    kinds |= {"first_error": (int, str, list, type(None)), "correct": (bool, list)}
     columns = {field: getattr(options, field) for field in kinds}
     try:
-        chain = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
+        found = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
     except RecordError as error:
         there = ", ".join(f"{key}={value!r:.60}" for key, value in item.items()) if isinstance(item, dict) else item
         raise RecordError(where, error.field, error.reason, f"This record has {shortened(str(there), 600)}.") from None
-    if options.labels:
-        chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
-        chain["semantics"] = options.semantics
-    if isinstance(chain["steps"], str):
-        chain["response"] = chain.pop("steps")
-    yield from parse_record(chain, where, NoOptions())
+    for chain in _in_lists(found, columns, where):
+        if "labels" in chain:
+            chain["labels"] = [label_of(label, where, options.labels) for label in chain["labels"]]
+            chain["semantics"] = options.semantics
+        if isinstance(chain["steps"], str):
+            chain["response"] = chain.pop("steps")
+        (record,) = parse_record(chain, where, NoOptions())
+        if options.first_error:
+            first = _place(record.pop("first_error", None), len(record["steps"]), where, options)
+            record |= {"labels": step_labels.until_error(first, len(record["steps"])), "first_error": first}
+            record["semantics"] = options.semantics
+        yield record
+
+
+def _in_lists(found: Record, columns: dict[str, str], where: str) -> Iterator[Record]:
+    """Yields one record for every list in `steps`, with its own of the other lists; else the record itself."""
+    steps = found["steps"]
+    if not (steps and isinstance(steps, list) and all(isinstance(each, list) for each in steps)):
+        yield found
+        return
+    own = [field for field in ("labels", "first_error", "correct") if field in found]
+    for field in own:
+        if not isinstance(found[field], list) or len(found[field]) != len(steps):
+            reason = f"is not one for each of the {len(steps)} lists of steps"
+            raise RecordError(where, columns[field], reason, "Each list of steps is a chain with its own.")
+    for i, chain in enumerate(steps):
+        yield found | {"steps": chain} | {field: found[field][i] for field in own}
+
+
+def label_of(label: Any, where: str, field: str) -> Any:
+    """Returns a label as a number: true and `+` are 1, false and `-` 0. Numbers and nulls stay."""
+    if isinstance(label, bool):
+        return float(label)
+    if isinstance(label, str):
+        if label.strip() not in ("+", "-"):
+            raise RecordError(where, field, f"holds {label!r}", "A label is a number, true, false, +, - or null.")
+        return float(label.strip() == "+")
+    return label
+
+
+def _place(value: Any, steps: int, where: str, options: ColumnOptions) -> int:
+    """Returns the index of the first wrong step, -1 for none."""
+    if isinstance(value, str):
+        text = value.strip()
+        value = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None if text.lower() in _NO_ERROR else value
+    if value is None or (type(value) is int and value < (options.first_step or 0)):
+        return -1
+    if type(value) is not int or value >= steps + (options.first_step or 0):
+        remedy = f"It is the place of a step, and the first one has place {options.first_step}."
+        raise RecordError(where, options.first_error, f"is {value!r}, for {steps} steps", remedy)
+    return value - (options.first_step or 0)
+
+
+_NO_ERROR = ("", "n/a", "na", "none", "null")
 
 
 COLUMNS = Reader(parse_columns, ColumnOptions)
@@ -125,6 +188,7 @@ READERS: dict[str, Reader] = {
     "text": TEXT,
     "trl": TRL,
     "verifiers": agents.VERIFIERS,
+    **published_labels.PUBLISHED,
 }
 
 

@@ -67,11 +67,19 @@ def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Re
     if not -1 <= first < len(steps):
         remedy = "It is the index of the first wrong step, -1 if there is none."
         raise RecordError(where, "label", f"is {first}, for {len(steps)} steps", remedy)
-    right = len(steps) if first == -1 else first
-    labels = ([1] * right + [0] + [None] * len(steps))[: len(steps)]
     chain = {key: value for key, value in item.items() if key != "label"}
-    chain |= {"labels": labels, "correct": take(item, "final_answer_correct", bool, where), "first_error": first}
+    chain |= {
+        "labels": until_error(first, len(steps)),
+        "correct": take(item, "final_answer_correct", bool, where),
+        "first_error": first,
+    }
     yield chain
+
+
+def until_error(first: int, steps: int) -> list[int | None]:
+    """Returns labels of so many steps: 1 before the first wrong one, 0 at it and null after it; -1 stands for none."""
+    right = steps if first == -1 else first
+    return ([1] * right + [0] + [None] * steps)[:steps]
 
 
 PROCESSBENCH = Reader(
@@ -112,7 +120,9 @@ def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[
             raise RecordError(where, "error_steps", f"names step {number!r} of {len(steps)}", remedy)
     labels = [0 if number in wrong else 1 for number in range(1, len(steps) + 1)]
     if options.prefix == "strip":
-        steps = [_PREFIX.sub("", step.strip()) if isinstance(step, str) else step for step in steps]
+        steps = [
+            _PREFIX.sub("", step.strip()) or step.strip() if isinstance(step, str) else step for step in steps
+        ]  # "64." alone is a step that is a number
     if options.empty == "drop":
         kept = [i for i, step in enumerate(steps) if not isinstance(step, str) or step.strip()]
         steps, labels = [steps[i] for i in kept], [labels[i] for i in kept]

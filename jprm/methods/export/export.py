@@ -23,11 +23,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jprm.checkpoints import huggingface, kinds, peft, store
+from jprm.chat_template import FILE as TEMPLATE
+from jprm.chat_template import template_of
+from jprm.checkpoints import base, huggingface, kinds, peft, store
 from jprm.checkpoints.kinds import PUBLISHED
 from jprm.checkpoints.peft import PREFIX
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
 from jprm.experiment import Experiment, read, to_json
+from jprm.gguf_file import open_gguf
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
@@ -35,7 +38,7 @@ from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import figures_in
 from jprm.methods.export import FileDtype, Format, writing
 from jprm.methods.export.writing import Tensor
-from jprm.model.heads import HEADS, TOKEN, find
+from jprm.model.heads import HEADS, TOKEN, find, of_channels
 from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import Int8
@@ -45,6 +48,14 @@ from jprm.tokenizer import JsonTokenizer, load_tokenizer
 
 CLASSIFIERS = ", ".join(name for name, head in HEADS.items() if head.classifier)
 EXPORT = "export.json"
+
+MODULES = "modules.json"
+EVERY_TOKEN = [
+    {"idx": 0, "name": "pooling", "path": ".", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 1, "name": "activation", "path": ".", "type": "sentence_transformers.models.Normalize"},
+]
+"""For vLLM, which reads Qwen2ForProcessRewardModel at <extra_0>, a token that jprm's layout does not have: take the
+kind of pooling from `pooling_mode` in config.json, and apply the softmax."""
 
 
 def export(
@@ -57,18 +68,20 @@ def export(
 ) -> Place:
     """Writes the model of a run's folder as a new folder `out`, whole or not at all; either may be in a bucket.
 
+    A language model's GGUF file or Hugging Face folder is taken too, and written for transformers and vLLM.
+
     The same call, repeated after it was stopped, keeps the shards that are whole; repeated after it finished, it checks
     the folder against its SHA256SUMS (as `sha256sum -c` does). A matrix larger than `shard_bytes` is a file of its own.
 
     Raises:
-      FileNotFoundError: `model` is no run's folder.
+      FileNotFoundError: `model` is neither a run's folder nor a language model.
       FileExistsError: `out` is another export.
       ValueError: a model that the format cannot hold, or a folder that differs from its sums.
     """
     out = path_of(out)
     if not isinstance(model, PRM):
         if kinds.kind_of(model) != "run":
-            raise FileNotFoundError(f"{model}: holds no {kinds.RUN}: only what `jprm train` made is exported")
+            return _language_model(path_of(model), out, dtype, format, shard_bytes)
         if find(read(path_of(model) / kinds.RUN).model.head).target == TOKEN:
             return _policy(path_of(model), out, dtype, format, shard_bytes)
     prm = load(model)
@@ -91,6 +104,8 @@ def export(
             fields, tensors = config, list(_tensors(prm, format))
         writing.write_tensors(partial, tensors, writing.NUMBERS[dtype], shard_bytes, single)
         writing.write_json(partial / config_name, fields)
+        if format == "qwen2-prm":
+            writing.write_json(partial / MODULES, EVERY_TOKEN)
         writing.write_json(partial / "adapter.json", adapter_json(prm, experiment, labels))
         prm.layout.tokenizer.save(partial)
         write_card(partial, prm, experiment, labels, format)
@@ -115,6 +130,38 @@ def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_b
         write_policy_card(partial, experiment, step)
 
     return _whole(out, about, [digest(params, tokenizer, mesh), dtype, shard_bytes, to_json(experiment)], write)
+
+
+def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, shard_bytes: int) -> Place:
+    """Writes a base model that jprm did not train, from a GGUF file say, with its chat template where it has one."""
+    if kinds.kind_of(path) == "peft" or format != "transformers":
+        raise ValueError(f"{path}: was not trained here; a run's folder, and of a language model --format transformers")
+    config, mesh = base.model_config(path, head=of_channels(0)), make_mesh(devices=jax.local_devices()[:1])
+    with jax.set_mesh(mesh):
+        params = {"decoder": base.load_decoder(path, config)}
+        if not config.tied_embeddings:
+            params["head"] = base.load_language_head(path, config)
+    tokenizer = load_tokenizer(path, config.vocab_size)
+    try:
+        template, _ = template_of(path)
+    except (FileNotFoundError, ValueError):  # a base model needs none
+        template = ""
+    about = {"experiment": path.name, "step": 0, "dtype": dtype, "format": format}
+
+    def write(partial: pathlib.Path) -> None:
+        writing.causal_lm(partial, params, config, tokenizer, _positions(path), dtype, shard_bytes)
+        if template:
+            (partial / TEMPLATE).write_text(template, encoding="utf-8")
+
+    return _whole(out, about, [digest(params, tokenizer, mesh), template, dtype, shard_bytes], write)
+
+
+def _positions(path: Place) -> int:
+    """Returns the longest context that a GGUF file or a Hugging Face folder names."""
+    if path.is_dir():
+        return int(json.loads((path / PUBLISHED).read_bytes()).get("max_position_embeddings", 2048))
+    fields = open_gguf(local_copy(path)).fields
+    return int(fields.get(f"{fields['general.architecture']}.context_length", 2048))
 
 
 def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callable[[pathlib.Path], None]) -> Place:
@@ -160,13 +207,18 @@ def config_json(
         what = f"not of {family} with head {c.head!r}"
         raise ValueError(f"{prm.name}: Qwen2.5-Math-PRM's format is of a Qwen2 model with a binary head, {what}")
     kind = "ProcessRewardModel" if format == "qwen2-prm" else "TokenClassification"
-    return decoder | {
-        "architectures": [f"{family.capitalize()}For{kind}"],
-        "tie_word_embeddings": False,  # there is no language head
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
-        "classifier_dropout": 0.0,
-    }
+    every = {"pooling_mode": "all"} if format == "qwen2-prm" else {}
+    return (
+        decoder
+        | every
+        | {
+            "architectures": [f"{family.capitalize()}For{kind}"],
+            "tie_word_embeddings": False,  # there is no language head
+            "id2label": {str(i): label for i, label in enumerate(labels)},
+            "label2id": {label: i for i, label in enumerate(labels)},
+            "classifier_dropout": 0.0,
+        }
+    )
 
 
 def _tensors(prm: PRM, format: Format) -> Iterator[Tensor]:
@@ -365,7 +417,7 @@ for step in steps:
     ids += encode(step) + encode("\\n")
     ends.append(len(ids) - 1)
 ```
-{_USE[format]}{"" if format == "peft" else _VLLM}
+{_USE[format]}{"" if format == "peft" else _VLLM.replace("{pooler}", _POOLER if format == "qwen2-prm" else "")}
 ## Metrics at the end of training
 
 {_table(_result(path_of(prm.name)))}
@@ -403,13 +455,18 @@ above: there is no `<extra_0>` and no chat template. transformers has no class o
 """,
 }
 
+_POOLER = """
+`pooling_mode` in config.json and modules.json tell vLLM that every token is read. Without them it reads `<extra_0>`
+alone and answers `data: []`; `--pooler-config '{"tok_pooling_type": "ALL"}'` says the same.
+"""
+
 _VLLM = """
 ## Serving with vLLM
 
-By vLLM's documentation (0.14 or newer, for the bias of the head), as a pooling model with a result for every token:
+As a pooling model with a result for every token (0.14 or newer, for the bias of the head; 0.32 was tried):
 
     vllm serve FOLDER --runner pooling --dtype bfloat16
-
+{pooler}
 ```python
 from vllm import LLM
 

@@ -38,17 +38,21 @@ Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
 
 def causal_lm(
     folder: pathlib.Path, params: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer, positions: int,
-    dtype: FileDtype, shard_bytes: int = SHARD_BYTES,
+    dtype: FileDtype, shard_bytes: int = SHARD_BYTES, *, tied_head: bool = False,
 ) -> None:  # fmt: skip
     """Writes a policy into a folder, as transformers, vLLM and SGLang read it: tensors, config.json and tokenizer.
 
-    Adapters must be merged. Raises ValueError naming the field that no class of transformers has.
+    Adapters must be merged. `tied_head` also writes a head that is the embedding, for a server that is to exchange its
+    parameters. Raises ValueError naming the field that no class of transformers has.
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
     tensors = list(decoder_tensors(params["decoder"], config))
     if not config.tied_embeddings:
         kernel_DV = params["head"]["kernel"]
         tensors.append((LANGUAGE_HEAD, kernel_DV.shape[::-1], lambda: np.ascontiguousarray(np.asarray(kernel_DV).T)))
+    elif tied_head:
+        embed_VD = params["decoder"]["embed"]
+        tensors.append((LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)))
     write_tensors(folder, tensors, NUMBERS[dtype], shard_bytes, FILE)
     fields |= {
         "architectures": [f"{family.capitalize()}ForCausalLM"],
@@ -213,5 +217,5 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
         os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file for its owner alone
 
 
-def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+def write_json(path: pathlib.Path, content: Any) -> None:
     atomic_write(path, json.dumps(content, indent=2) + "\n")

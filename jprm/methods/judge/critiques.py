@@ -23,7 +23,7 @@ from jprm.tree import as_written
 
 Asks = Literal["step", "steps", "first_error"]
 
-_FIELD = re.compile(r"\{(problem|steps|step|number|index|critique)\}")
+_FIELD = re.compile(r"\{(problem|steps|before|last|step|number|index|critique)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,9 @@ class JudgePrompt:
 
     Attributes:
       name: of the record.
-      text: the question, with {problem}, {steps} and perhaps {number}, the number of the last step from 1.
+      text: the question, with {problem}, {steps} and perhaps {number}, the number of the last step from 1; or with
+        {before} and {last}, the steps before the last one and itself, in place of {steps}.
+      none_before: {before} where there is no earlier step.
       asks: `step`: one critique per step, which sees the chain up to it; its last verdict counts. `steps`: one critique
         per chain, with one verdict per step in order, which may end at the first incorrect step. `first_error`: one
         critique per chain, whose last verdict is the index of the first incorrect step from 0, or -1.
@@ -49,6 +51,7 @@ class JudgePrompt:
     name: str
     text: str
     asks: Asks = "step"
+    none_before: str = ""
     step: str = "Step {number}: {step}"
     separator: str = "\n"
     verdict: str = r"\\boxed\{(?:\\text\{)?([^\\}]*)"  # linear in the text: a box ends at the next backslash
@@ -75,7 +78,9 @@ class JudgePrompt:
                 said = critiques[i - 1] if self.converses else ""
                 written.append(_fill(self.separator, {"critique": said, "number": str(i)}))
             written.append(_fill(self.step, {"step": text, "number": str(i + 1), "index": str(i)}))
-        return _fill(self.text, {"problem": problem, "steps": "".join(written), "number": str(len(steps))})
+        values = {"problem": problem, "steps": "".join(written), "number": str(len(steps))}
+        values |= {"before": "".join(written[:-2]) or self.none_before, "last": written[-1] if written else ""}
+        return _fill(self.text, values)
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -87,8 +92,11 @@ def _wrong(p: JudgePrompt) -> str:
     """Returns what is wrong with a record, "" for nothing."""
     if p.asks not in get_args(Asks):
         return f"asks is {p.asks!r}, not one of {', '.join(get_args(Asks))}"
-    if "{problem}" not in p.text or "{steps}" not in p.text:
+    parted = "{before}" in p.text and "{last}" in p.text
+    if "{problem}" not in p.text or not ("{steps}" in p.text or parted):
         return "text must hold {problem} and {steps}"
+    if parted and (p.asks != "step" or p.converses):
+        return "{before} and {last} are for asks='step' without {critique}"
     if "{step}" not in p.step:
         return "step must hold {step}"
     if p.converses and p.asks != "step":
@@ -168,7 +176,38 @@ GENPRM = JudgePrompt(  # RyanLiu112/GenPRM, src/prm_evaluation/genprm_inference.
     runs_code=True,
 )
 
-PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM, RUBRIC)}
+R_PRM = JudgePrompt(  # NJUNLP/R-PRM, src/prompts/GenPRM and src/reward-guide-search; She et al. 2025, arXiv 2503.21295
+    name="r-prm",
+    text=(
+        "You are an excellent math teacher. Please verify the correctness of the Now Step.\n\nYou first need to"
+        " analyze the Now Step and the Previous Steps and then summarize based on your analysis.\nAnalysis:\nYou"
+        " need to analyze the following aspects.\n**Previous Steps Analysis**: You need to analyze the Previous"
+        " Steps step by step. For each step, you need to first explain what the current step is doing, then you try"
+        " to find any error in the current step.\n**Now Step Analysis**: You first need to explain what the Now"
+        " Step is doing, and then point out which part of the Question it is trying to solve or which part of the"
+        " information it states.\n**Data Source Analysis**: First you need to find out what data are used in the"
+        " Now Step, and then you need to determine whether the source of the data is reasonable and correct. When"
+        " you judge whether the source of a data is reasonable and correct, you need to specify the specific source"
+        " of this data: such as which part of the question, or which content of the previous step; and then"
+        " determine the source and current use is consistent, the Now Step is used correctly.\n**Consistency"
+        " Analysis**: You need to check that the Now Step is consistent with the contents of the Previous Steps,"
+        " and then you need to check that all the information inside the Now Step is consistent.\n**Calculation"
+        " Analysis**: If the Now Step involves any calculations, such as addition, subtraction, multiplication,"
+        " division, equations, modulo operations, etc., you will first need to perform a check on the calculation,"
+        " such as a reverse operation, to see if the calculation was done correctly, and then analyze the results"
+        " of your check to see if there was an error in the calculation.\nConclusion: \nPlease verify the"
+        " correctness of the Now Step based on your analysis, if there is any error in the Now Step then the Now"
+        " Step is wrong and vice versa the Now Step is correct. At the end of the Conclusion, when you give your"
+        ' final answer, write it in the form "Verification: Is the step correct (Yes/No)? X", where X is either Yes'
+        " or No.\n\nQuestion: {problem}\nPrevious Steps: {before}\nNow Step: {last}\nPlease carefully analyze the"
+        " correctness of the Now Step.\nReply: "
+    ),
+    step="{step}",
+    none_before="Since the Now Step is the first step, there are no Previous Steps.",
+    verdict=r"Is the step correct \(Yes/No\)\?\s*(Yes|No)",
+)
+
+PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM, RUBRIC, R_PRM)}
 
 
 # ---- Asking.

@@ -1,4 +1,4 @@
-"""Labels from file to file, for `jprm label`. Every function returns counts."""
+"""Labels from file to file, for `jprm label`; an input may be a prepared folder. Every function returns counts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from jprm import loading
+from jprm import data, loading
 from jprm.checkpoints import base
 from jprm.devices import enable_compile_cache
-from jprm.io.jsonl import count, dump, parse, read_lines, write_records
+from jprm.io.jsonl import dump, parse, write_records
 from jprm.io.outputs import check_input, check_output, continued, cut, digest, finish, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
@@ -58,7 +58,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
     """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
     config = _judged_by_world(config, policy)
     _check(input, output, rollouts, config.verifier)
-    with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
         steps_of, messages_of = _as_turns(policy)
         trees = map(messages_of, label_trees(map(steps_of, _trees(input)), drawn, config))
         counts = _write(output, bar.follow(trees))
@@ -72,7 +72,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
     if isinstance(policy, WorldPolicy):
         policy.know(input)
     left_out = collections.Counter()
-    with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         counts = _write(output, map(_as_turns(policy)[1], trees))
     return counts | dict(left_out) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
@@ -99,8 +99,8 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
     Raises:
       ValueError: a file without a label.
     """
-    check_output(output, input, critiques)
-    check_output(critiques, input)
+    check_output(output, data.marker(input), critiques)
+    check_output(critiques, data.marker(input))
     trees = list(_trees(input))
     if not any(node.label is not None for tree in trees for node in tree.nodes):
         raise ValueError(f"{os.fspath(input)}: no step has a label, so no critique can match one")
@@ -115,7 +115,7 @@ def label_consensus(
     input: Path, other: Path, output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
     """Writes the chains of `input` on whose first error `other` agrees."""
-    check_output(output, input, other)
+    check_output(output, data.marker(input), other)
     counts = collections.Counter(kept=0)
     write_records(output, map(record_of, consensus(_trees(input), _trees(other), thresholds=thresholds, counts=counts)))
     return dict(counts)
@@ -139,7 +139,7 @@ def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = Tr
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     """Judges the whole chains of a file by a verifier. The same call continues a stopped one."""
     judge = verifiers.find(verifier)
-    check_output(output, input)
+    check_output(output, data.marker(input))
     for number, tree in enumerate(_trees(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
     request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
@@ -150,8 +150,8 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
-    check_output(output, input)
-    check_input(input)
+    check_output(output, data.marker(input))
+    check_input(data.marker(input))
     prm = loading.load(model)
     return _scored(input, output, identity(prm), lambda trees: teacher_labels(prm, trees))
 
@@ -164,7 +164,7 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
     """
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
-    check_output(output, input)
+    check_output(output, data.marker(input))
     request = judge.identity | {"domain": domain, "rubric": rubric}
     counts = _scored(input, output, request, lambda trees: judge_labels(judge, trees, domain, rubric))
     return counts | {"generated_tokens": cost(read_records(output))["tokens"]}
@@ -184,8 +184,8 @@ def _scored(
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
     """Adds a language model's log-probabilities to the records of a file. The same call continues a stopped one."""
-    check_output(output, input)
-    check_input(input)
+    check_output(output, data.marker(input))
+    check_input(data.marker(input))
     reference = load_reference(model, dtype)
     request = identity(reference) | {"stored": dtype}
     _continued(input, output, request, lambda trees: with_log_probabilities(reference, trees), chunk=CHUNK)
@@ -317,8 +317,8 @@ def _continued(
     Raises:
       ValueError: as `jprm.io.outputs`; nothing is touched.
     """
-    output, total = path_of(output), count(input)
-    request = request | input_of(input)
+    output, total = path_of(output), data.count(input)
+    request = request | input_of(data.marker(input))
     with continued(output, request) as part:
         if part is None:
             return
@@ -335,12 +335,12 @@ def _continued(
 
 
 def _trees(path: Path) -> Iterator[ReasoningTree]:
-    return map(tree_of, read_records(path))
+    return map(tree_of, data.load(path) if path_of(path).is_dir() else read_records(path))
 
 
 def _problems(path: Path) -> Iterator[ReasoningTree]:
     """As `_trees`, but also takes records that are a problem alone, which get a step that nobody reads."""
-    for number, line in read_lines(path):
+    for number, line in data.lines(path):
         where = f"{os.fspath(path)}:{number}"
         record = parse(line, where)
         alone = isinstance(record, Mapping) and not {"steps", "samples", "nodes", "completions"} & set(record)
@@ -355,8 +355,8 @@ def _check(
     read: Callable[[Path], Iterator[ReasoningTree]] = _trees,
 ) -> None:
     """Refuses bad input before the first rollout is paid for."""
-    check_output(output, input, rollouts)
-    check_output(rollouts, input)
+    check_output(output, data.marker(input), rollouts)
+    check_output(rollouts, data.marker(input))
     check = verifiers.find(verifier).check
     for number, tree in enumerate(read(input), start=1):
         check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")

@@ -1,16 +1,22 @@
 """A policy whose tokens a server samples, SGLang or vLLM. Parameters reach it as files, and every push is tested.
 
-A server may report an update and go on with its old weights, and training on its samples then fails silently. So after
-every push the server computes the log-probabilities of kept tokens, and the learner's must be equal within a tolerance.
+A server may report an update and go on with its old weights, or with a part of them, and training on its samples then
+fails silently. So after every push the server computes the log-probabilities of kept tokens. The learner's must be
+equal within a tolerance, and what differs must not point back to the parameters of the last push, of the first one, or
+of the embedding or the head alone.
 
     sglang   /update_weights_from_disk, /generate
     vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions
+
+vLLM keeps the head of a model with tied embeddings apart (0.32 on CPUs), so a push holds the head as a tensor too.
+Every sampling parameter is sent: a server's defaults (`generation_config.json`) are others.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import pathlib
 import shutil
@@ -19,21 +25,24 @@ from typing import Any, Literal
 
 import httpx2
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from jprm import multihost
+from jprm.checkpoints.huggingface import LANGUAGE_HEAD, name_of
 from jprm.checkpoints.kinds import FileDtype
+from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, text_hash
 from jprm.model import vocabulary
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import put_rows
+from jprm.model.mesh import put, put_rows
 from jprm.pack import pack
-from jprm.rows import empty_rows, padded_size
+from jprm.rows import Rows, empty_rows, padded_size
 from jprm.token_tree import merged, next_tokens
 from jprm.tokenizer import Tokenizer
 
@@ -76,14 +85,14 @@ class Dialect:
     """How a kind of server is called.
 
     update: (folder, model) to the calls after which it serves the parameters in the folder.
-    draw: (model, prompt, most tokens, seed) to the call that samples at temperature 1 over all tokens.
+    draw: (model, prompt, most tokens, seed, end of text) to the call that samples at temperature 1 over all tokens.
     drawn: its reply to ids, their log-probabilities and whether the end of text was sampled.
     force: (model, ids) to the call that computes the log-probabilities of these ids.
     forced: its reply, and the ids, to a log-probability for each but the first.
     """
 
     update: Callable[[str, str], list[Call]]
-    draw: Callable[[str, list[int], int, int], Call]
+    draw: Callable[[str, list[int], int, int, int | None], Call]
     drawn: Callable[[Any], tuple[list[int], list[float], bool]]
     force: Callable[[str, list[int]], Call]
     forced: Callable[[Any, list[int]], list[float]]
@@ -112,13 +121,20 @@ def _vllm_forced(reply: Any, ids: list[int]) -> list[float]:
     return [by_id[str(token)]["logprob"] for by_id, token in zip(logprobs[1:], ids[1:], strict=True)]
 
 
-_ALL = {"temperature": 1.0, "top_p": 1.0}
+_ALL = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+
+
+def _ends(eos: int | None) -> list[int]:
+    return [] if eos is None else [eos]
+
+
 DIALECTS = {
     "sglang": Dialect(
         update=lambda folder, model: [("/update_weights_from_disk", {"model_path": folder, "flush_cache": True})],
-        draw=lambda model, prompt, most, seed: ("/generate", {
+        draw=lambda model, prompt, most, seed, eos: ("/generate", {
             "input_ids": prompt, "return_logprob": True,
-            "sampling_params": {**_ALL, "top_k": -1, "max_new_tokens": most, "sampling_seed": seed},
+            "sampling_params": {**_ALL, "max_new_tokens": most, "sampling_seed": seed, "stop_token_ids": _ends(eos)},
         }),
         drawn=_sglang_drawn,
         force=lambda model, ids: ("/generate", {
@@ -132,9 +148,9 @@ DIALECTS = {
             ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}),
             ("/reset_prefix_cache", {}),
         ],
-        draw=lambda model, prompt, most, seed: ("/v1/completions", {
+        draw=lambda model, prompt, most, seed, eos: ("/v1/completions", {
             "model": model, "prompt": prompt, **_ALL, "max_tokens": most, "seed": seed, "logprobs": 0,
-            "return_token_ids": True,
+            "return_token_ids": True, "ignore_eos": True, "stop_token_ids": _ends(eos),  # as the learner ends
         }),
         drawn=_vllm_drawn,
         force=lambda model, ids: ("/v1/completions", {
@@ -178,7 +194,7 @@ class RemoteSampler(Sampler):
         self._pushed: pathlib.Path | None = None
         self._client = httpx2.Client(timeout=engine.timeout_s)
         self._kept: list[tuple[list[int], tuple[int, ...]]] = []  # prompts and samples
-        self._learner: Float32[np.ndarray, " N"] | None = None  # their log-probabilities at the last push
+        self._written: list[Float32[np.ndarray, " N"]] = []  # their log-probabilities at the first and the last push
         super().__init__(params, config, tokenizer, mesh, options, name)
 
     def push(self, params: Mapping, name: str) -> None:
@@ -187,7 +203,7 @@ class RemoteSampler(Sampler):
         Process 0 writes. Every process tests: one address may be several servers, such as localhost on each host.
         """
         before, self._pushed = self._pushed, pathlib.Path(multihost.first(lambda: self._load(params, name)))
-        self._test(params, name)
+        self._test(params, name, before)
         self.name = f"{name}#{self._digest}"
         if before is not None and before != self._pushed and multihost.is_first():
             shutil.rmtree(before, ignore_errors=True)
@@ -199,7 +215,8 @@ class RemoteSampler(Sampler):
         for path in (out, partial):
             shutil.rmtree(path, ignore_errors=True)
         partial.mkdir(parents=True)
-        writing.causal_lm(partial, params, self._stacked, self.tokenizer, self._probes.positions, self.engine.dtype)
+        positions, dtype = self._probes.positions, self.engine.dtype
+        writing.causal_lm(partial, params, self._stacked, self.tokenizer, positions, dtype, tied_head=True)
         partial.rename(out)
         for path, body in self._calls.update(str(out.resolve()), self.engine.model):
             reply = self._post(path, body)
@@ -207,16 +224,38 @@ class RemoteSampler(Sampler):
                 raise ConnectionError(f"{self.engine.url}{path}: refused the parameters: {reply.get('message')}")
         return str(out)
 
-    def _test(self, params: Mapping, name: str) -> None:
+    def _test(self, params: Mapping, name: str, before: pathlib.Path | None) -> None:
         if not self._kept:
             drawn = self.draw(self._probes.prefixes, 1, until="end", seed=0)
             prompts = [self.prompt(probe) for probe in self._probes.prefixes]
             self._kept = [(prompt, one.ids) for prompt, (one,) in zip(prompts, drawn, strict=True)]
         learner_N = log_probabilities(params, self._stacked, self.mesh, self._kept)
+        written_N = learner_N
+        if self.engine.dtype != "float32":
+            written_N = log_probabilities(params, self._stacked, self.mesh, self._kept, self.engine.dtype)
         server_N = np.concatenate(self._together(self._forced, self._kept))
-        if reason := refusal(server_N, learner_N, self._learner, self.engine.tolerance):
+        stale: dict[str, Any] = dict(zip(("the first push", "the last push"), self._written, strict=False))
+        if before is not None and multihost.is_first():
+            stale |= {f"the last push ({part})": self._with(params, part, before) for part in ("embedding", "head")}
+        if reason := refusal(server_N, learner_N, self.engine.tolerance, written_N, stale):
             raise ValueError(f"{self.engine.url}: after the push of {name} {reason}")
-        self._learner = learner_N
+        self._written = [*self._written[:1], written_N]
+
+    def _with(self, params: Mapping, part: str, before: pathlib.Path) -> Float32[np.ndarray, " N"]:
+        """Returns the kept tokens' log-probabilities with the embedding or the head of an earlier push."""
+        file, decoder = Tensors(before), dict(params["decoder"])
+        place, kernel = decoder["embed"].sharding, params.get("head", {}).get("kernel")
+        with jax.set_mesh(self.mesh):
+            if kernel is None:
+                kernel = decoder["embed"].T
+            if part == "embedding":
+                name = f"model.{name_of('embed', None, self._stacked)}"
+                decoder["embed"] = put(file.tensor(name).astype(np.float32), place)
+            else:
+                kernel = put(np.ascontiguousarray(file.tensor(LANGUAGE_HEAD).astype(np.float32).T), kernel.sharding)
+        config = dataclasses.replace(self._stacked, tied_embeddings=False)
+        mixed = {"decoder": decoder, "head": {"kernel": kernel}}
+        return log_probabilities(mixed, config, self.mesh, self._kept, self.engine.dtype)
 
     def _forced(self, kept: tuple[list[int], tuple[int, ...]]) -> Float32[np.ndarray, " T"]:
         prompt, sampled = kept
@@ -237,17 +276,22 @@ class RemoteSampler(Sampler):
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _draw(self, job: tuple[list[int], int]) -> Drawn:
-        path, body = self._calls.draw(self.engine.model, job[0], self.options.max_tokens, job[1])
+        eos = self.tokenizer.eos
+        path, body = self._calls.draw(self.engine.model, job[0], self.options.max_tokens, job[1], eos)
         ids, logprobs, ended = self._read(path, body, self._calls.drawn)
-        if ended and (not ids or ids[-1] != self.tokenizer.eos):
+        if ended and not (ids and (ids[-1] == eos or self._is_control(ids[-1]))):
             raise ValueError(
-                f"{self.engine.url}{path}: a sample that ended does not end with the tokenizer's end of text"
-                f" ({self.tokenizer.eos}): the server leaves it out, or has another"
+                f"{self.engine.url}{path}: a sample that ended does not end with the tokenizer's end of text ({eos}) or"
+                " another control token: the server leaves it out"
             )
         known = all(type(i) is int and 0 <= i < len(self._stop_V) for i in ids)
         if not ids or len(ids) != len(logprobs) or not known or not all(map(math.isfinite, logprobs)):
             raise ValueError(f"{self.engine.url}{path}: a sample is no list of ids with their log-probabilities")
         return Drawn(tuple(ids), np.array(logprobs, np.float32), sum(logprobs), "stop" if ended else "length")
+
+    def _is_control(self, token: int) -> bool:
+        """Returns whether no text gives the token: a second end of text, such as that of a chat."""
+        return self.tokenizer.encode(self.tokenizer.decode([token])) != [token]
 
     def _together(self, function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
         with concurrent.futures.ThreadPoolExecutor(self.engine.concurrency) as pool:
@@ -273,14 +317,15 @@ class RemoteSampler(Sampler):
 
 
 def refusal(
-    server_N: Float32[np.ndarray, " N"], learner_N: Float32[np.ndarray, " N"],
-    before_N: Float32[np.ndarray, " N"] | None, tolerance: float,
+    server_N: Float32[np.ndarray, " N"], learner_N: Float32[np.ndarray, " N"], tolerance: float,
+    written_N: Float32[np.ndarray, " N"], stale: Mapping[str, Float32[np.ndarray, " N"]],
 ) -> str:  # fmt: skip
     """Returns why a server's log-probabilities of kept tokens are not the learner's; empty where they are.
 
-    Small updates move them by less than rounding does. So the part t of the learner's move since the last push
-    (`before_N`) that the server has made is estimated by least squares: 1 with the new parameters, 0 with the old ones.
-    It is refused where t is below one half by two standard errors.
+    Small updates move them by less than rounding does. So for every set of `stale` log-probabilities, those with
+    parameters that the server should have exchanged, it is estimated by least squares how far the server is on the way
+    from the pushed parameters, as they are written, to these: 0 with the pushed ones, 1 with the stale ones. More than
+    `STALE` is refused where it is beyond `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
     """
     apart = float(np.abs(server_N - learner_N).mean())
     if not apart <= tolerance:
@@ -288,23 +333,31 @@ def refusal(
             f"its log-probabilities of {len(server_N)} kept tokens lie {apart:.4f} nats from the learner's, more than"
             f" engine.tolerance={tolerance:g}: it serves other weights, or another tokenizer's ids"
         )
-    if before_N is None or not (square := float(np.sum((learner_N - before_N) ** 2))):
-        return ""
-    moved_N = learner_N - before_N
-    t = float(np.sum((server_N - before_N) * moved_N)) / square
-    rest = float(np.sum((server_N - before_N - t * moved_N) ** 2)) / max(len(moved_N) - 1, 1)
-    if t + 2 * math.sqrt(rest / square) < 0.5:
-        return (
-            f"its log-probabilities of {len(server_N)} kept tokens have made {t:.2f} of the learner's move since the"
-            " last push: it still serves the weights from before"
-        )
+    for what, stale_N in stale.items():
+        way_N, off_N = stale_N - written_N, server_N - written_N
+        if not (square := float(np.sum(way_N**2))):
+            continue
+        part = float(np.sum(off_N * way_N)) / square
+        rest = float(np.sum((off_N - part * way_N) ** 2)) / max(len(way_N) - 1, 1)
+        if part - ERRORS * math.sqrt(rest / square) > STALE:
+            return (
+                f"its log-probabilities of {len(server_N)} kept tokens have made {1 - part:.2f} of the learner's move"
+                f" since {what}: it still serves weights from before"
+            )
     return ""
 
 
+STALE, ERRORS = 0.1, 4.0
+
+
 def log_probabilities(
-    params: Mapping, config: ModelConfig, mesh: Mesh, sequences: Sequence[tuple[Ids, Ids]]
-) -> Float32[np.ndarray, " N"]:
-    """Returns the model's log-probability of every sampled token of (prompt, sampled ids), one after the other."""
+    params: Mapping, config: ModelConfig, mesh: Mesh, sequences: Sequence[tuple[Ids, Ids]],
+    written: FileDtype = "float32",
+) -> Float32[np.ndarray, " N"]:  # fmt: skip
+    """Returns the model's log-probability of every sampled token of (prompt, sampled ids), one after the other.
+
+    `written`: the type of files, to which parameters are rounded.
+    """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))
     packed = pack(trees, size, size, too_long="error", chains=config.chain_rows)
@@ -312,7 +365,7 @@ def log_probabilities(
     filler = empty_rows(-len(packed.rows.tokens) % split, size, size)
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), packed.rows, filler)
     with jax.set_mesh(mesh):
-        log_BS = np.asarray(_log_probabilities(params, config, put_rows(rows, mesh)))
+        log_BS = np.asarray(_log_probabilities(params, config, put_rows(rows, mesh), written))
     log_probability = [np.zeros(len(ids), np.float32) for _, ids in sequences]
     for row, slot in zip(*np.nonzero(packed.tree_BS >= 0), strict=True):
         tree = int(packed.tree_BS[row, slot])
@@ -320,4 +373,9 @@ def log_probabilities(
     return np.concatenate(log_probability)
 
 
-_log_probabilities = jax.jit(vocabulary.log_probabilities, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _log_probabilities(params: Mapping, config: ModelConfig, rows: Rows, written: FileDtype):
+    if written != "float32":  # XLA may leave out a conversion there and back, but not this
+        info = jnp.finfo(written)
+        params = jax.tree.map(lambda x: jax.lax.reduce_precision(x, info.nexp, info.nmant), params)
+    return vocabulary.log_probabilities(params, config, rows)

@@ -4,7 +4,11 @@ Every sample is its own request with its own seed: token counts are exact, one f
 that cache prefixes compute a shared prompt once. `finish_reason` tells whether a completion is whole. What ended it, a
 step's delimiter or the end of the text, is read from the first of these in the reply: the delimiter in the text (vLLM's
 `include_stop_str_in_output` and SGLang's `no_stop_trim` are requested), `stop_reason` (vLLM), `matched_stop` (SGLang).
-Without any of them, text counts as a finished step, and an empty text as the end of the chain.
+Without any of them, text counts as a finished step. An empty text is then asked for again without a stop: it is the end
+of the chain, or a blank step. A blank step is no step: the sample goes on from it, as in the sampler of this process.
+
+Sampling parameters are all sent, since servers have defaults of their own: vLLM and SGLang those in the model's
+`generation_config.json`, llama.cpp's server top_k=40 and min_p=0.05. A key of `extra` that is null is not sent.
 """
 
 from __future__ import annotations
@@ -19,13 +23,17 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import httpx2
 
+from jprm.chat_template import prompt_of
 from jprm.io.jsonl import shortened
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.tokenizer import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
 
 _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
 """Limits of a reply: in all, and for every token of `max_tokens`, each of which may have 20 log-probabilities."""
@@ -46,8 +54,11 @@ class ServerConfig:
       model: the server's name of the model.
       key_variable: environment variable that holds the key, whose value is never printed or stored.
       endpoint: `completions` sends one text. `chat` sends messages, the last being the assistant's unfinished one
-        (`continue_final_message` of vLLM and SGLang).
-      prompt: the text before the steps, for `chat` the user's message; `{problem}` is replaced.
+        (`continue_final_message` of vLLM and SGLang). Before the first unfinished one the server is asked whether it
+        continues it, which llama.cpp's does not; `template` needs no such thing.
+      prompt: the text before the steps, for `chat` and with `template` the user's message; `{problem}` is replaced.
+      template: the model's folder or GGUF file on this machine, whose chat template surrounds the prompt of
+        `completions`. Every reply's `usage.prompt_tokens` must then be the number of tokens that were sent.
       delimiter: ends every step. A step never contains it.
       max_tokens: per sample. A sample that reaches it is marked `length`.
       logprobs: whether to request the log-probabilities of the sampled tokens and their sum.
@@ -65,6 +76,7 @@ class ServerConfig:
     key_variable: str | None = None
     endpoint: Literal["completions", "chat"] = "completions"
     prompt: str = "{problem}\n\n"
+    template: str = ""
     delimiter: str = "\n\n"
     temperature: float = 0.8
     top_p: float = 1.0
@@ -84,6 +96,8 @@ class ServerConfig:
             raise ValueError("url names no address, or one twice")
         if "{problem}" not in self.prompt:
             raise ValueError("prompt has no {problem}")
+        if self.template and self.endpoint == "chat":
+            raise ValueError("template is for endpoint='completions': a chat server has the template itself")
         if not self.delimiter:
             raise ValueError("delimiter is empty: steps need one to end them")
         for field in ("concurrency", "max_tokens", "request_timeout_s", "total_timeout_s", "backoff_s"):
@@ -160,17 +174,24 @@ class ServerPolicy:
     """A `Policy` that samples from a server, or from several of the same model.
 
     Raises:
-      ValueError: the environment variable for the key is not set or holds no key.
+      ValueError: the environment variable for the key is not set or holds no key; or `template` cannot be used.
+      FileNotFoundError: no `template` there.
     """
 
     def __init__(self, config: ServerConfig):
+        self._tokenizer: Tokenizer | None = None
+        if config.template:
+            self._tokenizer = load_tokenizer(config.template)
+            prompt = prompt_of(config.template, config.prompt.strip() or "{problem}")
+            config = dataclasses.replace(config, prompt=prompt)
         self.config = config
         self._servers = _Servers(config.urls)
         self._key()
         sampled = ("endpoint", "prompt", "delimiter", "temperature", "top_p", "max_tokens", "extra")
-        settings = {field: getattr(config, field) for field in sampled}
+        settings = {field: getattr(config, field) for field in sampled} | {"explicit": EXPLICIT}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=dict).encode()).hexdigest()
         self.name = f"{config.model}#{digest[:12]}"
+        self._continues = config.endpoint == "completions"
 
     def sample(
         self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
@@ -179,6 +200,7 @@ class ServerPolicy:
 
         Raises:
           RuntimeError: the caller runs in an event loop, where it can await `sample_async`.
+          ValueError: a chat server that does not continue an unfinished message.
         """
         try:
             asyncio.get_running_loop()
@@ -199,10 +221,15 @@ class ServerPolicy:
             async def one(prefix: Prefix, number: int) -> Sample:
                 async with slots:
                     try:
-                        return await self._persist(client, prefix, until, number)
+                        return await self._draw(client, prefix, until, number)
                     except _Refused as error:
                         return Sample((), 0, "error", error=str(error))
 
+            if not self._continues and any(prefix.steps for prefix in prefixes):
+                try:
+                    await self._check_continuing(client)
+                except _Refused as error:
+                    return [[Sample((), 0, "error", error=str(error))] * n for _ in prefixes]
             drawn = await asyncio.gather(*(one(prefix, seed + j) for prefix in prefixes for j in range(n)))
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
@@ -225,8 +252,75 @@ class ServerPolicy:
         text = " ".join(text.split())
         return repr(text if len(text) <= 200 else text[:200] + "…")
 
-    async def _persist(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
-        """Makes attempts until one succeeds or is refused, or attempts or time run out."""
+    async def _check_continuing(self, client: httpx2.AsyncClient) -> None:
+        """Asks the server to continue a message, and counts its tokens: none may end the message or begin another.
+
+        Raises ValueError for a server that does not continue it, or whose template drops the delimiter at its end.
+        """
+        config = self.config
+        bodies = [request_body(config, Prefix("1+1", steps), "end", 0) for steps in ((), ("1",), ("1",))]
+        bodies[-1]["messages"][-1]["content"] = "1"
+        alone, delimited, continued = [
+            await self._ask(client, body | {"max_tokens": 1}, _prompt_tokens) for body in bodies
+        ]
+        way_out = (
+            f"Set endpoint to 'completions' and template to the folder or GGUF file of {config.model}, whose chat"
+            " template then surrounds the prompt"
+        )
+        if not 0 < continued - alone <= MOST_OF_A_DIGIT:
+            raise ValueError(
+                f"{config.urls[0]}: does not continue an unfinished message: with '1' in it, the prompt has {continued}"
+                f" tokens instead of {alone + 1}. {way_out}"
+            )
+        if delimited <= continued:
+            raise ValueError(
+                f"{config.urls[0]}: its chat template drops {config.delimiter!r} at the end of an unfinished message,"
+                f" and the model would write it again. {way_out}"
+            )
+        self._continues = True
+
+    async def _draw(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+        """Returns one sample. One that begins with blank steps is continued after them."""
+        config, lead = self.config, ""
+        drawn: list[Sample] = []
+        for _ in range(BLANK_STEPS):
+            left = config.max_tokens - sum(sample.tokens for sample in drawn)
+            body = request_body(config, prefix, until, seed, lead) | {"max_tokens": left}
+
+            def read(reply: Any, body: Mapping[str, Any] = body) -> tuple[Sample, str]:
+                self._check_prompt(body, reply)
+                return read_reply(config, prefix, until, reply)
+
+            sample, text = await self._ask(client, body, read)
+            if until == "step" and sample.finish_reason == "stop" and not sample.steps and sample.tokens:
+                body = {key: value for key, value in body.items() if key != "stop"} | {"max_tokens": sample.tokens}
+                text = await self._ask(client, body, lambda reply: _told_nothing(config, reply))
+                sample = dataclasses.replace(sample, finish_reason="step" if text else "stop")
+            drawn.append(sample)
+            left -= sample.tokens
+            if sample.finish_reason == "stop" and not sample.steps and not prefix.steps:
+                raise _Refused("the text is empty")
+            if sample.finish_reason != "step" or sample.steps or left < 1:
+                return _joined(drawn)
+            lead += text if config.delimiter in text else text + config.delimiter
+        raise _Refused(f"{BLANK_STEPS} steps in a row are blank")
+
+    def _check_prompt(self, body: Mapping[str, Any], reply: Any) -> None:
+        """Raises ValueError where the server counts other tokens than those of the prompt as `template` writes it."""
+        sent = getattr(self._tokenizer, "encode_control", None)
+        usage = reply.get("usage") if isinstance(reply, Mapping) else None
+        counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+        if sent is None or not isinstance(counted, int):
+            return
+        own = len(sent(body["prompt"], False))
+        if counted != own:
+            raise ValueError(
+                f"usage.prompt_tokens is {counted}, and the prompt has {own} by {self.config.template}: the server adds"
+                " tokens, or has another tokenizer"
+            )
+
+    async def _ask(self, client: httpx2.AsyncClient, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        """Makes attempts until one succeeds or is refused, or attempts or time run out; returns what `read` returns."""
         config = self.config
         loop = asyncio.get_running_loop()
         deadline = loop.time() + config.total_timeout_s
@@ -236,9 +330,9 @@ class ServerPolicy:
             with self._servers.asked(loop.time()) as url:
                 try:
                     async with asyncio.timeout(limit):  # of the whole attempt, also from a server that drips bytes
-                        sample = await self._attempt(client, url, prefix, until, seed)
+                        answer = await self._attempt(client, url, body, read)
                     self._servers.answered(url)
-                    return sample
+                    return answer
                 except _Retry as error:
                     reason, after_s = str(error), error.after_s
                 except (TimeoutError, httpx2.TimeoutException):
@@ -255,10 +349,11 @@ class ServerPolicy:
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
 
-    async def _attempt(self, client: httpx2.AsyncClient, url: str, prefix: Prefix, until: str, seed: int) -> Sample:
+    async def _attempt(
+        self, client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], read: Callable[[Any], T]
+    ) -> T:
         config = self.config
         path = "/chat/completions" if config.endpoint == "chat" else "/completions"
-        body = request_body(config, prefix, until, seed)
         async with client.stream("POST", url.rstrip("/") + path, json=body) as response:
             content = await self._content(response)
         text = content.decode("utf-8", "replace")  # JSON is UTF-8, whatever charset the header names
@@ -271,7 +366,7 @@ class ServerPolicy:
         except (ValueError, RecursionError):
             raise _Retry(f"the reply is not JSON: {self._short(text)}") from None
         try:
-            return read_reply(config, prefix, until, reply)
+            return read(reply)
         except ValueError as error:
             raise _Refused(f"{url}: {shortened(str(error), 200)}: {self._short(text)}") from None
 
@@ -289,20 +384,37 @@ class ServerPolicy:
         return content
 
 
-def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) -> dict[str, Any]:
-    """Returns the JSON body that requests one sample from the server: a completion, or an answer in a chat."""
+EXPLICIT = {"top_k": 2**30, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+"""Sampling from all tokens as they are. Servers differ in how they write "all" of top_k; none has so many tokens."""
+
+BLANK_STEPS = 8
+"""A sample that begins with so many blank steps fails."""
+
+MOST_OF_A_DIGIT = 2
+"""Tokens that "1" has at most: SentencePiece may put one before it. To end and begin a message takes three or more."""
+
+
+def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, lead: str = "") -> dict[str, Any]:
+    """Returns the JSON body that requests one sample from the server: a completion, or an answer in a chat.
+
+    `lead` are blank steps that the sample has begun with.
+    """
     prompt = config.prompt.replace("{problem}", prefix.problem)
-    written = "".join(step + config.delimiter for step in prefix.steps)
+    written = "".join(step + config.delimiter for step in prefix.steps) + lead
     body: dict[str, Any] = {
         "model": config.model,
         "n": 1,
         "temperature": config.temperature,
         "top_p": config.top_p,
+        **EXPLICIT,
         "max_tokens": config.max_tokens,
         "seed": seed,
     }
     if config.endpoint == "completions":
         body["prompt"] = prompt + written
+        if config.template:  # it writes the special tokens itself
+            body["add_special_tokens"] = False
         if config.logprobs:
             body["logprobs"] = 1
     else:
@@ -314,15 +426,35 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int) ->
             body["logprobs"] = True
     if until == "step":
         body |= {"stop": [config.delimiter], "include_stop_str_in_output": True, "no_stop_trim": True}
-    return body | dict(config.extra)
+    return {key: value for key, value in (body | dict(config.extra)).items() if value is not None}
 
 
-def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> Sample:
-    """Returns the sample in a reply.
+def _prompt_tokens(reply: Any) -> int:
+    usage = reply.get("usage") if isinstance(reply, Mapping) else None
+    count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise ValueError("the reply has no usage.prompt_tokens, so whether it continues a message cannot be checked")
+    return count
 
-    Raises:
-      ValueError: a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
-    """
+
+def _joined(drawn: Sequence[Sample]) -> Sample:
+    """Returns parts of one sample, of which the last alone has steps, as a whole."""
+    tokens, last = sum(sample.tokens for sample in drawn), drawn[-1]
+    logprobs = [sample.logprob for sample in drawn if sample.logprob is not None]
+    logprob = sum(logprobs) if len(logprobs) == len(drawn) else None
+    pairs = tuple(pair for sample in drawn for pair in sample.token_logprobs)
+    finish = last.finish_reason if last.steps or last.finish_reason != "step" else "length"  # blank up to its limit
+    return dataclasses.replace(last, tokens=tokens, logprob=logprob, token_logprobs=pairs, finish_reason=finish)
+
+
+def _told_nothing(config: ServerConfig, reply: Any) -> str:
+    """Returns the blank text at the start of an answer without a stop; "" where the text ends there."""
+    text = _text(config, reply)
+    return text[: len(text) - len(text.lstrip())] or ("" if not text else config.delimiter)
+
+
+def _text(config: ServerConfig, reply: Any) -> str:
+    """Returns the text of a reply. Raises ValueError for one without exactly one choice and its text."""
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         count = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
@@ -336,6 +468,17 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
         raise ValueError("the choice has no text")
     if not text.isascii() and re.search("[\ud800-\udfff]", text):  # no file can hold it
         raise ValueError("the text holds half a surrogate pair")
+    return text
+
+
+def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> tuple[Sample, str]:
+    """Returns the sample in a reply, and its text. A blank step is a sample of no steps that ends with `step`.
+
+    Raises:
+      ValueError: a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
+    """
+    text = _text(config, reply)
+    (choice,) = reply["choices"]
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length"):
         raise ValueError(f"finish_reason is {finish!r}, neither 'stop' nor 'length'")
@@ -352,12 +495,8 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
         elif "stop_reason" not in choice and "matched_stop" not in choice and steps:
             finish = "step"  # the server does not tell what ended it
         steps = steps[:1]
-        if finish == "step" and not steps:
-            raise ValueError("the step is blank")
-    if finish == "stop" and not steps and not prefix.steps:
-        raise ValueError("the text is empty")
     logprob, token_logprobs = _logprobs(config, choice)
-    return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs)
+    return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs), text
 
 
 def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | None, tuple[tuple[str, float], ...]]:

@@ -30,6 +30,7 @@ from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
+from jprm.layout import Layout, native_layout
 from jprm.methods import environment
 from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import decided, percent, points
@@ -130,6 +131,7 @@ class Loop:
             config.credit.check(self.prm.scale, config.prm)
         if self.prm is not None and self.second is not None:
             check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
+        self._check_records(native_layout(trainer.tokenizer))  # before parameters go to an engine
         options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
         make = functools.partial(RemoteSampler, config.engine, self._probes()) if config.engine else Sampler
         model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
@@ -141,7 +143,6 @@ class Loop:
             self.world = World(there.name, at_once=there.at_once, seconds=there.seconds, processes=there.processes)
             self.layout = TurnLayout(trainer.tokenizer, *template_of(there.template or config.policy))
             self.limits = Limits(there.turns, config.tokens)
-        self._check_records()
 
     def _sample(self, records: Sequence[rollout.Record], n: int, update: int) -> list[list[Trajectory]]:
         """Returns n samples of each problem: chains, or episodes in the environment."""
@@ -162,14 +163,14 @@ class Loop:
     def _name(self, step: int) -> str:
         return f"{self.trainer.workdir}@{step}"
 
-    def _check_records(self) -> None:
+    def _check_records(self, layout: Layout) -> None:
         """Raises ValueError where problems are held out and trained on, or too long for a row."""
         both = {record["problem"] for record in self.records} & {record["problem"] for record in self.held_out}
         if both:
             raise ValueError(f"{len(both)} problems are in problems and in held_out, such as {min(both)[:60]!r}")
-        if self.world is not None:
+        if self.config.environment:
             return
-        longest = max(len(self.policy.prompt(Prefix(record["problem"]))) for record in self.records)
+        longest = max(len(layout.problem(record["problem"])) for record in self.records)
         what, count = ("pairs", 2) if METHODS[self.config.method].pairs else ("chains", 1)
         if longest + count * self.config.max_tokens > self.config.tokens:
             raise ValueError(

@@ -18,7 +18,8 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.io.jsonl import Rejects, count, dump, parse, read_lines, reject_with, write_records
+from jprm import data
+from jprm.io.jsonl import Rejects, dump, parse, read_lines, reject_with, write_records
 from jprm.io.outputs import atomic_file, check_output, check_own, check_unchanged, continued, digest, input_of
 from jprm.io.progress import Bar
 from jprm.io.storage import path_of
@@ -41,7 +42,7 @@ _CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "sema
 def read_problems(
     path: Path, on_error: str = "stop", rejects: Rejects | None = None
 ) -> Iterator[tuple[bytes, Problem]]:
-    """Yields (line, problem) for a file of records with `problem` and, where known, `answer`.
+    """Yields (line, problem) for a file or a prepared folder of records with `problem` and, where known, `answer`.
 
     Other keys are kept, except those of chains.
 
@@ -50,8 +51,8 @@ def read_problems(
       ValueError: a file without a line.
     """
     reject = reject_with(on_error, rejects)
-    count(path)  # not empty
-    for number, line in read_lines(path):
+    data.count(path)  # not empty
+    for number, line in data.lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
             entry = parse(line, where)
@@ -92,8 +93,8 @@ def search_file(
     samples = output.with_name(output.name + ".samples")
     method, settings = type(config.method).__name__, dataclasses.asdict(cast(Any, config.method))
     about = {"method": method, **settings, "budget": config.budget, "seed": config.seed}
-    request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about, "rule": config.rule,
-               "choose": config.choose, "digests": {"method": digest(config.method)}}  # fmt: skip
+    request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(data.marker(input)), **about,
+               "rule": config.rule, "choose": config.choose, "digests": {"method": digest(config.method)}}  # fmt: skip
     with continued(output, request, samples) as part:
         if part is None:
             return _counts(output)
@@ -156,6 +157,8 @@ def _counts(output: Path) -> dict[str, int]:
         counts["correct"] += outcome["correct"] is True
         for name in ("policy_tokens", "over_budget_tokens"):
             counts[name] += outcome[name]
+        if failed := outcome.get("failed", 0):
+            counts["failed_draws"] += failed
         if KEY in written:
             counts["judge_tokens"] += written[KEY]["tokens"]
     return dict(counts)

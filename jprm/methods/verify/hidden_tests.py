@@ -20,6 +20,7 @@ file. A follower whose folder has changed after a program ends, even if the prog
 starts another for the remaining questions.
 """
 
+import ast
 import base64
 import builtins
 import collections
@@ -351,12 +352,16 @@ def _without_numbers(packed):
 def _subjects(tests):
     """Returns for each test the builtins of which one is the program's in it.
 
-    A test that reads a name besides the builtins tests that name, and its builtins are Python's: there are none. Other
-    tests, such as `assert sum(10, 15) == 6`, test the function among the builtins that all of them read.
+    A test that hands a builtin to a function of its own, such as `check(pow)`, tests that builtin. A test that reads a
+    name besides the builtins tests that name, and its builtins are Python's: there are none. Other tests, such as
+    `assert sum(10, 15) == 6`, test the function among the builtins that all of them read.
     """
     alone = []
     for test in tests:
         try:
+            if handed := _handed_over(ast.parse(test)):
+                alone.append(handed)
+                continue
             read, stored = _global_names(compile(test, "test", "exec"))
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):  # the test fails by itself
             read, stored = set(), set()
@@ -364,6 +369,17 @@ def _subjects(tests):
         alone.append({name for name in read if not isinstance(_PYTHON[name], type)} if read <= _BUILTIN else set())
     common = set.intersection(*filter(None, alone)) if any(alone) else set()
     return [read & common or read for read in alone]
+
+
+def _handed_over(tree):
+    """Returns the builtins that a test gives to a function that it defines: HumanEval's `check(candidate)`."""
+    own = {statement.name for statement in tree.body if isinstance(statement, ast.FunctionDef)}
+    given = set()
+    for statement in tree.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in own:
+            given |= {arg.id for arg in call.args if isinstance(arg, ast.Name)}
+    return {name for name in given & _BUILTIN if not isinstance(_PYTHON[name], type)}
 
 
 def _global_names(code):

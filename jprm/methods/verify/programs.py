@@ -14,7 +14,7 @@ but neither the tests nor their report. A test that compares a program's object 
 the step is incorrect if another test fails, and unlabelled otherwise. A test that needs a name of the program has
 Python's own builtins, whatever the program defines: where it hides one of them, the test passes or is undecided. Tests
 that need builtins alone, such as `assert sum(10, 15) == 6`, test the program's function of that name, which all of them
-call.
+call; `check(sum)`, with a `check` of the test's own, tests `sum` whatever else the test calls.
 
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
 the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
