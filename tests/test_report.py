@@ -21,7 +21,7 @@ from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import plots, processbench
 from jprm.methods.evaluate.benchmark import Request
-from jprm.methods.evaluate.blocks import Figure, Model, interval
+from jprm.methods.evaluate.blocks import Figure, Model, decided, interval
 from jprm.methods.evaluate.processbench import SPLITS
 from jprm.methods.evaluate.suite import Suite, results_of
 from jprm.tree import tree_of
@@ -145,10 +145,15 @@ def test_figures_are_whole_files_that_parse(written):
 
 
 def test_the_verdict_follows_the_figures(folders):
-    said = {model.name: list(page.verdict(model)) for model in collect(folders).models}
-    pool = {name: next((k, s) for k, s in rows if s.startswith("pool")) for name, rows in said.items()}
-    assert pool["good"][0] == "good" and "better than majority vote" in pool["good"][1]
-    assert "better than majority vote" not in pool["poor<b>"][1]
+    models = collect(folders).models
+    said = {model.name: list(page.verdict(model)) for model in models}
+    for model in models:  # against the best trivial baseline, which the page's first screen leads with
+        less = model.results["best_of_n"]["pool"]["rules"][model.results["model"]["rule"]]
+        kinds = [kind for kind, sentence in said[model.name] if sentence.startswith("pool")][:2]
+        named = {"better": "good", "worse": "bad", "undecided": "open"}
+        uses = ("best_of_n_minus_best_baseline", "weighted_vote_minus_best_baseline")
+        assert kinds == [named[decided(less[use])] for use in uses]
+        assert "best trivial baseline in" in " ".join(page.against_trivial(model))
     rated = {name: next(k for k, s in rows if "AUROC" in s) for name, rows in said.items()}
     assert rated["good"] == "good"
 
