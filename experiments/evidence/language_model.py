@@ -13,7 +13,8 @@ Choice among samples (`choice`):
   below 1000 (of 1,319) train, the first N of the others test. N = 320, or, if 45 minutes of one core do not suffice, as
   many as they suffice for, in steps of 32: decided by the clock alone.
 - A policy is tested on by rankers of the two others. Ten seeds draw the training problems with replacement, and with
-  them their split: seven tenths train, one tenth chooses the regularisation, two tenths calibrate.
+  them their split: seven tenths train, one tenth chooses the regularisation, two tenths calibrate. (Added when one of
+  ten draws of 64 problems failed, before any figure was seen: a split with nothing to rank is drawn again.)
 - Arms: `evidence`, all default sources (20 numbers); `evidence + state`, those and 576 numbers of the state; `state`
   alone; the first two without the source `pool` as well. All are the linear ranker of `jprm fuse fit`, trained by the
   pairwise loss within problems (`outcome_ranking`). Validation problems choose its
@@ -197,6 +198,20 @@ def drawn(chains: Chains, problems: np.ndarray) -> Chains:
     return Chains(*(x[index_M] for x in chains))._replace(problem_M=number_M)
 
 
+def split_of(chains: dict[str, Chains], problems: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Returns the problems that train, validate and calibrate, drawn with replacement, each part with some to rank."""
+    while True:
+        bounds = (7 * problems // 10, 8 * problems // 10)
+        split = [rng.choice(part, len(part)) for part in np.split(rng.permutation(problems), bounds)]
+        try:
+            for policy in POLICIES:
+                for part in split:
+                    pairs_of(joined([drawn(chains[other], part) for other in POLICIES if other != policy]))
+        except ValueError:  # no problem with a correct and an incorrect chain: of few problems, some draw has none
+            continue
+        return split
+
+
 def once(chains: Chains) -> Chains:
     """Returns every pool's chains once: equal ones have equal evidence and states."""
     with_pool_MF = np.column_stack([chains.problem_M, np.nan_to_num(chains.x_MF, nan=-9e9)])
@@ -243,9 +258,7 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     area = {arm: np.zeros((SEEDS, len(POLICIES))) for arm in arms}
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        order = rng.permutation(len(train))
-        bounds = (7 * len(train) // 10, 8 * len(train) // 10)
-        split = [rng.choice(part, len(part)) for part in np.split(order, bounds)]
+        split = split_of(chains, len(train), rng)
         for p, policy in enumerate(POLICIES):
             others = [chains[other] for other in POLICIES if other != policy]
             train_, valid, calibrate = (joined([drawn(other, some) for other in others]) for some in split)

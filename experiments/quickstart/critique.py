@@ -20,7 +20,7 @@ import json
 import pathlib
 import re
 import sys
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -115,7 +115,7 @@ def judge_of(folder: pathlib.Path, samples: int, seed: int) -> Judge:
     section = {"prompt": PROMPT, "samples": samples, "seed": seed}
     path = folder.with_suffix(".json")
     path.write_text(json.dumps(sampler | {"judge": section}, indent=2) + "\n")
-    return load_judge(path)
+    return cast(Judge, load_judge(path))
 
 
 def tested(quickstart: pathlib.Path) -> list[ReasoningTree]:

@@ -368,8 +368,11 @@ def _model(kind: str, path: str) -> Source:
     spent = [0]
     if kind == "judge":
         from jprm.methods.judge.load import load_judge
+        from jprm.methods.judge.rubric import Rubric
 
         judge = load_judge(path)
+        if isinstance(judge, Rubric):
+            raise ValueError(f"judge={path}: has criteria, each with verdicts of its own. Give a judge of one question")
         scorer: Any = judge
 
         def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
