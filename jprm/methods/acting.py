@@ -26,7 +26,7 @@ from jprm.io.jsonl import dump, parse, read_lines
 from jprm.io.outputs import atomic_file, check_output, digest
 from jprm.io.storage import path_of
 from jprm.methods.environment import Episode, Message, Record, World
-from jprm.methods.policy.load import load_policy, policy_settings
+from jprm.methods.policy import load as policies
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
@@ -209,7 +209,7 @@ OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
 
 def policy_of(policy: str | os.PathLike, environment: str | None, turns: int) -> Any:
     """Returns the policy of a path; with an environment, acting in it."""
-    return load_acting(policy, environment, turns) if environment else load_policy(policy)
+    return load_acting(policy, environment, turns) if environment else policies.load_policy(policy)
 
 
 def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
@@ -218,10 +218,10 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
     Raises ValueError for a policy that is not sampled in this process, else as `load_policy` and `World`.
     """
     world = World(environment, branches=True, **options)
-    sampler = load_policy(policy)
+    sampler = policies.load_policy(policy)
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{policy}: acts through a server, which keeps no turns. Name a model's folder")
-    place = policy_settings(policy)["model"] if str(policy).endswith(".json") else policy
+    place = policies.policy_settings(policy)["model"] if str(policy).endswith(".json") else policy
     return WorldPolicy(sampler, world, TurnLayout(sampler.tokenizer, *template_of(place)), Limits(turns, MOST_TOKENS))
 
 
