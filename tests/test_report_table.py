@@ -119,7 +119,8 @@ def test_a_table_is_refused_where_runs_cannot_be_told_apart(evaluated, tmp_path)
     refused(ValueError, "--over", table_of, [evaluated / "results"], ["sed"])
     shutil.copytree(evaluated / "runs/0.5-1", tmp_path / "copied/again")
     refused(ValueError, "settings", table_of, [evaluated / "runs", tmp_path / "copied"])
-    refused(FileNotFoundError, "results.json", table_of, [tmp_path])
+    (tmp_path / "none").mkdir()
+    refused(FileNotFoundError, "results.json", table_of, [tmp_path / "none"])
 
 
 def test_every_form_holds_the_same_figures(evaluated, capsys):

@@ -76,7 +76,7 @@ def _configuration(path: pathlib.Path, text: str) -> Found:
         if path.suffix == ".json":
             fields = json.loads(text)
         else:
-            import yaml  # of flax
+            import yaml
 
             fields = yaml.safe_load(text)
     except Exception as error:  # yaml has a class of its own, and json's is a ValueError

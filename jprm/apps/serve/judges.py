@@ -96,7 +96,6 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
             asked[engine.run(lambda one=one, group=group: one.critiques([tree], [group]))] = name
 
     async def events() -> AsyncIterator[bytes]:
-        answers: dict[str, list[Asked]] = {name: [] for name in judges}
         try:
             waiting = {asyncio.wrap_future(future): name for future, name in asked.items()}
             while waiting:
@@ -104,9 +103,11 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
                 for future in done:
                     name = waiting.pop(future)
                     (new,) = future.result()
-                    answers[name] += new
                     for entry in _entries(judges[name], new):
                         yield _event({"object": "critique"} | ({"criterion": name} if name else {}) | entry)
+            answers: dict[str, list[Asked]] = {name: [] for name in judges}
+            for future, name in asked.items():  # in the order of the steps, whichever came first
+                answers[name] += future.result()[0]
             found = {name: judgement_of(one.prompt, tree, answers[name]) for name, one in judges.items()}
             yield _event(final(_joined(judge, found)))
             yield b"data: [DONE]\n\n"

@@ -415,7 +415,7 @@ def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Floa
                 )
             if np.isinf(array_NF).any():
                 raise ValueError(f"source {source.name!r}: a number is infinite; NaN says that there is none")
-        columns.append([array.reshape(len(tree.nodes), -1) for array, tree in zip(arrays, trees, strict=True)])
+        columns.append([a.reshape(len(tree.nodes), len(source.numbers)) for a, tree in zip(arrays, trees, strict=True)])
     return [
         np.concatenate(parts, axis=1) if parts[0].size else np.zeros((0, 0)) for parts in zip(*columns, strict=True)
     ]
