@@ -361,7 +361,7 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
         while index >= 0:
             path.append(index)
             index = tree.nodes[index].parent
-        groups = _messages(tree, path[::-1])
+        groups = nodes_of_messages(tree, path[::-1])
         records = [_record_of_message([tree.nodes[i] for i in group], segment or "turn") for group in groups]
         own, about = outcome, dict(extra)
         if tree.kind != "trajectory":
@@ -451,7 +451,7 @@ def as_steps(tree: ReasoningTree, kind: str = "tree") -> ReasoningTree:
     return dataclasses.replace(tree, problem=start[-1].text, nodes=tuple(nodes), kind=kind, extra=extra)
 
 
-def _messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
+def nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
     """Returns the nodes of a path, one list a message."""
     groups: list[list[int]] = []
     for i in path:

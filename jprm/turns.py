@@ -21,7 +21,7 @@ from typing import Any
 
 from jprm.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
 from jprm.tokenizer import JsonTokenizer, Tokenizer
-from jprm.tree import ReasoningTree, chains_of, messages_of
+from jprm.tree import ReasoningTree, chains_of, messages_of, nodes_of_messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
         path = _down_to(tree, chain[-1])
         if all(ids[place_of[node]] for node in chain):
             continue
-        messages, nodes = messages_of(tree, path), _nodes_of_messages(tree, path)
+        messages, nodes = messages_of(tree, path), nodes_of_messages(tree, path)
         try:
             tools, guard = list(tree.tools), ""
             if specials is not None and (guard := _guard(messages, tools, specials)):
@@ -106,17 +106,6 @@ def _down_to(tree: ReasoningTree, node: int) -> list[int]:
         path.append(node)
         node = tree.nodes[node].parent
     return path[::-1]
-
-
-def _nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
-    """Returns the nodes of each message of a path."""
-    groups: list[list[int]] = []
-    for i in path:
-        if tree.nodes[i].continues and groups:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
 
 
 def _places(
