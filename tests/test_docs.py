@@ -8,7 +8,7 @@ import pytest
 from jprm.apps import cli
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted(REPOSITORY.glob("docs/*.md")), *sorted(REPOSITORY.glob("tpu/*.md"))]
+PAGES = [page for pattern in ("*.md", "docs/**/*.md", "tpu/*.md") for page in sorted(REPOSITORY.glob(pattern))]
 
 
 def _text(page):

@@ -8,7 +8,8 @@ outside. Pairs in which every query sees every key come first and are computed w
 Products take the inputs' dtype and sum in float32; float32 products have full precision, not TF32. Powers are of two,
 which is the instruction that GPUs have. Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
-The kernels are written in Pallas and lowered by Triton. docs/gpu.md says why, and what the compiled kernels take.
+The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
+compiled kernels take.
 """
 
 from __future__ import annotations
