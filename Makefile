@@ -5,6 +5,8 @@
 #   make gpu-check EXTRAS=train,cuda   on a machine with a GPU: exactness, block sizes, speed; ten minutes
 #   make gpu-aot VENV=.venv-gpu-aot EXTRAS=test,gpu-aot
 #                                      compiles the GPU kernels for A100, H100 and B200, without a GPU: minutes
+#   make docs                          the documentation as a site, every link checked: build/site/index.html
+#   make tutorial                      runs every block of docs/tutorial.md, at a smaller size
 #   make lint                          ruff: check and format; then make types
 #   make types                         pyright, basic mode
 #   make locked                        installs what make test needs, by hash (Linux, Python 3.11)
@@ -45,7 +47,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -72,6 +74,19 @@ types: install
 # Exits with an error, and prints the cases to keep, if a test fails.
 fuzz: install
 	$(BIN)/python tests/fuzz.py --minutes $(FUZZ_MINUTES) $(ARGS)
+
+# Docstrings are read, not imported: an environment of its own, without jax, takes seconds.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv-docs/installed
+	.venv-docs/bin/mkdocs build --strict
+
+.venv-docs/installed: setup.py constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install -qq -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	@touch $@
+
+tutorial: install
+	$(BIN)/python -m pytest -m slow tests/test_tutorial.py
 
 # Each writes to a fresh folder in runs/, which git ignores.
 pod-rehearsal: install
@@ -161,5 +176,5 @@ data/prm800k.prepared: | install
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_valid data/prm800k_held_out.jsonl data/prm800k.prepared
+	rm -rf $(VENV) .venv-docs .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_valid data/prm800k_held_out.jsonl data/prm800k.prepared
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -104,6 +104,7 @@ setuptools.setup(
         "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
         "ray": ["ray[data]>=2.60.0"],
         "near": NEAR,
+        "docs": ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8", "ruff>=0.17.6"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },
     entry_points={"console_scripts": ["jprm = jprm.apps.cli:main"]},

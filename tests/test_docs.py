@@ -1,5 +1,6 @@
 """The documentation: README is short, links and commands exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -71,3 +72,23 @@ def test_readme_scores_in_python(tiny_run, monkeypatch, tmp_path):
     scope = {}
     exec(code.replace("prm.score(", "scores = prm.score("), scope)  # the example's last expression
     assert len(scope["scores"]) == 3 and all(0 <= score <= 1 for score in scope["scores"])
+
+
+def _messages():
+    """Every string in jprm, with `…` where it has a value."""
+    for file in (REPOSITORY / "jprm").rglob("*.py"):
+        for node in ast.walk(ast.parse(_text(file))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_troubleshooting_explains_messages_that_exist():
+    """Each heading in code is a message, whose fixed parts are in strings of the code."""
+    headings = re.findall(r"^#### `(.+)`$", _text(REPOSITORY / "docs/troubleshooting.md"), re.MULTILINE)
+    known = list(_messages())
+    assert len(headings) >= 20
+    for heading in headings:
+        for part in filter(None, (part.strip(" .;()") for part in heading.split("…"))):
+            assert any(part in text for text in known), (heading, part)

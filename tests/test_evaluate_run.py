@@ -10,6 +10,7 @@ from jprm import loading
 from jprm.apps import cli
 from jprm.apps.cli.evaluate import OPTIONS
 from jprm.io.jsonl import read_lines, write_records
+from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.benchmarks import find
 from jprm.methods.evaluate.run import run
 from jprm.score import scorer
@@ -212,3 +213,12 @@ def test_a_file_that_is_not_there_is_refused_before_another_is_scored(tiny_run, 
     assert call("processbench", *line, "--json", tmp_path / "r.json") == 2
     assert "none.json" in capsys.readouterr().err
     assert not (tmp_path / "r.json.scores").exists()
+
+
+def test_a_prepared_folder_is_evaluated_as_its_records(tiny_run, tmp_path):
+    write_records(tmp_path / "held.jsonl", trees(6, seed=3))
+    prepare("jsonl", [tmp_path / "held.jsonl"], tmp_path / "prepared")
+    for name in ("held.jsonl", "prepared"):
+        command = ["eval", "steps", "--model", str(tiny_run.folder), "--neutral", "drop"]
+        assert cli.main([*command, "--data", str(tmp_path / name), "--json", str(tmp_path / f"{name}.json")]) == 0
+    assert (tmp_path / "prepared.json").read_bytes() == (tmp_path / "held.jsonl.json").read_bytes()

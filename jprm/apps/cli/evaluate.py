@@ -126,7 +126,7 @@ class Steps(ModelOptions):
     """
 
     data: Files
-    """Files of rated steps, in the PRM800K format or jprm's own."""
+    """Files of rated steps, in the PRM800K format or jprm's own, and prepared folders."""
     neutral: Neutral
     """What a neutral rating counts as. There is no default: results under different policies do not compare."""
 
@@ -176,7 +176,7 @@ class Calibration(ModelOptions):
     """
 
     data: Files
-    """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own."""
+    """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
     calibrate: Files
     """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
     neutral: Neutral

@@ -19,9 +19,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jprm import data
 from jprm.io import jsonl
 from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
+from jprm.io.storage import path_of
 from jprm.options import OptionError, described, from_json
 from jprm.tree import RecordError, tree_of
 
@@ -130,13 +132,17 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
 
 
 def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a JSON list, or row of a table.
+    """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a list, row or prepared record.
 
     A first byte `[` makes a file a list, whose elements are numbered by their line. A file that is a single object of
     several lists is their elements, in order (Mr-Ben has a list for each subject); another object is one item. Tables
     are Parquet and Arrow files (`read_rows`). The unreadable rest of a broken list is one last item, which
-    `jprm.io.jsonl.parse` refuses. A file in a bucket is copied to this machine first.
+    `jprm.io.jsonl.parse` refuses. A file in a bucket is copied to this machine first. A folder is one that
+    `jprm prepare` wrote.
     """
+    if path_of(path).is_dir():
+        yield from data.lines(path)
+        return
     path = local_copy(path)
     check_input(path)
     with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
