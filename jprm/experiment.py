@@ -42,13 +42,18 @@ _UNRECORDED = ("implicit", "jprm.objectives.implicit:implicit")
 class DataConfig:
     """Where records come from and how they are packed.
 
-    train, valid: folders that `jprm prepare` wrote, or JSONL files, also in a bucket; valid may be empty.
+    train, valid: folders that `jprm prepare` or `jprm tokenise` wrote, or JSONL files, also in a bucket; valid may be
+        empty.
     rows, micro_rows: rows of an update, computed micro_rows at a time (gradient accumulation).
     window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
         (`attention="cudnn"`) they only take more memory: a few trees are enough.
     streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only its own.
         Like the seed it decides the order of the data. Streams advance at their own pace.
-    cache: a folder of this machine for token trees, so that records are tokenised once; empty: none.
+    cache: a folder of this machine for token trees, so that records are tokenised once; empty: none. Shards of tokens
+        in a bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
+    cache_gb: the most that copies of shards take, in GB; those used longest ago make way.
+    mixture: a weight for each of `train`, by which their records are mixed, each repeated as often as needed. Empty:
+        every record once an epoch.
     supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM);
         `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as in Lightman et al.
         and Cobbe et al. (of a shared prefix the mean over its chains); `token`, every token of the steps and the end
@@ -71,6 +76,8 @@ class DataConfig:
     window: int = 128
     streams: int = 1
     cache: str = ""
+    cache_gb: float = 50.0
+    mixture: tuple[float, ...] = ()
     seed: int = 0
     siblings: bool = False
     extras: tuple[str, ...] = ()
@@ -81,6 +88,12 @@ class DataConfig:
             raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
         if self.streams < 1 or self.micro_rows % self.streams:
             raise ValueError(f"data.streams={self.streams} does not divide data.micro_rows={self.micro_rows}")
+        if self.mixture and (len(self.mixture) != len(self.train) or min(self.mixture) <= 0):
+            raise ValueError(
+                f"data.mixture={self.mixture} is not a positive weight for each of {len(self.train)} files"
+            )
+        if self.cache_gb <= 0:
+            raise ValueError(f"data.cache_gb={self.cache_gb} must be positive")
         if not self.train:
             raise ValueError("data.train names no file; give it what `jprm prepare` wrote, or a JSONL file")
 

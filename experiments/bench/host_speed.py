@@ -27,7 +27,8 @@ from jprm.layout import Layout, native_layout
 from jprm.methods.data.readers import READERS
 from jprm.pack import pack
 from jprm.tokenizer import load_tokenizer
-from jprm.train.batches import TokenTrees, batches_of
+from jprm.train.batches import batches_of
+from jprm.train.stored_trees import TokenTrees
 
 
 def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:

@@ -70,6 +70,7 @@ from jprm.train.batches import (
 )
 from jprm.train.callbacks import Goodput, Profile, Trackers, Watchdog, changed_compiler, versions
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
+from jprm.train.stored_trees import SHARDS
 
 # ------------------------------------------------------------------------------------------------------------- the step
 
@@ -538,7 +539,8 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 
 
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",
-        "tokenizer", "trackers", "profile", "data.cache", "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
+        "tokenizer", "trackers", "profile", "data.cache", "data.cache_gb", "optimizer.bad_steps",
+        "optimizer.spike")  # fmt: skip
 """Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
@@ -598,8 +600,13 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
 
 
 def data_digest(path: str) -> str:
-    """Returns a digest of the content of a file or a prepared folder; in a bucket, of what the store says of it."""
+    """Returns a digest of the content of a file or a folder; in a bucket, of what the store says of it.
+
+    Shards of tokens are told by their index, which holds the digest of each.
+    """
     place = path_of(path)
+    if (place / SHARDS).is_file():
+        return digest((place / SHARDS).read_text())
     if isinstance(place, Remote):
         return digest([file.stamp() for file in (place.files() if place.is_dir() else [place])])
     files = [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())

@@ -1,6 +1,7 @@
 """The batches of an experiment: its files' records as trees, checked against the target, packed into rows.
 
     records -> trees -> shuffled anew every epoch -> tokenised -> windows, packed together -> rows shuffled -> batches
+    shards of tokens -> each stream's own, shuffled -> windows, and so on
 
 The order is a function of (seed, position). Only two windows are in memory at a time. The iterator's state is a few
 integers. A restored iterator gives the same batches bit for bit, also from the middle of a window.
@@ -12,15 +13,12 @@ processes. With n = 1 every process packs everything.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import grain
 import jax
@@ -30,25 +28,22 @@ from jaxtyping import Int64
 
 from jprm import data, multihost
 from jprm.experiment import Experiment
-from jprm.io.folders import made_once
-from jprm.io.outputs import stamp_of
-from jprm.io.progress import Bar
-from jprm.io.storage import is_remote, path_of
 from jprm.layout import Layout, native_layout
 from jprm.model.mesh import spec
 from jprm.pack import PackReport, TooLong, pack
 from jprm.rows import PER_TOKEN, Rows, empty_rows
 from jprm.token_tree import REFERENCE, Supervise, TokenTree, token_tree
 from jprm.tokenizer import Tokenizer, saved_bytes
+from jprm.train.stored_trees import TokenShards, TokenTrees, cached_trees, files_of, is_shards
 from jprm.tree import ReasoningTree, tree_of
 
 
 def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -> Streams:
     """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
     config, layout = experiment.data, native_layout(tokenizer)
-    source = _source(experiment, config.train, layout)  # once for all streams, which some processes have more of
+    sources = _sources(experiment, config.train, layout)  # once for all streams, which some processes have more of
     streams = {
-        k: _batches(experiment, source, layout, stream=(k, config.streams))
+        k: _batches(experiment, sources, layout, stream=(k, config.streams))
         for k in own_streams(mesh, config.micro_rows, config.streams)
     }
     return Streams(streams, config.streams, config.micro_rows)
@@ -61,12 +56,13 @@ def batches_of(
 
     Beside the rows are the counts of packing them (`counted_batches`).
     """
-    return _batches(experiment, _source(experiment, files, layout), layout, once=once)
+    return _batches(experiment, _sources(experiment, files, layout), layout, once=once)
 
 
 def _batches(
-    experiment: Experiment, source: Source, layout: Layout, *, once: bool = False, stream: tuple[int, int] = (0, 1)
-) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
+    experiment: Experiment, sources: list[Source], layout: Layout, *, once: bool = False,
+    stream: tuple[int, int] = (0, 1),
+) -> grain.IterDataset[tuple[Rows, np.ndarray]]:  # fmt: skip
     """Returns one stream's part of the batches."""
     config = experiment.data
     pipeline = PipelineConfig(
@@ -75,16 +71,47 @@ def _batches(
         window=config.window, seed=config.seed, shuffle=not once,
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows, siblings=config.siblings,
     )  # fmt: skip
-    if isinstance(source, TokenTrees):
-        return counted_batches(source, None, pipeline)
-    return counted_batches(source, layout, pipeline, lambda record: _checked(tree_of(record), experiment))
+    if isinstance(sources[0], TokenShards) and not once:
+        endless = [cast(TokenShards, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]
+        weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
+        return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=True)
+    stored = not isinstance(sources[0], grain.MapDataset)
+    how = (None, None) if stored else (layout, lambda record: _checked(tree_of(record), experiment))
+    if len(sources) > 1 and config.mixture and not once:
+        endless = [
+            _trees(source, how[0], dataclasses.replace(pipeline, seed=config.seed + i), how[1]).repeat()
+            for i, source in enumerate(sources)
+        ]
+        return rows_of(_mixed(endless, config.mixture).batch(config.window, batch_fn=list), pipeline)
+    whole = [grain.MapDataset.source(source) if stored else cast(grain.MapDataset, source) for source in sources]
+    source = sources[0] if len(whole) == 1 else grain.MapDataset.concatenate(whole)
+    return counted_batches(source, how[0], pipeline, how[1])
 
 
-def _source(experiment: Experiment, files: Sequence[str], layout: Layout) -> Source:
-    """Returns the files' records or token trees. Every process calls this as often as the others."""
+def _mixed(sources: Sequence[grain.MapDataset[Any]], weights: Sequence[float]) -> grain.MapDataset[Any]:
+    """Returns endless sources as one, in which each comes in proportion to its weight; element i is a function of i."""
+    if len(sources) == 1:
+        return sources[0]
+    return grain.MapDataset.mix(sources, weights=[weight / sum(weights) for weight in weights])
+
+
+def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> list[Source]:
+    """Returns each file's records or token trees; every process calls this as often as the others."""
+    config = experiment.data
+    shards = [file for file in files if is_shards(file)]
+    if len(shards) == len(files):
+        about = trees_depend_on(experiment, layout)
+        return [TokenShards(file, about, config.cache, config.cache_gb * 1e9) for file in files]
+    if shards:
+        raise ValueError(f"{shards[0]}: is shards of tokens, and other data are records: run `jprm tokenise` on all")
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
-    source = grain.MapDataset.concatenate(sources) if len(sources) > 1 else sources[0]
-    return _token_trees(experiment, source, files, layout) if experiment.data.cache and len(source) else source
+    parts = [[file] for file in files] if config.mixture and len(config.mixture) == len(files) else [list(files)]
+    if len(parts) == 1 and len(sources) > 1:
+        sources = [grain.MapDataset.concatenate(sources)]
+    if config.cache:
+        pairs = zip(sources, parts, strict=True)
+        return [_token_trees(experiment, source, part, layout) if len(source) else source for source, part in pairs]
+    return list(sources)
 
 
 def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequence[str], layout: Layout) -> TokenTrees:
@@ -92,23 +119,34 @@ def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequen
 
     A process that does not see that folder, because it is on another host's disk, writes its own.
     """
-    config, target = experiment.data, experiment.target
-    how = {"supervise": config.supervise, "extras": config.extras, "weight": config.weight}
-    about = {
-        "files": [files_of(file) for file in files],
-        "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
-        **how,
-        "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
-        "reference": pathlib.Path(experiment.reference).name if REFERENCE in config.extras else "",  # and this
-    }
-    records = (cast(dict[str, Any], source[i]) for i in range(len(source)))
-    trees = (token_tree(_checked(tree_of(record), experiment), layout, **how) for record in records)
+    config = experiment.data
+    about = {"files": [files_of(file) for file in files], **trees_depend_on(experiment, layout)}
+    trees = trees_of((cast(dict[str, Any], source[i]) for i in range(len(source))), experiment, layout)
 
     def write() -> None:
         cached_trees(config.cache, trees, len(source), about)
 
     multihost.first(write)
     return cached_trees(config.cache, trees, len(source), about)
+
+
+def trees_of(records: Iterable[dict[str, Any]], experiment: Experiment, layout: Layout) -> Iterator[TokenTree]:
+    """Yields the token tree of each record. Raises ValueError where the target does not fit its labels."""
+    config = experiment.data
+    for record in records:
+        tree = _checked(tree_of(record), experiment)
+        yield token_tree(tree, layout, config.supervise, config.extras, config.weight)
+
+
+def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
+    """Returns what an experiment's token trees depend on besides its records, as JSON."""
+    config, target = experiment.data, experiment.target
+    return {
+        "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
+        "supervise": config.supervise, "extras": list(config.extras), "weight": config.weight,
+        "target": [target.labels, target.consensus, target.after_error, target.soft],  # what `_checked` looks at
+        "reference": pathlib.Path(experiment.reference).name if REFERENCE in config.extras else "",  # and this
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------- labels and targets
@@ -237,6 +275,15 @@ def counted_batches(
     Raises:
         ValueError: an empty source; while iterating, what `token_tree` and `pack` refuse.
     """
+    trees = _trees(source, layout, config, tree_of)
+    return rows_of(trees.batch(config.window, batch_fn=list).repeat(config.epochs), config)
+
+
+def _trees(
+    source: Sequence[Any] | grain.MapDataset, layout: Layout | None, config: PipelineConfig,
+    tree_of: Callable[[Any], ReasoningTree] | None,
+) -> grain.MapDataset[Any]:  # fmt: skip
+    """Returns the token trees of one epoch, in another order in each; the arguments of `counted_batches`."""
     if len(source) == 0:
         raise ValueError("the data source is empty; there is nothing to train on")
     trees: grain.MapDataset[Any] = grain.MapDataset.source(source).seed(config.seed)
@@ -247,10 +294,22 @@ def counted_batches(
     if layout is not None:
         how = dict(supervise=config.supervise, extras=config.extras, weight=config.weight)
         trees = trees.map(functools.partial(token_tree, layout=layout, **how))
-    windows = trees.batch(config.window, batch_fn=list).repeat(config.epochs)
-    packed = windows.map_with_index(functools.partial(_pack_window, config))
+    return trees
+
+
+def rows_of(
+    windows: grain.MapDataset[Any], config: PipelineConfig, *, divided: bool = False
+) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
+    """Returns the batches of `counted_batches` from windows of token trees.
+
+    `divided`: the windows are those of `config.stream` alone; else it takes its own from those of all streams.
+    """
     first, count = config.stream
-    packed = packed[first::count] if count > 1 else packed
+    if divided:
+        packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
+    else:
+        packed = windows.map_with_index(functools.partial(_pack_window, config))
+        packed = packed[first::count] if count > 1 else packed
     # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
     stream = packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
     return grain.experimental.RebatchIterDataset(stream, config.rows).map(functools.partial(_fill_up, config.rows))
@@ -388,117 +447,5 @@ def unstacked(rows: Rows) -> Iterator[Rows]:
     return (jax.tree.map(lambda x, i=i: x[i], rows) for i in range(len(rows.tokens)))
 
 
-# -------------------------------------------------------------------------------------------------- token trees on disk
-# Reading and tokenising records takes most of a host's time; a tree from here takes a few slices of memory maps. A
-# folder holds one array a field, in which the trees stand one after the other, and where each begins.
-
-CACHE_VERSION = 1
-"""Of the format, and of what `token_tree` makes: another version makes the trees again."""
-
-INDEX = "index.json"
-LENGTHS = "length_N"
-"""Tokens, runs, steps and bytes of the name of every tree, and tokens of its problem."""
-
-_KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
-          "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
-_TYPES = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32, "name": np.uint8}
-"""Of the arrays of a `TokenTree`, where they are not int64, which is stored as int32."""
-
-
-class TokenTrees(Sequence[TokenTree]):
-    """The trees of a folder that `write_trees` wrote, by index, each read when it is asked for."""
-
-    def __init__(self, folder: str | os.PathLike):
-        folder = pathlib.Path(folder)
-        self._extras: list[str] = json.loads((folder / INDEX).read_bytes())["extras"]
-        length_NK = np.fromfile(folder / LENGTHS, "<i8").reshape(-1, 5)
-        self._problem_N = length_NK[:, 4]
-        start_JK = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(length_NK[:, :4], axis=0)])
-        self._start = dict(zip(_KINDS, start_JK.T, strict=True))
-        self._maps = {
-            name: (kind, dtype, _mapped(folder / name, _stored(dtype)))
-            for name, kind, dtype in _arrays(len(self._extras))
-        }
-
-    def __len__(self) -> int:
-        return len(self._problem_N)
-
-    def __getitem__(self, index: Any) -> TokenTree:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]  # pyright: ignore[reportReturnType]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        arrays = {}
-        for name, (kind, dtype, array) in self._maps.items():
-            start_J = self._start[kind]
-            arrays[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
-        extras = {key: arrays.pop(f"extra_{i}") for i, key in enumerate(self._extras)}
-        name = arrays.pop("name").tobytes().decode()
-        return TokenTree(name=name, problem=int(self._problem_N[index]), extras=extras, **arrays)
-
-
-def write_trees(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:
-    """Writes the trees into a folder, which must exist; the index last."""
-    folder, extras = pathlib.Path(folder), []
-    with contextlib.ExitStack() as stack:
-        files: dict[str, IO[bytes]] = {}
-        for tree in trees:
-            if not files:
-                extras = list(tree.extras)
-                names = [*(name for name, _, _ in _arrays(len(extras))), LENGTHS]
-                files = {name: stack.enter_context(open(folder / name, "wb")) for name in names}
-            name = tree.name.encode()
-            numbers = {"name": np.frombuffer(name, np.uint8)}
-            numbers |= {f"extra_{i}": tree.extras[key] for i, key in enumerate(extras)}
-            for array, _, dtype in _arrays(len(extras)):
-                x = numbers[array] if array in numbers else getattr(tree, array)
-                files[array].write(np.ascontiguousarray(x, _stored(dtype)).tobytes())
-            lengths = (len(tree.tokens_N), len(tree.length_R), len(tree.run_M), len(name), tree.problem)
-            files[LENGTHS].write(np.array(lengths, "<i8").tobytes())
-    (folder / INDEX).write_text(json.dumps({"extras": extras}))
-
-
-def cached_trees(
-    folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]
-) -> TokenTrees:
-    """Returns the trees from the place in `folder` that is named by all they depend on, written first where absent.
-
-    Args:
-      trees: asked for only where they are not there yet.
-      about: what the trees depend on, as JSON.
-    """
-    if is_remote(folder):
-        raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
-    name = hashlib.sha256(json.dumps([CACHE_VERSION, about], sort_keys=True).encode()).hexdigest()[:16]
-
-    def make(new: pathlib.Path) -> None:
-        with Bar("tokenising", total) as bar:
-            write_trees(new, bar.follow(trees))
-
-    return TokenTrees(made_once(pathlib.Path(folder) / name, make))
-
-
-def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
-    return [stamp_of(file) for file in path_of(path).files()]
-
-
-def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:
-    """Yields the name, the kind and the type of every array."""
-    for kind, names in _KINDS.items():
-        yield from ((name, kind, _TYPES.get(name, np.int64)) for name in names)
-    yield from ((f"extra_{i}", "steps", np.float32) for i in range(extras))
-
-
-def _stored(dtype: type) -> np.dtype:
-    """Returns the type in the files, little-endian."""
-    return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
-
-
-def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
-    """Returns the numbers of a file as a memory map, which an empty file cannot be."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
-
-
-Source = grain.MapDataset | TokenTrees
-"""Records by index, or with `data.cache` their token trees."""
+Source = grain.MapDataset | TokenTrees | TokenShards
+"""Records by index, or their token trees: of `data.cache`, or of shards."""

@@ -24,6 +24,7 @@ from jprm.apps.cli.annotate import annotate
 from jprm.apps.cli.arguments import (
     Adapter,
     Commands,
+    Count,
     Distributed,
     Files,
     Folder,
@@ -124,6 +125,49 @@ def prepare(
         raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
     checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite, "duplicates": duplicates, "near": near}
     prepare(name, source, out, exclude=exclude, **checked, **options)
+
+
+@app.command
+def tokenise(
+    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
+    out: Folder,
+    source: Annotated[tuple[str, ...], arg(metavar="DIR|F.jsonl ...", help_behavior_hint="")] = (),
+    set_: Settings = (),
+    shards: Count = None,
+    workers: Count = None,
+    part: Annotated[str, arg(metavar="I/N", help_behavior_hint="")] = "0/1",
+) -> None:
+    """Write records as shards of tokens, which training reads without tokenising; continues a stopped command.
+
+    Each process of a run then reads its own shards, from a bucket too.
+
+    For example:
+      jprm tokenise experiments/prm800k_smollm2.py --out gs://BUCKET/tokens/prm800k
+      jprm tokenise experiments/pod.py --source data/shepherd --out gs://BUCKET/tokens/shepherd --part auto/16
+      jprm train experiments/pod.py --workdir gs://BUCKET/runs/pod --distributed auto \\
+        --set 'data.train=["gs://BUCKET/tokens/prm800k","gs://BUCKET/tokens/shepherd"]' 'data.mixture=[2,1]'
+
+    Args:
+        experiment: The file whose tokenizer, target, data.supervise, data.extras and data.weight decide the tokens.
+        out: The folder to write, also in a bucket.
+        source: Folders that `jprm prepare` wrote, or JSONL files. Default: the experiment's data.train.
+        set_: Values that replace the experiment's.
+        shards: How many files. Default: of about 16 million tokens.
+        workers: Processes that tokenise. Default: one for each core.
+        part: Write each N-th shard from the I-th on, from 0, as one of N machines; `auto` and `auto/N` read I from a
+            Kubernetes, Slurm or Batch job with an index. The last one to finish completes the folder.
+    """
+    from jprm.experiment import load
+    from jprm.io.shards import shard_of
+    from jprm.train.tokenise import tokenise
+
+    made = tokenise(load(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
+    print(
+        f"{out}: {made.written} of {made.shards} shards, {made.records:,} records, {made.tokens:,} tokens in"
+        f" {made.steps:,} steps ({made.labelled:,} labelled), {made.bytes / 1e6:,.1f} MB"
+    )
+    if made.written < made.shards:
+        print(f"{made.shards - made.written} shards are of other parts; the last part to finish completes the folder")
 
 
 @app.command

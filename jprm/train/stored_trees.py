@@ -1,0 +1,397 @@
+"""Token trees on disk: the cache of one machine, and shards for data that no machine is to hold whole.
+
+Reading and tokenising records takes most of a host's time. Trees that are stored need neither. The cache (`data.cache`)
+is a folder of memory maps. Shards (`jprm tokenise`) are files of equal size in a folder or bucket; every process reads
+those of its own streams, and copies them to its disk where they are in a bucket.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import grain
+import numpy as np
+
+from jprm.io.folders import made_once
+from jprm.io.outputs import check_version, differing, stamp_of
+from jprm.io.progress import Bar
+from jprm.io.storage import Remote, cache_folder, is_remote, path_of
+from jprm.token_tree import TokenTree
+
+CACHE_VERSION = 1
+"""Of the formats, and of what `token_tree` makes: another version makes the trees again."""
+
+_KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
+          "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
+_TYPES = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32, "name": np.uint8}
+"""Of the arrays of a `TokenTree`, where they are not int64, which is stored as int32."""
+
+
+def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
+    return [stamp_of(file) for file in path_of(path).files()]
+
+
+def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:
+    """Yields the name, the kind and the type of every array."""
+    for kind, names in _KINDS.items():
+        yield from ((name, kind, _TYPES.get(name, np.int64)) for name in names)
+    yield from ((f"extra_{i}", "steps", np.float32) for i in range(extras))
+
+
+def _stored(dtype: type) -> np.dtype:
+    """Returns the type in the files, little-endian."""
+    return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
+
+
+def _array(tree: TokenTree, name: str, extras: Sequence[str]) -> np.ndarray:
+    """Returns an array of a tree by its name in the files."""
+    if name == "name":
+        return np.frombuffer(tree.name.encode(), np.uint8)
+    return tree.extras[extras[int(name[6:])]] if name.startswith("extra_") else getattr(tree, name)
+
+
+def _tree(arrays: dict[str, np.ndarray], problem: int, extras: Sequence[str]) -> TokenTree:
+    """Returns the tree of these arrays, by their names in the files."""
+    more = {key: arrays.pop(f"extra_{i}") for i, key in enumerate(extras)}
+    return TokenTree(name=arrays.pop("name").tobytes().decode(), problem=int(problem), extras=more, **arrays)
+
+
+# --------------------------------------------------------------------------------------------- the cache of one machine
+# A folder holds one array a field, in which the trees stand one after the other, and where each begins. A tree takes a
+# few slices of memory maps.
+
+INDEX = "index.json"
+LENGTHS = "length_N"
+"""Tokens, runs, steps and bytes of the name of every tree, and tokens of its problem."""
+
+
+class TokenTrees(Sequence[TokenTree]):
+    """The trees of a folder that `write_trees` wrote, by index, each read when it is asked for."""
+
+    def __init__(self, folder: str | os.PathLike):
+        folder = pathlib.Path(folder)
+        self._extras: list[str] = json.loads((folder / INDEX).read_bytes())["extras"]
+        length_NK = np.fromfile(folder / LENGTHS, "<i8").reshape(-1, 5)
+        self._problem_N = length_NK[:, 4]
+        start_JK = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(length_NK[:, :4], axis=0)])
+        self._start = dict(zip(_KINDS, start_JK.T, strict=True))
+        self._maps = {
+            name: (kind, dtype, _mapped(folder / name, _stored(dtype)))
+            for name, kind, dtype in _arrays(len(self._extras))
+        }
+
+    def __len__(self) -> int:
+        return len(self._problem_N)
+
+    def __getitem__(self, index: Any) -> TokenTree:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]  # pyright: ignore[reportReturnType]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        arrays = {}
+        for name, (kind, dtype, array) in self._maps.items():
+            start_J = self._start[kind]
+            arrays[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
+        return _tree(arrays, self._problem_N[index], self._extras)
+
+
+def write_trees(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:
+    """Writes the trees into a folder, which must exist; the index last."""
+    folder, extras = pathlib.Path(folder), []
+    with contextlib.ExitStack() as stack:
+        files: dict[str, IO[bytes]] = {}
+        for tree in trees:
+            if not files:
+                extras = list(tree.extras)
+                names = [*(name for name, _, _ in _arrays(len(extras))), LENGTHS]
+                files = {name: stack.enter_context(open(folder / name, "wb")) for name in names}
+            for array, _, dtype in _arrays(len(extras)):
+                files[array].write(np.ascontiguousarray(_array(tree, array, extras), _stored(dtype)).tobytes())
+            files[LENGTHS].write(np.array(_lengths(tree), "<i8").tobytes())
+    (folder / INDEX).write_text(json.dumps({"extras": extras}))
+
+
+def cached_trees(
+    folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]
+) -> TokenTrees:
+    """Returns the trees from the place in `folder` that is named by all they depend on, written first where absent.
+
+    Args:
+      trees: asked for only where they are not there yet.
+      about: what the trees depend on, as JSON.
+    """
+    if is_remote(folder):
+        raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
+    name = hashlib.sha256(json.dumps([CACHE_VERSION, about], sort_keys=True).encode()).hexdigest()[:16]
+
+    def make(new: pathlib.Path) -> None:
+        with Bar("tokenising", total) as bar:
+            write_trees(new, bar.follow(trees))
+
+    return TokenTrees(made_once(pathlib.Path(folder) / name, make))
+
+
+def _lengths(tree: TokenTree) -> tuple[int, ...]:
+    """Returns how many elements an array of each kind has, in the order of `_KINDS`, and the tokens of the problem."""
+    return len(tree.tokens_N), len(tree.length_R), len(tree.run_M), len(tree.name.encode()), tree.problem
+
+
+def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
+    """Returns the numbers of a file as a memory map, which an empty file cannot be."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
+# --------------------------------------------------------------------------------------------------------------- shards
+# A shard is an ArrayRecord file of some thousand trees, one a record: five int32 (`_lengths`), then the arrays in the
+# order of `_arrays`, of four bytes an element, and the name. The records of all shards were shuffled before they were
+# divided, so that a shard is a sample of all data.
+
+SHARDS = "tokens.json"
+"""The file that marks a folder as whole shards of tokens. It is written last."""
+
+REQUEST = "request.json"
+"""What the shards of a folder that is being written depend on."""
+
+TOGETHER = 4
+"""Shards whose trees a stream shuffles with each other."""
+
+_WRITE, _READ = "group_size:1,zstd:1", "readahead_buffer_size:0,max_parallelism:0"
+
+
+def shard_name(index: int, count: int) -> str:
+    return f"tokens-{index:05d}-of-{count:05d}.array_record"
+
+
+def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Sequence[str]) -> dict[str, int]:
+    """Writes trees into a file of this machine. Returns counts of records, tokens, steps and labelled steps."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    counts = collections.Counter(records=0, tokens=0, steps=0, labelled=0)
+    writer = ArrayRecordWriter(os.fspath(path), _WRITE)
+    for tree in trees:
+        parts = [np.array(_lengths(tree), "<i4").tobytes()]
+        parts += [
+            np.ascontiguousarray(_array(tree, name, extras), _stored(dtype)).tobytes()
+            for name, kind, dtype in _arrays(len(extras))
+            if kind != "name"
+        ]
+        writer.write(b"".join([*parts, tree.name.encode()]))
+        labelled = int(np.count_nonzero(tree.weight_M))
+        counts.update(records=1, tokens=len(tree.tokens_N), steps=len(tree.run_M), labelled=labelled)
+    writer.close()
+    return dict(counts)
+
+
+def _read_tree(record: bytes, extras: Sequence[str]) -> TokenTree:
+    """Returns the tree of a record of a shard."""
+    *lengths, problem = np.frombuffer(record, "<i4", 5).tolist()
+    sizes, start, arrays = dict(zip(_KINDS, lengths, strict=True)), 20, {}
+    for name, kind, dtype in _arrays(len(extras)):
+        if kind != "name":
+            arrays[name] = np.frombuffer(record, _stored(dtype), sizes[kind], start).astype(dtype)
+            start += 4 * sizes[kind]
+    arrays["name"] = np.frombuffer(record, np.uint8, sizes["name"], start)
+    return _tree(arrays, problem, extras)
+
+
+def is_shards(path: str | os.PathLike) -> bool:
+    """Returns whether a path is a folder of shards of tokens. Raises ValueError where it is not all written."""
+    place = path_of(path)
+    if (place / SHARDS).is_file():
+        return True
+    if (place / REQUEST).is_file() and not (place / "report.json").is_file():
+        raise ValueError(f"{path}: its shards of tokens are not all written. Run its `jprm tokenise` again")
+    return False
+
+
+class TokenShards(Sequence[TokenTree]):
+    """The trees of a folder that `jprm tokenise` wrote: by index, or endlessly in the order of a stream (`stream`).
+
+    Args:
+      folder: on this machine or in a bucket.
+      about: what the trees must depend on (`jprm.train.batches`), or None for any.
+      cache: for shards in a bucket, the folder of this machine that they are copied to.
+      most: bytes of the cache, over all that use it.
+
+    Raises:
+      ValueError: the shards are of another version, or were made of something else than `about`.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike, about: Mapping[str, Any] | None = None,
+        cache: str | os.PathLike = "", most: float = 50e9,
+    ):  # fmt: skip
+        self.folder = path_of(folder)
+        content = (self.folder / SHARDS).read_bytes()
+        index = json.loads(content)
+        check_version(index["version"], CACHE_VERSION, self.folder / SHARDS)
+        if about is not None and (other := differing(index["about"], about)):
+            raise ValueError(
+                f"{self.folder}: its tokens were made with another {' and another '.join(other)} than the"
+                " experiment's. Set what they were made with, or run `jprm tokenise` into another folder"
+            )
+        self.extras: list[str] = index["about"]["extras"]
+        self.records: list[int] = [shard["records"] for shard in index["shards"]]
+        self._starts = [0, *np.cumsum(self.records).tolist()]
+        self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
+        self._id = hashlib.sha256(content).hexdigest()[:16]
+        self._last: tuple[int, Any] = (-1, None)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: Any) -> TokenTree:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]  # pyright: ignore[reportReturnType]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        shard = bisect.bisect_right(self._starts, index) - 1
+        if self._last[0] != shard:
+            self._last = (shard, self.open(shard))
+        return self.read(self._last[1], index - self._starts[shard])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": (-1, None)}  # a reader stays in its process
+
+    def open(self, shard: int) -> Any:
+        """Returns a reader of one shard, which is copied to this machine first where it is in a bucket."""
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        name = shard_name(shard, len(self.records))
+        while True:
+            path = self.fetch(shard)
+            try:
+                reader = ArrayRecordReader(os.fspath(path), _READ)
+            except Exception as error:  # a C++ error of no class of its own
+                if isinstance(self.folder, Remote) and not path.exists():  # made room for another meanwhile
+                    continue
+                raise ValueError(f"{self.folder / name}: cannot be read ({error}). Tokenise again") from None
+            if reader.num_records() != self.records[shard]:
+                raise ValueError(
+                    f"{self.folder / name}: has {reader.num_records()} records, and {SHARDS} says"
+                    f" {self.records[shard]}. Tokenise again"
+                )
+            return reader
+
+    def read(self, reader: Any, record: int) -> TokenTree:
+        return _read_tree(reader.read([record])[0], self.extras)
+
+    def fetch(self, shard: int) -> pathlib.Path:
+        """Returns the file of a shard on this machine."""
+        name = shard_name(shard, len(self.records))
+        if not isinstance(self.folder, Remote):
+            return self.folder / name
+        return fetched(self.folder / name, f"{self._id}-{name}", *self._cache)
+
+    def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
+        """Returns the endless order of trees of stream k of n."""
+        return grain.MapDataset.range(sys.maxsize).map(ShardOrder(self, seed, stream))
+
+
+class ShardOrder:
+    """Tree number i of stream k of n, for any i: a function of the seed, the shards, k and n alone.
+
+    The shards of all epochs, each in an order of its own, are one endless sequence. Stream k takes its elements k,
+    k + n, k + 2 n and so on, so that a process reads the shards of its own streams and an epoch is divided between
+    them. It shuffles the trees of `TOGETHER` shards with each other (of fewer, where streams have fewer in an epoch).
+    """
+
+    def __init__(self, shards: TokenShards, seed: int, stream: tuple[int, int]):
+        self._shards, self._seed, self._stream = shards, seed, stream
+        self._together = max(1, min(TOGETHER, len(shards.records) // stream[1]))
+        self._ends = [0]  # trees in the groups before each group
+        self._forget()
+
+    def _forget(self) -> None:
+        self._open: dict[int, tuple[list[Any], list[int], np.ndarray]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_open"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __call__(self, index: int) -> TokenTree:
+        while index >= self._ends[-1]:
+            members = self.members(len(self._ends) - 1)
+            self._ends.append(self._ends[-1] + sum(self._shards.records[shard] for shard in members))
+        group = bisect.bisect_right(self._ends, index) - 1
+        if group not in self._open:
+            for old in [other for other in self._open if abs(other - group) > 1]:  # a window may lie across two groups
+                del self._open[old]
+            self._open[group] = self._opened(group)
+        readers, starts, order_N = self._open[group]
+        place = int(order_N[index - self._ends[group]])
+        member = bisect.bisect_right(starts, place) - 1
+        return self._shards.read(readers[member], place - starts[member])
+
+    def members(self, group: int) -> list[int]:
+        """Returns the shards of a group."""
+        (k, n), count, found = self._stream, len(self._shards.records), []
+        for i in range(group * self._together, (group + 1) * self._together):
+            epoch, place = divmod(k + n * i, count)
+            found.append(int(np.random.default_rng([self._seed, 0, epoch]).permutation(count)[place]))
+        return found
+
+    def _opened(self, group: int) -> tuple[list[Any], list[int], np.ndarray]:
+        members = self.members(group)
+        readers = [self._shards.open(shard) for shard in members]
+        if isinstance(self._shards.folder, Remote):  # the next group's copies are made while this one is read
+            threading.Thread(target=self._ahead, args=[group + 1], daemon=True).start()
+        starts = np.cumsum([0, *(self._shards.records[shard] for shard in members)]).tolist()
+        order_N = np.random.default_rng([self._seed, 1, self._stream[0], group]).permutation(starts.pop())
+        return readers, starts, order_N
+
+    def _ahead(self, group: int) -> None:
+        with contextlib.suppress(OSError):  # reported where the shard is opened
+            for shard in self.members(group):
+                self._shards.fetch(shard)
+
+
+def fetched(remote: Remote, name: str, cache: pathlib.Path, most: float) -> pathlib.Path:
+    """Returns the copy of an object in the cache. Copies make room for it, those that were used longest ago first.
+
+    A process that still reads a copy which was removed goes on reading it.
+    """
+    path = cache / name
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(path)  # used last
+        return path
+    cache.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=cache, prefix=".", suffix=".partial")
+    os.close(handle)
+    try:
+        remote.download(partial)
+        _make_room(cache, most - os.path.getsize(partial))
+        os.replace(partial, path)
+    finally:
+        pathlib.Path(partial).unlink(missing_ok=True)
+    return path
+
+
+def _make_room(cache: pathlib.Path, most: float) -> None:
+    """Removes the copies that were used longest ago, until the others have at most so many bytes."""
+    found = []
+    for path in cache.glob("*.array_record"):
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            about = path.stat()
+            found.append((about.st_mtime_ns, about.st_size, path))
+    size = sum(bytes for _, bytes, _ in found)
+    for _, bytes, path in sorted(found):
+        if size <= most:
+            break
+        path.unlink(missing_ok=True)
+        size -= bytes

@@ -1,0 +1,218 @@
+"""Shards of tokens: the trees of the records, each once an epoch, in an order that any process resumes bit for bit."""
+
+import collections
+import dataclasses
+import itertools
+import json
+import uuid
+
+import jax
+import numpy as np
+import pytest
+import tiny_run as tiny
+from test_token_cache import equal
+
+from jprm.experiment import DataConfig, OptimizerConfig
+from jprm.io.jsonl import write_records
+from jprm.io.shards import Shard
+from jprm.io.storage import Remote, path_of
+from jprm.layout import native_layout
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.tokenizer import load_tokenizer
+from jprm.train import Trainer
+from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, training_batches, trees_of
+from jprm.train.stored_trees import SHARDS, ShardOrder, TokenShards, is_shards, shard_name
+from jprm.train.tokenise import tokenise
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """An experiment on files of records, and the same on their shards."""
+    folder = tiny.make_data(tmp_path_factory.mktemp("shards"))
+    write_records(folder / "train.jsonl", [tree | {"id": i} for i, tree in enumerate(tiny.trees(90))])
+    write_records(folder / "more.jsonl", tiny.trees(20, seed=5))
+    plain = tiny.experiment(folder, window=8)
+    tokenise(plain, folder / "tokens", shards=7, workers=1)
+    tokenise(plain, folder / "more", [str(folder / "more.jsonl")], shards=2, workers=1)
+    return folder, plain, of(plain, folder / "tokens")
+
+
+def of(experiment, *train, **changes):
+    train = tuple(map(str, train))
+    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, train=train, **changes))
+
+
+def layout_of(experiment):
+    return native_layout(load_tokenizer(experiment.tokenizer))
+
+
+def streams(experiment, count, own=None):
+    layout = layout_of(experiment)
+    own = range(count) if own is None else own
+    parts = {k: _batches(experiment, _sources(experiment, experiment.data.train, layout), layout, stream=(k, count))
+             for k in own}  # fmt: skip
+    return Streams(parts, count, experiment.data.micro_rows)
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_the_shards_hold_the_trees_of_all_records(world):
+    folder, plain, _ = world
+    records = [json.loads(line) for line in (folder / "train.jsonl").open()]
+    layout = layout_of(plain)
+    made = {tree.name: tree for tree in trees_of(records, plain, layout)}
+    found = list(TokenShards(folder / "tokens"))
+    assert len(found) == len(made) == 90
+    for tree in found:
+        equal(tree, made[tree.name])
+    about = json.loads((folder / "tokens" / SHARDS).read_text())["shards"]
+    assert sum(one["tokens"] for one in about) == sum(len(tree.tokens_N) for tree in found)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
+def test_streams_divide_an_epoch(world, count):
+    shards = TokenShards(world[0] / "tokens")
+    orders = [ShardOrder(shards, 3, (k, count)) for k in range(count)]
+    epochs = [collections.Counter() for _ in range(2)]
+    for k, order in enumerate(orders):
+        mine = itertools.chain.from_iterable(order.members(group) for group in range(40))
+        for place, shard in zip(range(k, 14, count), mine, strict=False):
+            epochs[place // 7][shard] += 1
+    assert all(epoch == dict.fromkeys(range(7), 1) for epoch in epochs)
+    first = order.members(0)
+    named = collections.Counter(order(i).name for i in range(sum(shards.records[shard] for shard in first)))
+    there = collections.Counter(shards[shards._starts[s] + i].name for s in first for i in range(shards.records[s]))
+    assert named == there
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+def test_resumed_rows_are_equal_bit_for_bit(world, tmp_path, place):
+    folder, _, experiment = world
+    if place == "memory":
+        bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+        bucket.upload_folder(folder / "tokens", last=SHARDS)
+        experiment = of(experiment, bucket, cache=str(tmp_path / "cache"))
+    whole = list(itertools.islice(streams(experiment, 2), 30))  # four epochs
+    for stop in (1, 7, 16):
+        before = streams(experiment, 2)
+        for _ in range(stop):
+            next(before)
+        state = json.loads(json.dumps(before.get_state()))
+        own = streams(experiment, 2, [1])
+        own.set_state(state)
+        for rows, other in zip(itertools.islice(own, 6), whole[stop : stop + 6], strict=True):
+            same(jax.tree.map(lambda x: x[:, 2:], rows), jax.tree.map(lambda x: x[:, 2:], other))
+    if place == "memory":
+        same(whole, list(itertools.islice(streams(world[2], 2), 30)))
+        assert len(list((tmp_path / "cache").iterdir())) == 7
+
+
+def test_copies_of_shards_are_bounded(world, tmp_path):
+    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+    most = 2.5 * max(path_of(world[0] / "tokens" / shard_name(i, 7)).stat().st_size for i in range(7))
+    cache = tmp_path / "cache"
+    shards = TokenShards(bucket, cache=cache, most=most)
+    names = [tree.name for tree in shards]
+    assert names == [tree.name for tree in TokenShards(world[0] / "tokens")]
+    assert len(list(cache.iterdir())) == 2
+    order, local = (ShardOrder(made, 0, (0, 1)) for made in (shards, TokenShards(world[0] / "tokens")))
+    assert [order(i).name for i in range(200)] == [local(i).name for i in range(200)]
+
+
+@pytest.mark.parametrize("kind", ["shards", "records", "cache"])
+def test_a_mixture_keeps_its_weights_and_resumes(world, tmp_path, kind):
+    folder, plain, _ = world
+    train = ("tokens", "more") if kind == "shards" else ("train.jsonl", "more.jsonl")
+    more = {"cache": str(tmp_path)} if kind == "cache" else {}
+    mixed = of(plain, *(folder / name for name in train), mixture=(1.0, 3.0), **more)
+    whole = list(itertools.islice(streams(mixed, 1), 24))
+    again = streams(mixed, 1)
+    for _ in range(9):
+        next(again)
+    state = again.get_state()
+    resumed = streams(mixed, 1)
+    resumed.set_state(state)
+    same(list(itertools.islice(resumed, 15)), whole[9:])
+    if kind == "shards":
+        sources = [TokenShards(folder / name) for name in train]
+        endless = _mixed([source.stream(i, (0, 1)) for i, source in enumerate(sources)], mixed.data.mixture)
+        second = {tree.name for tree in sources[1]}
+        assert sum(endless[i].name in second for i in range(400)) == 300
+
+
+def test_training_takes_shards_and_another_experiment_is_refused(world, tmp_path):
+    folder, plain, experiment = world
+    assert is_shards(folder / "tokens") and not is_shards(folder / "train.jsonl")
+    with pytest.raises(ValueError, match="supervise"):
+        training_batches(
+            dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, supervise="outcome")),
+            make_mesh(MeshConfig(), jax.devices()[:1]), load_tokenizer(plain.tokenizer),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"train\.jsonl|tokens"):
+        batches_of(
+            of(plain, folder / "tokens", folder / "train.jsonl"), (str(folder / "tokens"), "x"), layout_of(plain)
+        )
+    valid = [rows for rows, _ in batches_of(experiment, [str(folder / "more")], layout_of(plain), once=True)]
+    assert valid
+
+
+def test_a_stopped_command_goes_on_and_parts_make_the_same_bytes(world, tmp_path):
+    folder, plain, _ = world
+    first = tokenise(plain, tmp_path / "out", shards=7, workers=1, part=Shard(1, 2))
+    assert (first.written, first.shards) == (3, 7) and not (tmp_path / "out" / SHARDS).exists()
+    with pytest.raises(ValueError, match="not all written"):
+        is_shards(tmp_path / "out")
+    with pytest.raises(ValueError, match="shards"):
+        tokenise(plain, tmp_path / "out", shards=6, workers=1)
+    name = shard_name(3, 7)
+    (tmp_path / "out" / f"{name}.json").unlink()  # killed between the two
+    whole = tokenise(plain, tmp_path / "out", shards=7, workers=2)
+    assert whole.written == 7 and whole == tokenise(plain, folder / "tokens", shards=7)
+    for i in range(7):
+        name = shard_name(i, 7)
+        assert (tmp_path / "out" / name).read_bytes() == (folder / "tokens" / name).read_bytes()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").write_text("x")
+    with pytest.raises(ValueError, match="other files"):
+        tokenise(plain, other, workers=1)
+
+
+def test_damage_is_named(world, tmp_path):
+    bucket = tmp_path / "copy"
+    bucket.mkdir()
+    for file in (world[0] / "tokens").iterdir():
+        (bucket / file.name).write_bytes(file.read_bytes())
+    name = shard_name(2, 7)
+    (bucket / name).write_bytes((bucket / name).read_bytes()[:100])
+    with pytest.raises(ValueError, match=name):
+        list(TokenShards(bucket))
+
+
+def test_a_run_on_shards_continues_as_if_undisturbed(world, tmp_path):
+    _, _, experiment = world
+    experiment = dataclasses.replace(experiment, steps=4, checkpoint_every=2, optimizer=OptimizerConfig(0.01))
+    with tiny.one_device():
+        with Trainer(experiment, tmp_path / "a") as one:
+            for rows in itertools.islice(one.batches, 4):
+                one.step(rows)
+            whole = jax.tree.map(np.asarray, one.params)
+        with Trainer(experiment, tmp_path / "b") as two:
+            for rows in itertools.islice(two.batches, 2):
+                two.step(rows)
+            two.save()
+        with Trainer(experiment, tmp_path / "b") as three:
+            for rows in itertools.islice(three.batches, 2):
+                three.step(rows)
+            same(jax.tree.map(np.asarray, three.params), whole)
+
+
+def test_settings_are_checked():
+    base = dict(train=("a", "b"), supervise="step", too_long="error")
+    with pytest.raises(ValueError, match=r"data\.mixture"):
+        DataConfig(**base, mixture=(1.0,))
+    with pytest.raises(ValueError, match=r"data\.cache_gb"):
+        DataConfig(**base, cache_gb=0.0)
