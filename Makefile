@@ -21,6 +21,7 @@
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
 #                                      (STORM=--edits: config, code or data change after a kill; nothing stale is left)
 #   make storm-fleet EXTRAS=test,ray   scores and labels on a Ray cluster whose nodes and servers are killed
+#   make soak-input                    reads 200 M tokens from shards, killed in every phase; the same batches (STORM=--tokens 2e9)
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, and its evaluation
 #   make clean                         removes .venv, caches and prepared data; keeps runs/
@@ -47,7 +48,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -100,6 +101,9 @@ storm-commands: install
 
 storm-fleet: install
 	PYTHONPATH=tests $(BIN)/python tests/fleet_storm.py runs/storm_fleet_$$(date +%Y%m%d_%H%M%S) $(STORM)
+
+soak-input: install
+	PYTHONPATH=tests $(BIN)/python tests/input_soak.py runs/soak_input_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
 install: $(INSTALLED) $(SMOLLM2)
 

@@ -48,7 +48,8 @@ class DataConfig:
     window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
         (`attention="cudnn"`) they only take more memory: a few trees are enough.
     streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only its own.
-        Like the seed it decides the order of the data. Streams advance at their own pace.
+        Like the seed it decides the order of the data. Streams advance at their own pace. 0: one for each process that
+        starts the run, or the next smaller number that divides micro_rows; the run keeps it.
     cache: a folder of this machine for token trees, so that records are tokenised once; empty: none. Shards of tokens
         in a bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
     cache_gb: the most that copies of shards take, in GB; those used longest ago make way.
@@ -74,7 +75,7 @@ class DataConfig:
     rows: int = 8
     micro_rows: int = 1
     window: int = 128
-    streams: int = 1
+    streams: int = 0
     cache: str = ""
     cache_gb: float = 50.0
     mixture: tuple[float, ...] = ()
@@ -86,7 +87,7 @@ class DataConfig:
     def __post_init__(self):
         if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:
             raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
-        if self.streams < 1 or self.micro_rows % self.streams:
+        if self.streams < 0 or self.micro_rows % max(self.streams, 1):
             raise ValueError(f"data.streams={self.streams} does not divide data.micro_rows={self.micro_rows}")
         if self.mixture and (len(self.mixture) != len(self.train) or min(self.mixture) <= 0):
             raise ValueError(

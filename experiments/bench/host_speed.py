@@ -1,11 +1,11 @@
-"""How many tokens a second one host packs, from records and from the cache of token trees: PRM800K phase 1.
+"""How many tokens a second one host packs, from records, the cache of token trees and shards: PRM800K phase 1.
 
     python experiments/bench/host_speed.py [--data ../shared/data] [--rounds 3]
 
-A round is one epoch of the training pipeline, rows of 8,192 tokens, by one thread. The two ways take turns, and their
-rows are compared bit for bit. The last line is one JSON object: `ours`, real tokens a second from the cache, `peer`,
-the same from records, `ratio`; `write_seconds`, what the cache took to write; `cache_bytes_a_token`; and `packing`,
-tokens a second of packing alone, with the trees in memory.
+A round is one epoch of the training pipeline, rows of 8,192 tokens, by one thread. The ways take turns. The rows of
+records and cache are compared bit for bit. The last line is one JSON object: `ours`, real tokens a second from the
+cache, `peer`, the same from records, `ratio`; `shards`, of shards of tokens; `write_seconds`, what the cache took to
+write; `cache_bytes_a_token`; and `packing`, tokens a second of packing alone, with the trees in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jprm.pack import pack
 from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import batches_of
 from jprm.train.stored_trees import TokenTrees
+from jprm.train.tokenise import tokenise
 
 
 def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:
@@ -61,12 +62,15 @@ def main() -> None:
         start = time.perf_counter()
         next(iter(batches_of(stored, stored.data.train, layout, once=True)))
         written = time.perf_counter() - start
-        rounds = []
+        rounds, sharded = [], []
+        tokenise(plain, f"{folder}/tokens", shards=8, workers=1)
+        shards = dataclasses.replace(plain, data=dataclasses.replace(plain.data, train=(f"{folder}/tokens",)))
         for _ in range(args.rounds):
             (slow, one), (fast, other) = epoch(plain, layout), epoch(stored, layout)
             jax.tree.map(np.testing.assert_array_equal, fast, slow)
             rounds.append((other, one))
-            print({"cache": other, "records": one}, flush=True)
+            sharded.append(epoch(shards, layout)[1])
+            print({"cache": other, "records": one, "shards": sharded[-1]}, flush=True)
         (place,) = (pathlib.Path(folder) / "cache").iterdir()
         size = sum(file.stat().st_size for file in place.iterdir())
         trees = TokenTrees(place)
@@ -75,6 +79,7 @@ def main() -> None:
             "host_speed", found.pop("tokens_per_s"), theirs["tokens_per_s"], unit="tokens a second", **found,
             write_seconds=written, cache_bytes_a_token=size / sum(len(tree.tokens_N) for tree in trees),
             packing=packing(trees, plain), rounds=args.rounds,
+            shards={key: statistics.median(one[key] for one in sharded) for key in sharded[0]},
         )  # fmt: skip
 
 

@@ -211,7 +211,8 @@ class Trainer:
         position: Position | None = None,
     ):  # fmt: skip
         self._position = position
-        self.experiment, self.workdir = experiment, path_of(workdir) if workdir is not None else None
+        self.workdir = path_of(workdir) if workdir is not None else None
+        self.experiment = experiment = with_streams(experiment, self.workdir)
         check_supervision(experiment)
         self.mesh = make_mesh(experiment.mesh)
         check_mesh(experiment.model, self.mesh, experiment.data.micro_rows, experiment.data.tokens)
@@ -547,6 +548,20 @@ tokenizer may be at another path, but must be the same. With other `steps` the s
 
 DIGESTS = "digests.json"
 """In a run's folder: digests of its data and of the user's own parts of its model, by path and by field."""
+
+
+def with_streams(experiment: Experiment, workdir: Place | None) -> Experiment:
+    """Returns the experiment with a number of streams: the run's own, or else as many as processes can have."""
+    if experiment.data.streams:
+        return experiment
+
+    def chosen() -> int:
+        if workdir is not None and (workdir / RUN).exists() and store.saved(workdir):
+            return max(1, read(workdir / RUN).data.streams)
+        most = min(jax.process_count(), experiment.data.micro_rows)
+        return next(count for count in range(most, 0, -1) if experiment.data.micro_rows % count == 0)
+
+    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, streams=multihost.first(chosen)))
 
 
 def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> None:

@@ -42,11 +42,11 @@ def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -
     """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, config.train, layout)  # once for all streams, which some processes have more of
+    count = max(1, config.streams)
     streams = {
-        k: _batches(experiment, sources, layout, stream=(k, config.streams))
-        for k in own_streams(mesh, config.micro_rows, config.streams)
+        k: _batches(experiment, sources, layout, stream=(k, count)) for k in own_streams(mesh, config.micro_rows, count)
     }
-    return Streams(streams, config.streams, config.micro_rows)
+    return Streams(streams, count, config.micro_rows)
 
 
 def batches_of(

@@ -65,7 +65,7 @@ def _array(tree: TokenTree, name: str, extras: Sequence[str]) -> np.ndarray:
 def _tree(arrays: dict[str, np.ndarray], problem: int, extras: Sequence[str]) -> TokenTree:
     """Returns the tree of these arrays, by their names in the files."""
     more = {key: arrays.pop(f"extra_{i}") for i, key in enumerate(extras)}
-    return TokenTree(name=arrays.pop("name").tobytes().decode(), problem=int(problem), extras=more, **arrays)
+    return TokenTree(name=arrays.pop("name").tobytes().decode(), problem=problem, extras=more, **arrays)
 
 
 # --------------------------------------------------------------------------------------------- the cache of one machine
@@ -104,7 +104,7 @@ class TokenTrees(Sequence[TokenTree]):
         for name, (kind, dtype, array) in self._maps.items():
             start_J = self._start[kind]
             arrays[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
-        return _tree(arrays, self._problem_N[index], self._extras)
+        return _tree(arrays, int(self._problem_N[index]), self._extras)
 
 
 def write_trees(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:

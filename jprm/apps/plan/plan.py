@@ -82,6 +82,7 @@ def plan(
         "program": None,
         "bounds": None,
         "epoch": None,
+        "input": None,
     }
     if text is not None:
         say("reading the compiled program")
@@ -90,6 +91,10 @@ def plan(
         kernels = flops_of(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
         result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
+        if not scoring:
+            packers = min(data.streams, hosts(topology)) or hosts(topology)
+            result["input"] = {"hosts": hosts(topology), "packers": packers,
+                               "tokens_per_second": result["bounds"]["tokens_per_second"] / packers}  # fmt: skip
     return result | {"seconds_to_plan": time.monotonic() - start}
 
 
@@ -126,6 +131,16 @@ def _measured(
         if epoch_tokens
         else None,
     }
+
+
+RECORDS, SHARDS = 0.54e6, 6.6e6
+"""Tokens a second that one core of a 2-core machine read and packed (`experiments/bench/host_speed.py`)."""
+
+
+def hosts(topology: Topology) -> int:
+    """Returns the number of hosts: one for four TPU chips, as on slices of several hosts, or for a node of GPUs."""
+    per_slice = topology.chips // topology.slices
+    return topology.slices * (math.ceil(per_slice / 4) if topology.chip.backend == "tpu" else 1)
 
 
 def node(topology: Topology) -> int:
@@ -371,6 +386,14 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
         f"bound: at most {bounds['tokens_per_second']:,.0f} tokens/s, MFU {bounds['mfu']:.1%}, by {bounds['by']}; a"
         f" step takes {seconds(bounds['step'])} or more"
     )
+    if need := plan["input"]:
+        rate = need["tokens_per_second"]
+        way = "records" if rate < RECORDS else "shards of tokens alone (jprm tokenise)"
+        way = way if rate < SHARDS else "neither: set data.streams to the number of hosts"
+        console.print(
+            f"input: {need['packers']} of {need['hosts']} hosts pack up to {rate:,.0f} tokens/s each; a core packed"
+            f" {RECORDS:,.0f} from records and {SHARDS:,.0f} from shards of tokens, so that this takes {way}"
+        )
     if plan["epoch"]:
         epoch = plan["epoch"]
         labels = f", {epoch['labels_per_second']:,.0f} labels/s at most" if epoch["labels_per_second"] else ""
