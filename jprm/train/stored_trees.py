@@ -274,16 +274,13 @@ class TokenShards(Sequence[TokenTree]):
             path = self.fetch(shard)
             try:
                 reader = ArrayRecordReader(os.fspath(path), _READ)
+                if (count := reader.num_records()) == self.records[shard]:
+                    return reader
+                reason = f"it has {count} records, and {SHARDS} says {self.records[shard]}"
             except Exception as error:  # a C++ error of no class of its own
-                if isinstance(self.folder, Remote) and not path.exists():  # made room for another meanwhile
-                    continue
-                raise ValueError(f"{self.folder / name}: cannot be read ({error}). Tokenise again") from None
-            if reader.num_records() != self.records[shard]:
-                raise ValueError(
-                    f"{self.folder / name}: has {reader.num_records()} records, and {SHARDS} says"
-                    f" {self.records[shard]}. Tokenise again"
-                )
-            return reader
+                reason = str(error)
+            if path.exists() or not isinstance(self.folder, Remote):  # else it made room for another copy meanwhile
+                raise ValueError(f"{self.folder / name}: is damaged ({reason}). Run `jprm tokenise` into a new folder")
 
     def read(self, reader: Any, record: int) -> TokenTree:
         return _read_tree(reader.read([record])[0], self.extras)
