@@ -26,7 +26,7 @@ GCS = ["gcsfs>=2026.10.1"]
 
 NEAR = ["rensa>=0.5.0"]
 
-SERVE = ["prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
+SERVE = ["httptools>=0.9.0", "prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
 TEST = [
     "jprm[near,parquet,serve,train]",
@@ -49,7 +49,7 @@ setuptools.setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    license_files=["LICENSE", "jprm/apps/web/katex/LICENSE.txt"],
+    license_files=["LICENSE", "jprm/apps/web/katex/LICENSE.txt", "jprm/apps/web/markdown/LICENSE.txt"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
     package_data={
         "jprm": ["py.typed"],
@@ -57,8 +57,26 @@ setuptools.setup(
         "jprm.methods.kernels": ["gpu_blocks.json"],
         "jprm.apps.plan": ["gpu_targets/*"],
         "jprm.apps.report": ["page.css", "page.html", "page.js"],
-        "jprm.apps.serve": ["playground.css", "playground.html", "playground.js", "runs.css", "runs.html", "runs.js"],
-        "jprm.apps.web": ["app.css", "base.css", "call.js", "chain.js", "math.js", "katex/*", "katex/fonts/*"],
+        "jprm.apps.serve": [
+            "docs.css",
+            "playground.css",
+            "playground.html",
+            "playground.js",
+            "runs.css",
+            "runs.html",
+            "runs.js",
+        ],
+        "jprm.apps.web": [
+            "app.css",
+            "base.css",
+            "call.js",
+            "chain.js",
+            "markdown.js",
+            "math.js",
+            "katex/*",
+            "katex/fonts/*",
+            "markdown/*",
+        ],
     },
     python_requires=">=3.11",
     install_requires=[

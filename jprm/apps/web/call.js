@@ -12,7 +12,7 @@ const server = (() => {
                                        body: body && JSON.stringify(body) });
     const made = await answer.json().catch(() => ({}));
     if (answer.status === 401) document.getElementById("key").hidden = false;
-    if (!answer.ok) throw new Error(made.error ? made.error.message : `status ${answer.status}`);
+    if (!answer.ok) throw Object.assign(new Error(made.error ? made.error.message : `status ${answer.status}`), { status: answer.status });
     return made;
   }
 

@@ -34,20 +34,22 @@ const mathematics = (() => {
     return made;
   }
 
-  // Sets an element's text, with formulas; returns the element.
-  function write(into, text) {
-    const parts = [];
+  // A text as its parts: plain text, and elements of formulas.
+  function parts(text) {
+    const made = [];
     let done = 0, count = 0;
     if (typeof katex !== "undefined" && text.length <= LONGEST_TEXT)
       for (const match of text.matchAll(FORMULA)) {
         if (++count > MOST) break;
-        parts.push(text.slice(done, match.index), formula(match));
+        made.push(text.slice(done, match.index), formula(match));
         done = match.index + match[0].length;
       }
-    into.replaceChildren(...parts.filter((part) => part !== ""), text.slice(done));
-    return into;
+    return [...made, text.slice(done)].filter((part) => part !== "");
   }
+  // Sets an element's text, with formulas; returns the element.
+  function write(into, text) { into.replaceChildren(...parts(text)); return into; }
   const found = (text) => text.length <= LONGEST_TEXT && text.search(FORMULA) >= 0;
+  const scrolls = (element) => { width.observe(element); return element; };
 
   document.addEventListener("copy", (event) => {
     const selection = getSelection();
@@ -69,5 +71,5 @@ const mathematics = (() => {
     event.preventDefault();
   });
 
-  return { write, found };
+  return { LONGEST_TEXT, parts, write, found, scrolls };
 })();
