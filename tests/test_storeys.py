@@ -13,6 +13,9 @@ STOREYS = ("io", "core", "methods", "apps")
 """From the ground up, as in docs/architecture.md. A file imports its own storey and lower ones. The core is what is in
 `jprm` itself and in folders that are no storey."""
 
+DOORS = ("__main__", "clients")
+"""Files in `jprm` itself that belong to the apps: what users start, and what machines without jax import."""
+
 TRAINING_ONLY = {"optax", "tensorflow_datasets", "grain", "sympy", "math_verify"}
 
 
@@ -38,7 +41,7 @@ def imported(tree):
 
 def storey(module):
     folder = (module.split(".") + ["jprm"])[1]
-    return "apps" if folder == "__main__" else folder if folder in STOREYS else "core"
+    return "apps" if folder in DOORS else folder if folder in STOREYS else "core"
 
 
 def unit(module):

@@ -5,37 +5,23 @@ under a credit, which with min_form is close to the lowest step's score. Its tra
 and has no place for rewards of other tokens.
 
 JPRM_URL is the server's address, JPRM_API_KEY its key if it has one, JPRM_CREDIT the credit. The server's `--view` says
-how prompts are written, and what ends a response.
+how prompts are written, and what ends a response. `jprm.clients` needs the package httpx2 alone:
+`pip install --no-deps jprm`, then `pip install httpx2`.
 """
 
-import json
 import os
-import urllib.request
+
+from jprm.clients import Client
+
+client = Client()
 
 
 def reward_func(queries, prompts, labels):
     """Returns the reward, the chain's score, and figures for the log."""
-    (sample,) = rewarded(queries, prompts)
+    pairs = zip(queries, prompts, strict=True)
+    samples = [{"prompt": prompt, "response": query[len(prompt) :]} for query, prompt in pairs]
+    (sample,) = client.rewards(samples, credit=os.environ.get("JPRM_CREDIT", "min_form"))
     scores = [step["score"] for step in sample["steps"]]
     reward = sum(step["reward"] for step in sample["steps"]) + sample["tail_reward"]
     logs = {"steps": float(len(scores)), "lowest_step": min(scores, default=0.0)}
     return {"rewards": reward, "scores": sample["score"] or 0.0, "extra_logs": logs}
-
-
-def rewarded(queries, prompts):
-    samples = [
-        {"prompt": prompt, "response": query[len(prompt) :]} for query, prompt in zip(queries, prompts, strict=True)
-    ]
-    return post({"credit": credit(), "samples": samples})["samples"]
-
-
-def credit():
-    return os.environ.get("JPRM_CREDIT", "min_form")
-
-
-def post(body):
-    url, key = os.environ.get("JPRM_URL", "http://localhost:8000"), os.environ.get("JPRM_API_KEY")
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(url + "/v1/rewards", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return json.load(answer)

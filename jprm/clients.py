@@ -1,0 +1,388 @@
+"""Clients of `jprm serve`, for machines without jax: `Client`, and `AsyncClient` with the same methods to await.
+
+    from jprm.clients import Client
+
+    client = Client("http://localhost:8000")
+    client.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."])      # [0.98, 0.97], as PRM.score
+    client.score_many(records)                                  # of chains, pools and trees
+    client.rewards(samples, credit="min_form")                  # of a trainer's samples, at its own tokens
+    client.rerank("What is 2 + 2?", ["2 + 2 = 4.", "It is 5."])
+    client.continue_("What is 2 + 2?", ["2 + 2 = 4."], n=4)
+
+Many records are many requests at once, and many samples go in batches that keep those of one problem together. What may
+pass is tried again, with waits that grow: a server that loads, is full or goes away for a while. A blank completion has
+no steps, so it has no score: it is answered with None in its place and is no error.
+
+It needs the package httpx2 and nothing else of what jprm needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import random
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import httpx2
+
+T = TypeVar("T")
+
+_PASSING = frozenset({408, 425, 429, 502, 503, 504})
+"""Statuses after which the same request may be answered. A 500 is the request's or a device's, and would come again."""
+
+_LONGEST_WAIT_S = 30.0
+
+
+class ServerError(Exception):
+    """A request that the server does not answer.
+
+    Attributes:
+      status: of HTTP; 0 where no answer came.
+      param: the field of the request that it is about, None where the server names none.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None):
+        super().__init__(message if not status else f"status {status}: {message}")
+        self.status, self.param = status, param
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A record with its scores.
+
+    Attributes:
+      record: as `jprm score` writes it: `scores` in a chain and in each sample of a pool, `score` in a node.
+      chains: of every chain its `nodes`, its `score` by the rule, and its `weakest` node.
+    """
+
+    record: dict[str, Any]
+    chains: list[dict[str, Any]]
+
+    @property
+    def scores(self) -> list[float | None]:
+        """Of the steps of a record that is a chain."""
+        return self.record["scores"]
+
+    @property
+    def score(self) -> float | None:
+        """Of a record that is a chain, by the rule; None for a blank one."""
+        return self.chains[0]["score"] if self.chains else None
+
+
+class AsyncClient:
+    """Asks a server.
+
+    Args:
+      url: the server's address; by default the environment's JPRM_URL, or this machine's port 8000.
+      key: the server's key; by default the environment's JPRM_API_KEY.
+      model: the name of a model or judge; by default the server's first.
+      concurrency: requests at once.
+      batch: samples of a request of `rewards`, more where one problem has more.
+      timeout_s: seconds for one attempt. The server has its own limit, `--answer-seconds`.
+      patience_s: seconds for a request with all its attempts and waits.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; every next range is doubled, up to 30 s. A
+        longer `Retry-After` of the server is honoured.
+      transport: in place of the network, for tests.
+
+    Raises ValueError for an address that is none, or holds a password.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        model: str | None = None,
+        *,
+        concurrency: int = 16,
+        batch: int = 64,
+        timeout_s: float = 300.0,
+        patience_s: float = 600.0,
+        backoff_s: float = 0.5,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ):
+        self.url = _checked(url or os.environ.get("JPRM_URL") or "http://localhost:8000")
+        self.model, self.batch, self.patience_s, self.backoff_s = model, batch, patience_s, backoff_s
+        for name, value in {"concurrency": concurrency, "batch": batch, "timeout_s": timeout_s}.items():
+            if not value > 0:
+                raise ValueError(f"{name} is {value}: it must be above 0")
+        key = key or os.environ.get("JPRM_API_KEY")
+        self._slots = asyncio.Semaphore(concurrency)
+        self._http = httpx2.AsyncClient(
+            base_url=self.url, timeout=timeout_s, transport=transport,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        )  # fmt: skip
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
+        """Returns one score a step; None where a judge gave none. No steps have no scores."""
+        (scored,) = await self.score_many([{"problem": problem, "steps": list(steps)}])
+        return scored.scores
+
+    async def score_many(
+        self, records: Iterable[Mapping[str, Any]], *, rule: str | None = None, caller: str | None = None
+    ) -> list[Scored]:
+        """Returns the scores of records, which are chains, pools, trees, free text or messages.
+
+        Args:
+          rule: what makes a chain's score of its steps'; by default the model's own.
+          caller: a name under which the server keeps what it has computed, for records that begin like earlier ones.
+
+        A chain whose steps or `response` are blank has no scores, and so does a pool's sample.
+
+        Raises ServerError, of the first record that fails.
+        """
+        return await _together(self._scored(record, rule, caller) for record in records)
+
+    async def rewards(
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        *,
+        credit: str | Mapping[str, Any] | None = None,
+        tokenizer: str | None = None,
+        rule: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Returns what `/v1/rewards` gives for each sample: `steps`, `score`, and with a credit rewards.
+
+        Samples of one problem stay in one request, since a credit may compare them. A request that is too large for
+        the server is sent in halves.
+
+        Raises ServerError.
+        """
+        asked = self._with({"credit": credit, "tokenizer": tokenizer, "rule": rule})
+        groups: dict[str, list[int]] = {}
+        for i, sample in enumerate(samples):
+            groups.setdefault(_prompt(sample), []).append(i)
+        batches: list[list[list[int]]] = []  # of groups
+        for group in groups.values():
+            if not batches or sum(map(len, batches[-1])) + len(group) > self.batch:
+                batches.append([])
+            batches[-1].append(group)
+        found: dict[int, dict[str, Any]] = {}
+
+        async def send(some: list[list[int]]) -> None:
+            places = [i for group in some for i in group]
+            try:
+                body = asked | {"samples": [dict(samples[i]) for i in places]}
+                answer = await self._post("/v1/rewards", body)
+            except ServerError as error:
+                if error.status != 413 or len(some) == 1:
+                    raise
+                await _together(send(half) for half in (some[: len(some) // 2], some[len(some) // 2 :]))
+                return
+            found.update(zip(places, answer["samples"], strict=True))
+
+        await _together(map(send, batches))
+        return [found[i] for i in range(len(samples))]
+
+    async def rerank(
+        self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
+    ) -> list[tuple[int, float | None]]:
+        """Returns the indices of solutions with their scores, the best first; blank ones come last, without a score."""
+        places = [i for i, text in enumerate(solutions) if text.strip()]
+        blank: list[tuple[int, float | None]] = [(i, None) for i, text in enumerate(solutions) if not text.strip()]
+        ranked: list[tuple[int, float | None]] = []
+        if places:
+            body = {"query": problem, "documents": [solutions[i] for i in places], "rule": rule}
+            answer = await self._post("/v1/rerank", self._with(body))
+            ranked = [(places[one["index"]], one["relevance_score"]) for one in answer["results"]]
+        return [*ranked, *blank][: len(solutions) if top is None else top]
+
+    async def continue_(
+        self, problem: str, steps: Sequence[str] = (), *, n: int = 4, until: str = "step", seed: int = 0,
+        rule: str | None = None, caller: str | None = None,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Returns n alternatives of the server's policy after the steps: `steps`, `scores`, `score`, `finish_reason`.
+
+        `until` is `step`, one step each, or `end`, the rest. A blank one has no steps and the score None.
+        """
+        body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
+        answer = await self._post("/v1/continue", self._with(body | {"rule": rule, "prompt_cache_key": caller}))
+        return answer["alternatives"]
+
+    async def _scored(self, record: Mapping[str, Any], rule: str | None, caller: str | None) -> Scored:
+        body, blank = dict(record), []
+        if "samples" in body:
+            blank = [i for i, sample in enumerate(body["samples"]) if _blank(sample)]
+            body["samples"] = [sample for i, sample in enumerate(body["samples"]) if i not in blank]
+        if _blank(body) or body.get("samples") == []:
+            empty = [{**sample, "scores": []} for sample in record.get("samples", ())]
+            return Scored({**record, **({"samples": empty} if "samples" in record else {"scores": []})}, [])
+        answer = await self._post("/v1/score", self._with(body | {"rule": rule, "prompt_cache_key": caller}))
+        found = answer["record"]
+        for i in blank:  # from the first on, so that every later place is right
+            found["samples"].insert(i, {**record["samples"][i], "scores": []})
+        return Scored(found, answer["chains"])
+
+    def _with(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a request's body with the model's name, without what is None."""
+        return {name: value for name, value in {**body, "model": self.model}.items() if value is not None}
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer's JSON. Tries again what may pass, until patience ends."""
+        loop = asyncio.get_running_loop()
+        deadline, wait = loop.time() + self.patience_s, self.backoff_s
+        async with self._slots:
+            while True:
+                try:
+                    answer = await self._http.post(path, json=body)
+                    if answer.is_success:
+                        return answer.json()
+                    error, after = _error(answer), _retry_after(answer)
+                except (httpx2.TransportError, ValueError) as failure:  # no answer, or one that is no JSON
+                    error, after = ServerError(0, f"{self.url}: {type(failure).__name__}: {failure}"), 0.0
+                if error.status and error.status not in _PASSING:
+                    raise error
+                seconds = max(after, random.uniform(wait / 2, wait))
+                if loop.time() + seconds > deadline:
+                    raise error
+                await asyncio.sleep(seconds)
+                wait = min(2 * wait, _LONGEST_WAIT_S)
+
+
+class Client:
+    """As `AsyncClient`, for code that is not asynchronous: its methods return what those of `AsyncClient` do.
+
+    It works in threads, inside a running event loop, after a fork, and can be pickled.
+    """
+
+    def __init__(self, url: str | None = None, key: str | None = None, model: str | None = None, **options: Any):
+        self._given = (url, key, model), options
+        self._lock = threading.Lock()
+        self._running: tuple[int, asyncio.AbstractEventLoop, AsyncClient] | None = None
+        AsyncClient(url, key, model, **options)  # says what is wrong with them
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        (url, key, model), options = self._given
+        return _client, (url, key, model, options)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
+        return self._run(lambda client: client.score(problem, steps))
+
+    def score_many(
+        self, records: Iterable[Mapping[str, Any]], *, rule: str | None = None, caller: str | None = None
+    ) -> list[Scored]:
+        return self._run(lambda client: client.score_many(records, rule=rule, caller=caller))
+
+    def rewards(
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        *,
+        credit: str | Mapping[str, Any] | None = None,
+        tokenizer: str | None = None,
+        rule: str | None = None,
+    ) -> list[dict[str, Any]]:
+        return self._run(lambda client: client.rewards(samples, credit=credit, tokenizer=tokenizer, rule=rule))
+
+    def rerank(
+        self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
+    ) -> list[tuple[int, float | None]]:
+        return self._run(lambda client: client.rerank(problem, solutions, top=top, rule=rule))
+
+    def continue_(
+        self, problem: str, steps: Sequence[str] = (), *, n: int = 4, until: str = "step", seed: int = 0,
+        rule: str | None = None, caller: str | None = None,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        return self._run(
+            lambda client: client.continue_(problem, steps, n=n, until=until, seed=seed, rule=rule, caller=caller)
+        )
+
+    def close(self) -> None:
+        """Closes its connections and ends its thread. A later call opens new ones."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running and running[0] == os.getpid():
+            _, loop, client = running
+            asyncio.run_coroutine_threadsafe(client.aclose(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _run(self, call: Any) -> Any:
+        """Runs a coroutine in the event loop of a thread, which a caller's own loop does not disturb."""
+        with self._lock:
+            if self._running is None or self._running[0] != os.getpid():  # a fork has no thread of its parent's
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="jprm client", daemon=True).start()
+                (url, key, model), options = self._given
+                self._running = os.getpid(), loop, AsyncClient(url, key, model, **options)
+            _, loop, client = self._running
+        future = asyncio.run_coroutine_threadsafe(call(client), loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C as well: the requests end with their caller
+            future.cancel()
+            raise
+
+
+def _client(url: str | None, key: str | None, model: str | None, options: dict[str, Any]) -> Client:
+    return Client(url, key, model, **options)
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Returns the results of calls in their order. The first error ends the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _checked(url: str) -> str:
+    try:
+        known = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"url is {url!r}: {error}") from None
+    if known.scheme not in ("http", "https") or not known.host:
+        raise ValueError(f"url is {url!r}: write the server's address, such as http://localhost:8000")
+    if known.userinfo:
+        raise ValueError("url holds a password: give the key as `key`, or in JPRM_API_KEY")
+    return url.rstrip("/")
+
+
+def _blank(record: Mapping[str, Any]) -> bool:
+    """Returns whether a chain or sample has no text of a solution."""
+    if "steps" in record:
+        return not any(step.strip() for step in record["steps"] if isinstance(step, str))
+    written = [message for message in record.get("messages") or () if message.get("role") == "assistant"]
+    if len(written) == 1:
+        text = written[0].get("content")
+        return not written[0].get("tool_calls") and (text is None or (isinstance(text, str) and not text.strip()))
+    return "response" in record and isinstance(record["response"], str) and not record["response"].strip()
+
+
+def _prompt(sample: Mapping[str, Any]) -> str:
+    """Returns what tells the problem of a sample for a trainer: equal for those that may be compared."""
+    messages = [message for message in sample.get("messages") or () if message.get("role") in ("system", "user")]
+    return repr([sample.get("system"), sample.get("problem"), sample.get("prompt"), messages])
+
+
+def _error(answer: httpx2.Response) -> ServerError:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        error = answer.json()["error"]
+        return ServerError(answer.status_code, error["message"], error.get("param"))
+    return ServerError(answer.status_code, " ".join(answer.text.split())[:200])
+
+
+def _retry_after(answer: httpx2.Response) -> float:
+    try:
+        return max(0.0, float(answer.headers.get("Retry-After", 0)))
+    except ValueError:  # a date, which jprm's server does not send
+        return 0.0
