@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import time
+import types
 import uuid
 
 import pytest
@@ -315,10 +317,13 @@ def test_a_model_converted_in_a_bucket_scores_there(tiny_run, bucket, tmp_path):
 
 def test_models_in_a_bucket_are_served_by_their_names(model, monkeypatch, one_device):
     served = []
-    monkeypatch.setattr(serving.uvicorn, "run", lambda app, **_: served.append(app))
-    monkeypatch.setattr(scorer.PRM, "warm_up", lambda self, longest: [128])
+    recording = lambda config: types.SimpleNamespace(run=lambda: served.append(config.app))  # noqa: E731
+    monkeypatch.setattr(serving.uvicorn, "Server", recording)
+    monkeypatch.setattr(scorer.PRM, "compile", lambda self, tokens: None)
     jprm("serve", model, "--run", model.parent, "--prefix-tokens", 0)
     with TestClient(served[0], base_url="http://localhost") as client:
+        while client.get("/ready").status_code == 503:
+            time.sleep(0.01)
         assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["run"]
         (run,) = client.get("/v1/runs").json()["data"]
         assert run["steps"] == 6 and 0 <= run["quiet_seconds"] < 60

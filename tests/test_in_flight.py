@@ -2,10 +2,10 @@
 
 import threading
 
-import jax
 import numpy as np
 import pytest
 from test_scorer import short_rows  # noqa: F401  (autouse)
+from tiny import compiling
 from tiny_run import chains, pool_of, trees
 
 from jprm.rows import empty_rows
@@ -135,18 +135,9 @@ def test_files_are_scored_with_the_bits_of_their_chunks(prm):
 def test_nothing_is_compiled_where_the_device_would_wait(prm):
     """What a chunk needs is compiled by the thread that packs it, and nothing is compiled twice."""
     scorer.readout_of_rows.clear_cache()
-    compiled = []
-
-    def listen(event, _seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(threading.current_thread().name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compiling() as compiled:
         records = [*chains(20), *chains(12, seed=3, longest=40), *trees(3)]
         first = list(prm.score_many(records))
         assert len(compiled) >= 2 and all(name.startswith("jprm packing") for name in compiled)
         compiled.clear()
         assert list(prm.score_many(records)) == first and not compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)

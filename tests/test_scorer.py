@@ -126,10 +126,21 @@ def test_a_tree_longer_than_any_row_is_split(prm):
         np.testing.assert_allclose(sample["scores"], prm.score("wide", sample["steps"]), atol=CLOSE, rtol=0)
 
 
+def test_rows_are_no_longer_than_asked_for_unless_a_chain_is(prm):
+    """Trees are split at their branches: scores stay those of the whole tree."""
+    pool = tree_of({"problem": "wide", "samples": [{"steps": [f"end {j}", "dot 1", "far 2"]} for j in range(60)]})
+    chain = tree_of({"problem": "long", "steps": [f"dot {i}" for i in range(60)]})
+    prepared = prm.prepare([pool, chain], 256)
+    lengths = [batch.rows.tokens.shape[1] for batch in prepared.batches]
+    assert set(lengths) == {256, 512} and lengths.count(512) == 1
+    for short, whole in zip(prm.outputs_of(prepared), prm.outputs_of([pool, chain]), strict=True):
+        np.testing.assert_allclose(short["score"], whole["score"], atol=CLOSE, rtol=0)
+
+
 def test_every_tree_has_its_row_and_rows_are_full(prm):
     """Trees of 20 to 250 tokens: what is left after full rows goes into shorter ones, one of a size."""
     given = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
-    groups = scorer.row_groups(given)
+    groups = scorer.row_groups(given, scorer.LONGEST)
     assert sorted(i for members in groups.values() for i in members) == list(range(100))
     packed = [pack([given[i] for i in some], tokens, tokens // 2, too_long="error") for tokens, some in groups.items()]
     assert list(groups) == sorted(groups, reverse=True) and max(groups) == scorer.FILLED

@@ -27,12 +27,12 @@ class Slow:
     def __init__(self):
         self.prepared, self.go, self.packed = [], threading.Event(), threading.Semaphore(0)
 
-    def prepare(self, trees):
+    def prepare(self, trees, row=None):
         self.prepared.append([tree.problem for tree in trees])
         self.packed.release()
         if any(tree.problem == "bad" for tree in trees):
             raise ValueError("bad")
-        return types.SimpleNamespace(trees=trees)
+        return types.SimpleNamespace(trees=trees, batches=[])
 
     def outputs_of(self, prepared):
         assert self.go.wait(60)

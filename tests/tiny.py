@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import threading
 import types
 
 import jax
@@ -82,6 +83,22 @@ class Characters:
 init = jax.jit(transformer.init, static_argnums=0)
 hidden = jax.jit(transformer.hidden, static_argnums=1)
 logits = jax.jit(transformer.step_logits, static_argnums=1)
+
+
+@contextlib.contextmanager
+def compiling():
+    """Yields a list that grows with every program that is compiled or read from the cache: the thread's name."""
+    threads = []
+
+    def listen(event, _seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            threads.append(threading.current_thread().name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield threads
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def main(
         samples: Samples of each problem.
     """
     prm = made_up_prm()
-    prm.warm_up(LONGEST)
+    prm.warm_up(8192)  # of all rows: an engine that does not compile ahead takes any
     engine = Engine(prm, LONGEST, "model")
     app = make_app([engine], ServeConfig(longest=LONGEST, queue_seconds=1e9, answer_seconds=1e9))
     pools = [tree_of(r) for r in itertools.islice(read_records(data / "pools/gsm8k_chatgpt_n19.jsonl"), problems)]

@@ -97,10 +97,12 @@ class Slots:
         paths: Sequence[np.ndarray],
         T: int,
         S: int,
+        *,
+        run: bool = True,
     ) -> None:
         """Computes the tokens ids[p], each row after those in the slots paths[p], and keeps them in slots[p].
 
-        Rows are padded to T new tokens and S tokens before them.
+        Rows are padded to T new tokens and S tokens before them. Without `run` it is compiled alone.
         """
         P = self.rows(len(ids))
         tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self.size, np.int32)  # padding: nowhere
@@ -112,7 +114,11 @@ class Slots:
         with jax.set_mesh(mesh):
             rows = put_rows((tokens_PT, path_PS, above_P), mesh)
             place_PT = jax.device_put(place_PT, NamedSharding(mesh, spec()))
-            self._pool = _extend(self.model.params, self.model.config, self._pool, *rows, place_PT)
+            given = (self.model.params, self.model.config, self._pool, *rows, place_PT)
+            if run:
+                self._pool = _extend(*given)
+            else:
+                _extend.lower(*given).compile()
 
     def past(self, paths: Sequence[np.ndarray], S: int) -> decode.Past:
         """Returns copies of keys and values, a row for each path of slots, padded to S: a loop reads them often."""
@@ -138,10 +144,13 @@ class Slots:
         ends: Sequence[Sequence[int] | np.ndarray],
         parents: Sequence[Sequence[int] | np.ndarray],
         E: int,
+        *,
+        run: bool = True,
     ) -> dict[str, Float[np.ndarray, "P E"]]:
         """Returns the named outputs of steps that end in the slots ends[p], padded to E in a row.
 
-        parents[p] are the places, in their row, of the steps before them; -1 is none.
+        parents[p] are the places, in their row, of the steps before them; -1 is none. Without `run` it is compiled
+        alone, and there are no outputs.
         """
         P, mesh = self.rows(len(ends)), prm.mesh
         end_PE, parent_PE = np.zeros((P, E), np.int32), np.full((P, E), -1, np.int32)
@@ -149,7 +158,10 @@ class Slots:
             end_PE[p, : len(end)], parent_PE[p, : len(end)] = end, parent
         with jax.set_mesh(mesh):
             rows = put_rows((end_PE, parent_PE), mesh)
-            outputs = _outputs(prm.params, prm.config, prm.readout, self._pool, *rows)
+            given = (prm.params, prm.config, prm.readout, self._pool, *rows)
+            outputs = _outputs(*given) if run else {}
+            if not run:
+                _outputs.lower(*given).compile()
         return {name: np.asarray(value_PE)[: len(ends)] for name, value_PE in outputs.items()}
 
 
@@ -450,11 +462,11 @@ class PrefixCache:
         return outputs, total - len(new)
 
     def warm_up(self) -> None:
-        """Compiles everything that `outputs_of` needs."""
+        """Compiles everything that `outputs_of` needs, and runs nothing."""
         for S in padded_sizes(self.slots, SHORTEST_PREFIX, 4):
             path_N = np.zeros(min(S, self.slots), np.int64)
-            self._slots.extend([[]], [path_N[:0]], [path_N], EDIT, S)
-            self._read(path_N, path_N - 1)
+            self._slots.extend([[]], [path_N[:0]], [path_N], EDIT, S, run=False)
+            self._slots.read(self._prm, [path_N], [path_N - 1], S, run=False)
 
     def _known(self, tokens: TokenTree, caller: str) -> tuple[Int[np.ndarray, " N"], list[int]]:
         """Returns the slot of every token, -1 for a new one, and the index of the token before each."""

@@ -36,6 +36,11 @@ class LogRatio:
         above, below = log_probs(params, config, rows), log_probs(self.params, self.config, rows)
         return path_sum(self.scale * (above - below), rows, start_BS)
 
+    def compile(self, params: dict, config: ModelConfig, rows: Rows) -> None:
+        """Compiles what a call needs, and runs nothing."""
+        log_probs.lower(params, config, rows).compile()
+        log_probs.lower(self.params, self.config, rows).compile()
+
 
 @dataclasses.dataclass(frozen=True)
 class LogProbability:
@@ -46,6 +51,9 @@ class LogProbability:
 
     def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Array) -> Float[Array, "B S"]:
         return path_sum(log_probs(params, config, rows), rows, start_BS)
+
+    def compile(self, params: dict, config: ModelConfig, rows: Rows) -> None:
+        log_probs.lower(params, config, rows).compile()
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -60,6 +60,8 @@ class LogScore(Protocol):
 
     def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Any) -> Any: ...
 
+    def compile(self, params: dict, config: ModelConfig, rows: Rows) -> None: ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -195,8 +197,8 @@ class PRM:
             for batch in prepared.batches if self.ratio is None else ():
                 if batch.rows.tokens.shape not in compiled:
                     compiled.add(batch.rows.tokens.shape)
-                    with self._fitting(prepared, batch), jax.set_mesh(self.mesh):
-                        readout_of_rows.lower(self.params, self.config, self._put(batch), self.readout).compile()
+                    with self._fitting(prepared, batch):
+                        self._compile(batch)
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
@@ -234,28 +236,39 @@ class PRM:
             )
         return self if output == "score" else dataclasses.replace(self, readout=Readout(score=self.readout[output]))
 
-    def warm_up(self, longest: int) -> list[int]:
-        """Compiles what chains of up to `longest` tokens need; returns the lengths of rows, in tokens.
+    def compile(self, tokens: int) -> None:
+        """Compiles what rows of so many tokens need, and runs nothing: the call that scores such rows compiles no more.
 
-        Afterwards no tree whose chains have at most so many tokens, and half as many steps, compiles anything.
+        Raises MemoryError for rows that a device cannot hold.
         """
-        sizes = padded_sizes(max(LONGEST, longest), SHORTEST)
-        for tokens in sizes:
-            rows = empty_rows(1, tokens, tokens // 2)
-            for readout in (self.readout, _logits) if self.ratio is None else (self.readout,):
-                for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
-                    jax.block_until_ready(self._run(batch, readout))
-        return sizes
+        rows = empty_rows(1, tokens, tokens // 2)
+        for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
+            self._compile(batch)
 
-    def prepare(self, trees: Sequence[ReasoningTree]) -> Prepared:
+    def warm_up(self, longest: int) -> list[int]:
+        """Compiles rows for chains of up to `longest` tokens; returns their lengths, in tokens.
+
+        Afterwards no chain of at most so many tokens, and half as many steps, compiles anything, nor do trees of such
+        chains that are prepared for rows of at most so many tokens.
+        """
+        lengths = row_lengths(longest)
+        for tokens in lengths:
+            self.compile(tokens)
+        return lengths
+
+    def prepare(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
         """Tokenises and packs trees for `outputs_of`, without the device: a thread may do it while another scores.
+
+        Args:
+          row: the most tokens of a row, unless a chain needs more; LONGEST at most. Trees of more tokens are split, and
+            scores change by the rounding of other rows.
 
         Raises ValueError for a chain longer than the model takes.
         """
-        prepared = self._prepared(trees)
+        prepared = self._prepared(trees, row)
         return dataclasses.replace(prepared, batches=list(prepared.batches))
 
-    def _prepared(self, trees: Sequence[ReasoningTree]) -> Prepared:
+    def _prepared(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
         if self.ratio is not None and any(tree.of_messages for tree in trees):
             raise ValueError(f"{self.name}: scores by sums over all tokens after a problem, and takes no trajectories")
         token_trees = [token_tree(tree, self.layout) for tree in trees]
@@ -263,7 +276,7 @@ class PRM:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
         problem = np.array([tree.length_R[0] for tree in token_trees], np.int32)
-        rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees)
+        rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees, min(row or LONGEST, LONGEST))
         batches = (
             batch
             for some, tree_BS, node_BS in rows
@@ -340,6 +353,14 @@ class PRM:
         check_memory(self.config, batch.rows.tokens.shape[1], self._a_device(batch.rows), self.mesh)
         return put_rows(batch.rows, self.mesh)
 
+    def _compile(self, batch: Batch) -> None:
+        with jax.set_mesh(self.mesh):
+            rows = self._put(batch)
+            if self.ratio is None:
+                readout_of_rows.lower(self.params, self.config, rows, self.readout).compile()
+            else:
+                self.ratio.compile(self.params, self.config, rows)
+
     def _run(self, batch: Batch, readout: Callable) -> dict[str, jax.Array]:
         """Returns the outputs of a batch by name, which the device may still compute."""
         with jax.set_mesh(self.mesh):
@@ -401,26 +422,34 @@ A row is SHORTEST times a power of two, so few shapes are compiled. A chain long
 size, the next power of two."""
 
 
-def rows_of_trees(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot."""
-    for tokens, members in row_groups(trees).items():
+def row_lengths(longest: int) -> list[int]:
+    """Returns the lengths of rows for chains of up to `longest` tokens, the shortest first."""
+    return padded_sizes(longest, SHORTEST)
+
+
+def rows_of_trees(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+    """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot.
+
+    Rows have `row` tokens at most, unless a chain needs more.
+    """
+    for tokens, members in row_groups(trees, row).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
 
 
-def rows_of_chains(trees: Sequence[TokenTree]) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
+def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
     """Yields rows of one chain each, the shortest that hold it, with the tree and the node of every slot."""
     groups: dict[int, list[Part]] = {}
     for index, tree in enumerate(trees):
-        longest = _longest_row(tree)
+        longest = _longest_row(tree, row)
         for part in split(tree, index, longest, longest // 2, too_long="error", chains=True)[0]:
             groups.setdefault(padded_size(_needed(part.tree), SHORTEST), []).append(part)
     for tokens, parts in groups.items():
         yield lay_out([[part] for part in parts], tokens, tokens // 2)
 
 
-def row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
-    """Returns, by the tokens of a row, the indices of the trees that are packed into such rows.
+def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
+    """Returns, by the tokens of a row, the indices of the trees that are packed into such rows, as `rows_of_trees`.
 
     Rows are chosen one by one, each of the longest size that the remaining trees fill, so the last ones are short and
     little is padding. The number of devices plays no part: rows of another length would change scores by their
@@ -431,9 +460,9 @@ def row_groups(trees: Sequence[TokenTree]) -> dict[int, list[int]]:
     groups: dict[int, list[int]] = {}
     while left:
         first, *later = left
-        tokens = _row_tokens(trees[first])
-        if need[first] <= LONGEST:  # a longer one is split at its branches and shares no row
-            tokens = max(tokens, min(FILLED, 1 << (sum(need[i] for i in left).bit_length() - 1)))
+        tokens = _row_tokens(trees[first], row)
+        if need[first] <= row:  # a longer one is split at its branches and shares no row
+            tokens = max(tokens, min(FILLED, row, 1 << (sum(need[i] for i in left).bit_length() - 1)))
         room, taken, left = tokens - need[first], [first], []
         for i in later:
             fits = need[i] <= room
@@ -448,15 +477,15 @@ def _needed(tree: TokenTree) -> int:
     return max(len(tree.tokens_N), 2 * len(tree.run_M))
 
 
-def _row_tokens(tree: TokenTree) -> int:
-    """Returns the tokens of the row for this tree alone. A tree longer than LONGEST is split."""
-    return padded_size(_needed(tree), SHORTEST) if _needed(tree) <= LONGEST else _longest_row(tree)
+def _row_tokens(tree: TokenTree, row: int) -> int:
+    """Returns the tokens of the row for this tree alone. A tree longer than `row` is split."""
+    return padded_size(_needed(tree), SHORTEST) if _needed(tree) <= row else _longest_row(tree, row)
 
 
-def _longest_row(tree: TokenTree) -> int:
-    """Returns the tokens of a row that holds any one chain of the tree: LONGEST, unless a chain is longer."""
+def _longest_row(tree: TokenTree, row: int) -> int:
+    """Returns the tokens of a row that holds any one chain of the tree: `row`, unless a chain is longer."""
     depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
-    return padded_size(max(LONGEST, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))), SHORTEST)
+    return padded_size(max(row, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))), SHORTEST)
 
 
 # ------------------------------------------------------------- batches: on the device while the host packs what follows

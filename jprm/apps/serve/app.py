@@ -1,15 +1,21 @@
-"""The server: loads and compiles the models, serves until SIGTERM; its routes, who may call them, what is measured."""
+"""The server: its routes, who may call them, what is measured.
+
+The port opens first. Then the models are loaded, and compiled while what is ready is served, until SIGTERM.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import prometheus_client
 import uvicorn
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jprm.apps.serve import ServeConfig, Weights, runs
+from jprm.apps.serve import ServeConfig, Weights, openapi, runs
 from jprm.apps.serve.chat import chat
 from jprm.apps.serve.engine import Closed, Engine, TextEngine
 from jprm.apps.serve.judges import JudgeEngine
@@ -71,30 +77,44 @@ def serve(
     stems = [path_of(path).stem for path in judges]
     if len({*names, *stems}) < len(names) + len(stems):
         raise ValueError(f"two models or judges have one name: {', '.join([*names, *stems])}. Rename a judge's file")
-    prompts = read_view(view) if view else View()
-    read_with = {name: load_tokenizer(path) for name, path in zip(read_by, tokenizers, strict=True)}
-    writer = load_policy(policy) if policy else None
-    shown = Runs(runs) if runs else None
     mesh = MeshConfig(data=-1, fsdp=1) if weights == "copied" else MeshConfig()
-    engines = []
-    for name, folder in zip(names, models, strict=True):
-        if (path_of(folder) / VERIFIER).is_file():
-            engines.append(TextEngine(load(folder, None, dtype, adapter, attention), config.longest, name))
-            say(engines[-1].prm.read_as)
-            continue
-        prm = load(folder, mesh, dtype=dtype, adapter=adapter, attention=attention)
-        say(f"{prm!r}: compiling")
-        lengths = prm.warm_up(config.longest)
-        cache = prefix_cache(prm, config.prefix_tokens)
-        kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
-        say(f"{name}: compiled for rows of {', '.join(map(str, lengths))} tokens{kept}")
-        engines.append(Engine(prm, config.longest, name, cache))
-    for stem, path in zip(stems, judges, strict=True):
-        engines.append(JudgeEngine(load_judge(path), config.longest, stem))
-        say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
-    known = list(read_records(calibration)) if calibration else None
-    app = make_app(engines, config, key, prompts, writer, shown, read_with, known)
-    uvicorn.run(app, **listening(config), log_level="info")
+
+    def load_all() -> None:
+        prompts = read_view(view) if view else View()
+        read_with = {name: load_tokenizer(path) for name, path in zip(read_by, tokenizers, strict=True)}
+        known = list(read_records(calibration)) if calibration else None
+        engines = []
+        for name, folder in zip(names, models, strict=True):
+            if (path_of(folder) / VERIFIER).is_file():
+                engines.append(TextEngine(load(folder, None, dtype, adapter, attention), config.longest, name))
+                say(engines[-1].prm.read_as)
+                continue
+            prm = load(folder, mesh, dtype=dtype, adapter=adapter, attention=attention)
+            cache = prefix_cache(prm, config.prefix_tokens)
+            kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
+            say(f"{name}: {prm!r}{kept}")
+            engines.append(Engine(prm, config.longest, name, cache))
+        for stem, path in zip(stems, judges, strict=True):
+            engines.append(JudgeEngine(load_judge(path), config.longest, stem))
+            say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
+        begin(app, engines, prompts, load_policy(policy) if policy else None, read_with, known)
+        for engine in engines:
+            engine.warm_up(say)
+
+    app = _application(config, key, bool(names or stems), bool(policy), Runs(runs) if runs else None)
+    server, failure = uvicorn.Server(uvicorn.Config(app, **listening(config), log_level="info")), []
+
+    def load_or_end() -> None:
+        try:
+            load_all()
+        except BaseException as error:
+            failure.append(error)
+            server.should_exit = True
+
+    app.state.when_open = threading.Thread(target=load_or_end, name="jprm loading", daemon=True).start
+    server.run()
+    if failure:
+        raise failure[0]
 
 
 def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
@@ -114,14 +134,11 @@ def listening(config: ServeConfig) -> dict[str, Any]:
 
 
 def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
-    """Returns a cache of prefixes that is compiled, or None for 0 tokens and for models that cannot have one."""
+    """Returns a cache of prefixes, or None for 0 tokens and for models that cannot have one."""
     try:
-        cache = PrefixCache(prm, tokens) if tokens else None
+        return PrefixCache(prm, tokens) if tokens else None
     except NotImplementedError:
         return None
-    if cache is not None:
-        cache.warm_up()
-    return cache
 
 
 PAGE = {
@@ -131,12 +148,21 @@ PAGE = {
     "/chain.js": "jprm.apps.web:chain.js",
     "/playground.css": "jprm.apps.serve:playground.css",
     "/playground.js": "jprm.apps.serve:playground.js",
+    "/markdown.js": "jprm.apps.web:markdown.js",
+    "/markdown/markdown-it.min.js": "jprm.apps.web:markdown/markdown-it.min.js",
     **MATH,
 }
 """The playground's files."""
 
-OPEN = ("/health", "/ready", "/", *PAGE, "/runs", *runs.FILES)
-"""Routes that need no key: a load balancer asks them, or they are the page that asks for the key."""
+DOCS = {
+    "/base.css": "jprm.apps.web:base.css",
+    "/app.css": "jprm.apps.web:app.css",
+    "/docs.css": "jprm.apps.serve:docs.css",
+}
+"""The files of the page of routes."""
+
+OPEN = ("/health", "/ready", "/", *PAGE, "/runs", *runs.FILES, "/openapi.json", "/docs", "/docs.css")
+"""Routes that need no key: a load balancer asks them, or they are pages without data, one of which asks for the key."""
 
 
 def make_app(
@@ -145,11 +171,11 @@ def make_app(
     key: str | None = None,
     view: View | None = None,
     policy: Policy | None = None,
-    shown: runs.Runs | None = None,
+    shown: Runs | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> Starlette:
-    """Returns the application. The engines' programs are to be compiled already: it is ready as soon as it runs.
+    """Returns the application of engines that score already.
 
     Args:
       engines: one a model; the first is the default. Without one there are no routes of scores.
@@ -160,13 +186,40 @@ def make_app(
       tokenizers: of the callers of /v1/rewards, by name; the first is the default.
       calibration: results of a search with known answers, by which /v1/chat/completions abstains.
     """
+    app = _application(config, key, bool(engines), policy is not None, shown)
+    begin(app, engines, view or View(), policy, tokenizers or {}, calibration)
+    return app
+
+
+def begin(
+    app: Starlette,
+    engines: Sequence[Engine],
+    view: View,
+    policy: Policy | None,
+    tokenizers: Mapping[str, Tokenizer],
+    calibration: Sequence[Mapping[str, Any]] | None,
+) -> None:
+    """Gives an application what it serves, as `make_app` takes it."""
+    by_name = {engine.name: engine for engine in engines}
+    app.state.view = view
+    app.state.server = Server(by_name, app.state.listen, Writer(policy) if policy else None, tokenizers, calibration)
+
+
+def _application(config: ServeConfig, key: str | None, scores: bool, policy: bool, shown: Runs | None) -> Starlette:
+    """Returns the application before it has anything to serve: routes of scores answer 503 until `begin`."""
     registry = prometheus_client.CollectorRegistry()
     routes = [
-        *(_routes_of_scores(policy, shown) if engines else ()),
-        *(_routes_of_runs(bool(engines)) if shown else ()),
+        *(_routes_of_scores(policy, shown) if scores else ()),
+        *(_routes_of_runs(scores) if shown else ()),
         Route("/health", lambda request: PlainTextResponse("ok")),
-        Route("/ready", lambda request: PlainTextResponse("ready")),
+        Route("/ready", _ready),
         Route("/metrics", _metrics),
+    ]
+    described = openapi.document([route.path for route in routes], key is not None)
+    routes += [
+        page_route("/openapi.json", json.dumps(described), "openapi.json"),
+        page_route("/docs", openapi.page(described), "docs.html"),
+        *file_routes({name: file for name, file in DOCS.items() if name not in [route.path for route in routes]}),
     ]
     middleware = [
         Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
@@ -176,29 +229,22 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.when_open()
         yield
-        for engine in engines:  # what was admitted has been answered: uvicorn waits for its connections
-            engine.close()
-        if writer:
-            writer.close()
+        if server := app.state.server:  # what was admitted has been answered: uvicorn waits for its connections
+            for engine in server.engines.values():
+                engine.close()
+            if server.writer:
+                server.writer.close()
 
-    writer = Writer(policy) if policy else None
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
-    app.state.listen, app.state.runs = config, shown
-    app.state.server, app.state.view, app.state.registry = (
-        Server({engine.name: engine for engine in engines}, config, writer, tokenizers or {}, calibration),
-        view or View(),
-        registry,
-    )
-    waiting = prometheus_client.Gauge("jprm_waiting_tokens", "Tokens that wait.", ["model"], registry=registry)
-    rate = prometheus_client.Gauge("jprm_tokens_per_second", "Measured rate.", ["model"], registry=registry)
-    for engine in engines:
-        waiting.labels(engine.name).set_function(lambda engine=engine: engine.waiting_tokens)
-        rate.labels(engine.name).set_function(lambda engine=engine: engine.rate)
+    app.state.listen, app.state.runs, app.state.registry = config, shown, registry
+    app.state.server, app.state.scores, app.state.when_open = None, scores, lambda: None
+    registry.register(_Counts(app))
     return app
 
 
-def _routes_of_scores(policy: Policy | None, shown: runs.Runs | None) -> list[Route]:
+def _routes_of_scores(policy: bool, shown: Runs | None) -> list[Route]:
     page = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
     return [
         Route("/v1/score", score, methods=["POST"]),
@@ -237,10 +283,58 @@ async def _models(request: Request) -> Response:
     return JSONResponse({"object": "list", "data": data})
 
 
+async def _ready(request: Request) -> Response:
+    """Answers 200 where every model scores, else 503 with the reason, and in both cases with what is compiled."""
+    server: Server | None = request.app.state.server
+    if server is None and request.app.state.scores:
+        return JSONResponse({"ready": False, "reason": "the models are loading", "left": ["loading"]}, 503)
+    models, reasons, left = {}, [], []
+    for name, engine in (server.engines if server else {}).items():
+        programs, reason = engine.programs, engine.unready()
+        compiled = {str(tokens): round(seconds, 3) for tokens, seconds in sorted(programs.seconds.items())}
+        models[name] = {
+            "ready": not reason, "compiled": compiled, "left": programs.left, "prefixes": programs.prefixes,
+            **({"failed": {str(tokens): why for tokens, why in programs.failed.items()}} if programs.failed else {}),
+        }  # fmt: skip
+        reasons += [f"{name}: {reason}"] if reason else []
+        left += [f"{name}: {tokens}" for tokens in programs.left]
+        left += [] if programs.prefixes else [f"{name}: prefixes"]
+    content = {"ready": not reasons, "reason": "; ".join(reasons), "left": left, "models": models}
+    return JSONResponse(content, 503 if reasons else 200)
+
+
 async def _metrics(request: Request) -> Response:
     return Response(
         prometheus_client.generate_latest(request.app.state.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
     )
+
+
+class _Counts(prometheus_client.registry.Collector):
+    """What every engine has done: counters, whose rates Prometheus computes, and what waits now."""
+
+    def __init__(self, app: Starlette):
+        self.app = app
+
+    def collect(self) -> Iterator[Metric]:
+        engines = self.app.state.server.engines.values() if self.app.state.server else ()
+        for name, text in {
+            "tokens": "Tokens computed, equal steps after equal steps once, without padding.",
+            "cached_tokens": "Tokens that were not computed again: those of kept prefixes.",
+            "trees": "Chains, pools and trees scored.",
+            "batches": "Batches that ran on the device.",
+            "device_seconds": "Seconds in which the device ran batches.",
+            "failures": "Chains, pools and trees whose scores failed.",
+        }.items():
+            counter = CounterMetricFamily(f"jprm_{name}", text, labels=["model"])
+            for engine in engines:
+                counter.add_metric([engine.name], engine.counts[name])
+            yield counter
+        compiling = CounterMetricFamily("jprm_compile_seconds", "Seconds of compiling.", labels=["model"])
+        waiting = GaugeMetricFamily("jprm_waiting_tokens", "Tokens of the work that waits.", labels=["model"])
+        for engine in engines:
+            compiling.add_metric([engine.name], sum(engine.programs.seconds.values()))
+            waiting.add_metric([engine.name], engine.waiting_tokens)
+        yield from (compiling, waiting)
 
 
 class _Measured:

@@ -1,4 +1,8 @@
-"""Two threads: one packs what waits, equal problems as one tree, and one runs on the device what is packed."""
+"""Threads: one packs what waits, equal problems as one tree; one runs on the device what is packed; one compiles ahead.
+
+The server answers while it compiles. Rows are at first as short as what is compiled, so that chains that fit are scored
+at once, and a longer chain has its length of rows compiled next.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from jprm.methods.cache import PrefixCache
-from jprm.score.scorer import PRM, SHORTEST
+from jprm.score.scorer import PRM, SHORTEST, Prepared, row_lengths
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
-from jprm.tree import Node, ReasoningTree
+from jprm.tree import Node, ReasoningTree, chain_tree
 
 BATCH_TOKENS = 8192
 """Tokens of a full batch, equal problems once: several rows, and still an answer in reasonable time."""
@@ -24,6 +29,9 @@ BATCH_TOKENS = 8192
 PAUSE, PAUSE_SHARE = 0.01, 0.05
 """Seconds that a free device waits for one more job, where some wait, and at most what share of the last batch's time.
 Callers who ask again when they have an answer would else form two groups, whose batches of half the size alternate."""
+
+PROBLEMS = 4096
+"""Problems whose tokens are counted once."""
 
 Outputs = dict[str, np.ndarray]
 
@@ -79,6 +87,74 @@ class _Gathered:
         self.shared -= job.tokens - self.extra(job)
 
 
+class Programs:
+    """The lengths of rows for which a model is compiled, each once, by the thread that needs it first.
+
+    Attributes:
+      lengths: what `compile_all` compiles, the shortest first.
+      seconds: that a length's program took, by length, once it is there.
+      failed: why a length could not be compiled, by length.
+      waited: seconds for which the device thread waited for programs.
+      prefixes: whether the programs of kept prefixes are there.
+    """
+
+    def __init__(self, prm: PRM, lengths: Sequence[int] = ()):
+        self.prm, self.lengths = prm, list(lengths)
+        self.seconds: dict[int, float] = {}
+        self.failed: dict[int, str] = {}
+        self.waited, self.prefixes, self.ended = 0.0, not lengths, False
+        self._one = threading.Lock()  # a compiler takes all cores
+
+    @property
+    def left(self) -> list[int]:
+        """Lengths that are still to be compiled."""
+        return [tokens for tokens in self.lengths if tokens not in self.seconds and tokens not in self.failed]
+
+    @property
+    def row(self) -> int | None:
+        """The longest row of which it and all shorter ones are compiled; None where `lengths` is empty."""
+        row = self.lengths[0] if self.lengths else None
+        for tokens in self.lengths:
+            if tokens not in self.seconds:
+                break
+            row = tokens
+        return row
+
+    def need(self, prepared: Prepared) -> None:
+        """Compiles what prepared trees need and is not compiled. For the device thread."""
+        began = time.monotonic()
+        for batch in prepared.batches:
+            self._compile(batch.rows.tokens.shape[1])
+        self.waited += time.monotonic() - began
+
+    def compile_all(self, cache: PrefixCache | None, say: Callable[[str], None]) -> None:
+        for tokens in self.lengths:
+            if self.ended:
+                return
+            self._compile(tokens)
+        if cache is not None and not self.ended:
+            with self._one:
+                cache.warm_up()
+        self.prefixes = True
+        there = ", ".join(f"{tokens:,}" for tokens in self.lengths if tokens in self.seconds)
+        say(f"compiled for rows of {there} tokens in {sum(self.seconds.values()):.1f} s")
+
+    def _compile(self, tokens: int) -> None:
+        if tokens in self.seconds:
+            return
+        with self._one:
+            if tokens in self.seconds:
+                return
+            began = time.monotonic()
+            try:
+                self.prm.compile(tokens)
+            except Exception as error:  # scoring such a row says it to the caller
+                self.failed[tokens] = f"{type(error).__name__}: {error}"[:200]
+                logging.getLogger(__name__).error("rows of %d tokens: %s", tokens, self.failed[tokens])
+            else:
+                self.seconds[tokens] = time.monotonic() - began
+
+
 class Engine:
     """Scores trees of many callers.
 
@@ -86,27 +162,54 @@ class Engine:
     ask next may still join it. While one runs, a batch that no later job could join is packed: a full one, or a job of
     its own. Trees of different callers share rows, and those with equal problems one tree, so that their common
     prefixes are computed once. A job that fails is tried again by itself, and only the caller at fault sees the error.
+    After a failure that is not the caller's a chain is scored to see whether the device still works.
 
     Args:
       cache: from which a caller's next tree is scored without the tokens of the one before.
+
+    Attributes:
+      counts: what was done so far: tokens computed and tokens that were kept, trees, batches, seconds of the device.
+      failure: why the device scores nothing; "" where it works.
     """
+
+    failure = ""
 
     def __init__(self, prm: PRM, longest: int, name: str, cache: PrefixCache | None = None):
         self.prm, self.longest, self.name, self.cache = prm, longest, name, cache
-        self.busy_tokens = self.cached_tokens = 0
+        self.programs = Programs(prm)
+        self.counts: dict[str, float] = collections.defaultdict(float)
+        self.busy_tokens = 0
         self._waiting = _Gathered()
+        self._problem_sizes: dict[Problem, int] = {}
         self.rate = 0.0  # tokens a second, measured
         self._pause = self._longest_pause = 0.0  # times until which the free device waits
         self._jobs: collections.deque[_Job] = collections.deque()
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
-        self._running = self._closed = self._all_packed = False
+        self._running = self._closed = self._all_packed = self._trying = False
         self._threads = [
             threading.Thread(target=work, name=f"jprm {name}", daemon=True)
             for name, work in (("packing", self._pack), ("device", self._work))
         ]
         for thread in self._threads:
             thread.start()
+
+    def warm_up(self, say: Callable[[str], None] = print) -> None:
+        """Begins to compile what chains of up to `longest` tokens need, in a thread of its own."""
+        programs = self.programs = Programs(self.prm, row_lengths(self.longest))
+        work = functools.partial(programs.compile_all, self.cache, lambda text: say(f"{self.name}: {text}"))
+        threading.Thread(target=work, name=f"jprm {self.name} compiling", daemon=True).start()
+
+    def unready(self) -> str:
+        """Returns why nothing can be scored, "" where something can. Has a device that failed tried again."""
+        if self.programs.lengths and not self.programs.seconds:
+            return next(iter(self.programs.failed.values()), "nothing is compiled yet")
+        if not self._closed and not all(thread.is_alive() for thread in self._threads):
+            return "a thread of the engine has ended: start the server anew"
+        if self.failure and not self._trying:
+            self._trying = True
+            self.run(self._try)
+        return self.failure
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
         """Returns the tokens of the trees, and at least two for each step, since rows have a slot for two tokens.
@@ -124,7 +227,18 @@ class Engine:
                 limit = f"{self.longest:,} tokens and {self.longest // 2:,} steps"
                 raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
             total += max(len(packed.tokens_N), 2 * len(packed.node_M))
+            if not (alone or tree.of_messages) and len(self._problem_sizes) < PROBLEMS:
+                self._problem_sizes[problem_of(tree)] = packed.problem
         return total
+
+    def _problem_tokens(self, tree: ReasoningTree) -> int:
+        """Returns the tokens of a tree's problem, which `tokens_of` has counted before."""
+        if (size := self._problem_sizes.get(problem_of(tree))) is None:
+            size = len(problem_ids(tree, self.prm.layout))
+            if len(self._problem_sizes) > PROBLEMS:
+                self._problem_sizes.clear()
+            self._problem_sizes[problem_of(tree)] = size
+        return size
 
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
@@ -134,7 +248,7 @@ class Engine:
         `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
         """
         alone = alone or any(tree.of_messages for tree in trees)
-        problems = {} if alone else {problem_of(tree): len(problem_ids(tree, self.prm.layout)) for tree in trees}
+        problems = {} if alone else {problem_of(tree): self._problem_tokens(tree) for tree in trees}
         return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone, problems=problems))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
@@ -149,16 +263,16 @@ class Engine:
         Without a cache, or for a tree larger than it, everything is computed.
         """
         if tree.of_messages:  # whose chat template reads a whole path: no prefix is kept
-            return self.run(lambda: (self.prm.outputs_of([tree])[0], 0), tokens)
+            return self.run(lambda: (self._outputs(self.prm.prepare([tree], self.programs.row))[0], 0), tokens)
         cache = self.cache
         merged, node_N = one_tree([tree])
 
         def run() -> tuple[Outputs, int]:
-            if cache is None or tokens > cache.slots:
-                outputs, cached = self.prm.outputs_of([merged])[0], 0
+            if cache is None or tokens > cache.slots or not self.programs.prefixes:
+                outputs, cached = self._outputs(self.prm.prepare([merged], self.programs.row))[0], 0
             else:
                 outputs, cached = cache.outputs_of(merged, caller)
-            self.cached_tokens += cached
+            self.counts["cached_tokens"] += cached
             return _taken(outputs, node_N), cached
 
         return self.run(run, tokens)
@@ -178,6 +292,7 @@ class Engine:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self.programs.ended = True
         for thread in self._threads:
             thread.join()
 
@@ -242,27 +357,38 @@ class Engine:
         if batch[0].run is not None:
             return batch[0].run
         trees = [tree for job in batch for tree in job.trees]
-        if batch[0].alone:
-            return functools.partial(self.prm.outputs_of, self.prm.prepare(trees))
+        if batch[0].alone:  # in the rows of `jprm score`, whose bits they have
+            return functools.partial(self._outputs, self.prm.prepare(trees))
         members: dict[Problem, list[int]] = {}
         for index, tree in enumerate(trees):
             members.setdefault(problem_of(tree), []).append(index)
         merged = [one_tree([trees[i] for i in some]) for some in members.values()]
-        prepared = self.prm.prepare([tree for tree, _ in merged])
+        prepared = self.prm.prepare([tree for tree, _ in merged], self.programs.row)
         places = [node_N for _, node_N in merged]
-        return lambda: _apart(trees, list(members.values()), places, self.prm.outputs_of(prepared))
+        return lambda: _apart(trees, list(members.values()), places, self._outputs(prepared))
+
+    def _outputs(self, prepared: Prepared) -> list[Outputs]:
+        self.programs.need(prepared)
+        return self.prm.outputs_of(prepared)
 
     def _work(self) -> None:
         while taken := self._next():
-            (batch, run), began, cached = taken, time.monotonic(), self.cached_tokens
+            (batch, run), began, cached = taken, time.monotonic(), self.counts["cached_tokens"]
+            waited = self.programs.waited
             self._settle(batch, run)
             with self._changed:
                 now = time.monotonic()
-                tokens, seconds = sum(job.tokens for job in batch), now - began
+                tokens = sum(job.tokens for job in batch)
+                seconds = now - began - (self.programs.waited - waited)  # compiling is no part of the rate
+                kept = self.counts["cached_tokens"] - cached
+                self.counts["batches"] += 1
+                self.counts["device_seconds"] += seconds
+                self.counts["tokens"] += tokens - kept
+                self.counts["trees"] += sum(len(job.trees) for job in batch)
                 self._longest_pause = now + PAUSE_SHARE * seconds
                 self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
                 self.busy_tokens, self._running = self.busy_tokens - tokens, False
-                if tokens and self.cached_tokens == cached:  # with a cached prefix a few tokens take as long as many
+                if tokens and not kept:  # with a cached prefix a few tokens take as long as many
                     rate = max(tokens, SHORTEST) / max(seconds, 1e-6)  # the shortest row has its tokens in any case
                     self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
                 self._changed.notify_all()
@@ -282,6 +408,9 @@ class Engine:
         except Exception as error:  # goes to the caller at fault; the device thread serves the others
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
+                self.counts["failures"] += len(batch[0].trees)
+                if not isinstance(error, ValueError) and batch[0].run != self._try:
+                    self._try()
                 return
             for job in batch:
                 self._settle([job], lambda job=job: self._prepared([job])())
@@ -293,6 +422,15 @@ class Engine:
         for job in batch:
             job.future.set_result(results[at : at + len(job.trees)])
             at += len(job.trees)
+
+    def _try(self) -> None:
+        """Scores a chain of nobody's, and notes whether the device can. What fails for all must not look ready."""
+        try:
+            self._outputs(self.prm.prepare([chain_tree("1 + 1", ["2"])], self.programs.row))
+            self.failure = ""
+        except Exception as error:
+            self.failure = f"the device fails: {type(error).__name__}"
+        self._trying = False
 
 
 class TextEngine(Engine):
@@ -307,6 +445,12 @@ class TextEngine(Engine):
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
         return self.run(lambda: self.prm.outputs_of(trees), tokens)
+
+    def warm_up(self, say: Callable[[str], None] = print) -> None:
+        """Does nothing: there is nothing to compile."""
+
+    def _try(self) -> None:
+        """Does nothing: no device is at work, and what fails is the text's."""
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str

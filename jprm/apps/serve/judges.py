@@ -7,6 +7,7 @@ every critique as soon as it is written.
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 from starlette.responses import Response, StreamingResponse
 
-from jprm.apps.serve.engine import Closed, Engine, Outputs
+from jprm.apps.serve.engine import Closed, Engine, Outputs, Programs
 from jprm.apps.web.http import Refusal
 from jprm.methods.judge.critiques import read, report
 from jprm.methods.judge.judge import Asked, Judge, Judgement, judgement_of
@@ -39,11 +40,17 @@ class JudgeEngine(Engine):
     def __init__(self, judge: Judge | Rubric, longest: int, name: str):
         self.judge, self.prm = judge, cast(Any, judge)
         self.longest, self.name, self.cache = longest, name, None
-        self.busy_tokens = self.cached_tokens = 0
-        self.rate = 0.0
+        self.programs, self.counts = Programs(self.prm), collections.defaultdict(float)
+        self.busy_tokens, self.rate = 0, 0.0
         remote = isinstance(judge.policy, ServerPolicy)
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS if remote else 1, f"jprm {name}")
         self._ended = False
+
+    def warm_up(self, say: Callable[[str], None] = print) -> None:
+        pass
+
+    def unready(self) -> str:
+        return ""
 
     @property
     def waiting_tokens(self) -> int:

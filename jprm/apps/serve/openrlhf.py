@@ -6,7 +6,6 @@ It sends {"query": [prompt and response], "prompts": [prompt], "labels": [...]} 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -15,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.score import admit, answer, chains, rule_of, server_of, tokens_of
-from jprm.apps.web.http import Refusal, field, json_of, of_record
+from jprm.apps.web.http import Refusal, field, json_of, of_record, worked
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
 from jprm.tree import ReasoningTree, RecordError, tree_of
@@ -89,7 +88,7 @@ async def get_reward(request: Request) -> Response:
         trees = [view.tree(prompt, query, f"query[{i}]") for i, (prompt, query) in pairs]
         return trees, tokens_of(request, engine, [tree for tree in trees if tree])
 
-    trees, tokens = await asyncio.to_thread(read)
+    trees, tokens = await worked(request, read)
     outputs = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))
     scores = [next(outputs)["score"] if tree else None for tree in trees]
     known = [

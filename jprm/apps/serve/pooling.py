@@ -7,7 +7,6 @@ exactly is refused.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 import uuid
@@ -21,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import admit, answer, check_size, server_of, usage
-from jprm.apps.web.http import Refusal, field, json_of
+from jprm.apps.web.http import Refusal, field, json_of, worked
 from jprm.layout import TemplateLayout
 from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
@@ -41,7 +40,7 @@ async def pooling(request: Request) -> Response:
     engine = server_of(request).engine(body.get("model"))
     _check(body, engine.prm)
     admit(request, engine)
-    chains = await asyncio.to_thread(_chains, engine, body)
+    chains = await worked(request, lambda: _chains(engine, body))
     places = [_places(engine.prm, ids) for ids in chains]
     counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
     check_size(request, engine, sum(counts))
@@ -75,7 +74,7 @@ async def classify(request: Request) -> Response:
     engine = server_of(request).engine(body.get("model"))
     _check({name: value for name, value in body.items() if name != "task"}, engine.prm)
     admit(request, engine)
-    chains = await asyncio.to_thread(_chains, engine, body)
+    chains = await worked(request, lambda: _chains(engine, body))
     counts = [max(len(ids), SHORTEST) for ids in chains]
     check_size(request, engine, sum(counts))
     futures = [

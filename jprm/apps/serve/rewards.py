@@ -18,7 +18,6 @@ computed once.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
 from jprm.apps.serve.score import admit, answer, finite, rule_of, server_of, tokens_of, usage
-from jprm.apps.web.http import Refusal, field, json_of, of_record
+from jprm.apps.web.http import Refusal, field, json_of, of_record, worked
 from jprm.free_text import exchange
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
 from jprm.score.aggregate import chain_scores
@@ -102,7 +101,7 @@ async def rewards(request: Request) -> Response:
         trees, chains = _one_tree_a_problem(samples)
         return samples, places, trees, chains, tokens_of(request, engine, trees, alone=of_messages(trees))
 
-    samples, places, trees, chains, tokens = await asyncio.to_thread(read)
+    samples, places, trees, chains, tokens = await worked(request, read)
     outputs = await answer(request, engine.score(trees, tokens, alone=of_messages(trees)))
 
     def response() -> Response:
@@ -126,7 +125,7 @@ async def rewards(request: Request) -> Response:
         return JSONResponse(content)
 
     try:
-        return await asyncio.to_thread(response)
+        return await worked(request, response)
     except ValueError as error:
         raise Refusal(400, str(error)) from None
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Closed, Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
-from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record
+from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record, worked
 from jprm.io.jsonl import dump
 from jprm.methods.judge.critiques import KEY
 from jprm.methods.judge.rubric import with_outputs
@@ -65,7 +65,7 @@ async def score(request: Request) -> Response:
     admit(request, engine)
     streams = field(body, "stream", bool, default=False)
     body.pop("stream", None)
-    tree, tokens = await asyncio.to_thread(_read, request, engine, body)
+    tree, tokens = await worked(request, lambda: _read(request, engine, body))
 
     def content(outputs: Outputs, cached: int | None = None) -> dict[str, Any]:
         return {
@@ -80,8 +80,7 @@ async def score(request: Request) -> Response:
     if streams:
         return stream(engine, tree, content)
     outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
-    # In a thread: a second for a body of megabytes, in which others are served.
-    return await asyncio.to_thread(lambda: JSONResponse(content(outputs, cached)))
+    return await worked(request, lambda: JSONResponse(content(outputs, cached)))
 
 
 def options_of(request: Request, body: dict[str, Any]) -> tuple[Engine, str, str | None]:
@@ -211,8 +210,8 @@ async def rerank(request: Request) -> Response:
     texts = [text.get("text") if isinstance(text, dict) else text for text in field(body, "documents", list)]
     top = field(body, "top_n", int, default=len(texts) or 1)
     admit(request, engine)
-    read = await asyncio.to_thread(
-        lambda: [_read(request, engine, {"problem": problem, "response": text}) for text in texts]
+    read = await worked(
+        request, lambda: [_read(request, engine, {"problem": problem, "response": text}) for text in texts]
     )
     tokens = sum(count for _, count in read)
     check_size(request, engine, tokens)
@@ -247,7 +246,7 @@ async def alternatives(request: Request) -> Response:
     if all(sample.error is not None for sample in samples):
         raise Refusal(502, f"the policy gave nothing: {samples[0].error}")
     tree, paths = _tree(prefix, samples)
-    tokens = await asyncio.to_thread(tokens_of, request, engine, [tree])
+    tokens = await worked(request, lambda: tokens_of(request, engine, [tree]))
     outputs, cached = {"score": np.zeros(0)}, None
     if tree.nodes:
         outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
@@ -321,6 +320,9 @@ class Server:
 
 
 def server_of(request: Request) -> Server:
+    """Returns what is served. Raises Refusal (503) while the models are loading."""
+    if request.app.state.server is None:
+        raise Refusal(503, "the models are loading: come back later", headers={"Retry-After": "2"})
     return request.app.state.server
 
 

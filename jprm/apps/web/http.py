@@ -12,7 +12,7 @@ import mimetypes
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -25,6 +25,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from jprm.apps.web import Listen, bytes_of_file, names_in
 from jprm.io.jsonl import parse
 from jprm.tree import RecordError
+
+T = TypeVar("T")
 
 KEY = "JPRM_API_KEY"
 """The environment variable that holds the key, which a command line would show to all users of the machine."""
@@ -107,6 +109,15 @@ class _Key:
         await self.app(scope, receive, send)
 
 
+SMALL = 1 << 14
+"""Bytes of a body whose work is done at once: to hand it to a thread and back takes as long, and a core."""
+
+
+async def worked(request: Request, work: Callable[[], T]) -> T:
+    """Returns what `work` does with a request whose body is read: in a thread where it may take long."""
+    return work() if request.state.bytes <= SMALL else await asyncio.to_thread(work)
+
+
 async def body_of(request: Request) -> bytes:
     """Returns the request's body. Raises Refusal where it is too large (413) or too slow (408)."""
     config, parts, size = request.app.state.listen, [], 0
@@ -119,6 +130,7 @@ async def body_of(request: Request) -> bytes:
                 parts.append(part)
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {config.body_seconds:g} seconds") from None
+    request.state.bytes = size
     return b"".join(parts)
 
 
@@ -135,7 +147,8 @@ async def json_of(request: Request) -> dict[str, Any]:
     """
     if (kind := kind_of_body(request)) != "application/json":
         raise Refusal(415, f"the body is of type {kind or 'unknown'}: send Content-Type: application/json")
-    value = await asyncio.to_thread(json_in, await body_of(request), "body")
+    body = await body_of(request)
+    value = await worked(request, lambda: json_in(body, "body"))
     if not isinstance(value, dict):
         raise Refusal(400, "the body is no JSON object")
     return value
