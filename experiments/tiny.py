@@ -10,7 +10,7 @@ to start and compile), 4 to score.
 import pathlib
 
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.gguf_file import packaged
+from jprm.methods.gguf import packaged
 from jprm.model.config import ModelConfig
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples/tiny_chain.jsonl"

@@ -36,7 +36,7 @@ class Layout(Protocol):
 
     @property
     def turns(self) -> bool:
-        """Whether the model takes trajectories, which the tokenizer's chat template writes (`jprm.turns`)."""
+        """Whether the model takes trajectories, which the tokenizer's chat template writes (`jprm.token_tree`)."""
         ...
 
     def problem(self, text: str, system: str = "") -> list[int]:

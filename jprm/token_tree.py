@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import math
 from array import array
 from collections.abc import Sequence
@@ -18,8 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Int32
 
 from jprm.layout import Layout
-from jprm.tree import ReasoningTree, above_of
-from jprm.turns import turns_of
+from jprm.tree import MESSAGES, ReasoningTree
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
@@ -159,58 +159,14 @@ def token_tree(
         raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")
     if supervise in ("token", "outcome_tokens") and extras:
         raise ValueError(f"extras {extras} have one number a step, but {supervise!r} has a slot for every token")
+    name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
     if tree.of_messages:
-        return _of_messages(tree, layout, supervise, extras, weight)
-    end = _end_of_chain(layout) if supervise == "token" else []
-    inner = {node.parent for node in tree.nodes}
-    name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
-    depth: list[int] = []  # of every node, in steps
-    chunks, lasts = [], []
-    for index, node in enumerate(tree.nodes):
-        depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
-        ids = layout.step(node.text, depth[-1])
-        if not ids:
-            raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
-        chunks.append(ids if index in inner else [*ids, *end])
-        lasts.append(layout.last(node.text, depth[-1]))
-    shape = merged(name, problem_ids(tree, layout), chunks, [node.parent for node in tree.nodes], lasts)
+        written = importlib.import_module(MESSAGES).written_messages(tree, layout)
+    else:
+        written = _written(tree, layout, name, supervise)
+    shape = merged(name, written.problem, written.chunks, written.parents, written.lasts)
     label_N, weight_N = _labels(tree, name, supervise, weight)
-    whole = dataclasses.replace(
-        shape,
-        label_M=label_N[shape.node_M],
-        weight_M=weight_N[shape.node_M],
-        extras={key: _extra(tree, name, key, "extras", absent=math.nan)[shape.node_M] for key in extras},
-    )
-    return {"outcome_tokens": outcome_tokens, "token": next_tokens}.get(supervise, lambda tree: tree)(whole)
-
-
-def _of_messages(
-    tree: ReasoningTree, layout: Layout, supervise: Supervise, extras: tuple[str, ...], weight: str
-) -> TokenTree:
-    """Returns what `token_tree` does, of a tree of messages: a step's chunk begins with the context since the last.
-
-    A step whose ids do not go on from those of the step before it, as its template shows it another text, is a chain
-    of its own from the start, as steps that are read as last ones are (`merged`).
-    """
-    if not layout.turns:
-        raise ValueError(
-            f"problem {tree.problem[:60]!r}: is a trajectory, and the model was trained on chains in a layout of its"
-            " own. Use a model that was trained on trajectories"
-        )
-    name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
-    turns, above, step_M = turns_of(tree, layout.tokenizer), above_of(tree), np.array(tree.steps, np.int64)
-    place_of = {node: place for place, node in enumerate(step_M.tolist())}
-    chunks, parents = [], []
-    for node, ids in zip(step_M.tolist(), turns.ids, strict=True):
-        parent = place_of.get(above[node], -1)
-        before = turns.ids[parent] if parent >= 0 else turns.problem
-        if parent >= 0 and ids[: len(before)] != before:
-            parent, before = -1, turns.problem
-        chunks.append(ids[len(before) :])
-        parents.append(parent)
-    shape = merged(name, turns.problem, chunks, parents)
-    label_N, weight_N = _labels(tree, name, supervise, weight)
-    node_M = step_M[shape.node_M]
+    node_M = np.array(written.nodes, np.int64)[shape.node_M]
     whole = dataclasses.replace(
         shape,
         node_M=node_M,
@@ -221,11 +177,41 @@ def _of_messages(
     if supervise not in ("outcome_tokens", "token"):
         return whole
     slots = {"outcome_tokens": outcome_tokens, "token": next_tokens}[supervise](whole)
-    written_N = _written(shape, [turns.written[place] for place in shape.node_M.tolist()])
-    return _only(slots, written_N[slots.node_M])
+    if not written.spans:
+        return slots
+    agents_N = _on_spans(shape, [written.spans[place] for place in shape.node_M.tolist()])
+    return _only(slots, agents_N[slots.node_M])
 
 
-def _written(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " N"]:
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """M steps as token ids, each after those of the step that it continues."""
+
+    problem: list[int]
+    chunks: list[list[int]]  # the ids of each step, the context before it included
+    parents: list[int]  # the step that each continues, an earlier one; -1 for the problem
+    nodes: Sequence[int]  # the node of each
+    lasts: Sequence[list[int] | None] = ()  # as in `merged`
+    spans: Sequence[tuple[int, int]] = ()  # the depths between which the agent wrote each, of a tree of messages
+
+
+def _written(tree: ReasoningTree, layout: Layout, name: str, supervise: Supervise) -> Written:
+    """Returns a tree's steps as the layout writes them. Raises ValueError for a step without tokens."""
+    end = _end_of_chain(layout) if supervise == "token" else []
+    parents = [node.parent for node in tree.nodes]
+    inner, depth = set(parents), []  # depth of every node, in steps
+    chunks, lasts = [], []
+    for index, node in enumerate(tree.nodes):
+        depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
+        ids = layout.step(node.text, depth[-1])
+        if not ids:
+            raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
+        chunks.append(ids if index in inner else [*ids, *end])
+        lasts.append(layout.last(node.text, depth[-1]))
+    return Written(problem_ids(tree, layout), chunks, parents, range(len(chunks)), lasts)
+
+
+def _on_spans(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " N"]:
     """Marks the tokens at the depths from `range_M[m][0]` up to `range_M[m][1]` on the path of any step m."""
     shape, written_N = geometry(tree.length_R, tree.parent_R), np.zeros(len(tree.tokens_N), bool)
     for run, (begin, end) in zip(tree.run_M.tolist(), range_M, strict=True):

@@ -1,4 +1,4 @@
-"""Tokenizers with one protocol: SentencePiece, tokenizer.json, and the tokenizer in a GGUF file.
+"""Tokenizers with one protocol: tokenizer.json and SentencePiece; that of a GGUF file is read above the core.
 
 A problem's or step's text is data. `encode` adds no special token and reads "<|im_start|>" in a text as plain
 characters, so data cannot inject control tokens. A layout gets a control token by its id.
@@ -14,21 +14,27 @@ import json
 import math
 import os
 import re
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from jprm.chat_template import FILE, ChatTemplate, chat_of
 from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
+from jprm.options import find_part
 
-CONFIG = "tokenizer_config.json"
+TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as pairs of name and text."""
+
+    text: str
+    tokens: tuple[tuple[str, str], ...] = ()
 
 
 class Tokenizer(Protocol):
@@ -90,7 +96,7 @@ class JsonTokenizer:
         return 1 + max([*self.inner.get_vocab(with_added_tokens=False).values(), *added, *given], default=-1)
 
     def encode(self, text: str) -> list[int]:
-        with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
+        with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self.inner.encode(_checked(text), add_special_tokens=False).ids
 
     def encode_control(self, text: str, special: bool) -> list[int]:
@@ -98,12 +104,12 @@ class JsonTokenizer:
 
         `special` adds those that the tokenizer puts around a text, such as bos.
         """
-        with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
+        with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a trusted text, as `encode_control`, and where in the text each token begins."""
-        with _library(f"text {text[:40]!r}: the tokenizer fails on it"):
+        with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             made = self._control.encode(_checked(text), add_special_tokens=False)
         return made.ids, [begin for begin, _ in made.offsets]
 
@@ -137,7 +143,7 @@ class JsonTokenizer:
         atomic_write(path_of(folder) / "tokenizer.json", self.inner.to_str(pretty=True))
         if self.chat is not None:
             config |= dict(self.chat.tokens)
-            atomic_write(path_of(folder) / FILE, self.chat.text)
+            atomic_write(path_of(folder) / TEMPLATE, self.chat.text)
         atomic_write(path_of(folder) / CONFIG, json.dumps(config, indent=2))
 
 
@@ -246,7 +252,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
     the memory, or with ids beyond the model's `vocab_size`.
     """
-    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, FILE))
+    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE))
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not found:
@@ -254,15 +260,14 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
         if of_model and found[0].suffix == ".json" and not (path / CONFIG).is_file():
             raise FileNotFoundError(f"{path / CONFIG}: not there; it names the token that begins a text. Fetch it too")
         path = found[0]
-    loaders = {".json": _load_json, ".model": _load_sentencepiece, ".gguf": _load_gguf}
-    if path.suffix not in loaders:
+    if path.suffix not in LOADERS:
         give = "Give a folder, a tokenizer.json, a tokenizer.model or a .gguf file"
         if not path.exists():
             raise FileNotFoundError(f"{path}: is not there. {give}")
         raise ValueError(f"{path}: not a tokenizer. {give}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    tokenizer = loaders[path.suffix](path)
+    tokenizer = find_part(path.suffix, LOADERS, "tokenizer")(path)
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"{path}: has ids up to {tokenizer.vocab_size - 1:,}, and the model has embeddings for {vocab_size:,} only:"
@@ -272,7 +277,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
 
 
 @contextlib.contextmanager
-def _library(message: str) -> Iterator[None]:
+def library_errors(message: str) -> Iterator[None]:
     """Makes a ValueError of what the `tokenizers` library raises: bare Exceptions, and panics, which are none."""
     try:
         yield
@@ -287,7 +292,7 @@ def _from_json(text: str, bos: int | None, eos: int | None, chat: ChatTemplate |
 
 
 def _load_json(path: Path) -> JsonTokenizer:
-    with _library(f"{path}: not a tokenizer.json, fetch or export it again"):
+    with library_errors(f"{path}: not a tokenizer.json, fetch or export it again"):
         inner = tokenizers.Tokenizer.from_file(str(path))
     content = json.loads(path.read_bytes())
     if (growth := math.prod(map(_growth, _parts(content)))) > _GROWTH:
@@ -304,7 +309,10 @@ def _load_json(path: Path) -> JsonTokenizer:
         ids[key] = inner.token_to_id(token) if isinstance(token, str) else None
         if token is not None and ids[key] is None:
             raise ValueError(f"{config_path}: {key} is {token!r}, which is no token of {path}: fetch both again")
-    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"], chat_of(path))
+    chat = None
+    with contextlib.suppress(OSError, ValueError):  # trajectories alone need one, and then say what is wrong
+        chat = chat_of(path.parent)
+    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"], chat)
 
 
 _GROWTH = 1000
@@ -337,10 +345,10 @@ def _growth(part: Mapping[str, Any]) -> float:
 
 
 def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:
-    return _sentencepiece(path, path.read_bytes())
+    return sentencepiece_of(path, path.read_bytes())
 
 
-def _sentencepiece(path: Path, content: bytes) -> SentencePieceTokenizer:
+def sentencepiece_of(path: Path, content: bytes) -> SentencePieceTokenizer:
     import sentencepiece
 
     try:
@@ -349,112 +357,44 @@ def _sentencepiece(path: Path, content: bytes) -> SentencePieceTokenizer:
         raise ValueError(f"{path}: not a SentencePiece model ({error}). Fetch it again") from error
 
 
-# By `tokenizer.ggml.pre`, how text is split before byte-pair merges: (pattern or None for GPT-2's own, individual
-# digits, NFC, whole words before merges), as in the tokenizer.json of the models of that name.
-_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
-    "gpt-2": (None, False, False, False),
-    "smollm": (None, True, False, False),
-    "qwen2": (_CASE + r"\p{N}" + _REST, False, True, False),
-    "llama-bpe": (_CASE + r"\p{N}{1,3}" + _REST, False, False, True),
-}
-_NORMAL, _UNKNOWN, _USER_DEFINED, _BYTE = 1, 2, 4, 6  # token types of GGUF and of SentencePiece, which are the same
-_NAMED = {45: "unknown_token_id", 46: "bos_token_id", 47: "eos_token_id"}
-"""Field of SentencePiece's TrainerSpec with a token's name, to GGUF's field with its id."""
-_GGUF_KEYS = ("model", "pre", "tokens", "merges", "scores", "token_type", "add_space_prefix", *_NAMED.values())
+LOADERS: dict[str, Any] = {
+    ".json": _load_json, ".model": _load_sentencepiece, ".gguf": "jprm.methods.gguf:load_tokenizer",
+}  # fmt: skip
+"""What reads a tokenizer's file, by its suffix."""
 
 
-def _load_gguf(path: Path) -> JsonTokenizer | SentencePieceTokenizer:
-    from jprm.gguf_file import open_gguf
-
-    fields = open_gguf(path).fields
-    meta: dict[str, Any] = {key: fields.get(f"tokenizer.ggml.{key}") for key in _GGUF_KEYS}
-    if meta["model"] is None:
-        raise ValueError(f"{path}: holds no tokenizer. Use the tokenizer.json of the model that it was made from")
-    pieces = meta["model"] == "llama"
-    if not pieces and (meta["model"] != "gpt2" or meta["pre"] not in _GGUF_PRE):
-        raise ValueError(
-            f"{path}: tokenizer.ggml.model {meta['model']!r} with pre {meta['pre']!r} is not supported (model 'llama' "
-            f"is, and 'gpt2' with pre {', '.join(map(repr, _GGUF_PRE))}). Use the tokenizer.json or tokenizer.model of "
-            "the original model"
-        )
-    texts, count = meta["tokens"], len(meta["tokens"]) if isinstance(meta["tokens"], list) else 0
-    types = meta["token_type"] = meta["token_type"] or [_NORMAL] * count
-    scores = meta["scores"]
-    for key, right in {
-        "tokens": _strings(texts) and texts,
-        "merges": pieces or _strings(meta["merges"]) and all(" " in merge for merge in meta["merges"]),
-        "token_type": isinstance(types, list) and len(types) == count and {*types} <= {*range(7)},
-        "scores": not pieces or isinstance(scores, list) and len(scores) == count and all(map(_finite, scores)),
-        **{key: meta[key] is None or type(meta[key]) is int and 0 <= meta[key] < count for key in _NAMED.values()},
-    }.items():
-        if not right:
-            raise ValueError(f"{path}: tokenizer.ggml.{key} is missing or damaged. Fetch the file again")
-    return _of_pieces(path, meta) if pieces else _of_merges(path, meta)
+LONGEST_TEMPLATE = 2**20
+"""Characters of a chat template. Published ones have up to a few tens of thousands."""
 
 
-def _of_pieces(path: Path, meta: Mapping[str, Any]) -> SentencePieceTokenizer:
-    """Returns the SentencePiece model, by byte-pair merges, that llama.cpp's converter took apart.
+def chat_of(folder: Path) -> ChatTemplate:
+    """Returns the chat template of a tokenizer's folder.
 
-    It is written by hand, since sentencepiece's classes for it refuse a protobuf older than their generator. A number's
-    byte is 8 times its field, and 5 more for a float.
+    Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
     """
-    texts, types, unknown = meta["tokens"], list(meta["token_type"]), meta["unknown_token_id"]
-    if unknown is not None:
-        types[unknown] = _UNKNOWN  # the converter calls it a control token where it is an added one
-    model = []
-    for text, score, kind in zip(texts, meta["scores"], types, strict=True):
-        if kind == _USER_DEFINED:
-            text = text.replace(" ", "\u2581")  # the converter writes its word starts as spaces
-        model.append(_message(1, _message(1, text.encode()) + struct.pack("<BfBB", 2 << 3 | 5, score, 3 << 3, kind)))
-    named = [_message(number, texts[meta[key]].encode()) for number, key in _NAMED.items() if meta[key] is not None]
-    trainer = bytes((3 << 3, 2, 0x98, 0x02, _BYTE in types)) + b"".join(named)  # model_type is BPE; byte_fallback (35)
-    normalizer = bytes((3 << 3, meta["add_space_prefix"] is not False, 4 << 3, 0))  # add_dummy_prefix, no other change
-    return _sentencepiece(path, b"".join(model) + _message(2, trainer) + _message(3, normalizer))
+    config, file = folder / CONFIG, folder / TEMPLATE
+    if not config.is_file():
+        raise FileNotFoundError(f"{config}: not there; it names the special tokens of the chat template. Fetch it too")
+    try:
+        fields = json.loads(config.read_bytes())
+        template = file.read_text(encoding="utf-8") if file.is_file() else fields.get("chat_template")
+        tokens = {key: fields[key] for key in fields if key.endswith("_token")}
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{config}: it or {TEMPLATE} beside it is damaged ({error}). Fetch both again") from None
+    return checked_template(folder, template, tokens)
 
 
-def _message(number: int, content: bytes) -> bytes:
-    """Returns a field of a protocol buffer, a text or a message: its number and type, its length, its content."""
-    head = bytearray()
-    for value in (number << 3 | 2, len(content)):
-        while value > 127:
-            head.append(value & 127 | 128)
-            value >>= 7
-        head.append(value)
-    return bytes(head) + content
-
-
-def _of_merges(path: Path, meta: Mapping[str, Any]) -> JsonTokenizer:
-    """Returns the byte-level BPE tokenizer, whose texts are split as `_GGUF_PRE` says."""
-    pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
-    merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
-    vocabulary = {token: i for i, token in enumerate(meta["tokens"])}
-    with _library(f"{path}: tokenizer.ggml.merges is damaged, fetch the file again"):
-        inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=whole_words))
-    if nfc:
-        inner.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
-    cuts += [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
-    inner.decoder = decoders.ByteLevel()
-    inner.add_tokens(
-        [
-            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
-            for token, kind in zip(meta["tokens"], meta["token_type"], strict=True)
-            if kind != _NORMAL  # all others (control, ...) are matched whole too, never merged
-        ]
-    )
-    return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"], chat_of(path))
-
-
-def _finite(value: Any) -> bool:
-    return type(value) is float and abs(value) < 2.0**127  # a float32 holds it
-
-
-def _strings(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate:
+    """Returns a chat template as files hold it: a text, or several by name. Raises ValueError for any other."""
+    if isinstance(template, list):  # as {"name", "template"}
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
+        template = named.get("default")
+    if not isinstance(template, str) or not template:
+        raise ValueError(f"{path}: has no chat template ({TEMPLATE}, or chat_template in {CONFIG}). Write the prompt")
+    if len(template) > LONGEST_TEMPLATE:
+        raise ValueError(f"{path}: its chat template has {len(template):,} characters: more than a template needs")
+    texts = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
+    return ChatTemplate(template, tuple(sorted((k, text) for k, text in texts.items() if isinstance(text, str))))
 
 
 def _checked(text: str) -> str:

@@ -26,7 +26,6 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
-from jprm.chat_template import render
 from jprm.checkpoints.peft import Merged
 from jprm.layout import native_layout
 from jprm.methods.adapters import load as loading
@@ -35,6 +34,7 @@ from jprm.methods.adapters import record
 from jprm.methods.adapters.load import layout_of, token_ids
 from jprm.methods.adapters.published import PUBLISHED, SIGNS
 from jprm.methods.cache import LiveTrees
+from jprm.methods.chat_template import render
 from jprm.methods.evaluate.run import as_in
 from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS

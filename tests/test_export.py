@@ -15,13 +15,13 @@ from tiny_run import MODEL
 
 import jprm
 from jprm.apps import cli
-from jprm.chat_template import prompt_of
-from jprm.checkpoints import gguf
 from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
 from jprm.io.storage import only_run
 from jprm.layout import native_layout
+from jprm.methods import gguf
+from jprm.methods.chat_template import prompt_of
 from jprm.methods.export import export as exporting
 from jprm.methods.export import writing
 from jprm.methods.export.export import export

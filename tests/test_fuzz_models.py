@@ -13,7 +13,7 @@ from test_hostile_models import CONFIG
 
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.safetensors import Tensors
-from jprm.gguf_file import open_gguf
+from jprm.methods.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
 
 NUMBERS = st.one_of(

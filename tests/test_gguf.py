@@ -9,8 +9,7 @@ import pytest
 from refusing import refused
 from tiny import GEMMA, TINY, params
 
-from jprm.checkpoints.gguf import Reader, load_decoder, model_config
-from jprm.gguf_file import open_gguf
+from jprm.methods.gguf import Reader, load_decoder, model_config, open_gguf
 from jprm.model.config import RopeScaling, frequencies
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES

@@ -15,11 +15,12 @@ from test_gguf import write
 from tiny import TINY, params
 
 import jprm
-from jprm.checkpoints import gguf, huggingface
+from jprm.checkpoints import huggingface
 from jprm.experiment import read
-from jprm.gguf_file import open_gguf
+from jprm.io.worker import Worker
+from jprm.methods import gguf
+from jprm.methods.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
-from jprm.worker import Worker
 
 
 @pytest.mark.parametrize(("content", "reason"), hostile.GGUF.values(), ids=hostile.GGUF)
@@ -223,7 +224,7 @@ def test_a_worker_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(EVIL.format(marker=str(tmp_path / "code has run")))
     monkeypatch.chdir(tmp_path)
-    worker = Worker("jprm.chat_template")
+    worker = Worker("jprm.methods.chat_template")
     worker.ask({}, 60)
     worker._end()
     assert not (tmp_path / "code has run").exists()

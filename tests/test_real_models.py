@@ -14,8 +14,7 @@ import pytest
 import tokenizers
 from tiny import chain_rows
 
-from jprm.checkpoints.gguf import load_decoder, model_config
-from jprm.gguf_file import open_gguf
+from jprm.methods.gguf import load_decoder, model_config, open_gguf
 from jprm.methods.policy import sampler
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler

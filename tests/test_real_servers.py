@@ -20,9 +20,9 @@ import tiny_run as tiny
 from tiny import params as random_params
 
 import jprm
-from jprm.checkpoints import gguf
 from jprm.experiment import to_json
 from jprm.layout import native_layout
+from jprm.methods import gguf
 from jprm.methods.export.export import export
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy import engine as engines

@@ -7,18 +7,9 @@ import pytest
 from trajectories import TOOLS, branched, labelled, trajectory
 
 from jprm.io.jsonl import RecordError
-from jprm.trajectory import read_trajectory
-from jprm.tree import (
-    as_messages,
-    as_steps,
-    chains_of,
-    record_of,
-    scored,
-    trajectories_of,
-    tree_of,
-    tree_of_trajectories,
-    with_labels,
-)
+from jprm.methods.trajectories.records import read_trajectory
+from jprm.methods.trajectories.trees import as_messages, as_steps, trajectories_of, tree_of_trajectories
+from jprm.tree import chains_of, record_of, scored, tree_of, with_labels
 
 USER = {"role": "user", "content": "What does a lamp cost?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": {"x": "lamp"}}}

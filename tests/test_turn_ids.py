@@ -8,12 +8,12 @@ import pytest
 from chat_templates import FAMILIES, QWEN25, tokenizer, unmarked
 from trajectories import TOOLS, branched, trajectory
 
-from jprm.chat_template import ChatTemplate, render_turns
 from jprm.layout import native_layout, prompt_layout
+from jprm.methods.chat_template import ChatTemplate, render_turns
+from jprm.methods.trajectories.tokens import turns_of
 from jprm.token_tree import geometry, token_tree
 from jprm.tokenizer import JsonTokenizer, load_tokenizer
 from jprm.tree import chains_of, tree_of
-from jprm.turns import turns_of
 
 SEEDS = range(200)
 

@@ -12,7 +12,7 @@ from test_sampler import weights
 from tiny import TINY
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from jprm.chat_template import render
+from jprm.methods.chat_template import render
 from jprm.methods.environment import Environment, Reply, World
 from jprm.methods.policy import engine
 from jprm.methods.policy.sampler import Sampler, SamplerConfig

@@ -18,7 +18,7 @@ import time
 import jax
 
 from jprm.checkpoints import base
-from jprm.gguf_file import packaged
+from jprm.methods.gguf import packaged
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.model.mesh import MeshConfig, make_mesh

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jprm.checkpoints import base
-from jprm.gguf_file import packaged
 from jprm.io.outputs import atomic_file
 from jprm.io.progress import Bar
 from jprm.layout import Layout, native_layout
+from jprm.methods.gguf import packaged
 from jprm.model import attention
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh

@@ -26,8 +26,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import shop
 import study
 
-from jprm.chat_template import template_of
 from jprm.experiment import OptimizerConfig
+from jprm.methods.chat_template import template_of
 from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import Table, interval, percent, points, show
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler

@@ -32,8 +32,8 @@ import agents
 import shop
 
 import jprm
-from jprm.chat_template import template_of
 from jprm.io.jsonl import write_records
+from jprm.methods.chat_template import template_of
 from jprm.methods.environment import World
 from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.blocks import Table, interval, percent, points, show

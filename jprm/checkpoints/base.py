@@ -68,10 +68,14 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
 
 
 def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLike]:
-    """Returns the module of this package that reads the path, None for a run, and the path or its copy here."""
+    """Returns the module that reads the path, None for a run, and the path or its copy here."""
     if (kind := kind_of(path)) == "run":
         return None, path
-    return importlib.import_module(f"jprm.checkpoints.{kind}"), local_copy(path)
+    return importlib.import_module(MODULES[kind]), local_copy(path)
+
+
+MODULES = {"huggingface": "jprm.checkpoints.huggingface", "peft": "jprm.checkpoints.peft", "gguf": "jprm.methods.gguf"}
+"""What reads published weights, by kind of path: `model_config`, `load_decoder`, `open_tensors`, `LANGUAGE_HEAD`."""
 
 
 FREE = (

@@ -8,7 +8,8 @@ where the episode ended. So they all work on turns as they are:
     TurnScorer      a `LiveScorer`: has a PRM of trajectories score the turns
     judge_outcomes  what the verifier `outcome` does: an episode is correct by the world's own reward
 
-`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.trajectory`) to such steps, and back.
+`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.methods.trajectories`) to such steps, and
+back.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jprm.chat_template import template_of
 from jprm.io.jsonl import dump, parse, read_lines
 from jprm.io.outputs import atomic_file, check_output, digest
 from jprm.io.storage import path_of
+from jprm.methods.chat_template import template_of
 from jprm.methods.environment import Episode, Message, Record, World
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.protocol import Prefix, Sample
@@ -32,8 +33,8 @@ from jprm.methods.policy.sampler import Sampler
 from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.methods.search.files import read_problems
 from jprm.methods.search.lockstep import Rescorer
+from jprm.methods.trajectories.records import Trajectory, content_of, read_trajectory
 from jprm.methods.verify.verifiers import Outcome, Verifier
-from jprm.trajectory import Trajectory, content_of, read_trajectory
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of
 
 MOST_SLOTS = 1 << 18

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from jprm.worker import Worker, serve
+from jprm.io.worker import Worker, serve
 
 LIMIT_S = 5.0
 """Seconds that a comparison may take."""

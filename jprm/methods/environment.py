@@ -28,9 +28,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jprm.io.worker import Worker, serve
 from jprm.methods.answers import extract_answer
 from jprm.options import find_part
-from jprm.worker import Worker, serve
 
 Record = Mapping[str, Any]
 Message = Mapping[str, Any]

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.chat_template import conversation_of
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.peft import Merged
@@ -22,6 +21,7 @@ from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
 from jprm.methods.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.adapters.record import FILE, Adapter
+from jprm.methods.chat_template import conversation_of
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec

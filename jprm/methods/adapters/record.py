@@ -62,10 +62,10 @@ class Adapter:
     """In place of `problem` where there is a system message, with {system} and {problem}. Without it such a problem is
     refused."""
     turns: bool = False
-    """Whether the model was trained on trajectories too, which the tokenizer's chat template writes (`jprm.turns`)."""
+    """Whether the model was trained on trajectories too, which the tokenizer's chat template writes."""
     chat: bool = False
-    """Whether the folder's own chat template gives `problem`, `closing` and `system`, as `jprm.chat_template` renders
-    it."""
+    """Whether the folder's own chat template gives `problem`, `closing` and `system`, as `jprm.methods.chat_template`
+    renders it."""
     tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     """Strings that must be one token each, and their published ids; null where none is published."""
     vocabulary: tuple[int, ...] = ()

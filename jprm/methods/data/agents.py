@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, type_name
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
-from jprm.trajectory import read_trajectory
+from jprm.methods.trajectories.records import read_trajectory
 
 
 @dataclasses.dataclass(frozen=True)

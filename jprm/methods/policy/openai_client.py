@@ -28,8 +28,8 @@ from typing import Any, Literal, TypeVar
 
 import httpx2
 
-from jprm.chat_template import prompt_of
 from jprm.io.jsonl import shortened
+from jprm.methods.chat_template import prompt_of
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

@@ -21,13 +21,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int8
 
-from jprm.chat_template import prompt_of
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import read
 from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
 from jprm.layout import native_layout, prompt_layout
+from jprm.methods.chat_template import prompt_of
 from jprm.methods.policy import decoding
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.model import decode

@@ -28,9 +28,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from jprm.chat_template import render
 from jprm.layout import control_tokens
 from jprm.methods.cache import Slots
+from jprm.methods.chat_template import render
 from jprm.methods.environment import Episode, Message, World
 from jprm.methods.policy import decoding
 from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler

@@ -24,7 +24,6 @@ import numpy as np
 from scipy.special import stdtr
 
 from jprm import loading, multihost
-from jprm.chat_template import template_of
 from jprm.checkpoints import store
 from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
@@ -32,6 +31,7 @@ from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
 from jprm.layout import Layout, native_layout
 from jprm.methods import environment
+from jprm.methods.chat_template import template_of
 from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import Probes, RemoteSampler

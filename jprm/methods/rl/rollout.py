@@ -28,6 +28,8 @@ from jprm.methods.rl.credit import sampled_weights, token_advantages
 from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
+from jprm.methods.trajectories.records import read_trajectory
+from jprm.methods.trajectories.trees import tree_of_trajectories
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
 from jprm.model.mesh import gathered, put_rows
 from jprm.model.vocabulary import log_probabilities
@@ -38,8 +40,7 @@ from jprm.statistics import bootstrap, weighted_mean
 from jprm.token_tree import TokenTree
 from jprm.train import Trainer
 from jprm.train.batches import micro_batches, unstacked
-from jprm.trajectory import read_trajectory
-from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of, tree_of_trajectories
+from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of
 
 Record = Mapping[str, Any]
 

@@ -4,7 +4,7 @@ The record is {"messages": [...], "tools": [...]?, "outcome": number?, "segment"
 turn. A turn is one step, or the steps that a rule of `jprm.steps` finds in its content (`segment`). Messages of the
 system, the user and tools are context: they are read and neither scored nor trained.
 
-`jprm.tree.tree_of` makes a tree of a trajectory, in which every node has a role.
+`jprm.methods.trajectories.trees` makes a tree of a trajectory, in which every node has a role.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 
 from jprm import steps
 from jprm.io.jsonl import RecordError, label_of, list_of, number_of, type_name
-
-__all__ = ["ROLES", "SEGMENTS", "Trajectory", "content_of", "is_trajectory", "read_message", "read_trajectory"]
+from jprm.tree import SEMANTICS, semantics_of
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -25,11 +24,6 @@ SEGMENTS = ("turn", "parts", "auto", *steps.RULES)
 
 OWN_KEYS = ("label", "labels", "score", "scores", "outputs", "origin", "correct", "outcome", "parent")
 """Keys of a message that are jprm's: no chat template sees them."""
-
-SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
-"""What a label means. `correctness`: the probability in [0, 1] that the step is correct. `rating`: a human's three-way
-judgement, -1, 0 (neutral) or +1, which a training config turns into targets. `value`: the probability in [0, 1] that a
-completion from here is correct (Monte Carlo). `advantage` and `implicit`: real numbers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,8 +71,8 @@ def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) 
 def is_trajectory(record: Mapping[str, Any]) -> bool:
     """Whether a record with `messages` is a trajectory, and not one plain exchange of a user and an assistant.
 
-    One exchange without tools, labels, scores, `outcome` or `segment` is free text, which `jprm.free_text` splits into
-    the steps of a chain.
+    One exchange without tools, labels, scores, `outcome` or `segment` is free text, which
+    `jprm.methods.trajectories.free_text` splits into the steps of a chain.
     """
     if "messages" not in record:
         return False
@@ -105,7 +99,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
         raise RecordError(where, "record", f"is {type_name(record)}, not an object", "Write one JSON object a line.")
     extra = dict(record)
     messages = list_of(extra.pop("messages", None), where, "messages")
-    segment, semantics = read_segment(extra, where), read_semantics(extra, where)
+    segment, semantics = read_segment(extra, where), semantics_of(extra, where)
     tools = read_tools(extra.get("tools"), where)
     outcome = extra.get("outcome")
     if outcome is not None:
@@ -198,13 +192,6 @@ def read_segment(record: Mapping[str, Any], where: str) -> str:
     if segment not in SEGMENTS:
         raise RecordError(where, "segment", f"is {segment!r}", f"Use one of {', '.join(SEGMENTS)}.")
     return segment
-
-
-def read_semantics(record: Mapping[str, Any], where: str) -> str:
-    semantics = SEMANTICS[0] if record.get("semantics") is None else record["semantics"]
-    if semantics not in SEMANTICS:
-        raise RecordError(where, "semantics", f"is {semantics!r}", f"Use one of {', '.join(SEMANTICS)}.")
-    return semantics
 
 
 def read_tools(tools: Any, where: str) -> tuple[Mapping[str, Any], ...]:

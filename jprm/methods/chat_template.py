@@ -14,15 +14,14 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jprm.io.folders import local_copy
-from jprm.worker import Worker, serve
+from jprm.io.worker import Worker, serve
+from jprm.tokenizer import CONFIG, TEMPLATE, ChatTemplate, chat_of
 
-FILE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
-LONGEST_TEMPLATE, LONGEST_TEXT = 2**20, 2**20
-"""Characters of a template, and of what it makes. Published templates have up to a few tens of thousands."""
+LONGEST_TEXT = 2**20
+"""Characters of what a template makes."""
 SECONDS = 10.0
 
 OWN_TEMPLATE = """{{ bos_token or '' }}
@@ -41,7 +40,7 @@ OWN_TEMPLATE = """{{ bos_token or '' }}
 {% endif %}"""
 """How jprm writes messages where a tokenizer has no chat template: every mark is plain text."""
 
-_worker = Worker("jprm.chat_template")
+_worker = Worker("jprm.methods.chat_template")
 _PROBLEM = "jprm-problem-7f3a"
 """Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
 _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
@@ -52,60 +51,14 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 
     Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
     """
-    path = local_copy(path, names=(FILE, CONFIG))
-    template, tokens = _of_gguf(path) if path.suffix == ".gguf" else _of_folder(path)
-    if isinstance(template, list):  # several by name, as {"name", "template"}
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
-        template = named.get("default")
-    if not isinstance(template, str) or not template:
-        raise ValueError(f"{path}: has no chat template ({FILE}, or chat_template in {CONFIG}). Write the prompt")
-    if len(template) > LONGEST_TEMPLATE:
-        raise ValueError(f"{path}: its chat template has {len(template):,} characters: more than a template needs")
-    return template, tokens
+    path = local_copy(path, names=(TEMPLATE, CONFIG))
+    if path.suffix == ".gguf":
+        from jprm.methods import gguf
 
-
-@dataclasses.dataclass(frozen=True)
-class ChatTemplate:
-    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as pairs of name and text."""
-
-    text: str
-    tokens: tuple[tuple[str, str], ...] = ()
-
-
-def chat_of(path: str | os.PathLike) -> ChatTemplate | None:
-    """Returns the chat template of a tokenizer's folder or file; None where it has none, or a damaged one."""
-    path = Path(path)
-    try:
-        template, tokens = template_of(path if path.suffix == ".gguf" or path.is_dir() else path.parent)
-    except (OSError, ValueError):
-        return None
-    return ChatTemplate(template, tuple(sorted(tokens.items())))
-
-
-def _of_folder(folder: Path) -> tuple[Any, dict[str, str]]:
-    config, file = folder / CONFIG, folder / FILE
-    if not config.is_file():
-        raise FileNotFoundError(f"{config}: not there; it names the special tokens of the chat template. Fetch it too")
-    try:
-        fields = json.loads(config.read_bytes())
-        template = file.read_text(encoding="utf-8") if file.is_file() else fields.get("chat_template")
-        tokens = {key: fields[key] for key in fields if key.endswith("_token")}
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise ValueError(f"{config}: it or {FILE} beside it is damaged ({error}). Fetch both again") from None
-    tokens = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
-    return template, {key: token for key, token in tokens.items() if isinstance(token, str)}
-
-
-def _of_gguf(path: Path) -> tuple[Any, dict[str, str]]:
-    from jprm.gguf_file import open_gguf
-
-    fields = open_gguf(path).fields
-    texts, tokens = fields.get("tokenizer.ggml.tokens") or [], {}
-    for name in ("bos", "eos"):
-        i = fields.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(i, int) and 0 <= i < len(texts):
-            tokens[f"{name}_token"] = texts[i]
-    return fields.get("tokenizer.chat_template"), tokens
+        chat = gguf.chat_of(path)
+    else:
+        chat = chat_of(path)
+    return chat.text, dict(chat.tokens)
 
 
 def render(

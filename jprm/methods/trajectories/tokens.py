@@ -19,9 +19,37 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jprm.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
+from jprm.layout import Layout
+from jprm.methods.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
+from jprm.methods.trajectories.trees import messages_of, nodes_of_messages
+from jprm.token_tree import Written
 from jprm.tokenizer import JsonTokenizer, Tokenizer
-from jprm.tree import ReasoningTree, chains_of, messages_of, nodes_of_messages
+from jprm.tree import ReasoningTree, above_of, chains_of
+
+
+def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
+    """Returns the steps of a tree of messages as `jprm.token_tree.token_tree` merges them: a step's chunk begins with
+    the context since the last one.
+
+    A step whose ids do not go on from those of the step before it, as its template shows it another text, is a chain
+    of its own from the start, as steps that are read as last ones are.
+    """
+    if not layout.turns:
+        raise ValueError(
+            f"{_name(tree)}: is a trajectory, and the model was trained on chains in a layout of its own. Use a model"
+            " that was trained on trajectories"
+        )
+    turns, above, steps = turns_of(tree, layout.tokenizer), above_of(tree), tree.steps
+    place_of = {node: place for place, node in enumerate(steps)}
+    chunks, parents = [], []
+    for node, ids in zip(steps, turns.ids, strict=True):
+        parent = place_of.get(above[node], -1)
+        before = turns.ids[parent] if parent >= 0 else turns.problem
+        if parent >= 0 and ids[: len(before)] != before:
+            parent, before = -1, turns.problem
+        chunks.append(ids[len(before) :])
+        parents.append(parent)
+    return Written(turns.problem, chunks, parents, steps, spans=turns.written)
 
 
 @dataclasses.dataclass(frozen=True)
