@@ -26,7 +26,6 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
-from jprm.checkpoints.peft import Merged
 from jprm.layout import native_layout
 from jprm.methods.adapters import load as loading
 from jprm.methods.adapters import published as publications
@@ -36,6 +35,7 @@ from jprm.methods.adapters.published import PUBLISHED, SIGNS
 from jprm.methods.cache import LiveTrees
 from jprm.methods.chat_template import render
 from jprm.methods.evaluate.run import as_in
+from jprm.methods.peft import Merged
 from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from refusing import refused
 from tiny import TINY, filled, packed_trees, params, random_tree, reasoning_trees, visible
 
-from jprm.model.attention import ATTENTION, Implementation, attend, cpu_paths, plan, suited
-from jprm.model.attention.cpu_paths import path_pairs
+from jprm.methods.kernels import cpu
+from jprm.methods.kernels.cpu import path_pairs
+from jprm.model.attention import ATTENTION, Implementation, attend, plan, suited
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows
 
@@ -24,7 +25,7 @@ B, T, K, G, H = 3, 48, 2, 2, 4
 def short_chunks():
     """So that a path of a few dozen tokens has several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_paths, "CHUNK", 16)
+        patch.setattr(cpu, "CHUNK", 16)
         yield
 
 

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from tiny import chain_rows, hidden, logits
 
 import jprm
-from jprm.checkpoints import base, peft
+from jprm.checkpoints import base
+from jprm.methods import peft
 from jprm.methods.export.export import export
 from jprm.model.lora import PRODUCTS, LoraConfig
 

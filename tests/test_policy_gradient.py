@@ -16,11 +16,12 @@ from refusing import refused
 from tiny import TINY, chain_rows, filled, optimised, params
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.methods.policy import vocabulary
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.trajectory import Trajectory, group_tree
-from jprm.model import transformer, vocabulary
+from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.objectives import Mean, means
 from jprm.pack import pack

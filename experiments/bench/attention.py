@@ -33,8 +33,8 @@ import yardsticks
 
 from jprm.layout import native_layout
 from jprm.methods.data.readers import READERS
+from jprm.methods.kernels.cpu import path_pairs
 from jprm.model.attention import attend, plan
-from jprm.model.attention.cpu_paths import path_pairs
 from jprm.model.config import ModelConfig
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
-from jprm.checkpoints.peft import Merged
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
@@ -22,6 +21,7 @@ from jprm.layout import TemplateLayout, control_tokens
 from jprm.methods.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.adapters.record import FILE, Adapter
 from jprm.methods.chat_template import conversation_of
+from jprm.methods.peft import Merged
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec

@@ -23,20 +23,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from jprm.checkpoints import base, huggingface, kinds, peft, store
+from jprm.checkpoints import base, huggingface, kinds, store
 from jprm.checkpoints.kinds import PUBLISHED
-from jprm.checkpoints.peft import PREFIX
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
 from jprm.experiment import Experiment, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
+from jprm.methods import peft
 from jprm.methods.chat_template import template_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import figures_in
 from jprm.methods.export import FileDtype, Format, writing
 from jprm.methods.export.writing import Tensor
 from jprm.methods.gguf import open_gguf
+from jprm.methods.peft import PREFIX
 from jprm.model.heads import HEADS, TOKEN, find, of_channels
 from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh

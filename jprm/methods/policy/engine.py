@@ -36,9 +36,9 @@ from jprm.checkpoints.kinds import FileDtype
 from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
+from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, text_hash
-from jprm.model import vocabulary
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import put, put_rows
 from jprm.pack import pack

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
 
 from jprm.experiment import ObjectiveConfig
+from jprm.methods.policy.vocabulary import gathered_head, in_blocks, slot_states
 from jprm.model.heads import TOKEN, find, token_log_probability
 from jprm.model.mesh import at_tokens
 from jprm.model.transformer import head_logits
-from jprm.model.vocabulary import gathered_head, in_blocks, slot_states
 from jprm.objectives import Mean
 from jprm.rows import Rows, at_slots
 

@@ -22,6 +22,7 @@ from jprm.layout import Layout
 from jprm.methods.evaluate.best_of_n import shown_n
 from jprm.methods.evidence.verifier import Verifier as Fused
 from jprm.methods.policy.sampler import Sampler
+from jprm.methods.policy.vocabulary import log_probabilities
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.credit import sampled_weights, token_advantages
@@ -32,7 +33,6 @@ from jprm.methods.trajectories.records import read_trajectory
 from jprm.methods.trajectories.trees import tree_of_trajectories
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
 from jprm.model.mesh import gathered, put_rows
-from jprm.model.vocabulary import log_probabilities
 from jprm.pack import PackReport, pack
 from jprm.rows import Rows, empty_rows, padded_size
 from jprm.score.scorer import PRM

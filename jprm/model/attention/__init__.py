@@ -34,7 +34,7 @@ from jprm.options import find_part
 ATTENTION = {
     "reference": "jprm.model.attention.blocked:REFERENCE",
     "blocked": "jprm.model.attention.blocked:BLOCKED",
-    "paths": "jprm.model.attention.cpu_paths:PATHS",
+    "paths": "jprm.methods.kernels.cpu:PATHS",
     "kernel": "jprm.methods.kernels.tpu:KERNEL",
     "gpu_kernel": "jprm.methods.kernels.gpu:GPU_KERNEL",
     "cudnn": "jprm.methods.kernels.gpu_cudnn:CUDNN",
