@@ -19,7 +19,7 @@ from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.label.omega import label_problems
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.rl import rollout
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.samples import Rollout
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.sandbox import Limits
 from jprm.methods.verify.verifiers import VERIFIERS, Verifier, find, judge_programs
@@ -188,7 +188,7 @@ def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
 def trajectory(steps, ended):
     """One token a step."""
     numbers = tuple(range(1, len(steps) + 1))
-    return Trajectory(numbers, np.zeros(len(steps), np.float32), numbers, tuple(steps), ended)
+    return Rollout(numbers, np.zeros(len(steps), np.float32), numbers, tuple(steps), ended)
 
 
 def test_reinforcement_learning_is_rewarded_by_tests(tmp_path):

@@ -9,7 +9,7 @@ from refusing import refused
 
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import ADVANTAGES, CREDITS, CreditConfig
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.samples import Rollout
 from jprm.score.scale import LOG_ODDS, PROBABILITY, Scale
 
 DIFFERENCE = Scale(threshold=0.0, weight="half")
@@ -21,8 +21,8 @@ def chain(*lengths, tail=0):
     stops = tuple(int(x) for x in np.cumsum(lengths))
     count = sum(lengths) + tail
     if tail == 0 or not lengths:
-        return Trajectory(tuple(range(count)), np.zeros(count, np.float32), stops, ("x",) * len(lengths), True)
-    one = Trajectory(tuple(range(count)), np.zeros(count, np.float32), (), (), True)
+        return Rollout(tuple(range(count)), np.zeros(count, np.float32), stops, ("x",) * len(lengths), True)
+    one = Rollout(tuple(range(count)), np.zeros(count, np.float32), (), (), True)
     object.__setattr__(one, "step_stop", stops)  # credit takes any tail, the loop's steps leave none
     return one
 

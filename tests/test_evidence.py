@@ -37,7 +37,7 @@ from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_lo
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
 from jprm.methods.label.files import teacher_labels
 from jprm.methods.rl import rollout
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.samples import Rollout
 from jprm.methods.search.lockstep import live_scorer
 from jprm.methods.verify import Verdict, verifiers
 from jprm.methods.verify.arithmetic import check_arithmetic
@@ -366,7 +366,7 @@ def test_a_verifier_rewards_groups_by_their_last_step(fused):
     verifier, _, _ = fused
     record = made_pools(6, n=1, samples=3)[0]
     texts = [tuple(sample["steps"]) for sample in record["samples"]]
-    drawn = [Trajectory((0, 1), np.zeros(2, np.float32), (1, 2), steps, True) for steps in texts]
+    drawn = [Rollout((0, 1), np.zeros(2, np.float32), (1, 2), steps, True) for steps in texts]
     (group,) = rollout.judged([record], [drawn], verifiers.of_function(lambda record, steps: 0.0), 0.0, verifier)
     expected = verifier.score_trees([tree_of(record)])[0]
     np.testing.assert_allclose(np.concatenate(group.scores), expected, rtol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusing import refused
 
-from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree
+from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
 from jprm.pack import pack
 
 PROMPT = [9, 8]
@@ -16,7 +16,7 @@ def sample(rng, longest=6):
     """A trajectory over two letters, so that prefixes and whole samples repeat; 0 ends it. One model sampled it."""
     ids = rng.integers(1, 3, rng.integers(0, longest)).tolist() + [0]
     old = [-1.0 - 0.1 * (sum(ids[:t]) % 7) - 0.3 * token for t, token in enumerate(ids)]
-    return Trajectory(tuple(ids), np.array(old, np.float32), (), (), True)
+    return Rollout(tuple(ids), np.array(old, np.float32), (), (), True)
 
 
 def group(seed, count=12, **changes):
@@ -80,7 +80,7 @@ def test_weights_count_samples_by_default():
 
 def test_a_truncated_sample_may_begin_another():
     whole = sample(np.random.default_rng(3), longest=2)
-    longer = Trajectory((1, 2, 1, 0), np.full(4, -1, np.float32), (), (), True)
+    longer = Rollout((1, 2, 1, 0), np.full(4, -1, np.float32), (), (), True)
     cut = dataclasses.replace(longer, ids=(1, 2), log_probability_T=np.full(2, -1, np.float32), ended=False)
     tree = group_tree("p", PROMPT, [longer, cut, whole], [np.ones(4), -np.ones(2), np.zeros(len(whole.ids))])
     rows = pack([tree], 16, 16, too_long="error").rows
@@ -92,7 +92,7 @@ def test_a_truncated_sample_may_begin_another():
 
 def test_a_group_that_means_nothing_is_refused():
     samples, advantage, weight = group(0)
-    none = Trajectory((), np.zeros(0, np.float32), (), (), False)
+    none = Rollout((), np.zeros(0, np.float32), (), (), False)
     other = dataclasses.replace(samples[0], log_probability_T=samples[0].log_probability_T - 3)
     for arguments, message in [
         ((PROMPT, [], []), "sample"),

@@ -27,7 +27,7 @@ from jprm import options as parts
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.io.jsonl import write_records
 from jprm.methods.label.files import label_reference
-from jprm.methods.rl.trajectory import Trajectory, group_tree
+from jprm.methods.rl.samples import Rollout, group_tree
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import Int8
 from jprm.model.transformer import step_logits
@@ -59,7 +59,7 @@ def sampled(tree):
     chains = [chain_ids(tree, leaf, layout) + [1] for leaf in range(len(tree.nodes)) if leaf not in inner]
     prompt = layout.problem(tree.problem)
     samples = [
-        Trajectory(tuple(ids[len(prompt) :]), np.full(len(ids) - len(prompt), -5.5, np.float32), (), (), True)
+        Rollout(tuple(ids[len(prompt) :]), np.full(len(ids) - len(prompt), -5.5, np.float32), (), (), True)
         for ids in chains
     ]
     advantage = [(-1.0) ** g * np.linspace(0.5, 1.5, len(one.ids)) for g, one in enumerate(samples)]

@@ -20,7 +20,7 @@ from jprm.methods.policy import vocabulary
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.policy_gradient import PolicyGradient
-from jprm.methods.rl.trajectory import Trajectory, group_tree
+from jprm.methods.rl.samples import Rollout, group_tree
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.objectives import Mean, means
@@ -75,7 +75,7 @@ def trajectories(model):
     """All texts, every token a step."""
     found = np.asarray(jax.jit(lambda model: log_probabilities(model))(model))  # traced anew: tests differ in `hidden`
     return [
-        Trajectory(text, found[g, : len(text)], tuple(range(1, len(text) + 1)), ("x",) * len(text), True)
+        Rollout(text, found[g, : len(text)], tuple(range(1, len(text) + 1)), ("x",) * len(text), True)
         for g, text in enumerate(TEXTS)
     ]
 

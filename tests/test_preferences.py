@@ -11,7 +11,7 @@ from test_policy_gradient import MODEL, PROMPT, REFERENCE, SMALL, close, evaluat
 from tiny import chain_rows, filled
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
-from jprm.methods.rl.trajectory import Alternatives, Trajectory, of_chains, of_steps, preference_trees
+from jprm.methods.rl.samples import Alternatives, Rollout, of_chains, of_steps, preference_trees
 from jprm.model import transformer
 from jprm.objectives.implicit import Implicit
 from jprm.pack import pack
@@ -30,7 +30,7 @@ def sampled(seed, count=12):
         ids = (*rng.integers(1, 3, sizes.sum()).tolist(), 0)
         stops = tuple(np.cumsum(sizes).tolist())
         stops = (*stops[:-1], len(ids)) if stops else ()
-        samples.append(Trajectory(ids, np.zeros(len(ids), np.float32), stops, ("x",) * len(stops), True))
+        samples.append(Rollout(ids, np.zeros(len(ids), np.float32), stops, ("x",) * len(stops), True))
     return samples, rng.integers(0, 2, count).astype(float)
 
 

@@ -12,7 +12,7 @@ from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
-from jprm.methods.rl import loop, rollout, trajectory
+from jprm.methods.rl import loop, rollout, samples
 from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import pass_at
@@ -104,7 +104,7 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
 
     def sample(policy, problems, n, *, seed, update):
         drawn.append((update, int(policy.name.partition("#")[0].rpartition("@")[2])))
-        return trajectory.sample(policy, problems, n, seed=seed, update=update)
+        return samples.sample(policy, problems, n, seed=seed, update=update)
 
     monkeypatch.setattr(loop, "sample", sample)
     alone = dict(credit=CreditConfig("verifier", "rloo", "constant", length=16), prm="", minibatches=1)
@@ -234,7 +234,7 @@ def test_a_step_is_scored_after_the_steps_before_it_in_its_own_sample():
             return 0.0 if i < 0 else 10 * self._of(tree, tree.nodes[i].parent) + int(tree.nodes[i].text)
 
     drawn = [
-        trajectory.Trajectory(tuple(range(len(texts))), np.zeros(len(texts), np.float32),
+        samples.Rollout(tuple(range(len(texts))), np.zeros(len(texts), np.float32),
                               tuple(range(1, len(texts) + 1)), tuple(texts), True)
         for texts in (["1", "2", "3"], ["4"], [], ["5", "6"])
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from tiny_run import lines, one_device, untimed
 
 from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
-from jprm.methods.rl import loop, trajectory
+from jprm.methods.rl import loop, samples
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import fresh
 
@@ -89,14 +89,14 @@ class written:
 
     def __enter__(self):
         def sample(policy, problems, n, *, seed, update):
-            found = trajectory.sample(policy, problems, n, seed=seed, update=update)
+            found = samples.sample(policy, problems, n, seed=seed, update=update)
             self.drawn.append([update, [[one.ids for one in samples] for samples in found]])
             return found
 
         loop.sample = sample
 
     def __exit__(self, *_):
-        loop.sample = trajectory.sample
+        loop.sample = samples.sample
         self.path.write_text(json.dumps(self.drawn))
 
 

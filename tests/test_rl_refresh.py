@@ -12,7 +12,7 @@ from jprm.methods.rl import loop, refresh
 from jprm.methods.rl.config import RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import Group
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl.samples import Rollout
 from jprm.methods.verify.verifiers import of_function
 
 
@@ -30,7 +30,7 @@ class Digits:
 
 def chain(*steps, ended=True):
     ids = tuple(range(1, len(steps) + 1))
-    return Trajectory(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
+    return Rollout(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
 
 
 def product_is_even(record, steps):

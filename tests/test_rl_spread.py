@@ -7,13 +7,13 @@ import types
 import numpy as np
 import pytest
 from test_rl_loop import Sevens
-from test_trajectory import PROBLEMS, drawn, policy  # noqa: F401  (fixtures)
+from test_samples import PROBLEMS, drawn, policy  # noqa: F401  (fixtures)
 from tiny_rl import reward
 
 from jprm import multihost
 from jprm.io.jsonl import write_records
-from jprm.methods.rl import rollout, trajectory
-from jprm.methods.rl.trajectory import Trajectory
+from jprm.methods.rl import rollout, samples
+from jprm.methods.rl.samples import Rollout
 from jprm.methods.verify.verifiers import of_function
 
 
@@ -63,7 +63,7 @@ def test_every_process_gets_the_trajectories_that_one_draws(processes, policy, d
 
     policy.draw = counted
     try:
-        found = processes(3, lambda index: trajectory.sample(policy, PROBLEMS, 6, seed=3, update=5))
+        found = processes(3, lambda index: samples.sample(policy, PROBLEMS, 6, seed=3, update=5))
     finally:
         del policy.draw
     assert sorted(calls) == [[problem] for problem in PROBLEMS]  # the third has none to draw
@@ -80,7 +80,7 @@ RECORDS = [{"problem": f"p{i}", "answer": i} for i in range(5)]
 
 def chain(*steps, ended=True):
     ids = tuple(range(1, len(steps) + 1))
-    return Trajectory(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
+    return Rollout(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
 
 
 CHAINS = [[chain(f"{i}"), chain("7", f"{i}7"), chain(), chain("0", ended=i > 2)] for i in range(5)]
@@ -99,7 +99,7 @@ def test_every_process_gets_the_groups_that_one_judges(processes, prm):
     once, seen[:] = list(seen), []
     for groups in processes(2, lambda index: rollout.judged(RECORDS, CHAINS, verifier, -0.5, prm)):
         for group, wanted in zip(groups, alone, strict=True):
-            assert group.record == wanted.record and group.trajectories == wanted.trajectories
+            assert group.record == wanted.record and group.samples == wanted.samples
             np.testing.assert_array_equal(group.reward_G, wanted.reward_G)
             assert (group.scores is None) == (prm is None)
             for some, others in zip(group.scores or [], wanted.scores or [], strict=True):

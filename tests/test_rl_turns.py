@@ -19,7 +19,7 @@ from jprm.io.jsonl import write_records
 from jprm.methods.rl import loop, rollout
 from jprm.methods.rl.config import EnvironmentConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig, token_advantages
-from jprm.methods.rl.trajectory import Trajectory, group_tree
+from jprm.methods.rl.samples import Rollout, group_tree
 from jprm.tree import tree_of
 
 WORLD = """
@@ -46,7 +46,7 @@ WORLD = Environment(reset, step, copy.deepcopy)
 def one(ids, observed, stops, reward=1.0):
     log = np.where(np.isin(np.arange(len(ids)), np.concatenate([np.arange(a, b) for a, b in observed])), 0.0, -1.0)
     episode = {"messages": [], "turns": [], "reward": reward, "error": ""}
-    return Trajectory(
+    return Rollout(
         tuple(ids), log.astype(np.float32), stops, ("x",) * len(stops), True, (1, 2), observed, episode
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_credit_is_by_turn_and_what_the_world_wrote_has_none(norm):
     assert of["count"] == {5: 2, 6: 2, 7: 0, 8: 0, 9: 1, 3: 1, 4: 1}
     assert dict(zip(token_M.tolist(), tree.weight_M.tolist(), strict=True)) == of["count"]
     assert of["gain"][7] == of["penalty"][8] == 0 and of["old"][7] == 0
-    assert Trajectory.of_json(json.loads(json.dumps(samples[0].json()))).observed == samples[0].observed
+    assert Rollout.of_json(json.loads(json.dumps(samples[0].json()))).observed == samples[0].observed
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,10 @@ def test_a_prm_scores_every_turn_of_episodes(folder):
         said = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "a"}]
         more = [*said, {"role": "tool", "content": "b!"}, {"role": "assistant", "content": "cd"}]
         samples = [
-            Trajectory((5, 0), np.zeros(2, np.float32), (2,), ("a",), True, (1,), (), _episode(said, [1])),
-            Trajectory((5, 0, 6, 7, 0), np.zeros(5, np.float32), (2, 5), ("a", "cd"), True, (1,), ((2, 3),),
+            Rollout((5, 0), np.zeros(2, np.float32), (2,), ("a",), True, (1,), (), _episode(said, [1])),
+            Rollout((5, 0, 6, 7, 0), np.zeros(5, np.float32), (2, 5), ("a", "cd"), True, (1,), ((2, 3),),
                        _episode(more, [1, 3])),
-            Trajectory((5,), np.zeros(1, np.float32), (1,), ("x",), False, (1,), (), _episode(said[:1], [])),
+            Rollout((5,), np.zeros(1, np.float32), (1,), ("x",), False, (1,), (), _episode(said[:1], [])),
         ]  # fmt: skip
         (scores,) = rollout.scored(prm, [{"problem": "abc"}], [samples])
         alone = prm.score_trees([tree_of({"messages": one.messages(), "segment": "turn"}) for one in samples])

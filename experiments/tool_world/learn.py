@@ -36,7 +36,7 @@ from jprm.methods.rl import rollout
 from jprm.methods.rl.config import EnvironmentConfig, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.credit import CreditConfig, token_advantages
 from jprm.methods.rl.loop import OF_WORLD, train
-from jprm.methods.rl.trajectory import group_tree, sample_episodes
+from jprm.methods.rl.samples import group_tree, sample_episodes
 from jprm.statistics import Draws, difference_of_runs, draws, mean_of_runs, weighted_mean
 from jprm.train import Trainer
 
@@ -155,7 +155,7 @@ def speed(world: pathlib.Path = pathlib.Path("runs/tool_world_0"), repeats: int 
     drawn = sample_episodes(policy, World(shop.SHOP), layout, study.LIMITS, records, config.samples, seed=0, update=1)
     trees, alone = [], []
     for group in rollout.judged(records, drawn, OF_WORLD, config.guards.floor, None):
-        samples, prompt = group.trajectories, group.trajectories[0].prompt
+        samples, prompt = group.samples, group.samples[0].prompt
         advantage = token_advantages(samples, group.reward_G, [np.zeros(len(x.steps)) for x in samples], config.credit)
         trees.append(group_tree("group", prompt, samples, advantage))
         alone += [group_tree("one", prompt, [x], [a]) for x, a in zip(samples, advantage, strict=True)]

@@ -41,7 +41,7 @@ from jprm.methods.evaluate.processbench import right_at, weighted_f1
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.policy.turns import Limits, TurnLayout
-from jprm.methods.rl.trajectory import sample_episodes
+from jprm.methods.rl.samples import sample_episodes
 from jprm.statistics import Draws, auroc, difference_of_runs, draws, mean_of_runs, weighted_mean
 from jprm.statistics import interval as interval_of
 from jprm.train import train

@@ -34,7 +34,7 @@ from jprm.experiment import Experiment, read
 from jprm.io.storage import path_of
 from jprm.methods.policy import decoding, sampler
 from jprm.methods.rl.config import RLExperiment, learner
-from jprm.methods.rl.trajectory import EXTRAS
+from jprm.methods.rl.samples import EXTRAS
 from jprm.model import decode
 from jprm.model.attention import find
 from jprm.model.config import ModelConfig

@@ -28,7 +28,7 @@ class Method:
 
     samples: whether the policy samples; else the solutions in the files of problems are learnt, as many tokens as the
         samples of an update would have.
-    pairs: whether right and wrong continuations are compared (`jprm.methods.rl.trajectory`).
+    pairs: whether right and wrong continuations are compared (`jprm.methods.rl.samples`).
     """
 
     objective: str

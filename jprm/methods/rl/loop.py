@@ -41,7 +41,7 @@ from jprm.methods.policy.turns import Limits, TurnLayout
 from jprm.methods.rl import RESULT, refresh, rollout
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.trajectory import Trajectory, sample, sample_episodes
+from jprm.methods.rl.samples import Rollout, sample, sample_episodes
 from jprm.methods.verify import verifiers
 from jprm.model.mesh import on_own_mesh, own_mesh
 from jprm.model.parameters import join
@@ -144,7 +144,7 @@ class Loop:
             self.layout = TurnLayout(trainer.tokenizer, *template_of(there.template or config.policy))
             self.limits = Limits(there.turns, config.tokens)
 
-    def _sample(self, records: Sequence[rollout.Record], n: int, update: int) -> list[list[Trajectory]]:
+    def _sample(self, records: Sequence[rollout.Record], n: int, update: int) -> list[list[Rollout]]:
         """Returns n samples of each problem: chains, or episodes in the environment."""
         seed = self.config.seed
         if self.world is None or self.layout is None or self.limits is None:
@@ -257,7 +257,7 @@ class Loop:
             tokens = sum(len(tree.node_M) for tree in trees)
         else:
             trees = rollout.trees_of(part, self.policy, config)
-            tokens = sum(len(one.ids) for group in part for one in group.trajectories)
+            tokens = sum(len(one.ids) for group in part for one in group.samples)
         rows, report = rollout.packed(trees, trainer.experiment.data, trainer.experiment.model.chain_rows)
         if config.minibatches > 1 and config.objective_options.get("truncate"):
             rows = rollout.with_proximal(rows, trainer, config.temperature)
@@ -301,7 +301,7 @@ class Loop:
 
     def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
         """Returns the figures of held-out groups; see `rollout.evaluation`."""
-        others = rollout.scored(self.second, self.held_out, [g.trajectories for g in groups]) if self.second else None
+        others = rollout.scored(self.second, self.held_out, [g.samples for g in groups]) if self.second else None
         return multihost.first(lambda: rollout.evaluation(groups, self.working, others, self.config.seed))
 
     def _held_out_groups(self, stream: int = rollout.STREAM) -> list[rollout.Group]:
@@ -352,7 +352,7 @@ class Loop:
         if folder is None:
             return
         new, held = loading.load(folder), self._held_out_groups()
-        drawn = [group.trajectories for group in held]
+        drawn = [group.samples for group in held]
         before = self._auroc(held, [group.scores or [] for group in held])
         after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
         adopted = before is not None and after is not None and after >= before
@@ -405,14 +405,14 @@ class Ahead:
 
     update: int
     by: int
-    drawn: list[list[Trajectory]]
+    drawn: list[list[Rollout]]
 
     def json(self) -> dict[str, Any]:
         return vars(self) | {"drawn": [[one.json() for one in samples] for samples in self.drawn]}
 
     @staticmethod
     def of_json(value: dict[str, Any]) -> Ahead:
-        drawn = [[Trajectory.of_json(one) for one in samples] for samples in value["drawn"]]
+        drawn = [[Rollout.of_json(one) for one in samples] for samples in value["drawn"]]
         return Ahead(value["update"], value["by"], drawn)
 
 

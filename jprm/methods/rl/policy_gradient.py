@@ -1,4 +1,4 @@
-"""Policy gradients on trees of samples (`jprm.methods.rl.trajectory`): clipped ratios of tokens or sequences, and KL.
+"""Policy gradients on trees of samples (`jprm.methods.rl.samples`): clipped ratios of tokens or sequences, and KL.
 
 A slot has the sums U and D of its samples' positive and negative advantages, norms folded in, and one ratio r:
 
@@ -31,7 +31,7 @@ FARTHEST = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGradient:
-    """An objective for the language head and rows of `jprm.methods.rl.trajectory.group_tree`.
+    """An objective for the language head and rows of `jprm.methods.rl.samples.group_tree`.
 
     ratio: `token`, p / p_old of each token (PPO, GRPO). `sequence`, the geometric mean of the ratios of the sample up
         to the slot, for advantages at the samples' last tokens (GSPO, Zheng et al. 2025).

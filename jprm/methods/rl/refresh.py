@@ -54,7 +54,7 @@ def verdicts_of_rollouts(
     records = {
         Prefix(group.record["problem"], one.steps[:end]): group.record
         for group in groups
-        for one in group.trajectories[: config.chains]
+        for one in group.samples[: config.chains]
         for end in range(1, len(one.steps))
     }
     drawn = policy.sample(list(records), config.rollouts, until="end", seed=0)
@@ -62,13 +62,13 @@ def verdicts_of_rollouts(
     value = dict(zip(records, (float(np.mean(right)) for right in verifier.accepts(completions)), strict=True))
 
     def of_chain(group: Group, i: int) -> list[float | None]:
-        steps = group.trajectories[i].steps
+        steps = group.samples[i].steps
         if not steps or i >= config.chains:
             return [None] * len(steps)
         inner = [value[Prefix(group.record["problem"], steps[:end])] for end in range(1, len(steps))]
         return [*inner, float(group.reward_G[i] >= 1)]
 
-    return [[of_chain(group, i) for i in range(len(group.trajectories))] for group in groups]
+    return [[of_chain(group, i) for i in range(len(group.samples))] for group in groups]
 
 
 def labelled(
@@ -82,7 +82,7 @@ def labelled(
     records = []
     for group, chains in zip(groups, verdicts, strict=True):
         samples = []
-        for one, verdict_P in zip(group.trajectories, chains, strict=True):
+        for one, verdict_P in zip(group.samples, chains, strict=True):
             labels = [None if x is None else of_verdict[semantics](x) for x in verdict_P]
             if any(label is not None for label in labels):
                 samples.append({"steps": list(one.steps), "labels": labels})
@@ -95,7 +95,7 @@ def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Returns pool records of the groups' chains with their outcomes, for an outcome model or an implicit PRM."""
     records = []
     for group in groups:
-        pairs = [(one, bool(reward >= 1)) for one, reward in zip(group.trajectories, group.reward_G, strict=True)]
+        pairs = [(one, bool(reward >= 1)) for one, reward in zip(group.samples, group.reward_G, strict=True)]
         samples = [{"steps": list(one.steps), "correct": right} for one, right in pairs if one.steps]
         if samples:
             records.append({"problem": group.record["problem"], "samples": samples})
@@ -115,7 +115,7 @@ def fresh(
         verdicts = multihost.spread(lambda some: verdicts_of_rollouts(some, policy, verifier, config.refresh), groups)
     else:
         verdicts = multihost.first(
-            lambda: [[list(working(group.record, one.steps)) for one in group.trajectories] for group in groups]
+            lambda: [[list(working(group.record, one.steps)) for one in group.samples] for group in groups]
         )
     return labelled(groups, verdicts, read(path_of(prm) / RUN).target.labels)
 
@@ -168,7 +168,7 @@ def step_auroc(groups: Sequence[Group], scores: Sequence[Sequence[np.ndarray]], 
     pairs = [
         (score, right)
         for group, scores_G in zip(groups, scores, strict=True)
-        for one, score_P in zip(group.trajectories, scores_G, strict=True)
+        for one, score_P in zip(group.samples, scores_G, strict=True)
         for score, right in zip(score_P, working(group.record, one.steps), strict=True)
         if right is not None
     ]

@@ -27,7 +27,7 @@ from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.credit import sampled_weights, token_advantages
 from jprm.methods.rl.policy_gradient import PolicyGradient
-from jprm.methods.rl.trajectory import EXTRAS, Trajectory, group_tree, of_chains, of_steps, preference_trees
+from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
 from jprm.methods.trajectories.records import read_trajectory
 from jprm.methods.trajectories.trees import tree_of_trajectories
@@ -50,7 +50,7 @@ class Group:
     """The samples of one problem. Scores are None without a PRM."""
 
     record: Record
-    trajectories: list[Trajectory]
+    samples: list[Rollout]
     reward_G: Float[np.ndarray, " G"]  # of the verifier, in [0, 1]; of blank chains and those cut off, the floor
     scores: list[Float[np.ndarray, " P"]] | None
     fused: bool = False  # the scores are of a fused verifier: a chain's is its last step's, not its lowest
@@ -104,7 +104,7 @@ def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> lis
 
 
 def judged(
-    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], verifier: Verifier, floor: float, prm: PRM | None,
+    records: Sequence[Record], drawn: Sequence[Sequence[Rollout]], verifier: Verifier, floor: float, prm: PRM | None,
     *, keep_lost: bool = False,
 ) -> list[Group]:  # fmt: skip
     """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`.
@@ -115,7 +115,7 @@ def judged(
     if drawn and drawn[0] and drawn[0][0].episode is not None:
         return _judged_by_world(records, drawn, floor, prm, keep_lost)
 
-    def rewards(some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[float]]:
+    def rewards(some: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[list[float]]:
         whole = [(record, one.steps) for record, samples in some for one in samples if one.ended and one.steps]
         reward = iter(verifier.rewards(whole))
         return [[next(reward) if one.ended and one.steps else floor for one in samples] for _, samples in some]
@@ -130,7 +130,7 @@ def judged(
 
 
 def _judged_by_world(
-    records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]], floor: float, prm: PRM | None, keep_lost: bool
+    records: Sequence[Record], drawn: Sequence[Sequence[Rollout]], floor: float, prm: PRM | None, keep_lost: bool
 ) -> list[Group]:
     """Returns the groups of episodes; of fewer than two that were not lost there is none.
 
@@ -152,19 +152,19 @@ def _judged_by_world(
         )
     if prm is None:
         return groups
-    scores = scored(prm, [group.record for group in groups], [group.trajectories for group in groups])
+    scores = scored(prm, [group.record for group in groups], [group.samples for group in groups])
     return [dataclasses.replace(group, scores=some) for group, some in zip(groups, scores, strict=True)]
 
 
 def scored(
-    prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Trajectory]]
+    prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Rollout]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
     """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
     of_groups = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
     return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in of_groups]
 
 
-def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> list[list[list[float]]]:
+def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[list[list[float]]]:
     if some and some[0][1][0].episode is not None:
         return _scored_turns(prm, [samples for _, samples in some])
     trees = []
@@ -181,7 +181,7 @@ def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Trajectory]]]) -> li
     return scores
 
 
-def _scored_turns(prm: PRM, groups: Sequence[Sequence[Trajectory]]) -> list[list[list[float]]]:
+def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[list[float]]]:
     """Returns the scores of the turns of episodes, by task; what episodes of one task share is computed once."""
     trees = [
         tree_of_trajectories([read_trajectory({"messages": one.messages()}) for one in samples if one.steps])
@@ -211,7 +211,7 @@ def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> 
 
 
 def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[TokenTree]:
-    name, samples = group.record["problem"][:60], group.trajectories
+    name, samples = group.record["problem"][:60], group.samples
     prompt = prompt_of(group, policy.layout)
     if config.method == "policy_gradient":
         needs = credit.find(config.credit.name).prm
@@ -228,11 +228,11 @@ def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[Toke
 
 def prompt_of(group: Group, layout: Layout) -> Sequence[int]:
     """Returns the ids before a group's samples."""
-    return next((one.prompt for one in group.trajectories if one.prompt), ()) or layout.problem(group.record["problem"])
+    return next((one.prompt for one in group.samples if one.prompt), ()) or layout.problem(group.record["problem"])
 
 
 def neutral_tree(
-    name: str, prompt: Sequence[int], samples: Sequence[Trajectory], weight: Sequence[np.ndarray] | None = None
+    name: str, prompt: Sequence[int], samples: Sequence[Rollout], weight: Sequence[np.ndarray] | None = None
 ) -> TokenTree:
     """Returns the tree of samples that no advantage tells apart."""
     return group_tree(name, prompt, samples, [np.zeros(len(one.ids)) for one in samples], weight)
@@ -244,7 +244,7 @@ def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperime
     for record in records:
         ids = [token for number, text in enumerate(record["steps"]) for token in layout.step(text, number)]
         ids = (*ids, *([] if layout.tokenizer.eos is None else [layout.tokenizer.eos]))
-        one = Trajectory(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
+        one = Rollout(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
         prompt = layout.problem(record["problem"])
         trees.append(neutral_tree(record["problem"][:60], prompt, [one], sampled_weights([one], config.credit)))
     return trees
@@ -320,8 +320,8 @@ def evaluation(groups: Sequence[Group], working: Working, others: Scores | None,
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))
     interval = bootstrap(lambda w: weighted_mean(correct_PN.mean(1), w), problems, seed=seed).json()
-    chains = [one for group in groups for one in group.trajectories]
-    verdicts = [[right_working(working(g.record, one.steps)) for one in g.trajectories] for g in groups]
+    chains = [one for group in groups for one in group.samples]
+    verdicts = [[right_working(working(g.record, one.steps)) for one in g.samples] for g in groups]
     working_PN = np.array(verdicts, bool)
     figures: dict[str, Any] = {
         "gold": interval["value"], "gold_low": interval["low"], "gold_high": interval["high"],
@@ -347,7 +347,7 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
     trees = [
         neutral_tree(group.record["problem"][:60], prompt_of(group, layout), samples)
         for group in groups
-        if (samples := [one for one in group.trajectories if one.ids])
+        if (samples := [one for one in group.samples if one.ids])
     ]
     rows, _ = packed(trees, data, trainer.experiment.model.chain_rows)
     return trainer.measure(rows, PolicyGradient(temperature=config.temperature, estimator="exact"))["kl"]
@@ -392,7 +392,7 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
     """Returns the incorrect chains that the PRM rates highest, or without a PRM the first of them."""
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
-        for i, one in enumerate(group.trajectories):
+        for i, one in enumerate(group.samples):
             if group.correct_G[i] < 1:
                 scores = group.scores[i] if group.scores else None
                 top = float(group.chain_scores[i]) if scores is not None else 0.0
@@ -406,7 +406,7 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
     """Returns the figures of an update's samples: reward, proxy, lengths, blank and cut chains, equal rewards."""
-    chains = [one for group in groups for one in group.trajectories]
+    chains = [one for group in groups for one in group.samples]
     figures = {
         "reward": np.mean([group.correct_G.mean() for group in groups]),
         "same_reward": np.mean([np.ptp(group.reward_G) == 0 for group in groups]),
@@ -415,7 +415,7 @@ def train_figures(groups: Sequence[Group]) -> dict[str, float]:
         "blank": np.mean([not one.steps for one in chains]),
         "truncated": np.mean([not one.ended for one in chains]),
     }
-    if groups[0].trajectories[0].episode is not None:
+    if groups[0].samples[0].episode is not None:
         lost = sum(group.lost for group in groups)
         figures |= {"lost": lost / (lost + len(chains)), "observed": np.mean([(~x.sampled_T).sum() for x in chains])}
     if groups and groups[0].scores is not None:

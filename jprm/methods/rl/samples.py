@@ -1,9 +1,9 @@
-"""Trajectories: what a policy sampled, as the tokens that it sampled, and groups of them as trees of tokens.
+"""Samples: what a policy wrote, as the tokens that it sampled, and groups of them as trees of tokens.
 
 Text is for graders and reward models alone. A text can have other tokens than the ones that made it, so training on
 text that was tokenised again would ascribe to the policy what it never sampled.
 
-In an environment a trajectory is an episode: turns that the policy sampled, and between them what the world answered.
+In an environment a sample is an episode: turns that the policy sampled, and between them what the world answered.
 
 A group of samples is one tree, so that what samples share is computed once. Samples through one token share its
 probability ratio r. So two numbers a token carry any group exactly, the sums U and D of its samples' positive and
@@ -39,7 +39,7 @@ from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
 
 @dataclasses.dataclass(frozen=True)
-class Trajectory:
+class Rollout:
     """One sample of a chain.
 
     Attributes:
@@ -102,10 +102,10 @@ class Trajectory:
         return vars(self) | {"log_probability_T": self.log_probability_T.tolist()}
 
     @staticmethod
-    def of_json(value: Mapping[str, Any]) -> Trajectory:
+    def of_json(value: Mapping[str, Any]) -> Rollout:
         """Inverts `json`."""
         lists = {name: tuple(value.get(name, ())) for name in ("ids", "step_stop", "steps", "prompt")}
-        return Trajectory(
+        return Rollout(
             log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"],
             observed=tuple((start, stop) for start, stop in value.get("observed", ())), episode=value.get("episode"),
             **lists,
@@ -126,11 +126,11 @@ def check_exact(policy: Any) -> Sampler:
     return policy
 
 
-def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int) -> list[list[Trajectory]]:
-    """Returns n trajectories of each problem.
+def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int) -> list[list[Rollout]]:
+    """Returns n samples of each problem.
 
-    A draw is numbered by seed, update, problem and sample alone: the same parameters give the same trajectories,
-    whatever was sampled before. Each process samples a part of the problems, and returns the trajectories of all.
+    A draw is numbered by seed, update, problem and sample alone: the same parameters give the same samples,
+    whatever was sampled before. Each process samples for a part of the problems, and returns the samples of all.
 
     Raises ValueError for a policy that `check_exact` refuses, and for a problem that occurs twice.
     """
@@ -140,15 +140,15 @@ def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: i
 
     def draw(some: Sequence[str]) -> list[list[dict[str, Any]]]:
         drawn = policy.draw([Prefix(problem) for problem in some], n, until="end", seed=0, stream=(seed, update))
-        return [[trajectory(policy, each).json() for each in samples] for samples in drawn]
+        return [[rollout_of(policy, each).json() for each in samples] for samples in drawn]
 
-    return [[Trajectory.of_json(one) for one in samples] for samples in multihost.spread(draw, problems)]
+    return [[Rollout.of_json(one) for one in samples] for samples in multihost.spread(draw, problems)]
 
 
 def sample_episodes(
     policy: Any, world: World, layout: TurnLayout, limits: Limits, records: Sequence[Mapping[str, Any]], n: int, *,
     seed: int, update: int,
-) -> list[list[Trajectory]]:  # fmt: skip
+) -> list[list[Rollout]]:  # fmt: skip
     """Returns n episodes of each record, as `sample` does; those that the environment lost are among them."""
     policy = check_exact(policy)
 
@@ -158,25 +158,25 @@ def sample_episodes(
             starts = [begun(talk, layout, episode, i % n) for i, episode in enumerate(episodes)]
             played = play(talk, layout, world, starts, limits, stream=(seed, update))
         world.close([one.episode for one in played])
-        written = [of_rollout(one).json() for one in played]
+        written = [rollout_of_episode(one).json() for one in played]
         return [written[i * n : (i + 1) * n] for i in range(len(some))]
 
-    return [[Trajectory.of_json(one) for one in samples] for samples in multihost.spread(draw, records)]
+    return [[Rollout.of_json(one) for one in samples] for samples in multihost.spread(draw, records)]
 
 
-def of_rollout(played: Played) -> Trajectory:
-    """Returns the trajectory of a rollout in a world: a step is a turn."""
+def rollout_of_episode(played: Played) -> Rollout:
+    """Returns the sample of an episode in a world: a step is a turn."""
     edge_T = np.flatnonzero(np.diff(played.sampled_T.astype(np.int8), prepend=1, append=1))
     episode = played.episode
     told = {"messages": list(episode.messages), "turns": list(episode.turns), "reward": episode.reward}
-    return Trajectory(
+    return Rollout(
         played.ids, played.log_probability_T, played.turn_stop, played.texts, played.ended, played.prompt,
         tuple((int(a), int(b)) for a, b in edge_T.reshape(-1, 2)), {**told, "error": episode.error},
     )  # fmt: skip
 
 
-def trajectory(policy: Sampler, drawn: Drawn) -> Trajectory:
-    """Returns the trajectory of a whole chain: its tokens, cut into steps where the delimiter ends."""
+def rollout_of(policy: Sampler, drawn: Drawn) -> Rollout:
+    """Returns the sample of a whole chain: its tokens, cut into steps where the delimiter ends."""
     ended = drawn.finish_reason == "stop"
     written = drawn.ids[: len(drawn.ids) - ended]
     bounds = [0, *policy.step_stops(written)]
@@ -185,7 +185,7 @@ def trajectory(policy: Sampler, drawn: Drawn) -> Trajectory:
     spans = [written[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
     steps = tuple(step_text(policy.tokenizer.decode(span)) for span in spans)
     stops = (*bounds[1:-1], len(drawn.ids)) if steps else ()
-    return Trajectory(drawn.ids, drawn.logprob_N, stops, steps, ended)
+    return Rollout(drawn.ids, drawn.logprob_N, stops, steps, ended)
 
 
 # ---- Groups as trees.
@@ -201,7 +201,7 @@ SPREAD = 1.0
 def group_tree(
     name: str,
     prompt_ids: Sequence[int],
-    trajectories: Sequence[Trajectory],
+    samples: Sequence[Rollout],
     advantage: Sequence[Float[np.ndarray, " T"]],
     weight: Sequence[Float[np.ndarray, " T"]] | None = None,
 ) -> TokenTree:
@@ -218,8 +218,8 @@ def group_tree(
     Raises ValueError for a group or a sample without tokens, arrays of other lengths, and samples of different models:
     their log-probabilities of a shared token differ.
     """
-    lengths = [len(one.ids) for one in trajectories]
-    weight = [one.sampled_T.astype(float) for one in trajectories] if weight is None else weight
+    lengths = [len(one.ids) for one in samples]
+    weight = [one.sampled_T.astype(float) for one in samples] if weight is None else weight
     if not lengths or not min(lengths) or not len(prompt_ids):
         raise ValueError(f"{name!r}: a group has a prompt and at least one sample, and samples have tokens")
     for what, arrays in {"advantages": advantage, "weights": weight}.items():
@@ -227,10 +227,10 @@ def group_tree(
             raise ValueError(f"{name!r}: {what} for {[len(x) for x in arrays]} tokens, the samples have {lengths}")
         if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError(f"{name!r}: {what} are not all finite")
-    shared = merged(name, prompt_ids, [one.ids for one in trajectories])
+    shared = merged(name, prompt_ids, [one.ids for one in samples])
     tree = next_tokens(shared)
     slot_K = _slots(shared, tree)
-    old_K = np.concatenate([np.asarray(one.log_probability_T, np.float64) for one in trajectories])
+    old_K = np.concatenate([np.asarray(one.log_probability_T, np.float64) for one in samples])
     advantage_K = np.concatenate(advantage).astype(np.float64)
 
     def total(value_K):
@@ -246,7 +246,7 @@ def group_tree(
         "old": old_M,
         "gain": total(np.maximum(advantage_K, 0.0)),
         "penalty": total(np.minimum(advantage_K, 0.0)),
-        "count": total(np.concatenate([one.sampled_T for one in trajectories])),
+        "count": total(np.concatenate([one.sampled_T for one in samples])),
     }
     return dataclasses.replace(
         tree,
@@ -285,7 +285,7 @@ class Alternatives:
 
 
 def of_chains(
-    prompt: Sequence[int], samples: Sequence[Trajectory], reward_G: Float[np.ndarray, " G"]
+    prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
     """Returns the samples after their prompt."""
     pairs = list(zip((one.ids for one in samples), reward_G, strict=True))
@@ -294,7 +294,7 @@ def of_chains(
 
 
 def of_steps(
-    prompt: Sequence[int], samples: Sequence[Trajectory], reward_G: Float[np.ndarray, " G"]
+    prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
     """Returns the next steps after every sequence of steps, by depth. A chain without steps is one step."""
     reached: dict[Ids, dict[Ids, bool]] = {}

@@ -1,4 +1,4 @@
-"""Trajectories: the sampled tokens with their probabilities, numbered draws, and parameters that are pushed."""
+"""Samples of a policy: the sampled tokens with their probabilities, numbered draws, and parameters that are pushed."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tiny import chain_rows, logits
 from jprm.methods.policy import decoding
 from jprm.methods.policy import sampler as sampling
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.rl.trajectory import Trajectory, sample, trajectory
+from jprm.methods.rl.samples import Rollout, rollout_of, sample
 from jprm.model.mesh import spec
 from jprm.model.transformer import AXES
 
@@ -92,9 +92,9 @@ def test_pushed_parameters_are_sampled_without_compiling_again_and_are_a_copy(dr
 
 def test_a_blank_chain_has_no_step(policy):
     drawn = sampling.Drawn((0, 2, 1), np.zeros(3, np.float32), 0.0, "stop")
-    blank = trajectory(policy, drawn)
+    blank = rollout_of(policy, drawn)
     assert (blank.ids, blank.steps, blank.step_stop, blank.ended) == ((0, 2, 1), (), (), True)
-    last = trajectory(policy, sampling.Drawn((5, 0, 6, 2, 1), np.zeros(5, np.float32), 0.0, "stop"))
+    last = rollout_of(policy, sampling.Drawn((5, 0, 6, 2, 1), np.zeros(5, np.float32), 0.0, "stop"))
     assert (last.steps, last.step_stop) == (("B", "C"), (2, 5))
 
 
@@ -109,4 +109,4 @@ def test_what_is_not_exact_is_refused(policy):
     with pytest.raises(ValueError, match="temperature"):
         sample(make(temperature=0.0, top_p=1.0), PROBLEMS, 2, seed=0, update=0)
     refused(ValueError, "occurs twice", sample, policy, ("a", "a"), 2, seed=0, update=0)
-    refused(ValueError, "steps end", Trajectory, (1, 2, 3), np.zeros(3, np.float32), (2,), ("a",), True)
+    refused(ValueError, "steps end", Rollout, (1, 2, 3), np.zeros(3, np.float32), (2,), ("a",), True)
