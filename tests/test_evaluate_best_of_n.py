@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusing import refused
 from rich.console import Console
 
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.evaluate import best_of_n as bon
 from jprm.methods.evaluate import votes
 from jprm.methods.evaluate.best_of_n import BENCHMARK
@@ -253,7 +253,7 @@ def test_the_real_pool_with_a_scorer_that_knows_nothing():
     if not path.exists():
         pytest.skip(f"no {path}: set JPRM_DATA to the folder of the published data")
     rng = np.random.default_rng(0)
-    records = [record for _, record in READERS["pools"].read(path, empty_samples="drop")]
+    records = [record for _, record in find("pools").read(path, empty_samples="drop")]
     for record in records:
         for sample in record["samples"]:
             sample["scores"] = rng.random(len(sample["steps"])).tolist()

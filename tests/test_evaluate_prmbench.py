@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refusing import refused
 from rich.console import Console
 
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.evaluate import prmbench as pb
 from jprm.methods.evaluate.blocks import show
 from jprm.methods.evaluate.prmbench import BENCHMARK
@@ -123,7 +123,7 @@ def test_no_threshold_beats_the_best(items):
 def test_a_random_scorer_gets_what_theory_predicts(shared_data):
     records = []
     for path in sorted((shared_data / "prmbench").glob("*.jsonl")):
-        records += [tree_of(chain) for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"])]
+        records += [tree_of(chain) for _, chain in find("prmbench").read(path, **OPTIONS["prmbench"])]
     rng = np.random.default_rng(0)
     report = pb.prmbench_report([with_scores(tree, rng.random(len(tree.nodes))) for tree in records], seed=0)
     assert report["repeated"] == 5 and set(report["classes"]) == set(pb.CLASSES)
@@ -175,8 +175,8 @@ def test_steps_are_read_without_the_number_before_them(shared_data):
     """The published wrappers' `remove_step_prefix`; all 2,326 steps of multi_solutions have such a number."""
     numbered, spaced = re.compile(r"(step\s*\d+\.|\d+\.\s)", re.IGNORECASE), 0
     for path in sorted((shared_data / "prmbench").glob("*.jsonl")):
-        for _, chain in READERS["prmbench"].read(path, **OPTIONS["prmbench"]):
+        for _, chain in find("prmbench").read(path, **OPTIONS["prmbench"]):
             assert all(step == step.strip() and not numbered.match(step) for step in chain["steps"])
             spaced += sum(step.strip() != step for step in chain["modified_process"])
-    kept = [chain["steps"] for _, chain in READERS["prmbench"].read(path, outside="ignore", empty="drop")]
+    kept = [chain["steps"] for _, chain in find("prmbench").read(path, outside="ignore", empty="drop")]
     assert sum(bool(numbered.match(step.strip())) for steps in kept for step in steps) == 2326 and spaced > 2000

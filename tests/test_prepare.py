@@ -16,7 +16,7 @@ from jprm.apps import cli
 from jprm.data import load
 from jprm.methods.data.overlap import Texts, normalise, problems_in
 from jprm.methods.data.prepare import prepare
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.tree import RecordError, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
@@ -40,7 +40,7 @@ def chain(problem, **keys):
 def test_prepared_records_equal_those_of_the_reader(tmp_path, shared_data, console):
     source = [shared_data / "prm800k" / "phase1_test.jsonl", shared_data / "samples" / "prm800k_raw.jsonl"]
     report = prepare("prm800k", source, tmp_path / "out", console=console, **PRM800K)
-    expected = [record for path in source for _, record in READERS["prm800k"].read(path, **PRM800K)]
+    expected = [record for path in source for _, record in find("prm800k").read(path, **PRM800K)]
     found = load(tmp_path / "out")
     assert [json.dumps(record) for record in found] == [json.dumps(record) for record in expected]
     assert (len(found), found[3], found[-1]) == (len(expected), expected[3], expected[-1])

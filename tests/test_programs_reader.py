@@ -7,7 +7,7 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.programs import program_of
 from jprm.methods.verify.verifiers import VERIFIERS
@@ -47,7 +47,7 @@ SANITIZED = {key: MBPP[key] for key in ("task_id", "code")} | {
 
 def read(tmp_path, *items, steps="lines"):
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    return [record for _, record in READERS["programs"].read(tmp_path / "f.jsonl", steps=steps)]
+    return [record for _, record in find("programs").read(tmp_path / "f.jsonl", steps=steps)]
 
 
 LINES = [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.judge.critiques import PROMPTS
 from jprm.tree import RecordError, tree_of
 
@@ -79,7 +79,7 @@ BROKEN = {
 
 def read(name, tmp_path, item, **options):
     (tmp_path / "f.jsonl").write_text(json.dumps(item) + "\n")
-    return [record for _, record in READERS[name.split()[0]].read(tmp_path / "f.jsonl", **options)]
+    return [record for _, record in find(name.split()[0]).read(tmp_path / "f.jsonl", **options)]
 
 
 @pytest.mark.parametrize("name", SOURCES)

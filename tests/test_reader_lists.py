@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jprm.io.jsonl import Rejects
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.tree import RecordError, read_records
 
 LIST = '[{"problem": "p", "steps": ["a"]},\n{"problem": "q", "steps": ["b"]}\n]'
@@ -15,16 +15,16 @@ LIST = '[{"problem": "p", "steps": ["a"]},\n{"problem": "q", "steps": ["b"]}\n]'
 
 def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "f.json").write_text(LIST, encoding="utf-8-sig")
-    assert [record["problem"] for _, record in READERS["jsonl"].read(tmp_path / "f.json")] == ["p", "q"]
+    assert [record["problem"] for _, record in find("jsonl").read(tmp_path / "f.json")] == ["p", "q"]
 
 
 @pytest.mark.parametrize("more", [LIST, "[]", "x", '{"problem": "r", "steps": ["c"]}'])
 def test_what_follows_a_list_is_not_lost_in_silence(tmp_path, more):
     (tmp_path / "f.json").write_text(LIST + "\n" + more)
     with pytest.raises(RecordError, match="f.json:3: line"):
-        list(READERS["jsonl"].read(tmp_path / "f.json"))
+        list(find("jsonl").read(tmp_path / "f.json"))
     with Rejects(tmp_path / "rejects") as rejects:
-        found = list(READERS["jsonl"].read(tmp_path / "f.json", on_error="skip", rejects=rejects))
+        found = list(find("jsonl").read(tmp_path / "f.json", on_error="skip", rejects=rejects))
     assert len(found) == 2 and (tmp_path / "rejects").read_text() == f"]\n{more}\n"
 
 
@@ -36,19 +36,19 @@ def test_one_object_of_lists_is_their_elements(tmp_path, indent):
     """As Mr-Ben is published: a list of records for every subject."""
     content = {"logic": [ONE, ONE | {"problem": "q"}], "coding": [ONE | {"problem": "r"}]}
     (tmp_path / "f.json").write_text(json.dumps(content, indent=indent))
-    assert [record["problem"] for _, record in READERS["jsonl"].read(tmp_path / "f.json")] == ["p", "q", "r"]
+    assert [record["problem"] for _, record in find("jsonl").read(tmp_path / "f.json")] == ["p", "q", "r"]
     (tmp_path / "f.json").write_text(json.dumps(ONE, indent=indent))
-    assert [record for _, record in READERS["jsonl"].read(tmp_path / "f.json")] == [ONE]
+    assert [record for _, record in find("jsonl").read(tmp_path / "f.json")] == [ONE]
 
 
 def test_a_compressed_file_is_its_content_and_a_cut_one_is_refused(tmp_path):
     lines = b"".join(json.dumps(ONE | {"problem": str(i)}).encode() + b"\n" for i in range(50))
     for name, content in (("lines", lines), ("list", b"[" + lines.strip().replace(b"\n", b",") + b"]")):
         (tmp_path / name).write_bytes(zipped := gzip.compress(content))
-        assert len(list(READERS["jsonl"].read(tmp_path / name))) == 50
+        assert len(list(find("jsonl").read(tmp_path / name))) == 50
         (tmp_path / name).write_bytes(zipped[: len(zipped) // 2])
         with pytest.raises(ValueError, match="is cut off"):
-            list(READERS["jsonl"].read(tmp_path / name))
+            list(find("jsonl").read(tmp_path / name))
     (tmp_path / "f.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(list(read_records(tmp_path / "f.jsonl.gz"))) == 50
 
@@ -56,7 +56,7 @@ def test_a_compressed_file_is_its_content_and_a_cut_one_is_refused(tmp_path):
 def test_a_pointer_of_git_lfs_is_named(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n"
     (tmp_path / "f.jsonl").write_text(pointer)
-    for read in (READERS["jsonl"].read, read_records):
+    for read in (find("jsonl").read, read_records):
         with pytest.raises(ValueError, match="git-LFS pointer"):
             list(read(tmp_path / "f.jsonl"))
 
@@ -64,7 +64,7 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path):
 def columns(tmp_path, *items, **more):
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     options: dict[str, Any] = {"problem": "q", "steps": "s"} | more
-    return [record for _, record in READERS["columns"].read(tmp_path / "f.jsonl", **options)]
+    return [record for _, record in find("columns").read(tmp_path / "f.jsonl", **options)]
 
 
 def test_columns_take_the_place_of_the_first_error(tmp_path):

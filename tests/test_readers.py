@@ -13,7 +13,7 @@ from refusing import refused
 from jprm.io.jsonl import Rejects
 from jprm.methods.data.overlap import problems_of
 from jprm.methods.data.reader import Dropped, read_items
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import READERS, find
 from jprm.tree import RecordError, chains_of, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
@@ -28,7 +28,7 @@ OPTIONS = {
 
 
 def read(name, path, **options):
-    return [record for _, record in READERS[name].read(path, **options)]
+    return [record for _, record in find(name).read(path, **options)]
 
 
 def write(path: pathlib.Path, *items) -> pathlib.Path:
@@ -72,7 +72,7 @@ def test_prm800k_ratings_have_the_published_shares(shared_data):
 
 def test_prm800k_path_goes_through_the_chosen_or_the_human_written_step(shared_data):
     raw = [json.loads(line) for line in (shared_data / "samples" / "prm800k_raw.jsonl").open()]
-    tree = tree_of(next(READERS["prm800k"].parse(raw[0], "raw:1", READERS["prm800k"].options(**PRM800K))))
+    tree = tree_of(next(find("prm800k").parse(raw[0], "raw:1", find("prm800k").options(**PRM800K))))
     path = []
     for step in raw[0]["label"]["steps"]:
         chosen = step["chosen_completion"]
@@ -140,7 +140,7 @@ def test_prm800k_control_questions_and_empty_records_are_dropped_with_a_reason(t
     for choice, count in (("drop", 1), ("keep", 3)):
         reasons.clear()
         options = {"human_written": "positive", "control_questions": choice}
-        assert len(list(READERS["prm800k"].read(path, on_drop=reasons.append, **options))) == count
+        assert len(list(find("prm800k").read(path, on_drop=reasons.append, **options))) == count
         assert len(reasons) == 4 - count
     assert reasons == ["no step has a completion"]
 
@@ -284,7 +284,7 @@ def test_math_steps_joined_are_the_solution(shared_data, steps):
 
 @given(st.text("aB.! \n$", min_size=1).filter(str.strip), st.sampled_from(["none", "paragraphs", "sentences"]))
 def test_math_steps_lose_nothing(solution, steps):
-    reader = READERS["math"]
+    reader = find("math")
     (record,) = reader.parse({"problem": "p", "solution": solution}, "here", reader.options(steps=steps))
     assert "".join(record["steps"]) == solution
     tree_of(record)  # no step is empty
@@ -329,7 +329,7 @@ any_item = st.recursive(
 @pytest.mark.parametrize("name", READERS)
 @given(item=any_item)
 def test_any_item_gives_records_or_a_record_error(name, item):
-    reader = READERS[name]
+    reader = find(name)
     try:
         for record in reader.parse(item, "f:1", reader.options(**OPTIONS.get(name, {}))):
             tree_of(record, "f:1")
@@ -352,7 +352,7 @@ def test_any_item_gives_records_or_a_record_error(name, item):
 )
 def test_options_have_no_silent_default(name, options, complaint):
     with pytest.raises(ValueError, match="reader option") as caught:
-        READERS[name].read("absent", **options)
+        find(name).read("absent", **options)
     assert complaint in str(caught.value)
 
 
@@ -368,7 +368,7 @@ def test_a_list_is_read_as_its_elements(tmp_path, indent):
     lines = path.read_bytes().split(b"\n")
     assert all(lines[number - 1].count(raw.split(b"\n")[0]) for number, raw in items)
     with Rejects(tmp_path / "rejects") as rejects:
-        assert len(list(READERS["processbench"].read(path, on_error="skip", rejects=rejects))) == 2
+        assert len(list(find("processbench").read(path, on_error="skip", rejects=rejects))) == 2
     assert (tmp_path / "rejects").read_bytes() == items[2][1] + b"\n"
 
 

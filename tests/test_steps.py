@@ -11,7 +11,7 @@ from tiny_run import save_tokenizer
 
 from jprm import steps
 from jprm.layout import TemplateLayout, native_layout
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.label.monte_carlo import prefixes_of
 from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer
@@ -110,7 +110,7 @@ def test_free_text_is_a_chain_that_names_its_rule(record):
     made |= {"system": "Be brief."} if record is CHAT else {}
     assert record_of(tree) == record | made
     assert tree_of(record_of(tree)) == tree  # what was written is read again
-    assert next(iter(READERS["text"].parse(record, "f:1", READERS["text"].options()))) == record | made
+    assert next(iter(find("text").parse(record, "f:1", find("text").options()))) == record | made
 
 
 THOUGHTS = "2+3 first.\n\nThat is 5."

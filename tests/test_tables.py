@@ -19,7 +19,7 @@ from jprm.methods.data import reader
 from jprm.methods.data.overlap import problems_in
 from jprm.methods.data.prepare import resolved
 from jprm.methods.data.reader import read_items
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.tree import RecordError
 
 CHAIN = {"problem": "p", "steps": ["a", "b\u00e9"], "labels": [1.0, None]}
@@ -53,7 +53,7 @@ WRITERS = [as_parquet, as_arrow, as_stream]
 
 
 def read(name, path, **options):
-    return [record for _, record in READERS[name].read(path, **options)]
+    return [record for _, record in find(name).read(path, **options)]
 
 
 def without_nulls(value):
@@ -123,7 +123,7 @@ def test_rows_are_numbered_across_batches_and_row_groups(tmp_path, monkeypatch, 
     path = as_table(path, [*rows, {"problem": "", "steps": ["a"]}, {"problem": "r"}], **more)
     refused(RecordError, "table:9: problem", read, "jsonl", path)
     with jsonl.Rejects(tmp_path / "rejects") as rejects:
-        found = list(READERS["jsonl"].read(path, on_error="skip", rejects=rejects))
+        found = list(find("jsonl").read(path, on_error="skip", rejects=rejects))
     assert [key for key, _ in found] == [f"{i}.0" for i in range(1, 9)]
     assert (tmp_path / "rejects").read_text() == '{"problem": "", "steps": ["a"]}\n{"problem": "r"}\n'
 

@@ -32,7 +32,7 @@ import numpy as np
 import yardsticks
 
 from jprm.layout import native_layout
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.kernels.cpu import path_pairs
 from jprm.model.attention import attend, plan
 from jprm.model.config import ModelConfig
@@ -66,7 +66,7 @@ def row(shape: str, T: int, data: pathlib.Path) -> tuple[np.ndarray, np.ndarray]
         return np.where(stem_T, T, end_T), np.where(stem_T, index_T, T // 2 + (index_T - T // 2) % branch)
     layout, trees = native_layout(load_tokenizer(yardsticks.smollm2())), []
     file = yardsticks.dataset(data, "prm800k/phase1_train.jsonl")
-    for _, record in READERS["prm800k"].read(file, human_written="unlabelled", control_questions="keep"):
+    for _, record in find("prm800k").read(file, human_written="unlabelled", control_questions="keep"):
         trees.append(token_tree(tree_of(record), layout))
         if len(trees) == TREES:
             break

@@ -24,7 +24,7 @@ from train_speed import experiment
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.pack import pack
 from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import batches_of
@@ -52,7 +52,7 @@ def packing(trees: TokenTrees, config: Experiment) -> float:
 def main() -> None:
     args = yardsticks.parser(__doc__).parse_args()
     phase1 = yardsticks.dataset(args.data, "prm800k/phase1_train.jsonl")
-    read = READERS["prm800k"].read(phase1, human_written="unlabelled", control_questions="keep")
+    read = find("prm800k").read(phase1, human_written="unlabelled", control_questions="keep")
     with tempfile.TemporaryDirectory() as folder:
         train = pathlib.Path(folder) / "trees.jsonl"
         write_records(train, [record for _, record in read])

@@ -23,7 +23,7 @@ import yardsticks
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.layout import native_layout
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.model.mesh import put_rows
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows
@@ -62,7 +62,7 @@ def row(data, tokens: int) -> Rows:
     """The fullest row of the first trees: ratings as values, the last step of a chain as its end."""
     phase1 = yardsticks.dataset(data, "prm800k/phase1_train.jsonl")
     options = {"human_written": "unlabelled", "control_questions": "keep"}
-    records = [record for _, record in itertools.islice(READERS["prm800k"].read(phase1, **options), 40)]
+    records = [record for _, record in itertools.islice(find("prm800k").read(phase1, **options), 40)]
     layout = native_layout(load_tokenizer(str(yardsticks.smollm2())))
     rows = pack([token_tree(tree_of(record), layout) for record in records], tokens, 512, too_long="truncate").rows
     fullest = int(yardsticks.real_tokens(rows).sum(-1).argmax())

@@ -27,7 +27,7 @@ import yardsticks
 from score_speed import made_up_prm
 
 from jprm.methods.cache import SHORTEST_STEP, LiveTrees
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem
@@ -88,7 +88,7 @@ def texts(data: pathlib.Path) -> tuple[str, list[list[str]]]:
     file = yardsticks.dataset(data, "prm800k/phase1_train.jsonl")
     options = {"human_written": "unlabelled", "control_questions": "keep"}
     by_depth, problem = collections.defaultdict(set), None
-    for _, record in READERS["prm800k"].read(file, **options):
+    for _, record in find("prm800k").read(file, **options):
         problem, depth = problem or record["problem"], []
         for node in record["nodes"]:
             depth.append(depth[node["parent"]] + 1 if node["parent"] >= 0 else 0)

@@ -34,7 +34,7 @@ from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.io.jsonl import write_records
 from jprm.layout import Layout, native_layout
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT
 from jprm.tokenizer import load_tokenizer
@@ -126,7 +126,7 @@ def main() -> None:
     phase1 = yardsticks.dataset(args.data, "prm800k/phase1_train.jsonl")
     script = yardsticks.peer_script(args, "peer_train.py")
     options = {"human_written": "unlabelled", "control_questions": "keep"}  # TRL's layout rates and keeps as many
-    records = [record for _, record in READERS["prm800k"].read(phase1, **options)]
+    records = [record for _, record in find("prm800k").read(phase1, **options)]
     with tempfile.TemporaryDirectory() as folder:
         train = pathlib.Path(folder) / "trees.jsonl"
         write_records(train, records)

@@ -63,7 +63,7 @@ import heads  # pyright: ignore[reportMissingImports]
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.data.overlap import normalise
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.evaluate.processbench import f1_draws, processbench_report
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import logistic, rows_of_steps
@@ -112,12 +112,12 @@ def write_data(shared: pathlib.Path, folder: pathlib.Path) -> None:
             if not (path := folder / f"{policy}_{part}.jsonl").is_file():
                 tests = part == "test"
                 write_records(path, (distinct(r) for r in pools if (number_of(r["problem"]) % 1319 >= 1000) == tests))
-    rated = READERS["prm800k"].read(
+    rated = find("prm800k").read(
         shared / "prm800k/phase1_train.jsonl", human_written="unlabelled", control_questions="keep"
     )
     others = {
-        "gsm8k": READERS["processbench"].read(shared / "processbench/gsm8k.json"),
-        "math": READERS["processbench"].read(shared / "processbench/math.json"),
+        "gsm8k": find("processbench").read(shared / "processbench/gsm8k.json"),
+        "math": find("processbench").read(shared / "processbench/math.json"),
         "prm800k": rated,
     }
     for name, records in others.items():

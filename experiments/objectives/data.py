@@ -15,7 +15,7 @@ import task  # pyright: ignore[reportMissingImports]  (it is of the quickstart)
 
 from jprm.io.jsonl import write_records
 from jprm.methods.data.overlap import normalise
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.tree import ReasoningTree, read_records, record_of, tree_of
 
 POLICIES = ("chatgpt", "llama7b", "llama13b")
@@ -53,7 +53,7 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
     options: dict[str, Any] = {"human_written": "unlabelled", "control_questions": "keep"}
 
     def trees(name: str) -> list[dict]:
-        return [record for _, record in READERS["prm800k"].read(shared / f"prm800k/{name}.jsonl", **options)]
+        return [record for _, record in find("prm800k").read(shared / f"prm800k/{name}.jsonl", **options)]
 
     records = trees("phase1_train")
     held_out = {normalise(record["problem"]) for record in records[::20]}
@@ -104,7 +104,7 @@ def files(source: str, shared: pathlib.Path, out: pathlib.Path) -> Files:
 def gsm8k_pools(shared: pathlib.Path, policy: str) -> Iterator[dict]:
     """Yields a policy's pools, their samples without steps counted only."""
     path = shared / f"pools/gsm8k_{policy}_n19.jsonl"
-    return (record for _, record in READERS["pools"].read(path, empty_samples="drop"))
+    return (record for _, record in find("pools").read(path, empty_samples="drop"))
 
 
 def part_of(record: Mapping[str, Any]) -> str:

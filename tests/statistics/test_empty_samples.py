@@ -8,7 +8,7 @@ from refusing import refused
 
 import jprm
 from jprm.io.jsonl import write_records
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.run import scored_trees, source
 from jprm.methods.evaluate.scored import ScoreError
@@ -36,7 +36,7 @@ def records(sizes, empty, seed=0, answers=True):
 
 
 def read(made):
-    reader = READERS["pools"]
+    reader = find("pools")
     options = reader.options(empty_samples="drop")
     return [tree_of(record) for item in made for record in reader.parse(item, "here", options)]
 

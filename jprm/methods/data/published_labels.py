@@ -225,12 +225,10 @@ def parse_ultra_interact(item: Any, where: str, options: NoOptions) -> Iterator[
     yield {"problem": problem, "samples": pair} | _kept(item, "trajectory", "chosen", "rejected", "answer")
 
 
-PUBLISHED: dict[str, Reader] = {
-    "actprm": Reader(parse_act_prm, ActPrmOptions),
-    "er_prm": Reader(parse_er_prm),
-    "genprm_math": Reader(parse_genprm),
-    "math_aps": Reader(parse_math_aps),
-    "rlhflow": Reader(parse_rlhflow),
-    "ultra_interact": Reader(parse_ultra_interact),
-    "versaprm": Reader(parse_versa_prm),
-}
+ACTPRM = Reader(parse_act_prm, ActPrmOptions)
+ER_PRM = Reader(parse_er_prm)
+GENPRM_MATH = Reader(parse_genprm)
+MATH_APS = Reader(parse_math_aps)
+RLHFLOW = Reader(parse_rlhflow)
+ULTRA_INTERACT = Reader(parse_ultra_interact)
+VERSAPRM = Reader(parse_versa_prm)

@@ -271,3 +271,9 @@ def _plain(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
         return str(value)
     raise TypeError(f"holds {type(value).__name__}, which JSON does not have")
+
+
+def until_error(first: int, steps: int) -> list[int | None]:
+    """Returns labels of so many steps: 1 before the first wrong one, 0 at it and null after it; -1 stands for none."""
+    right = steps if first == -1 else first
+    return ([1] * right + [0] + [None] * steps)[:steps]

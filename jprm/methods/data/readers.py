@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.io.jsonl import shortened
-from jprm.methods.data import agents, published_labels, solutions, step_labels
-from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.data.reader import NoOptions, Reader, Record, take, until_error
 from jprm.options import find_part
 from jprm.tree import RecordError, record_of, tree_of
 
@@ -115,7 +114,7 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
         (record,) = parse_record(chain, where, NoOptions())
         if options.first_error:
             first = _place(record.pop("first_error", None), len(record["steps"]), where, options)
-            record |= {"labels": step_labels.until_error(first, len(record["steps"])), "first_error": first}
+            record |= {"labels": until_error(first, len(record["steps"])), "first_error": first}
             record["semantics"] = options.semantics
         yield record
 
@@ -169,27 +168,34 @@ TRL = Reader(parse_stepwise)
 TEXT = Reader(parse_text, TextOptions)
 
 
-READERS: dict[str, Reader] = {
-    "agent_process_bench": agents.AGENT_PROCESS_BENCH,
-    "anthropic": agents.ANTHROPIC,
+READERS: dict[str, Reader | str] = {
+    "actprm": "jprm.methods.data.published_labels:ACTPRM",
+    "agent_process_bench": "jprm.methods.data.agents:AGENT_PROCESS_BENCH",
+    "anthropic": "jprm.methods.data.agents:ANTHROPIC",
     "columns": COLUMNS,
-    "gsm8k": solutions.GSM8K,
-    "gsm8k_solutions": solutions.GSM8K_SOLUTIONS,
+    "er_prm": "jprm.methods.data.published_labels:ER_PRM",
+    "genprm_math": "jprm.methods.data.published_labels:GENPRM_MATH",
+    "gsm8k": "jprm.methods.data.solutions:GSM8K",
+    "gsm8k_solutions": "jprm.methods.data.solutions:GSM8K_SOLUTIONS",
     "jsonl": JSONL,
-    "math": solutions.MATH,
-    "math_shepherd": step_labels.MATH_SHEPHERD,
-    "openai": agents.OPENAI,
-    "otel": agents.OTEL,
+    "math": "jprm.methods.data.solutions:MATH",
+    "math_aps": "jprm.methods.data.published_labels:MATH_APS",
+    "math_shepherd": "jprm.methods.data.step_labels:MATH_SHEPHERD",
+    "openai": "jprm.methods.data.agents:OPENAI",
+    "otel": "jprm.methods.data.agents:OTEL",
     "pools": POOLS,
-    "prm800k": step_labels.PRM800K,
-    "prmbench": step_labels.PRMBENCH,
-    "processbench": step_labels.PROCESSBENCH,
-    "programs": solutions.PROGRAMS,
+    "prm800k": "jprm.methods.data.step_labels:PRM800K",
+    "prmbench": "jprm.methods.data.step_labels:PRMBENCH",
+    "processbench": "jprm.methods.data.step_labels:PROCESSBENCH",
+    "programs": "jprm.methods.data.solutions:PROGRAMS",
+    "rlhflow": "jprm.methods.data.published_labels:RLHFLOW",
     "text": TEXT,
     "trl": TRL,
-    "verifiers": agents.VERIFIERS,
-    **published_labels.PUBLISHED,
+    "ultra_interact": "jprm.methods.data.published_labels:ULTRA_INTERACT",
+    "verifiers": "jprm.methods.data.agents:VERIFIERS",
+    "versaprm": "jprm.methods.data.published_labels:VERSAPRM",
 }
+"""Records, or `module:NAME` of records: their modules are imported when they are asked for."""
 
 
 def find(name: str) -> Reader:

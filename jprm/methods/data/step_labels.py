@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from jprm.methods.data.reader import Dropped, NoOptions, Reader, Record, take
+from jprm.methods.data.reader import Dropped, NoOptions, Reader, Record, take, until_error
 from jprm.tree import RecordError
 
 # ---- Math-Shepherd (Wang et al., arXiv 2312.08935): steps with automatic labels from Monte Carlo completions.
@@ -74,12 +74,6 @@ def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Re
         "first_error": first,
     }
     yield chain
-
-
-def until_error(first: int, steps: int) -> list[int | None]:
-    """Returns labels of so many steps: 1 before the first wrong one, 0 at it and null after it; -1 stands for none."""
-    right = steps if first == -1 else first
-    return ([1] * right + [0] + [None] * steps)[:steps]
 
 
 PROCESSBENCH = Reader(

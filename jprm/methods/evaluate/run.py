@@ -18,7 +18,7 @@ from jprm.io.outputs import check_input, digest, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
 from jprm.methods.data.reader import Reader, read_items
-from jprm.methods.data.readers import READERS
+from jprm.methods.data.readers import find
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
 from jprm.options import find_part
 from jprm.score import scorer as scorers
@@ -93,7 +93,7 @@ def source_of(benchmark: Benchmark, path: PathLike) -> Source:
 
 def source(reader: str) -> Source:
     """Returns how evaluations read files of a reader in `jprm.methods.data.readers`."""
-    return Source(reader, READERS[reader], OPTIONS.get(reader, {}))
+    return Source(reader, find(reader), OPTIONS.get(reader, {}))
 
 
 def open_scorer(path: PathLike) -> PRM | scorers.Scorer:
