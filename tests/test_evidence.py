@@ -32,8 +32,8 @@ from jprm.methods.evidence.fit import (
     policy_of,
     pool_signals,
 )
-from jprm.methods.evidence.numbers import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
+from jprm.methods.evidence.sources import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
 from jprm.methods.label.files import teacher_labels
 from jprm.methods.rl import rollout
