@@ -23,7 +23,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """The extras of jprm that bring the packages for addresses of a scheme."""
@@ -56,6 +56,9 @@ def named_in(file: str | os.PathLike, name: str) -> Place:
 class Local(pathlib.PosixPath):
     """A file or folder of this machine: a `pathlib.Path` with the methods in which a bucket differs (`Remote`)."""
 
+    renames: Literal[True] = True  # a folder takes its name when it is whole
+    locks: Literal[True] = True  # a file can be locked against other processes
+
     @property
     def address(self) -> str:
         """The absolute path."""
@@ -84,6 +87,10 @@ class Local(pathlib.PosixPath):
     def checksum(self) -> dict[str, Any]:
         """Returns what tells the file's content from any other."""
         return {"sha256": sha256_of(self)}
+
+    def contents(self) -> list[Any]:
+        """Returns what tells the content of the file, or of all files of the folder, from any other."""
+        return [[str(file.relative_to(self)), sha256_of(file)] for file in self.files()]
 
     def modified(self) -> float:
         """Returns when the file was written, in seconds since 1970. Raises FileNotFoundError."""
@@ -150,6 +157,17 @@ class Local(pathlib.PosixPath):
             _lock(file, self)
             yield Growing(file, self)
 
+    def append(self, line: bytes) -> bool:
+        """Appends to the file at once; returns whether files can grow."""
+        with self.open("ab") as file:
+            file.write(line)
+        return True
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[str]:
+        """Yields the path of a folder of this machine whose files are in this one when the block ends."""
+        yield str(self)
+
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Locks the name against other processes that write it whole."""
         return only_run(self)
@@ -164,6 +182,9 @@ class Remote(os.PathLike):
 
     Raises OSError, with the address, where the store cannot be reached or refuses.
     """
+
+    renames: Literal[False] = False
+    locks: Literal[False] = False
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -266,6 +287,10 @@ class Remote(os.PathLike):
 
     checksum = stamp
 
+    def contents(self) -> list[Any]:
+        """Returns what the store says of the object, or of all objects of the folder."""
+        return [file.stamp() for file in self.files()]
+
     def check_readable(self) -> None:
         """Raises FileNotFoundError."""
         self.stamp()
@@ -316,6 +341,17 @@ class Remote(os.PathLike):
         """Opens the pieces of a file that grows. Another `request` has others, and takes none for its own."""
         with Appended(self / request if request else self) as file:
             yield file
+
+    def append(self, line: bytes) -> bool:
+        """Returns False, and has done nothing: an object cannot grow."""
+        return False
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[str]:
+        """Yields a temporary folder, whose files are uploaded when the block ends."""
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+            self.upload_folder(folder)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Does nothing: an object appears whole, by any writer."""

@@ -45,7 +45,7 @@ from jprm.io.folders import folder_lock
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_file, atomic_write, differing, digest, text_of_module, write_json
 from jprm.io.progress import Bar
-from jprm.io.storage import Place, Remote, path_of, sha256_of
+from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
@@ -622,10 +622,7 @@ def data_digest(path: str) -> str:
     place = path_of(path)
     if (place / SHARDS).is_file():
         return digest((place / SHARDS).read_text())
-    if isinstance(place, Remote):
-        return digest([file.stamp() for file in (place.files() if place.is_dir() else [place])])
-    files = [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
-    return digest([[str(file.relative_to(place)), sha256_of(file)] for file in files])
+    return digest(place.contents())
 
 
 def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:
@@ -678,16 +675,13 @@ class MetricsFile:
 
     def add(self, values: dict[str, Any]) -> None:
         line = (json.dumps(values) + "\n").encode()
-        if isinstance(self.path, Remote):
+        if not self.path.append(line):
             self._text += line
             if time.monotonic() - self._since > REWRITE_S:
                 self.flush()
-        else:
-            with self.path.open("ab") as file:
-                file.write(line)
 
     def flush(self) -> None:
-        if isinstance(self.path, Remote) and len(self._text) > self._flushed:
+        if len(self._text) > self._flushed:
             self.path.write_bytes(self._text)
             self._flushed, self._since = len(self._text), time.monotonic()
 

@@ -9,11 +9,9 @@ import json
 import os
 import pathlib
 import platform
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +23,7 @@ import jax
 import jprm
 from jprm import multihost
 from jprm.io.outputs import atomic_file
-from jprm.io.storage import Place, Remote
+from jprm.io.storage import Place
 from jprm.options import find_part
 
 HEARTBEATS = "heartbeats"
@@ -166,7 +164,7 @@ class Profile:
 
     def __init__(self, workdir: Place, window: tuple[int, int]):
         self.folder, self.window, self._tracing = workdir / PROFILE, window, False
-        self._written = str(self.folder)
+        self._written = contextlib.ExitStack()
 
     def __enter__(self) -> Profile:
         return self
@@ -177,9 +175,7 @@ class Profile:
     def before(self, step: int) -> None:
         """Begins the trace where the window begins."""
         if not self._tracing and self.window[0] <= step <= self.window[1] and multihost.is_first():
-            if isinstance(self.folder, Remote):
-                self._written = tempfile.mkdtemp()
-            jax.profiler.start_trace(self._written)
+            jax.profiler.start_trace(self._written.enter_context(self.folder.filling()))
             self._tracing = True
 
     def after(self, step: int, metrics: Any) -> None:
@@ -192,9 +188,7 @@ class Profile:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
-            if isinstance(self.folder, Remote):
-                self.folder.upload_folder(self._written)
-                shutil.rmtree(self._written)
+            self._written.close()
 
 
 @functools.cache
