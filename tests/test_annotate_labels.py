@@ -10,11 +10,9 @@ from annotating import Desk, chain, make, truth
 from refusing import refused
 
 from jprm.apps.annotate import SelectConfig
-from jprm.apps.annotate.export import export
-from jprm.apps.annotate.quality import _contrast, figures, ordinal_alpha, tasks_of
-from jprm.apps.annotate.select import select as select_trees
-from jprm.apps.annotate.select import select_file
-from jprm.apps.annotate.study import chains_in
+from jprm.apps.annotate.quality import _contrast, alpha_of, coincidences, export, figures, tasks_of
+from jprm.apps.annotate.study import chains_in, select_file
+from jprm.apps.annotate.study import select as select_trees
 from jprm.io.jsonl import write_records
 from jprm.score.scale import Scale
 from jprm.tree import read_records, record_of, tree_of
@@ -28,9 +26,13 @@ PUBLISHED = [  # Krippendorff 2011, section D: four observers, twelve units, wit
 ]
 
 
+def alpha(units):
+    return float(alpha_of(coincidences(units).sum(0)))
+
+
 def test_alpha_is_that_of_the_published_example():
     units = list(zip(*PUBLISHED, strict=True))
-    assert round(ordinal_alpha(units), 3) == 0.815
+    assert round(alpha(units), 3) == 0.815
 
 
 def test_alpha_by_its_definition_on_pairs():
@@ -51,13 +53,13 @@ def test_alpha_by_its_definition_on_pairs():
             apart(a, b) / (len(unit) - 1) for unit in pairable for a, b in itertools.permutations(unit, 2)
         ) / len(values)
         expected = sum(apart(a, b) for a, b in itertools.permutations(values, 2)) / (len(values) * (len(values) - 1))
-        assert ordinal_alpha(units) == pytest.approx(1 - observed / expected, abs=1e-12)
+        assert alpha(units) == pytest.approx(1 - observed / expected, abs=1e-12)
 
 
 def test_alpha_without_two_ratings_or_without_variation_is_undefined():
-    assert np.isnan(ordinal_alpha([])) and np.isnan(ordinal_alpha([[1], [0, None]]))
-    assert np.isnan(ordinal_alpha([[1, 1], [1, 1]]))
-    assert ordinal_alpha([[1, 1], [0, 0], [-1, -1]]) == 1.0
+    assert np.isnan(alpha([])) and np.isnan(alpha([[1], [0, None]]))
+    assert np.isnan(alpha([[1, 1], [1, 1]]))
+    assert alpha([[1, 1], [0, 0], [-1, -1]]) == 1.0
 
 
 def scored(i, low, correct=None, labels=None):
@@ -185,7 +187,7 @@ def test_the_report_tells_what_labels_are_worth(labelled):
     assert [one["task"] for one in agreement["apart"]] == [0, 3, 6, 9]
     assert agreement["apart"][0]["first_error"] == {"ana": 1, "ben": None}
     pairs = [[1, 1], [-1, 1]] * 4 + [[1, 1]] * 4 * 6 + [[0, 1]]  # four errors, six chains without, one given up
-    assert agreement["alpha"]["value"] == pytest.approx(ordinal_alpha(pairs))
+    assert agreement["alpha"]["value"] == pytest.approx(alpha(pairs))
     ana, ben = found["annotators"]["ana"], found["annotators"]["ben"]
     assert ana["screening"]["right"] == 3 and ben["screening"]["right"] == 2
     assert ana["gold"]["value"] == 1.0 and 0 < ben["gold"]["value"] < 1

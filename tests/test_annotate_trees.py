@@ -10,10 +10,8 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.apps.annotate import SelectConfig, study
-from jprm.apps.annotate.export import export
-from jprm.apps.annotate.quality import figures, ordinal_alpha, tasks_of
-from jprm.apps.annotate.select import select_file
-from jprm.apps.annotate.study import alternatives_of, merged, pruned
+from jprm.apps.annotate.quality import alpha_of, coincidences, export, figures, tasks_of
+from jprm.apps.annotate.study import alternatives_of, merged, pruned, select_file
 from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
 from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data import step_labels
@@ -182,7 +180,7 @@ def test_agreement_counts_every_step_that_two_rated_once(twice):
     found = figures(tasks_of(folder))
     agreement = found["agreement"]
     assert agreement["steps"] == len(units) > 20
-    assert agreement["alpha"]["value"] == pytest.approx(ordinal_alpha(units))
+    assert agreement["alpha"]["value"] == pytest.approx(float(alpha_of(coincidences(units).sum(0))))
     assert agreement["wrong_or_not"]["value"] == pytest.approx(np.mean([(a == -1) == (b == -1) for a, b in units]))
     assert found["tasks"]["steps"] == sum(len(both["ana"].keys() | both["ben"].keys()) for both in given.values())
     assert agreement["chains"] == 0 and agreement["first_error"] is None

@@ -38,7 +38,7 @@ def annotate_select(
         output: The chains or trees, one per line, in random order, with the reason under `selection`.
         exclude: Benchmark files, whose problems are left out.
     """
-    from jprm.apps.annotate.select import select_file
+    from jprm.apps.annotate.study import select_file
 
     print_counts(select_file(input, output, config, exclude), output)
 
@@ -142,6 +142,6 @@ def annotate_export(
             written once for each.
         without: Annotators whose labels do not count.
     """
-    from jprm.apps.annotate.export import export
+    from jprm.apps.annotate.quality import export
 
     print_counts(export(study, output, disagreements=disagreements, without=without), output)

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import os
-import pathlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -178,8 +177,7 @@ class Verifier:
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `verifier.json`. Loaded again, the verifier gives the same scores."""
         place = path_of(folder)
-        if isinstance(place, pathlib.Path):
-            place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         coefficients = {
             name: {"mean": mean, "scale": scale, "weight": weight}
             for name, mean, scale, weight in zip(
