@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 from array import array
 from collections.abc import Sequence
@@ -19,9 +18,13 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Int32
 
 from jprm.layout import Layout
-from jprm.tree import MESSAGES, ReasoningTree
+from jprm.options import find_part
+from jprm.tree import ReasoningTree
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
+
+WRITTEN_MESSAGES = "jprm.methods.trajectories.tokens:written_messages"
+"""How a tree of messages is written as tokens: imported for such a tree."""
 
 REFERENCE = "reference"
 """The extra of nodes that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
@@ -161,7 +164,7 @@ def token_tree(
         raise ValueError(f"extras {extras} have one number a step, but {supervise!r} has a slot for every token")
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
     if tree.of_messages:
-        written = importlib.import_module(MESSAGES).written_messages(tree, layout)
+        written = find_part(WRITTEN_MESSAGES, {}, "written")(tree, layout)
     else:
         written = _written(tree, layout, name, supervise)
     shape = merged(name, written.problem, written.chunks, written.parents, written.lasts)

@@ -15,7 +15,7 @@ from test_export import untrained
 
 from jprm import experiment as experiments
 from jprm.apps import cli
-from jprm.apps.migrate import experiment_file, read
+from jprm.apps.cli.migrate import experiment_file, read
 from jprm.layout import native_layout
 from jprm.methods.export.export import export
 from jprm.pack import pack
