@@ -20,8 +20,8 @@ import numpy as np
 import rich.console
 import task
 import tyro
-from jprm.apps.annotate.export import export
-from jprm.apps.annotate.select import select_file
+from jprm.apps.annotate.quality import export
+from jprm.apps.annotate.study import select_file
 
 import jprm
 from jprm.apps.annotate import SelectConfig, StudyConfig, study

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import task
 import tyro
-from jprm.apps.annotate.select import select
+from jprm.apps.annotate.study import select
 from scipy.stats import t
 
 import jprm

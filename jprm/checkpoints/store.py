@@ -50,7 +50,7 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
         cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
     )
     folder = path_of(workdir).absolute() / FOLDER
-    if folder.renames is False:
+    if folder.here is False:
         return _in_bucket(folder, arguments, keep, keep_every)
     return ocp.training.Checkpointer(str(folder), **arguments)
 
@@ -58,7 +58,7 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
 def saved(workdir: Place) -> bool:
     """Returns whether the run has a whole checkpoint."""
     folder = workdir / FOLDER
-    if folder.renames is False:
+    if folder.here is False:
         return bool(committed(folder))
     return any(step.name.isdigit() for step in folder.glob("*"))
 

@@ -406,7 +406,7 @@ class BucketLock(FolderLock):
 
 def folder_lock(workdir: Place) -> FolderLock:
     """Returns the lock of a run's folder."""
-    return DiskLock(workdir) if workdir.locks is True else BucketLock(workdir)
+    return DiskLock(workdir) if workdir.here is True else BucketLock(workdir)
 
 
 def _open(path: pathlib.Path, more: int = 0) -> IO[bytes]:

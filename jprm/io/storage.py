@@ -56,8 +56,7 @@ def named_in(file: str | os.PathLike, name: str) -> Place:
 class Local(pathlib.PosixPath):
     """A file or folder of this machine: a `pathlib.Path` with the methods in which a bucket differs (`Remote`)."""
 
-    renames: Literal[True] = True  # a folder takes its name when it is whole
-    locks: Literal[True] = True  # a file can be locked against other processes
+    here: Literal[True] = True  # on this machine: read where it is, renamed when it is whole, locked
 
     @property
     def address(self) -> str:
@@ -183,8 +182,7 @@ class Remote(os.PathLike):
     Raises OSError, with the address, where the store cannot be reached or refuses.
     """
 
-    renames: Literal[False] = False
-    locks: Literal[False] = False
+    here: Literal[False] = False
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")

@@ -279,7 +279,7 @@ class TokenShards(Sequence[TokenTree]):
                 reason = f"it has {count} records, and {SHARDS} says {self.records[shard]}"
             except Exception as error:  # a C++ error of no class of its own
                 reason = str(error)
-            if path.exists() or not isinstance(self.folder, Remote):  # else it made room for another copy meanwhile
+            if path.exists() or self.folder.here is True:  # else it made room for another copy meanwhile
                 raise ValueError(f"{self.folder / name}: is damaged ({reason}). Run `jprm tokenise` into a new folder")
 
     def read(self, reader: Any, record: int) -> TokenTree:
@@ -288,7 +288,7 @@ class TokenShards(Sequence[TokenTree]):
     def fetch(self, shard: int) -> pathlib.Path:
         """Returns the file of a shard on this machine."""
         name = shard_name(shard, len(self.records))
-        if not isinstance(self.folder, Remote):
+        if self.folder.here is True:
             return self.folder / name
         return fetched(self.folder / name, f"{self._id}-{name}", *self._cache)
 
@@ -346,7 +346,7 @@ class ShardOrder:
     def _opened(self, group: int) -> tuple[list[Any], list[int], np.ndarray]:
         members = self.members(group)
         readers = [self._shards.open(shard) for shard in members]
-        if isinstance(self._shards.folder, Remote):  # the next group's copies are made while this one is read
+        if not self._shards.folder.here:  # the next group's copies are made while this one is read
             threading.Thread(target=self._ahead, args=[group + 1], daemon=True).start()
         starts = np.cumsum([0, *(self._shards.records[shard] for shard in members)]).tolist()
         order_N = np.random.default_rng([self._seed, 1, self._stream[0], group]).permutation(starts.pop())
