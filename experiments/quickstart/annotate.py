@@ -20,13 +20,12 @@ import numpy as np
 import rich.console
 import task
 import tyro
-from jprm.apps.annotate.quality import export
-from jprm.apps.annotate.study import select_file
 
 import jprm
 from jprm.apps.annotate import SelectConfig, StudyConfig, study
 from jprm.apps.annotate.app import make_app
-from jprm.apps.annotate.quality import figures, show, tasks_of
+from jprm.apps.annotate.quality import export, figures, show, tasks_of
+from jprm.apps.annotate.study import select_file
 from jprm.apps.web import Listen
 from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records

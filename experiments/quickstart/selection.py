@@ -19,11 +19,11 @@ import jax
 import numpy as np
 import task
 import tyro
-from jprm.apps.annotate.study import select
 from scipy.stats import t
 
 import jprm
 from jprm.apps.annotate import SelectConfig
+from jprm.apps.annotate.study import select
 from jprm.checkpoints import base
 from jprm.model.heads import Head, find
 from jprm.statistics import auroc
