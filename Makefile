@@ -2,7 +2,7 @@
 #
 #   make test                          the whole test suite
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
-#   make gpu-check EXTRAS=train,cuda   on a machine with a GPU: exactness, block sizes, speed; ten minutes
+#   make gpu-check                     on a machine with a GPU: exactness, block sizes, speed; ten minutes, PASS or FAIL
 #   make gpu-aot VENV=.venv-gpu-aot EXTRAS=test,gpu-aot
 #                                      compiles the GPU kernels for A100, H100 and B200, without a GPU: minutes
 #   make docs                          the documentation as a site, every link checked: build/site/index.html
@@ -48,7 +48,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -58,7 +58,10 @@ gate: install
 	$(BIN)/python tests/gate.py against $(BASE)
 
 # Writes the fastest blocks to jprm/methods/kernels/gpu_blocks.json and the figures to gpu_check.json.
-gpu-check: install
+gpu-check:
+	$(MAKE) gpu-checked EXTRAS=train,cuda ARGS="$(ARGS)"
+
+gpu-checked: install
 	$(BIN)/python experiments/bench/gpu_check.py $(ARGS)
 
 gpu-aot: install

@@ -45,9 +45,9 @@ def load(
     Args:
       folder: of a run or a published PRM, on this machine or in a bucket; a PRM that is loaded is returned as it is.
       mesh: how the devices are used; by default each has a part of the parameters and takes rows of its own.
-      dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32.
-        bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of float32's memory, with
-        an error that `tests/test_int8.py` measures.
+      dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32, or
+        bfloat16 on a GPU. bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of
+        float32's memory, with an error that `tests/test_int8.py` measures.
       adapter: how to read a published model (`jprm.methods.adapters`): the name of a record, a JSON file, `module:NAME`
         or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs

@@ -38,7 +38,7 @@ EXACT = 1e-5
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def by_blocks(q, k, v, until_BT, position_BT, launches, config, window=None):
-    blocks = find_blocks(until_BT, position_BT, launches)
+    blocks = find_blocks(until_BT, position_BT, launches, windows=gpu_kernel.bounded(config))
     return with_gradients(lambda *qkv: find("gpu_kernel").attend(*qkv, blocks, config, window), q, k, v)
 
 
@@ -60,7 +60,7 @@ def test_equals_the_reference_with_its_gradients(trees, seed):
 def test_windows_and_soft_caps_are_those_of_the_reference(trees, seed, window):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
-    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW)
+    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW | dict(windows=(window, 0)))
     arrays = (*made(seed, B, T), rows.until, rows.position)
     found = by_blocks(*arrays, SMALL, config, np.int32(window))
     close(found, by_rule(*arrays, config, np.int32(window)), EXACT)
@@ -136,6 +136,31 @@ def test_tables_hold_the_visible_pairs_and_no_other(data, sizes, parts):
                 (m + i // N * of_part, i % N) for i, line in enumerate(blocks.dkv[b]) for m in listed(line, whole)
             ]
             assert sorted(by_key) == sorted(expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(1, 30), st.sampled_from([1, 2]))
+def test_tables_of_windows_leave_out_what_no_query_sees(trees, window, parts):
+    """Pairs of blocks with a visible pair are needed, whole ones are visible throughout, and chains need no more."""
+    rows = packed_trees(trees, 24, 12, too_long="truncate").rows
+    until_BT = np.concatenate([rows.until[:1], np.full((1, 24), 24)]).astype(np.int32)
+    position_BT = np.concatenate([rows.position[:1], np.arange(24)[None]]).astype(np.int32)
+    launch, index_T = Launch(4, 6, 4, 1), np.arange(24)
+    blocks = windowed(until_BT, position_BT, Launches(launch, launch, launch), parts, (window,))
+    forward, _, dkv = map(np.asarray, blocks.local)
+    for b in range(2):
+        seen_TT = (index_T <= index_T[:, None]) & (index_T[:, None] < until_BT[b])
+        seen_TT &= position_BT[b][:, None] - position_BT[b] < window
+        seen_MNQK = seen_TT.reshape(6, 4, 4, 6).swapaxes(1, 2)
+        some, every = (set(zip(*np.nonzero(x(seen_MNQK, (2, 3))), strict=True)) for x in (np.any, np.all))
+        whole, rest = ({(m, n) for m, line in enumerate(forward[b]) for n in listed(line, x)} for x in (True, False))
+        assert whole <= every and some <= whole | rest
+        assert b == 0 or (whole == every and rest == some - every)
+        found = [(m + i // 4 * (6 // parts), i % 4) for i, line in enumerate(dkv[b]) for m in listed(line, True)]
+        assert set(found) == whole
+
+
+windowed = jax.jit(find_blocks, static_argnums=(2, 3, 4))
 
 
 def listed(line, whole):

@@ -1,6 +1,8 @@
-"""Exactness, block sizes and speed on an NVIDIA GPU, in at most ten minutes: `make gpu-check`.
+"""Exactness, block sizes and speed on an NVIDIA GPU, in at most ten minutes: `make gpu-check` installs what it needs.
 
     python experiments/bench/gpu_check.py [--minutes 10] [--json gpu_check.json] [--tiny]
+
+The last line is PASS or FAIL: every implementation exact, and the kernel faster than `blocked`.
 
 1. Every attention implementation against `reference`, with gradients: chains, subtrees and padding, windows and soft
    caps, float32 and bfloat16.
@@ -341,8 +343,30 @@ def main() -> None:
     )  # fmt: skip
     given.json.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{given.json}: written")
-    if wrong := [x for x in exact if not x.get("ok", True)]:
-        raise SystemExit(f"not exact: {json.dumps(wrong)}")
+    lines, passed = verdict(result)
+    print("\n".join(lines))
+    if not passed:
+        raise SystemExit(1)
+
+
+def verdict(result: dict[str, Any]) -> tuple[list[str], bool]:
+    """Returns what the figures say in a few lines, the last PASS or FAIL, and whether it is PASS."""
+    wrong = [x for x in result["exactness"] if not x.get("ok", True)]
+    lines = [f"not exact: {json.dumps(x)}" for x in wrong]
+    slower = []
+    for own in (x for x in result["speed"] if x["attention"] == "gpu_kernel" and "training" in x):
+        for other in result["speed"]:
+            if other["attention"] == "gpu_kernel" or any(other.get(k) != own.get(k) for k in ("model", "rows")):
+                continue
+            if "training" in other:
+                ratio = own["training"] / other["training"]
+                lines.append(f"{own['model']}, {own['rows']}: gpu_kernel trains {own['training']:,.0f} tokens/s,"
+                             f" {ratio:.2f} x {other['attention']}")  # fmt: skip
+                slower += [own["model"]] if ratio < 1 and other["attention"] == "blocked" else []
+    what = [f"{len(wrong)} cases are not exact"] * bool(wrong)
+    what += [f"gpu_kernel is slower than blocked for {', '.join(sorted(set(slower)))}"] * bool(slower)
+    lines.append(f"FAIL: {'; '.join(what)}" if what else "PASS: commit gpu_check.json and gpu_blocks.json")
+    return lines, not what
 
 
 if __name__ == "__main__":

@@ -240,7 +240,8 @@ def score(
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
-        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
+            published model in float32, on a GPU in bfloat16.
         attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
             for TPUs, `gpu_kernel` for NVIDIA GPUs, `cudnn` for chains in bfloat16 on them, `blocked` for all. Default:
             `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.
@@ -415,7 +416,8 @@ def serve(
         calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
             where a request names an `error_rate`. Its own searches must be the same.
         adapter: How to read a published model whose files do not show it: a name, or a JSON file.
-        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
+            published model in float32, on a GPU in bfloat16.
         attention: The attention implementation, as in `jprm score`.
         weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the
             parameters, for a model that is too large for one device.

@@ -41,8 +41,9 @@ def load(
 ) -> PRM:
     """Loads the model in a folder, also of a bucket, with the named adapter (`named`) or the one that is recognised.
 
-    The decoder is stored as `dtype`, float32 by default; bfloat16 is the type of the computation too. `attention` is
-    the implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere.
+    The decoder is stored as `dtype`, by default bfloat16 on a GPU, as these models were trained and published, and
+    float32 elsewhere; bfloat16 is the type of the computation too. `attention` is the
+    implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere.
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
@@ -50,7 +51,8 @@ def load(
     check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
     a = labelled(a, folder) if a.labels else a
-    model = _Model(folder, a, dtype or "float32", attention or suited("blocked"))
+    usual: Dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    model = _Model(folder, a, dtype or usual, attention or suited("blocked"))
     tokenizer = _tokenizer(folder, model)
     a = in_chat(a, folder, tokenizer) if a.chat else a
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)

@@ -3,10 +3,12 @@
 There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. A
 program of the first two has a block of queries of one head and walks its blocks of keys (`find_blocks`); a program of
 the third has a block of keys and walks the blocks of queries of all heads that share it, so no gradient is summed
-outside. Pairs in which every query sees every key come first and are computed without a mask.
+outside. Pairs in which every query sees every key come first and are computed without a mask. Layers with a sliding
+window have tables of their own, without the pairs that lie beyond it.
 
-Products take the inputs' dtype and sum in float32; float32 products have full precision, not TF32. Powers are of two,
-which is the instruction that GPUs have. Memory is linear in T beside the tables, 4 bytes a pair of blocks.
+Products take the inputs' dtype and sum in float32. Products of float32 are, as XLA's, those of TF32, and of full
+precision under `jax.default_matmul_precision("highest")`. Powers are of two, which is the instruction that GPUs have.
+Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
 The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
 compiled kernels take.
@@ -31,6 +33,7 @@ from jprm.model.attention import HIDDEN, SAVED, Implementation, ampere_or_later,
 from jprm.model.attention.blocked import unsplit
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape, spec
+from jprm.model.transformer import UNBOUNDED
 
 LOG2_E = math.log2(math.e)
 
@@ -64,22 +67,33 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
     more = -T % sizes.tile  # of padding tokens, each of which sees itself alone
     alone = jnp.broadcast_to(jnp.arange(T + 1, T + more + 1, dtype=until_BT.dtype), (len(until_BT), more))
     until_BS = jnp.concatenate([until_BT, alone], axis=1) if more else until_BT
-    return find_blocks(until_BS, jnp.pad(position_BT, ((0, 0), (0, more))), sizes, split)
+    return find_blocks(until_BS, jnp.pad(position_BT, ((0, 0), (0, more))), sizes, split, bounded(config))
+
+
+def bounded(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the windows of the model's layers that have one."""
+    return tuple(sorted({window for window in config.windows if window}))
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
     """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
 
-    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
-    that has their last queries and so most pairs.
+    Trees need fewer, and a kernel skips the others. Of layers with and without sliding windows it is the mean. Where
+    rows are split over `context`, the figures are for the device that has their last queries and so most pairs.
     """
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
 
-    def pairs(launch: Launch) -> int:
+    def of_window(launch: Launch, window: int) -> int:
         starts = range(tokens - tokens // context, tokens, launch.query)
-        return sum(-(-(start + launch.query) // launch.key) for start in starts) * launch.query * launch.key
+        firsts = (max(0, (start - window + 1) // launch.key) if window else 0 for start in starts)
+        lasts = (-(-(start + launch.query) // launch.key) for start in starts)
+        return sum(last - first for last, first in zip(lasts, firsts, strict=True)) * launch.query * launch.key
+
+    def pairs(launch: Launch) -> float:
+        windows = [config.windows[i % len(config.windows)] for i in range(config.layers)] if config.windows else [0]
+        return sum(of_window(launch, window) for window in windows) / len(windows)
 
     by_kernel = dict(zip(PRODUCTS, (sizes.forward, sizes.dq, sizes.dkv), strict=True))
     return {name: of_pair * PRODUCTS[name] * pairs(launch) for name, launch in by_kernel.items()}
@@ -89,7 +103,7 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
     T, H = q_BTKGH.shape[1], q_BTKGH.shape[-1]
     q, k, v = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH))
     heads = dict(queries=[q], keys=[k, v])
-    y, log_BKGT = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
+    y, log_BKGT = _on_mesh(functools.partial(_attend, config), _of_layer(blocks), heads, ("queries", "rows"))
     # remat="dots" keeps what the backward pass needs of the forward pass, like products.
     y, log_BKGT = checkpoint_name(y, SAVED), checkpoint_name(log_BKGT, SAVED)
     return y[:, :T, ..., :H], (q_BTKGH, k_BTKH, v_BTKH, blocks, y, log_BKGT)
@@ -105,8 +119,19 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
     q, k, v, dy = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH, dy_BTKGH))
     inner_BKGT = jnp.sum(dy.astype(jnp.float32) * y.astype(jnp.float32), axis=-1).transpose(0, 2, 3, 1)
     heads = dict(queries=[q, dy], keys=[k, v], rows=[log_BKGT, inner_BKGT])
-    gradients = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
+    gradients = _on_mesh(functools.partial(_gradients, config), _of_layer(blocks), heads, ("queries", "keys", "keys"))
     return *(x[:, :T, ..., :H] for x in gradients), None
+
+
+def _of_layer(blocks: Blocks) -> Blocks:
+    """Returns the blocks with the tables of this layer: those of its window, or of the whole path."""
+    if blocks.window is None:
+        return blocks
+    if blocks.local is None:
+        raise ValueError("attention='gpu_kernel': a layer has a window, and the model's `windows` name none")
+    whole = (blocks.forward, blocks.dq, blocks.dkv)
+    forward, dq, dkv = jax.tree.map(functools.partial(jnp.where, blocks.window < UNBOUNDED), blocks.local, whole)
+    return dataclasses.replace(blocks, forward=forward, dq=dq, dkv=dkv, local=None)
 
 
 def _padded(x_BTNH, blocks: Blocks):
@@ -230,11 +255,11 @@ def _forward_kernel(config, launch, windowed, numbers, line, until, position, q,
         top_T, total_T, acc_TH = state
         keys = pl.ds(line[2 + p] * launch.key, launch.key)
         logit_TS, _ = _logits(q_TH, k[keys, :], config)
-        if masked or windowed:
+        if masked:
             seen_TS = _seen(t, line[2 + p], launch, numbers, until, position, windowed, keys_first=False)
             logit_TS = jnp.where(seen_TS, logit_TS, HIDDEN)
         # A query that has seen no key so far has weights of exp2(HIDDEN - HIDDEN) = 1. The first key that it sees, at
-        # the latest itself, removes them: exp2(HIDDEN - top) is exactly 0.
+        # the latest itself, removes them: exp2(HIDDEN - top) is exactly 0. A query of no pair at all has a total of 0.
         new_T = jnp.maximum(top_T, jnp.max(logit_TS, axis=1))
         weight_TS = jnp.exp2(logit_TS - new_T[:, None])
         fade_T = jnp.exp2(top_T - new_T)
@@ -246,6 +271,7 @@ def _forward_kernel(config, launch, windowed, numbers, line, until, position, q,
     state = start_T + HIDDEN, start_T, jnp.zeros(q_TH.shape, jnp.float32)
     state = jax.lax.fori_loop(0, line[0], functools.partial(visit, False), state)
     top_T, total_T, acc_TH = jax.lax.fori_loop(line[0], line[1], functools.partial(visit, True), state)
+    total_T = jnp.where(total_T > 0, total_T, 1.0)
     y[...] = (acc_TH / total_T[:, None]).astype(y.dtype)
     log[...] = top_T + jnp.log2(total_T)
 
@@ -257,7 +283,7 @@ def _dq_kernel(config, launch, windowed, numbers, line, until, position, q, dy, 
     def visit(masked: bool, p, acc_TH):
         keys = pl.ds(line[2 + p] * launch.key, launch.key)
         k_SH, seen_TS = k[keys, :], None
-        if masked or windowed:
+        if masked:
             seen_TS = _seen(t, line[2 + p], launch, numbers, until, position, windowed, keys_first=False)
         logit_TS, slope_TS = _logits(q_TH, k_SH, config)
         dweight_TS = _dot(dy_TH, v[keys, :], (1, 1))
@@ -277,7 +303,7 @@ def _dkv_kernel(config, launch, windowed, numbers, line, until, position, q, dy,
         dk_SH, dv_SH = state
         g, t = jax.lax.div(i, count), line[2 + first + jax.lax.rem(i, count)]
         queries, seen_ST = pl.ds(t * launch.query, launch.query), None
-        if masked or windowed:
+        if masked:
             seen_ST = _seen(t, s, launch, numbers, until, position, windowed, keys_first=True)
         q_TH, dy_TH = q[queries, g, :], dy[queries, g, :]
         logit_ST, slope_ST = _logits(k_SH, q_TH, config)
@@ -330,9 +356,8 @@ def _weights(logit, slope, dweight, seen, log, inner):
 
 
 def _dot(a, b, contracted: tuple[int, int]):
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     axes = (contracted[:1], contracted[1:])
-    return jax.lax.dot_general(a, b, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
 # ---- Block sizes, and tables of the pairs of blocks that a row needs.
@@ -340,7 +365,8 @@ def _dot(a, b, contracted: tuple[int, int]):
 # The test of a pair is that of the TPU kernels (`jprm.methods.kernels.tpu`): a block of queries [a, b) needs a block of
 # keys [c, d) if and only if c < b and the keys' largest `until` exceeds a. Of the needed pairs those are `whole` in
 # which every query sees every key, d <= a + 1 and the keys' least `until` is at least b. A kernel visits them first and
-# makes no mask for them. The tables ignore sliding windows, which hide more inside blocks.
+# makes no mask for them. In layers with a window a pair is needed only if the least position of its queries is within
+# the window of its keys' largest, and whole only if the largest is within the window of the least.
 
 SMALLEST = 16
 """The shortest side of a matrix that Triton multiplies."""
@@ -388,6 +414,7 @@ class Blocks:
     dq: Int[Array, "B M 2+N"]  # major: queries
     dkv: Int[Array, "B C*N 2+M/C"]  # major: keys
     launches: Launches
+    local: tuple[Array, Array, Array] | None = None  # the three tables of layers with a window
     window: Int[Array, ""] | None = None  # of the layer, in positions; None: queries see the whole path
 
 
@@ -403,7 +430,7 @@ def key(H: int, itemsize: int) -> str:
 
 def default_launches(H: int, itemsize: int) -> Launches:
     """Returns blocks that keep all values in registers on A100, H100 and B200 (tests/test_gpu_aot.py)."""
-    if itemsize == 4:  # products without tensor cores hold their operands in registers
+    if itemsize == 4:  # with full precision, products take no tensor cores and hold their operands in registers
         if H <= 64:
             return Launches(*[Launch(32, 32, 4, 2)] * 3)
         if H <= 128:
@@ -431,22 +458,41 @@ def tuned() -> dict:
     return json.loads((pathlib.Path(__file__).parent / TUNED).read_text(encoding="utf-8"))
 
 
-def find_blocks(until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1) -> Blocks:
-    """Returns the tables for rows of a multiple of `tile` tokens in each of `parts` parts of the queries."""
-    forward, dq = (_table(*_pairs(until_BS, x.query, x.key)) for x in (sizes.forward, sizes.dq))
-    needed_BMN, whole_BMN = _pairs(until_BS, sizes.dkv.query, sizes.dkv.key)
-    by_key = _table(*(_keys_first(x, parts) for x in (needed_BMN, whole_BMN)))
-    return Blocks(until_BS, position_BS, forward, dq, by_key, sizes)
+def find_blocks(
+    until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1,
+    windows: tuple[int, ...] = (),
+) -> Blocks:  # fmt: skip
+    """Returns the tables for rows of a multiple of `tile` tokens in each of `parts` parts of the queries.
+
+    windows: those of the layers that have one.
+    """
+    pairs = functools.partial(_pairs, until_BS, position_BS)
+    local = None if not windows else _tables(functools.partial(pairs, windows=windows), sizes, parts)
+    return Blocks(until_BS, position_BS, *_tables(pairs, sizes, parts), sizes, local)
 
 
-def _pairs(until_BS, query: int, key: int):
+def _tables(pairs, sizes: Launches, parts: int) -> tuple[Array, Array, Array]:
+    forward, dq = (_table(*pairs(x.query, x.key)) for x in (sizes.forward, sizes.dq))
+    return forward, dq, _table(*(_keys_first(x, parts) for x in pairs(sizes.dkv.query, sizes.dkv.key)))
+
+
+def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...] = ()):
     """Returns whether blocks of queries need blocks of keys, and whether all queries see all keys, both (B, M, N)."""
     B, S = until_BS.shape
+
+    def blocked(x_BS, size):
+        x_BNS = reshape(x_BS, (B, S // size, size), "batch")
+        return jnp.min(x_BNS, axis=-1), jnp.max(x_BNS, axis=-1)
+
     start_M1, start_N = jnp.arange(0, S, query)[:, None], jnp.arange(0, S, key)
-    until_BNS = reshape(until_BS, (B, S // key, key), "batch")
-    most_B1N, least_B1N = jnp.max(until_BNS, axis=-1)[:, None], jnp.min(until_BNS, axis=-1)[:, None]
+    least_B1N, most_B1N = (x[:, None] for x in blocked(until_BS, key))
     needed_BMN = (start_N < start_M1 + query) & (most_B1N > start_M1)
     whole_BMN = (start_N + key <= start_M1 + 1) & (least_B1N >= start_M1 + query)
+    if windows:
+        lowest_BM1, highest_BM1 = (x[:, :, None] for x in blocked(position_BS, query))
+        nearest_B1N, farthest_B1N = (x[:, None] for x in reversed(blocked(position_BS, key)))
+        needed_BMN &= lowest_BM1 - nearest_B1N < max(windows)
+        whole_BMN &= highest_BM1 - farthest_B1N < min(windows)
     return needed_BMN, whole_BMN
 
 
