@@ -73,6 +73,9 @@ def server():
 def page(browser, server):
     browser.open("about:blank")
     browser.size(1000, 800)
+    browser.open(server)
+    browser.run("localStorage.clear()")  # what an earlier test's visit has left
+    browser.open("about:blank")
     requests_of(browser), browser.logs("browser")
     browser.open(server)
     browser.wait("return document.getElementById('model').options.length === 2", 20)
@@ -153,6 +156,155 @@ def test_a_record_is_read_and_an_error_is_said(page):
     assert "response" in says(page, "alert")
 
 
+def ask(page, response, problem=""):
+    script = """document.getElementById('problem').value = arguments[0];
+    document.getElementById('response').value = arguments[1]; document.getElementById('ask').requestSubmit()"""
+    page.run(script, problem, response if isinstance(response, str) else json.dumps(response))
+
+
+POOL = {
+    "problem": "Q?",
+    "samples": [{"steps": ["a", "29"], "answer": 29}, {"steps": ["b", "c"], "answer": 4}, {"steps": ["29"]}],
+}
+
+
+def test_a_pool_is_read_and_its_chains_are_walked(page):
+    ask(page, POOL)
+    page.wait("return document.querySelectorAll('#chain option').length === 3", 20)
+    assert says(page, "verdict").startswith("Chain 2 of 3 is the best. Its weakest is step 1")
+    assert steps(page) == ["b", "c"] and page.run("return document.getElementById('problem').value") == "Q?"
+    options = page.run("return [...document.getElementById('chain').options].map(e => e.textContent)")
+    assert options == ["1: 0.120, answer 29", "2: 0.950, best, answer 4", "3: 0.120"]
+    page.run("document.querySelector('#steps li').focus()")
+    page.press("[")
+    assert steps(page) == ["a", "29"] and "the best is 2" in says(page, "verdict")
+    page.press("w")
+    assert page.run("return document.activeElement.querySelector('.text').textContent") == "29"
+    page.press("c")
+    record = json.loads(page.run("return document.getElementById('record-text').value"))
+    assert [sample["scores"] for sample in record["samples"]] == [[0.95, 0.12], [0.95, 0.95], [0.12]]
+    page.press(ESCAPE)
+    page.press("x")  # the chain goes on by itself
+    page.wait("return document.getElementById('chain-choice').hidden && !document.querySelector('#steps.old')", 20)
+    assert steps(page) == ["a"]
+    page.press("u")  # and the pool is there again
+    page.wait("return !document.getElementById('chain-choice').hidden", 20)
+    assert steps(page) == ["a", "29"]
+
+
+def test_a_tree_and_several_records_are_read(page):
+    nodes = [
+        {"parent": -1, "text": "a"},
+        {"parent": 0, "text": "29"},
+        {"parent": 0, "text": "b"},
+        {"parent": 2, "text": "c"},
+    ]
+    ask(page, json.dumps({"problem": "T?", "nodes": nodes}) + "\n" + json.dumps(POOL))
+    page.wait("return document.querySelectorAll('#chain option').length === 2", 20)
+    assert steps(page) == ["a", "b", "c"] and says(page, "note").startswith("2 records")
+    page.run("document.querySelector('#steps li').focus()")
+    page.press("[")
+    assert steps(page) == ["a", "29"]
+    ask(page, '{"problem": "T?", steps: []}')  # a slip of the pen is told
+    page.wait("return document.getElementById('note').innerText.includes('not JSON')", 20)
+
+
+def test_on_a_phone_the_editor_is_wide_and_the_tools_are_at_hand(page):
+    page.size(390, 844)
+    ask(page, "\n".join(f"We add {i % 7} to it." for i in range(60)), "Add.")
+    page.wait("return document.querySelectorAll('#steps li').length === 60", 20)
+    box = "const b = document.querySelector('.tools').getBoundingClientRect(); return [b.top, b.bottom, innerHeight]"
+    for step in (0, 30):
+        page.run("document.querySelectorAll('#steps li')[arguments[0]].focus()", step)
+        top, bottom, height = page.run(box)
+        assert 0 <= top and bottom <= height
+        under = page.run("return document.activeElement.getBoundingClientRect().bottom")
+        assert under <= top + 1  # the tools hide no step that has the focus
+    page.run("document.querySelector('[data-act=edit]').click()")
+    assert page.run("return document.querySelector('#steps textarea').getBoundingClientRect().width") > 300
+    page.run("document.querySelector('#steps textarea').value = 'It is 29.'")
+    page.run("document.querySelector('.editor button').click()")
+    page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 31')", 20)
+    assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+MARKDOWN = (
+    "| a | b |\n|---|:-:|\n| 1 | `x<y` |\n\n```python\nif a < b:\n    pass\n```\n\n"
+    f"### So **it** is 3*4*5 and 2**3**2, {NASTY} [x](javascript:alert(1)) ![y](https://example.org/y.png)\n\n"
+    "- 3 &lt; 5\n> 4"
+)
+
+
+def test_code_and_tables_are_drawn_and_no_text_becomes_markup(page, server):
+    ask(page, {"problem": f"**P** {NASTY}", "steps": [MARKDOWN, "    return 29", "שלום 29"]})
+    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    seen = page.run(
+        "return ['table', 'pre', 'code', 'strong', 'p.head'].map(s => document.querySelectorAll('#steps ' + s).length)"
+    )
+    assert seen == [1, 2, 3, 1, 1]
+    assert page.run("return document.querySelector('#steps pre').textContent") == "if a < b:\n    pass"
+    assert page.run("return document.querySelectorAll('#steps pre')[1].textContent") == "    return 29"
+    text = steps(page)[0]
+    kept = (
+        "3*4*5 and 2**3**2",
+        NASTY,
+        "[x](javascript:alert(1))",
+        "![y](https://example.org/y.png)",
+        "- 3 &lt; 5\n> 4",
+    )
+    assert all(part in text for part in kept)
+    assert page.run("return document.querySelectorAll('main img, main script, main a, main iframe').length") == 0
+    assert page.run("return document.title") == "jprm playground" and page.logs("browser") == []
+    assert all(url.startswith(server) or url == "data:," for url in requests_of(page))
+    assert page.run("return getComputedStyle(document.querySelectorAll('#steps .text')[2]).direction") == "rtl"
+    page.press("w", "c")
+    assert json.loads(page.run("return document.getElementById('record-text').value"))["steps"][0] == MARKDOWN
+    page.press(ESCAPE)
+
+
+def test_both_models_colour_a_step_and_differences_are_told(page):
+    example(page)
+    page.run("const s = document.getElementById('other'); s.value = 'large'; s.dispatchEvent(new Event('change'))")
+    page.wait("return document.querySelectorAll('#steps li:nth-child(2) .said').length === 2", 20)
+    colours = page.run("return [...document.querySelectorAll('#steps .said')].map(e => e.style.backgroundColor)")
+    assert len(colours) == 6 and all(colours) and colours[2] != colours[3]
+    assert page.run("return document.querySelectorAll('.apart').length") == 0  # 0.12 and 0.04
+    assert not page.run("return document.querySelector('#steps li').style.backgroundColor")
+
+
+def test_a_visit_goes_on_where_the_last_one_ended_and_old_scores_are_marked(page, server):
+    example(page)
+    old = "return !document.getElementById('old').hidden && document.getElementById('steps').classList.contains('old')"
+    assert not page.run(old)
+    page.run("const p = document.getElementById('problem'); p.value += ' Why?'; p.dispatchEvent(new Event('input'))")
+    assert page.run(old) and "before you changed it" in says(page, "old")
+    page.open(server)
+    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    assert page.run("return document.getElementById('problem').value").endswith("Why?")
+    assert page.run(old) and "last visit" in says(page, "old") and requests_of(page).count(server + "v1/score") == 1
+    page.run("document.querySelector('[data-act=again]').click()")
+    page.wait("return document.getElementById('old').hidden", 20)
+    page.run("document.querySelector('[data-act=clear]').click()")
+    page.open(server)
+    page.wait("return document.getElementById('model').options.length === 2", 20)
+    assert page.run("return document.getElementById('result').hidden && !document.getElementById('problem').value")
+
+
+def test_the_page_waits_for_models_that_load(browser, server):
+    """An application that has nothing to serve yet, and gets it while the page is open."""
+    from jprm.apps.serve.app import _application, begin
+    from jprm.apps.serve.openrlhf import View
+
+    app = _application(ServeConfig(longest=256), None, True, False, None)
+    with served(app, timeout_graceful_shutdown=5) as (_, port):
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait("return document.getElementById('alert').innerText.includes('loading')", 20)
+        begin(app, [Knowing("small", 0.12)], View(), None, {}, None)
+        browser.wait("return document.getElementById('model').options.length === 1", 20)
+        browser.wait("return document.getElementById('alert').hidden", 20)
+        browser.open("about:blank")
+
+
 @pytest.mark.slow
 def test_axe_finds_no_violation(page):
     script = axe_script()
@@ -170,6 +322,22 @@ def test_axe_finds_no_violation(page):
         page.wait("return document.querySelectorAll('#steps .math').length === 2", 20)
         page.run(script)
         assert violations(page) == [], (scheme, "formulas")
+        page.run("const s = document.getElementById('other'); s.value = 'large'; s.dispatchEvent(new Event('change'))")
+        for record in ({"problem": "M", "steps": [MARKDOWN]}, POOL):
+            page.size(390, 844)
+            ask(page, record)
+            time.sleep(0.5)
+            page.press("e")
+            page.run(script)
+            assert violations(page) == [], (scheme, record)
+            page.press(ESCAPE)
+        home = page.run("return location.href")
+        page.open(home + "docs")
+        page.run(script)
+        assert violations(page) == [], (scheme, "routes")
+        page.open(home)
+        page.wait("return document.getElementById('model').options.length === 2", 20)
+        page.run("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'))")
     page.cdp("Emulation.setEmulatedMedia", features=[])
 
 

@@ -5,11 +5,16 @@
     response: "Three boxes hold 3 * 12 = 36 eggs.\nShe breaks 5 of them, so 36 - 5 = 29 are whole.\nThe answer is 29." };
 
   let models = [];                 // of /v1/models
-  let record = null;               // what is scored: problem, steps and any further keys
-  let scores = {}, before = {};    // by model: of the steps, and of the steps before the last change
-  let answers = {};                // by model: the last answer
-  let history = [], focused = 0, editing = -1, options = null, asked = 0;
+  let asked = null;                // the record that was scored: a chain, pool, tree or trajectory
+  let answers = {};                // by model: the answer to it
+  let branch = 0;                  // the chain of it that is shown
+  let record = null;               // that chain: problem, steps and any further keys; turns of a trajectory
+  let scores = {}, before = {};    // by model: of the shown steps, and of the steps before the last change
+  let history = [], focused = 0, editing = -1, options = null, sent = 0;
   let stale = false;               // the scores are of the steps before the last change
+  let drawing = false;             // steps are replaced: an editor among them is not left by its user
+  let fields = null;               // the texts of the fields when they were scored; null of a visit before
+  const KEPT = "jprm playground", MOST_KEPT = 1 << 20;
   const tab = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16)).join("-");  // keeps prefixes
   const { call } = server;
 
@@ -17,7 +22,7 @@
     at("busy").textContent = "scoring";
     say("");
     try { return await work(); } catch (error) { say(server.said(error)); }
-    finally { at("busy").textContent = ""; }
+    finally { at("busy").textContent = ""; old(); }
   }
   function say(text) { at("alert").textContent = text; at("alert").hidden = !text; }
 
@@ -30,89 +35,155 @@
 
   async function load() {
     await busy(async () => {
-      models = (await call("v1/models")).data;
+      models = (await call("v1/models").catch((error) => {
+        if (error.status === 503) setTimeout(load, 1000);  // the models are loading
+        throw error;
+      })).data;
       const list = (select, first) => select.replaceChildren(...first, ...models.map((one) => new Option(one.id, one.id)));
       list(at("model"), []);
       list(at("other"), [new Option("no other", "")]);
       at("other-choice").hidden = models.length < 2;
+      recall();
     });
   }
 
-  // Scores the record by every chosen model. An answer to an older question is dropped.
-  async function score(fresh, changed) {
-    const number = ++asked;
+  // What this page keeps in the browser, so that a visit goes on where the last one ended.
+  function keep() {
+    const kept = { problem: at("problem").value, response: at("response").value, model: at("model").value, other: at("other").value, asked, answers, branch, focused };
+    for (const some of [kept, { ...kept, asked: null, answers: {} }])
+      try { const text = JSON.stringify(some); if (text.length <= MOST_KEPT) { localStorage.setItem(KEPT, text); return; } } catch { /* no storage */ }
+  }
+  function recall() {
+    let kept;
+    try { kept = JSON.parse(localStorage.getItem(KEPT)); } catch { /* none */ }
+    if (!kept) return;
+    for (const id of ["problem", "response"]) if (!at(id).value) at(id).value = kept[id] || "";
+    for (const id of ["model", "other"]) if ([...at(id).options].some((one) => one.value === kept[id])) at(id).value = kept[id];
+    if (kept.asked && chosen().length && chosen().every((name) => (kept.answers || {})[name])) {
+      ({ asked, answers, branch, focused } = kept);
+      fields = null;
+      show();
+    }
+  }
+
+  // Scores a record by every chosen model. `why` is new, of the fields; changed, of a step; or again, by other models. An
+  // answer to an older question is dropped.
+  async function score(fresh, why) {
+    const number = ++sent, texts = { problem: at("problem").value, response: at("response").value };
     await busy(async () => {
-      const asks = fresh.turns ? fresh.asked : fresh;  // a trajectory is asked for as it was pasted
-      const found = await Promise.all(chosen().map((model) => call("v1/score", { ...asks, model, prompt_cache_key: tab })));
-      if (number !== asked) return;
-      for (const answer of found)
-        if (answer.record.messages && !answer.record.steps) {
-          const [steps, turns, given] = turnsOf(answer.record);
-          answer.record = { asked: asks, problem: at("problem").value, steps, turns, scores: given };
-        }
-      // Steps that were merged, split or removed have no step before to compare with.
-      before = changed && same(scores, found[0].record.scores.length) ? scores : {};
+      const found = await Promise.all(chosen().map((model) => call("v1/score", { ...fresh, model, prompt_cache_key: tab })));
+      if (number !== sent) return;
+      const previous = why === "changed" ? scores : {};
+      asked = fresh; answers = Object.fromEntries(found.map((answer) => [answer.model, answer]));
+      if (why !== "again") branch = why === "new" ? best(found[0]) : 0;
+      if (why !== "changed") fields = texts;
       stale = false;
-      scores = {}; answers = {};
-      for (const answer of found) { answers[answer.model] = answer; scores[answer.model] = answer.record.scores; }
-      const { scores: _, outputs: __, ...rest } = found[0].record;
-      record = rest;
-      draw();
+      show();
+      // Steps that were merged, split or removed have no step before to compare with.
+      if (Object.values(previous).some((column) => column.length === record.steps.length)) { before = previous; draw(); }
+      if (why === "new" && at("result").getBoundingClientRect().top > innerHeight * 0.7) at("result").scrollIntoView();
     });
   }
-  const same = (some, length) => Object.values(some).every((column) => column.length === length);
+  const value = (chain) => (chain.score === null ? -Infinity : chain.score);
+  const best = ({ chains }) => chains.reduce((top, chain, i) => (value(chain) > value(chains[top]) ? i : top), 0);
+
+  // The chain k of an answer as a record with its scores. A tree's chain goes from a leaf up to the problem.
+  function chainOf(answer, k) {
+    const whole = answer.record, { samples, nodes, scores: _, outputs: __, ...rest } = whole, problem = whole.problem || at("problem").value;
+    const turns = (messages) => { const [steps, around, given] = turnsOf({ messages }); return { record: { problem, steps, turns: around }, scores: given }; };
+    if (samples) {
+      const { steps, messages, scores: given } = samples[k];
+      return messages ? turns(messages) : { record: { problem, steps }, scores: given };
+    }
+    if (nodes) {
+      const path = [];
+      for (let i = (answer.chains[k] || { nodes: [] }).nodes.at(-1) ?? -1; i >= 0; i = nodes[i].parent) path.unshift(nodes[i]);
+      return path.some((node) => node.role) ? turns(path) : { record: { problem, steps: path.map((node) => node.text) }, scores: path.map((node) => node.score) };
+    }
+    if (whole.messages && !whole.steps) return turns(whole.messages);
+    return { record: rest, scores: whole.scores };
+  }
+  // Takes the shown chain from the answers.
+  function show() {
+    const names = chosen().filter((name) => answers[name]), found = names.map((name) => chainOf(answers[name], branch));
+    record = found[0].record; before = {};
+    scores = Object.fromEntries(names.map((name, i) => [name, found[i].scores]));
+    focused = Math.max(0, Math.min(focused, record.steps.length - 1));
+    editing = -1; options = null;
+    draw();
+  }
+
+  // What is in the fields: a record, the first of several, or a solution as text.
   function parsed() {
     const text = at("response").value.trim(), problem = at("problem").value;
-    if (!text.startsWith("{")) return { problem, response: text };
-    try {
-      const given = JSON.parse(text);
-      if (given && (given.steps || given.response || given.messages)) { if (given.problem) at("problem").value = given.problem; return given; }
-    } catch { /* text that begins with a brace */ }
-    return { problem, response: text };
+    if (!/^[{[]/.test(text)) return { problem, response: text };
+    let given;
+    try { given = JSON.parse(text); } catch (error) {
+      const first = text.split("\n")[0];
+      try { given = [JSON.parse(first), ...Array(text.split("\n").filter((line) => line.trim()).length - 1)]; } catch {
+        if (/^[{[]\s*["{[]/.test(text)) note(`This begins like a record, and is not JSON (${error.message}): it is scored as text.`);
+        return { problem, response: text };
+      }
+    }
+    if (Array.isArray(given)) {
+      if (!given[0] || typeof given[0] !== "object") return { problem, response: text };
+      if (given.length > 1) note(`${given.length} records: this is the first.`);
+      given = given[0];
+    }
+    if (given.problem) at("problem").value = given.problem;
+    return given.messages || given.problem || given.completions || !problem ? given : { problem, ...given };
   }
+  function note(text) { at("note").textContent = text; at("note").hidden = !text; }
 
   function change(steps, to) {
     if (record.turns) { editing = -1; draw(true); say("The turns of a trajectory are not edited here."); return; }
-    history.push({ record, focused });
+    remember();
     const kept = Object.fromEntries(Object.entries(record).filter(([name]) => !["labels", "correct", "response", "segmentation", "messages"].includes(name)));
     record = { ...kept, steps };
     focused = Math.max(0, Math.min(to, steps.length - 1));
     editing = -1; options = null; stale = true;
     draw();
-    score(record, true);
+    score(record, "changed");
   }
+  function remember() { if (asked) history.push({ asked, answers, branch, focused, fields }); }
 
   function row(text, i, weakest) {
-    const made = element("li", "step"), names = chosen();
+    const made = element("li", i === focused ? "step now" : "step"), names = chosen(), seen = [];
     made.tabIndex = i === focused ? 0 : -1;
     made.append(element("span", "number", `${i + 1}`));
     names.forEach((name, k) => {
       const said = element("div", "said"), score = (scores[name] || [])[i];
-      if (score !== undefined) {
+      if (score !== undefined && score !== null) {
         const p = probability(name, score), [mark, word] = words(p);
-        if (!k) tint(made, p);
+        tint(names.length > 1 ? said : made, p);  // each model's cell in its own colour
+        seen.push(p);
         said.append(element("b", "", score.toFixed(2)));
         const old = (before[name] || [])[i];
         if (old !== undefined && Math.abs(score - old) >= 0.005)
           said.append(element("span", `change ${score > old ? "rightmark" : "wrongmark"}`, `${score > old ? "▲" : "▼"} ${Math.abs(score - old).toFixed(2)}`));
         said.append(element("span", mark, word));
       }
+      if (k === names.length - 1 && seen.length > 1 && Math.max(...seen) - Math.min(...seen) >= 0.3)
+        said.append(element("span", "apart", "models differ"));
       made.append(said);
     });
     const [context, calls] = record.turns ? around(record.turns[i]) : [];
     if (record.turns) made.prepend(context);
     if (i === editing) made.append(editor(text, i));
-    else if (record.turns) { const said = element("div"); said.append(mathematics.write(element("div", "text"), text), calls); made.append(said); }
-    else made.append(mathematics.write(element("div", "text"), text));
+    else if (record.turns) { const said = element("div"); said.append(markdown.write(element("div", "text"), text), calls); made.append(said); }
+    else made.append(markdown.write(element("div", "text"), text));
     if (i === weakest) made.classList.add("weakest");
     if (options && options.at === i) made.append(offered());
-    made.addEventListener("focus", () => { focused = i; for (const other of at("steps").children) other.tabIndex = other === made ? 0 : -1; });
+    made.addEventListener("focus", () => {
+      focused = i;
+      for (const other of at("steps").children) { other.tabIndex = other === made ? 0 : -1; other.classList.toggle("now", other === made); }
+    });
     made.addEventListener("dblclick", () => { focused = i; acts.edit(); });
     return made;
   }
   function editor(text, i) {
-    const field = element("textarea");
-    field.value = text; field.rows = Math.max(2, Math.ceil(text.length / 60)); field.setAttribute("aria-label", `Step ${i + 1}`);
+    const made = element("div", "editor"), field = element("textarea"), tools = element("div", "row");
+    field.value = text; field.dir = "auto"; field.rows = Math.max(2, Math.ceil(text.length / 60)); field.setAttribute("aria-label", `Step ${i + 1}`);
     let over = false;
     const done = (parts) => {
       if (over) return;
@@ -121,21 +192,30 @@
       if (kept.join("\n") === text || !kept.length) { editing = -1; draw(true); }
       else change([...record.steps.slice(0, i), ...kept, ...record.steps.slice(i + 1)], i);
     };
-    field.addEventListener("keydown", (event) => {
+    const whole = () => done([field.value]), halves = () => done([field.value.slice(0, field.selectionStart), field.value.slice(field.selectionStart)]);
+    made.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.key === "Escape") done([text]);
-      else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done([field.value]);
-      else if (event.key === "Enter" && event.altKey) { event.preventDefault(); done([field.value.slice(0, field.selectionStart), field.value.slice(field.selectionStart)]); }
+      else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) whole();
+      else if (event.key === "Enter" && event.altKey) { event.preventDefault(); halves(); }
     });
-    field.addEventListener("blur", () => done([field.value]));
-    return field;
+    for (const [name, act] of [["Done", whole], ["Split at the cursor", halves], ["Drop the edit", () => done([text])]]) {
+      const button = element("button", "quiet", name);
+      button.type = "button";
+      button.addEventListener("pointerdown", (event) => event.preventDefault());  // the field keeps its cursor
+      button.addEventListener("click", act);
+      tools.append(button);
+    }
+    made.addEventListener("focusout", (event) => { if (!drawing && !made.contains(event.relatedTarget)) whole(); });
+    made.append(field, tools);
+    return made;
   }
   function offered() {
     const list = element("ol", "options");
     list.append(...options.made.map((one) => {
       const item = element("li"), button = element("button");
       button.type = "button";
-      button.append(element("b", "", one.score === null ? "" : (options.whole ? one.score : one.scores[0]).toFixed(2)), mathematics.write(element("span"), one.steps.join("\n")));
+      button.append(element("b", "", one.score === null ? "" : (options.whole ? one.score : one.scores[0]).toFixed(2)), markdown.write(element("span"), one.steps.join("\n")));
       button.addEventListener("click", () => change(
         [...record.steps.slice(0, options.at), ...one.steps, ...(options.whole ? [] : record.steps.slice(options.at + 1))], options.at));
       item.append(button);
@@ -151,7 +231,7 @@
   }
 
   // The place among the shown steps of the lowest score: nodes of a trajectory are its messages.
-  const weakestOf = (answer) => answer.chains[0].nodes.indexOf(answer.chains[0].weakest);
+  const weakestOf = (answer) => { const chain = answer.chains[branch]; return chain ? chain.nodes.indexOf(chain.weakest) : -1; };
 
   function draw(focus) {
     at("result").hidden = !record;
@@ -161,23 +241,61 @@
     const weakest = current ? weakestOf(first) : -1;
     document.body.style.setProperty("--models", names.length);
     at("names").hidden = names.length < 2;
-    at("shown-problem").hidden = !mathematics.found(record.problem);  // else the field above has all there is to see
-    mathematics.write(at("shown-problem"), record.problem);
+    const problem = markdown.write(at("shown-problem"), record.problem || "");
+    problem.hidden = !markdown.found(problem) && !(asked && asked.messages);  // else the field above has all there is to see
     at("names").replaceChildren(element("span"), ...names.map((name) => element("span", "", name)));
+    listChains(current && first);
     const had = focus || at("steps").contains(document.activeElement);
-    at("steps").classList.toggle("old", !current);
+    at("steps").classList.toggle("old", !current || !!outdated());
+    drawing = true;
     at("steps").replaceChildren(...steps.map((text, i) => row(text, i, weakest)));
+    drawing = false;
     if (current) {
-      const score = scores[names[0]][weakest], [, word] = words(probability(names[0], score));
-      at("verdict").textContent = `Weakest is step ${weakest + 1}: ${word.slice(2)}, ${score.toFixed(2)}.`;
-      at("facts").textContent = names.map((name) => `${names.length > 1 ? name + ": " : ""}chain ${answers[name].chains[0].score.toFixed(3)} by ${answers[name].rule}, ${computed(answers[name].usage)}`).join("; ")
-        + `; ${steps.length} steps${record.segmentation ? ", split by " + record.segmentation : ""}`;
+      const score = scores[names[0]][weakest], many = first.chains.length > 1;
+      const lowest = weakest < 0 ? "No step has a score." : `${many ? "Its weakest" : "Weakest"} is step ${weakest + 1}: ${words(probability(names[0], score))[1].slice(2)}, ${score.toFixed(2)}.`;
+      const top = best(first);
+      const chain = many ? `Chain ${branch + 1} of ${first.chains.length}${branch === top ? " is the best" : `; the best is ${top + 1}`}. ` : "";
+      at("verdict").textContent = chain + lowest;
+      at("facts").textContent = names.map((name) => `${names.length > 1 ? name + ": " : ""}chain ${figure((answers[name].chains[branch] || {}).score, 3)} by ${answers[name].rule}, ${computed(answers[name].usage)}`).join("; ")
+        + `; ${steps.length} ${steps.length === 1 ? "step" : "steps"}${record.segmentation ? ", split by " + record.segmentation : ""}`;
       at("live").textContent = at("verdict").textContent;
     }
+    old();
+    keep();
     const now = at("steps").children[focused];
     const field = now && now.querySelector("textarea");
     if (field) { field.focus(); field.setSelectionRange(field.value.length, field.value.length); }
     else if (had && now) now.focus();
+  }
+  const figure = (number, digits) => (typeof number === "number" ? number.toFixed(digits) : "none");
+
+  // The chains of a pool or tree, to choose from.
+  function listChains(answer) {
+    at("chain-choice").hidden = !(answer && answer.chains.length > 1);
+    if (!answer) return;
+    const given = answer.record.samples || [], top = best(answer);
+    at("chain").replaceChildren(...answer.chains.map((chain, k) => {
+      const sample = given[k] || {}, about = [`${k + 1}: ${figure(chain.score, 3)}`];
+      if (k === top) about.push("best");
+      if (sample.answer !== undefined && sample.answer !== null) about.push(`answer ${sample.answer}`);
+      if (typeof sample.correct === "boolean") about.push(sample.correct ? "correct" : "incorrect");
+      return new Option(about.join(", "), k, false, k === branch);
+    }));
+  }
+
+  // Why the scores are not those of what stands in the fields; "" where they are.
+  function outdated() {
+    if (!asked) return "";
+    if (stale) return "Scores of the steps before the last change.";
+    if (!fields) return "Kept from your last visit.";
+    const changed = ["problem", "response"].some((id) => at(id).value !== fields[id]);
+    return changed ? "Scores of the text before you changed it." : "";
+  }
+  function old() {
+    const why = outdated(), busy = at("busy").textContent;
+    at("old").hidden = !why || !!busy;
+    at("old-why").textContent = why;
+    at("steps").classList.toggle("old", !!why);
   }
 
   // Where a step may be split: after a line, else after a sentence; the place nearest its middle.
@@ -218,11 +336,27 @@
     rewrite() { if (record && document.body.dataset.policy === "yes") write("end", 4); },
     undo() {
       const last = history.pop();
-      if (last) { ({ record, focused } = last); options = null; editing = -1; stale = true; draw(true); score(record, true); }
+      if (!last) return;
+      sent += 1;  // an answer that is under way is to a question that no longer stands
+      ({ asked, answers, branch, focused, fields } = last);
+      stale = false;
+      if (chosen().every((name) => answers[name])) { show(); acts.steps(); } else score(asked, "again");
+    },
+    before() { turn(-1); },
+    after() { turn(1); },
+    again() { if (stale) score(record, "changed"); else if (fields) at("ask").requestSubmit(); else score(asked, "again"); },
+    clear() {
+      try { localStorage.removeItem(KEPT); } catch { /* no storage */ }
+      for (const id of ["problem", "response"]) at(id).value = "";
+      sent += 1;
+      [asked, answers, record, scores, before, history, fields] = [null, {}, null, {}, {}, [], null];
+      note(""); say(""); draw();
+      at("problem").focus();
     },
     record() {
       if (!record) return;
-      at("record-text").value = JSON.stringify(record.turns ? record.asked : { ...record, scores: scores[chosen()[0]] });
+      const first = answers[chosen()[0]], alone = !first || (!first.record.samples && !first.record.nodes && !first.record.messages);
+      at("record-text").value = JSON.stringify(alone ? { ...record, scores: scores[chosen()[0]] } : first.record);
       at("record").showModal();
       at("record-text").select();
     },
@@ -236,7 +370,14 @@
     up() { focused = Math.max(0, focused - 1); acts.steps(); },
     down() { focused = Math.min(record.steps.length - 1, focused + 1); acts.steps(); },
   };
-  const keys = { ArrowUp: "up", ArrowDown: "down", k: "up", j: "down", w: "weakest", e: "edit", Enter: "edit", m: "merge", s: "split",
+  function turn(by) {
+    const first = answers[chosen()[0]];
+    if (!first || stale || !first.chains[branch + by]) return;
+    branch += by; focused = 0;
+    show();
+    acts.steps();
+  }
+  const keys = { "[": "before", "]": "after", ArrowUp: "up", ArrowDown: "down", k: "up", j: "down", w: "weakest", e: "edit", Enter: "edit", m: "merge", s: "split",
                  x: "remove", a: "alternatives", r: "rewrite", u: "undo", c: "record", "?": "help" };
 
   document.addEventListener("keydown", (event) => {
@@ -254,10 +395,14 @@
   });
   at("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    history = []; focused = 0; editing = -1; options = null;
-    score(parsed(), false);
+    remember();
+    focused = 0; editing = -1; options = null;
+    note("");
+    score(parsed(), "new");
   });
-  for (const id of ["model", "other"]) at(id).addEventListener("change", () => { if (record) score(record, false); });
+  for (const id of ["model", "other"]) at(id).addEventListener("change", () => { if (asked) score(asked, "again"); else keep(); });
+  for (const id of ["problem", "response"]) at(id).addEventListener("input", () => { old(); keep(); });
+  at("chain").addEventListener("change", () => { branch = Number(at("chain").value); focused = 0; show(); });
   server.asks(load);
   load();
 })();
