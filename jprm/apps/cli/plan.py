@@ -73,11 +73,12 @@ def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options
     """Plans or searches for a plan, prints it and writes it to a file."""
     from rich.console import Console
 
-    from jprm.apps.plan.plan import plan, show, show_search
+    from jprm.apps.plan.plan import plan, tables, tables_of_search
     from jprm.apps.plan.plan import search as search_plans
     from jprm.io.outputs import write_json
+    from jprm.methods.evaluate.blocks import show
 
-    console, errors = Console(), Console(stderr=True)
+    errors = Console(stderr=True)
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
         if search:
@@ -85,12 +86,12 @@ def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options
         else:
             best = plan(experiment, topology, say=say, **options)
     if search:
-        show_search(plans, best, console)
+        show(tables_of_search(plans, best))
     if best is not None:
-        show(best, console)
+        show(tables(best))
     if to is not None:
         write_json(to, {"plans": plans, "best": best} if search else best)
-        console.print(f"{to}: written")
+        print(f"{to}: written")
 
 
 def _plan_rl(experiment: Path, overrides: Settings, topology: Any, to: Path | None) -> None:
@@ -100,13 +101,14 @@ def _plan_rl(experiment: Path, overrides: Settings, topology: Any, to: Path | No
     from jprm.apps.plan import rl
     from jprm.experiment import load
     from jprm.io.outputs import write_json
+    from jprm.methods.evaluate.blocks import show
     from jprm.methods.rl.config import RLExperiment
 
-    console, errors = Console(), Console(stderr=True)
+    errors = Console(stderr=True)
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print
         found = rl.plan(load(experiment, overrides, RLExperiment), topology, say)
-    rl.show(found, console)
+    show(rl.tables(found))
     if to is not None:
         write_json(to, found)
-        console.print(f"{to}: written")
+        print(f"{to}: written")

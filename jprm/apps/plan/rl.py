@@ -17,14 +17,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
-from rich.console import Console
-from rich.table import Table
 
 from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.plan import compiled, layer_sizes, scoring_step, seconds, training_step
@@ -32,6 +30,7 @@ from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.io.storage import path_of
+from jprm.methods.evaluate.blocks import Table
 from jprm.methods.policy import decoding, sampler
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.samples import EXTRAS
@@ -238,20 +237,19 @@ def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(plan: Mapping[str, Any], console: Console) -> None:
-    """Prints the tables of a plan."""
+def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
+    """Yields the tables and lines of a plan."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
-    console.print(
+    yield (
         f"{plan['experiment']}, reinforcement learning: {plan['parameters'] / 1e9:.2f} B parameters on"
         f" {slices}{plan['topology']}, {plan['chips']} chips; mesh {mesh}; an update of at most {plan['rows']} rows of"
         f" {plan['tokens']:,} tokens a step"
     )
-    table = Table("on a device all the time", "GiB", title_justify="left")
-    for name, size in (*plan["resident"].items(), ("total", sum(plan["resident"].values()))):
-        table.add_row(name, f"{size / GIB:.2f}")
-    console.print(table)
-    table = Table("program", "times", "peak GiB", "FLOPs", "HBM bytes", "interconnect bytes", "at least", "by")
+    resident = (*plan["resident"].items(), ("total", sum(plan["resident"].values())))
+    yield Table("memory", ("on a device all the time", "GiB"), [[name, f"{size / GIB:.2f}"] for name, size in resident])
+    columns = ("program", "times", "peak GiB", "FLOPs", "HBM bytes", "interconnect bytes", "at least", "by")
+    rows = []
     for name, each in plan["programs"].items():
         peak = f"{each['peak'] / GIB:.2f}" + ("" if each["fits"] else ": does not fit")
         cells = [name + ("*" if each["compiled_layers"] else ""), f"{each['times']:,}", peak]
@@ -259,16 +257,16 @@ def show(plan: Mapping[str, Any], console: Console) -> None:
             received = program["received"] + program["between_slices"]
             cells += [f"{x:.4g}" for x in (program["flops"], program["hbm_bytes"], received)]
             cells += [seconds(each["seconds"]), each["by"]]
-        table.add_row(*cells)
-    console.print(table)
+        rows.append(cells + [""] * (len(columns) - len(cells)))
+    yield Table("programs", columns, rows)
     for few, more in {tuple(each["compiled_layers"]) for each in plan["programs"].values() if each["compiled_layers"]}:
-        console.print(f"* continued to all layers from programs of {few} and {more}: every layer adds the same")
+        yield f"* continued to all layers from programs of {few} and {more}: every layer adds the same"
     fits = "it fits" if plan["fits"] else "it does not fit"
-    console.print(f"{plan['available'] / GIB:.2f} GiB are available: {fits}")
+    yield f"{plan['available'] / GIB:.2f} GiB are available: {fits}"
     if plan["update_seconds"] is not None:
         least = seconds(plan["update_seconds"])
-        console.print(f"an update takes {least} or more, if all samples have the largest length")
-    console.print(f"planned in {plan['seconds_to_plan']:.0f} s")
+        yield f"an update takes {least} or more, if all samples have the largest length"
+    yield f"planned in {plan['seconds_to_plan']:.0f} s"
 
 
 # ---- Figures of a program of many layers, from those of two programs of few.

@@ -273,6 +273,8 @@ def _columns() -> list[rich.progress.ProgressColumn]:
 def _print(report: PrepareReport, console: rich.console.Console) -> None:
     console.print(rich.markup.escape(f"{report.name}: {', '.join(report.source)}"), soft_wrap=True)
     table = rich.table.Table(show_header=False)
+    table.add_column(overflow="fold")  # a reason or path goes on in the next line
+    table.add_column(no_wrap=True, justify="right")
     rows = [("items read", report.read), ("records kept", report.kept), ("steps", report.steps)]
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
