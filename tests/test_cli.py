@@ -59,6 +59,17 @@ for command in eval(sys.argv[1]):
 """
 
 
+@pytest.mark.parametrize("columns", [60, 100])
+def test_help_fits_the_terminal(columns, capsys, monkeypatch):
+    """All but examples, which are to be copied."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in (["serve"], ["runs"], ["eval", "processbench"]):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+        lines = [line.replace("\u200b", "").rstrip() for line in capsys.readouterr().out.splitlines()]
+        assert not [line for line in lines if len(line) > columns and not line.startswith("  ")]
+
+
 def test_help_needs_no_array_library():
     """Importing one takes seconds, and starting a backend would take the accelerator from a run on the same machine."""
     run = subprocess.run([sys.executable, "-c", HELP, repr(COMMANDS)], capture_output=True, text=True, timeout=60)

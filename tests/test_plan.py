@@ -4,6 +4,7 @@ Compiling for a TPU needs libtpu (the extra `tpu`), not a TPU.
 """
 
 import dataclasses
+import io
 import json
 
 import jax
@@ -13,12 +14,14 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from refusing import refused
+from rich.console import Console
 from tiny import TINY, optimised
 
 from jprm.apps import cli
 from jprm.apps.plan import counts, hlo, topologies
 from jprm.apps.plan import plan as planning
 from jprm.apps.plan.topologies import GIB
+from jprm.methods.evaluate.blocks import show
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MESH_AXES, MeshConfig
@@ -240,6 +243,15 @@ def test_the_scoring_step_is_the_scorers(file):
     assert score_BS.shape == (4, 128) and score_BS.sharding.spec[0] == ("data", "fsdp")
     assert {x.dtype for x in jax.tree.leaves(args[0])} == {jnp.dtype("float32")}
     assert not [path for path in args[0]["decoder"]["layers_0"] if "lora" in path]  # merged, as the scorer does
+
+
+def test_a_candidate_is_told_whole_in_a_narrow_console():
+    memory, bounds = {"total": 20.0 * GIB}, {"tokens_per_second": 123456.0, "mfu": 0.4567, "by": "interconnect"}
+    some = {"mesh": {axis: 1024 for axis in planning.MESH_AXES}, "remat": "nothing", "micro_rows": 16, "memory": memory}
+    console = Console(file=io.StringIO(), width=30)
+    show(planning.tables_of_search([some | {"bounds": bounds}, some | {"bounds": None}], None), console)
+    for cell in (" x ".join(["1024"] * len(planning.MESH_AXES)), "123,456", "45.7%", "interconnect", "does not fit"):
+        assert cell in console.file.getvalue()
 
 
 def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):

@@ -107,7 +107,10 @@ def _wrapped(doc: str) -> str:
     width = max(40, shutil.get_terminal_size().columns)
     about, arguments, rest = doc.partition("\n\nArgs:")
     paragraphs = about.split("\n\n")
-    wrapped = [text if "\n " in text or text.startswith(" ") else textwrap.fill(text, width) for text in paragraphs]
+    # tyro joins lines that begin with a letter: a space without width stands before it.
+    filled = [textwrap.fill(text, width).replace("\n", "\n\u200b") for text in paragraphs]
+    examples = ["\n " in text or text.startswith(" ") for text in paragraphs]
+    wrapped = [text if kept else fill for text, fill, kept in zip(paragraphs, filled, examples, strict=True)]
     return "\n\n".join(wrapped) + arguments + rest
 
 
