@@ -498,6 +498,6 @@ def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]
             parent = places[start + node.parent] if node.parent >= 0 else -1
             if (parent, node.text) not in at:
                 at[parent, node.text] = len(nodes)
-                nodes.append(dataclasses.replace(node, parent=parent))
+                nodes.append(node if node.parent == parent else dataclasses.replace(node, parent=parent))
             places.append(at[parent, node.text])
     return ReasoningTree(trees[0].problem, tuple(nodes), extra={"system": trees[0].system}), np.array(places, np.int64)
