@@ -12,8 +12,9 @@ from tiny import optimised
 
 from jprm.model.attention import attend, plan
 from jprm.model.config import ModelConfig
+from jprm.model.layers.dense import CHUNKS
 from jprm.model.mesh import spec
-from jprm.model.transformer import AXES, CHUNKS
+from jprm.model.transformer import AXES
 
 GIB = 2**30
 

@@ -24,6 +24,7 @@ from jprm.apps.plan.topologies import GIB
 from jprm.methods.evaluate.blocks import show
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
+from jprm.model.layers.attention import visible_pairs
 from jprm.model.mesh import MESH_AXES, MeshConfig
 
 SLICES = [
@@ -117,7 +118,7 @@ def test_model_flops_are_those_of_the_formula():
     assert flops[2] == 3 * (4 * (2 * matrix * T + pairs) + 2 * head)
     adapters = {f"{path}_lora_a" for path in upper}  # the matrix's own gradient is not needed
     assert counts.model_flops(model, adapters, 3, T, 5) == flops[1] - 3 * 2 * matrix * T
-    assert counts.visible_pairs(T, 4) == sum(min(i + 1, 4) for i in range(T))
+    assert visible_pairs(T, 4) == sum(min(i + 1, 4) for i in range(T))
 
 
 REFUSALS = [

@@ -23,7 +23,8 @@ from jaxtyping import Array, Bool, Float
 from jprm.experiment import Experiment
 from jprm.io.progress import Bar
 from jprm.model.config import ModelConfig
-from jprm.model.transformer import norm_scale, rms_norm
+from jprm.model.layers import rms_norm
+from jprm.model.transformer import norm_scale
 from jprm.objectives import find
 from jprm.objectives.implicit import scored_tokens
 from jprm.pack import Packed

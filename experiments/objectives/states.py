@@ -21,10 +21,10 @@ from jprm.io.outputs import atomic_file
 from jprm.io.progress import Bar
 from jprm.layout import Layout, native_layout
 from jprm.methods.gguf import packaged
-from jprm.model import attention
 from jprm.model.config import ModelConfig
+from jprm.model.layers import spans
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.model.transformer import Layers, embed, rotary
+from jprm.model.transformer import Layers, embed, plans_of
 from jprm.pack import Packed, pack, token_tree
 from jprm.rows import Rows
 from jprm.token_tree import Supervise
@@ -81,10 +81,10 @@ def below(params: dict[str, Any], config: ModelConfig, rows: Rows) -> Float[Arra
 
 def through(group: int, params: dict[str, Any], config: ModelConfig, rows: Rows, x_BTD: Array) -> Array:
     """Returns the residual stream after a group of layers, from that before it."""
-    rotations = (rotary(rows.position, config), rotary(rows.position, config, local=True))
-    plan = attention.plan(rows.until, rows.position, config)
+    first, stop = list(spans(config))[group]
     layers = {"params": params["decoder"][f"layers_{group}"]}
-    return cast(Array, Layers(config, config.layer_groups[group]).apply(layers, x_BTD, None, rotations, plan))
+    plans = plans_of(rows.position, rows.until, config)
+    return cast(Array, Layers(config, first, stop).apply(layers, x_BTD, plans))[0]
 
 
 def known(

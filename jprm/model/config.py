@@ -1,4 +1,4 @@
-"""The model's configuration: one frozen record for Llama, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3."""
+"""The model's configuration: one frozen record for all decoders that jprm computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jprm.model import attention, heads
+from jprm.model import attention, heads, layers
 from jprm.options import find_part
 
 MOST_LAYERS = 10_000
@@ -60,12 +60,24 @@ class ModelConfig:
     norm_eps: float
     qkv_bias: bool = False  # Qwen2
     qk_norm: bool = False  # Qwen3, Gemma 3: RMSNorm of every query and key head
-    design: Literal["llama", "gemma"] = "llama"
+    qk_width_norm: bool = False  # OLMo 2 and 3: RMSNorm of all query heads together, and of all key heads
+    attention_gate: bool = False  # Qwen3-Next, Qwen3.5: heads' outputs are multiplied by the sigmoid of a projection
+    design: Literal["llama", "gemma", "olmo", "qwen3_next"] = "llama"
     """gemma: norms multiply by 1 + w, two more norms follow attention and MLP, the gate is GELU (by tanh) in place of
-    SiLU, and the embedding is multiplied by the root of `width`."""
+    SiLU, and the embedding is multiplied by the root of `width`. olmo: norms follow attention and MLP, and none precede
+    them. qwen3_next: norms multiply by 1 + w."""
+    mixers: tuple[str, ...] = ()
+    """Kinds of mixers by layer, names in `jprm.model.layers.KINDS` or module:NAME, repeated if there are more layers;
+    () is attention everywhere."""
+    mlps: tuple[str, ...] = ()  # the same for MLPs; (): dense everywhere
     windows: tuple[int, ...] = ()
     """Sliding windows by layer, repeated if there are more layers. A query sees keys less than n positions before it; 0
     is no window, and () is none anywhere."""
+    rope_layers: tuple[
+        int, ...
+    ] = ()  # SmolLM3: 0 for layers that rotate nothing, repeated as windows are; (): all rotate
+    rotary_dim: int = 0  # Qwen3-Next, Phi-4-mini: of a head, that are rotated; 0: all of head_dim
+    query_growth: tuple[float, ...] = ()  # Ministral 3: beta, and positions after which queries grow; () is none
     rope_theta_local: float = 0.0  # Gemma 3: of layers with a window, unscaled; 0: rope_theta
     query_pre_attn_scalar: int = 0  # Gemma: attention's logits are divided by its root; 0: head_dim
     attention_softcap: float = 0.0  # Gemma 2: attention's logits x become cap tanh(x / cap); 0: no cap
@@ -108,6 +120,7 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
         object.__setattr__(self, "windows", _period(tuple(self.windows)))
+        self._check_kinds()
         for field in ("rope_theta_local", "query_pre_attn_scalar", "attention_softcap", "logit_softcap"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ValueError(f"{field}={getattr(self, field)} must be a positive number, or 0 for none")
@@ -122,9 +135,43 @@ class ModelConfig:
             step_layer(self.steps)
         self.check_attention()
 
+    def _check_kinds(self) -> None:
+        """Normalises the patterns of layers. Raises ValueError for what they cannot be."""
+        for field, plain in (("mixers", "attention"), ("mlps", "dense")):
+            pattern = tuple(getattr(self, field))
+            for name in pattern:
+                layers.find(name)
+            pattern = () if set(pattern) <= {plain} else pattern[: _repeats(pattern)]
+            object.__setattr__(self, field, pattern)
+        rope = tuple(map(int, self.rope_layers))
+        object.__setattr__(self, "rope_layers", () if all(rope) else rope[: _repeats(rope)])
+        object.__setattr__(self, "query_growth", tuple(map(float, self.query_growth)))
+        if self.query_growth and (len(self.query_growth) != 2 or min(self.query_growth) <= 0):
+            raise ValueError(
+                f"query_growth {self.query_growth} must be beta and positions, both positive, or () for none"
+            )
+        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
+            raise ValueError(f"rotary_dim={self.rotary_dim} must be even and at most head_dim={self.head_dim}")
+        if self.qk_norm and self.qk_width_norm:
+            raise ValueError("qk_norm and qk_width_norm are norms of the same queries and keys; choose one")
+
     def check_attention(self, backend: str | None = None, context: int = 1) -> None:
         """Raises ValueError where attention refuses the model, the backend (None: any) or rows in `context` parts."""
         attention.check(self.attention, self, backend, context)
+        for name in layers.names(self):
+            if reason := layers.find(name).refuses(self, context):
+                raise ValueError(reason)
+
+    @property
+    def centred_norms(self) -> bool:
+        """Whether norms multiply by 1 + w."""
+        return self.design in ("gemma", "qwen3_next")
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms of a layer, of `jprm.model.layers.NORMS`."""
+        first, count = {"gemma": (0, 4), "olmo": (2, 2)}.get(self.design, (0, 2))
+        return layers.NORMS[first : first + count]
 
     @property
     def group(self) -> int:
@@ -191,29 +238,42 @@ def step_layer(name: str) -> type[nn.Module]:
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
     """Returns the user's own parts of a model, `module:NAME` in its config, by the config's field."""
-    return {name: find_part(getattr(config, name), {}, f"model.{name}") for name in own_modules(config)}
+    return {field: find_part(name, {}, f"model.{field}") for field, name in _own_names(config).items()}
 
 
 def own_modules(config: ModelConfig) -> dict[str, str]:
     """Returns the names of the modules of `own_parts`."""
-    named = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {name: value.rpartition(":")[0] for name, value in named.items() if isinstance(value, str) and ":" in value}
+    return {field: name.rpartition(":")[0] for field, name in _own_names(config).items()}
+
+
+def _own_names(config: ModelConfig) -> dict[str, str]:
+    """Returns the names `module:NAME` in a config, by field; of a pattern of layers by field and place."""
+    named: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        named |= (
+            {f"{field.name}[{i}]": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field.name: value}
+        )
+    return {field: name for field, name in named.items() if isinstance(name, str) and ":" in name}
 
 
 def _period(windows: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shortest period, so that equal models have equal configs; () without any window."""
     if min(windows, default=0) < 0:
         raise ValueError(f"windows {windows} must be positive, or 0 for a layer that sees all")
-    repeats = (n for n in range(len(windows)) if n and windows[n:] == windows[: len(windows) - n])
-    n = next(repeats, len(windows))
-    return windows[:n] if any(windows) else ()
+    return windows[: _repeats(windows)] if any(windows) else ()
+
+
+def _repeats(pattern: tuple) -> int:
+    """Returns the length of the shortest part whose repetition begins with the pattern."""
+    return next((n for n in range(1, len(pattern)) if pattern[n:] == pattern[: len(pattern) - n]), len(pattern))
 
 
 _COUNTS = (
     "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "attention_block",
 )  # fmt: skip
 _CHOICES = {
-    "design": ("llama", "gemma"),
+    "design": ("llama", "gemma", "olmo", "qwen3_next"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "attention", "full"),
 }

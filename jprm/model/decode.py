@@ -1,6 +1,6 @@
 """Cached decoding: hidden states of new tokens, which see each other and tokens whose keys and values are cached.
 
-Layers use the functions of `jprm.model.transformer`; only attention differs. A scan over stacked layers first copies
+Layers use the functions of their kinds; only attention differs. A scan over stacked layers first copies
 each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the program
 reads in place. Decoding one token at a time is bound by reading weights, so samplers use `unstacked` models.
 """
@@ -16,20 +16,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jprm.model import layers
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
+from jprm.model.layers import attention as attention_kind
+from jprm.model.layers import rms_norm
+from jprm.model.layers.attention import Rotation
 from jprm.model.mesh import reshape, sharding
-from jprm.model.transformer import (
-    add_attention_and_mlp,
-    cast_weights,
-    embed,
-    norm_scale,
-    project_heads,
-    rms_norm,
-    rotary,
-    rotation_of,
-    windows,
-)
+from jprm.model.transformer import cast_weights, embed, norm_scale, normed, settings_of
 
 Cache = tuple[tuple[Array, Array], ...]
 """Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), with a leading axis of layers
@@ -93,46 +87,65 @@ def forward(
     """
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
-    rotations, window_L = (rotary(position_BT, config), rotary(position_BT, config, local=True)), windows(config)
+    plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
+    place = Place(*attention_kind.positions(position_BT, config), position_BT, start)
 
-    # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
-    T = tokens_BT.shape[1]
-    blocks = [(i, min(i + QUERIES, T)) for i in range(0, T, QUERIES)]
+    def body(index: int, group: int, x_BTD, inputs):
+        at, layer, own, here = inputs
+        w = cast_weights(layer, config, index)
+        mixer, mlp = layers.kinds_of(config, index)
+        y_BTD = normed(x_BTD, w, "attention_norm", config)
+        y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, place, config)
+        x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)
+        y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, here[mlp], plain)
+        return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), kept
 
-    def body(group: int, x_BTD, inputs):
-        index, layer, own, window = inputs
-        w = cast_weights(layer, config)
-        q_BTKGH, *kv = project_heads(x_BTD, w, *rotation_of(window, rotations, config), config)
-        kv = tuple(x.swapaxes(1, 2) for x in kv)
-        if own is not None:
-            kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, start, 2), own, kv)
-        before = () if past is None else ((*_read(past, group, index), past.seen_RS),)
-        y_BTKGH = [
-            _attend(
-                q_BTKGH[:, a:b],
-                before,
-                *(x[:, :, : b + x.shape[2] - T] for x in kv),
-                start=start + a,
-                position_BT=position_BT[:, a:b],
-                window=window,
-                config=config,
-            )
-            for a, b in blocks
-        ]
-        return add_attention_and_mlp(x_BTD, jnp.concatenate(y_BTKGH, axis=1), w, config), kv
-
-    cache, first = [], 0
-    for group, layers in enumerate(config.layer_groups):
+    cache, here = [], settings_of(config)
+    for group, (first, stop) in enumerate(layers.spans(config)):
         stack, kept = decoder[f"layers_{group}"], None if own is None else own[group]
-        part_L = None if window_L is None else jnp.asarray(window_L[first : first + layers])
-        if layers == 1:
-            one = jax.tree.map(lambda w: w[0], (stack, part_L))
-            x_BTD, kv = body(group, x_BTD, (None, one[0], kept, one[1]))
+        part = jax.tree.map(lambda x_L, a=first, b=stop: jnp.asarray(x_L[a:b]), here)
+        if stop - first == 1:
+            one = jax.tree.map(lambda w: w[0], (stack, part))
+            x_BTD, kv = body(first, group, x_BTD, (None, one[0], kept, one[1]))
         else:
-            x_BTD, kv = jax.lax.scan(functools.partial(body, group), x_BTD, (jnp.arange(layers), stack, kept, part_L))
+            inputs = (jnp.arange(stop - first), stack, kept, part)
+            x_BTD, kv = jax.lax.scan(functools.partial(body, first, group), x_BTD, inputs)
         cache.append(kv)
-        first += layers
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the new tokens are: their rotations and positions, and their first index in the row's own cache."""
+
+    rotations: tuple[Rotation, Rotation]
+    growth: Array | None
+    position_BT: Array
+    start: Array | int
+
+
+def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, config: ModelConfig):
+    """Returns attention's output, and the rows' keys and values."""
+    rotation = attention_kind.rotation_of(here, place.rotations, config)
+    q_BTKGH, *kv = attention_kind.project_heads(y_BTD, w, rotation, place.growth, config)
+    kv = tuple(x.swapaxes(1, 2) for x in kv)
+    if own is not None:
+        kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, place.start, 2), own, kv)
+    # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
+    T = y_BTD.shape[1]
+    y_BTKGH = [
+        _attend(
+            q_BTKGH[:, a:b],
+            before,
+            *(x[:, :, : b + x.shape[2] - T] for x in kv),
+            start=place.start + a,
+            position_BT=place.position_BT[:, a:b],
+            window=here["window"],
+            config=config,
+        )
+        for a, b in ((i, min(i + QUERIES, T)) for i in range(0, T, QUERIES))
+    ]
+    return attention_kind.project_out(jnp.concatenate(y_BTKGH, axis=1), y_BTD, w, config), kv
 
 
 def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
@@ -154,14 +167,20 @@ def unstack(params: Mapping, groups: tuple[int, ...]) -> dict:
     return jax.tree.map(jnp.copy, {**params, "decoder": rest})
 
 
-def _read(past: Past, group: int, index) -> tuple[Array, Array]:
-    """Returns keys and values (R, K, S, H) of layer `index` of a group, or of its only layer if `index` is None."""
+def _read(past: Past | None, group: int, index) -> tuple[tuple[Array, Array, Array], ...]:
+    """Returns keys, values (R, K, S, H) and what is seen of layer `index` of a group, or of its only layer (None).
+
+    It is () without a past.
+    """
+    if past is None:
+        return ()
     kv = past.cache[group]
     if past.slot_RS is None:
-        return kv if index is None else (kv[0][index], kv[1][index])
+        k, v = kv if index is None else (kv[0][index], kv[1][index])
+        return ((k, v, past.seen_RS),)
     place, at = sharding("batch", None, "kv_heads", None), (past.slot_RS,) if index is None else (index, past.slot_RS)
     k, v = (x.at[at].get(out_sharding=place).swapaxes(1, 2) for x in kv)
-    return k, v
+    return ((k, v, past.seen_RS),)
 
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jprm.model import transformer
+from jprm.model import layers, transformer
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import sharding
 
@@ -24,13 +24,10 @@ A, B = "_lora_a", "_lora_b"
 TRAINED = rf"({A}|{B})$|^(head|steps)/"
 """Matches what is trained with adapters: the adapters, and the head and the step layer, which are new."""
 
-PRODUCTS = {
-    "query": "LDR,LRKGH->LDKGH", "key": "LDR,LRKH->LDKH", "value": "LDR,LRKH->LDKH", "out": "LKGHR,LRD->LKGHD",
-    "gate": "LDR,LRF->LDF", "up": "LDR,LRF->LDF", "down": "LFR,LRD->LFD",
-}  # fmt: skip
-"""A B by the matrix's name; letters as in `jprm.model.transformer`, and R, the rank."""
+PRODUCTS = {role: layers.product_of(weight) for role, weight in layers.builtin().items() if weight.inputs}
+"""A B by the matrix's name; letters as in `jprm.model.layers`, L, the layer, and R, the rank."""
 
-KEPT = r"^decoder/(embed|final_norm|layers_\d+/\w+_(norm|bias))$"
+KEPT = rf"^decoder/(embed|final_norm|layers_\d+/({'|'.join(layers.builtin().keys() - PRODUCTS.keys())}))$"
 """Matches the decoder's parameters that never get an adapter and stay as they are."""
 
 
@@ -58,10 +55,9 @@ class LoraConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
-def shapes(model: ModelConfig, role: str, layers: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of A and B for a stack of `layers` matrices."""
-    size = {"L": layers, "R": rank, "D": model.width, "K": model.kv_heads, "G": model.group, "H": model.head_dim}
-    size["F"] = model.mlp_width
+def shapes(role: str, size: Mapping[str, int], count: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shapes of A and B for a stack of `count` matrices whose axes have these sizes."""
+    size = {**size, "L": count, "R": rank}
     a, b = PRODUCTS[role].split("->")[0].split(",")
     return tuple(size[letter] for letter in a), tuple(size[letter] for letter in b)
 
@@ -81,24 +77,33 @@ def init(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dic
     """
     if not config.rank:
         return {}
-    paths = [(f"decoder/layers_{i}/{role}", role, n) for i, n in enumerate(model.layer_groups) for role in PRODUCTS]
+    paths = [
+        (f"decoder/layers_{i}/{role}", role, size, len(at))
+        for i, span in enumerate(layers.spans(model))
+        for role, (_, size, at) in _in_order(layers.stacks(model, *span)).items()
+    ]
     chosen = [
-        (path, role, layers)
-        for path, role, layers in paths
+        (path, role, size, count)
+        for path, role, size, count in paths
         if re.search(config.targets, path) and not (freeze and re.search(freeze, path))
     ]
     if not chosen:
-        known = ", ".join(path for path, _, _ in paths)
+        known = ", ".join(path for path, *_ in paths)
         raise ValueError(f"lora.targets={config.targets!r} names no matrix that is not frozen; matrices are {known}")
     adapters = {}
-    for i, (path, role, layers) in enumerate(chosen):
-        (a, b), (a_axes, b_axes) = shapes(model, role, layers, config.rank), axes(role)
-        bound = math.prod(a[1:-1]) ** -0.5
+    for i, (path, role, size, count) in enumerate(chosen):
+        (a, b), (a_axes, b_axes) = shapes(role, size, count, config.rank), axes(role)
+        bound = math.prod(size[letter] for letter in layers.builtin()[role].inputs) ** -0.5
         adapters[path + A] = jax.random.uniform(
             jax.random.fold_in(key, i), a, jnp.float32, -bound, bound, out_sharding=sharding(*a_axes)
         )
         adapters[path + B] = jnp.zeros(b, jnp.float32, out_sharding=sharding(*b_axes))
     return adapters
+
+
+def _in_order(stacks: Mapping) -> dict:
+    """Returns the matrices of a group in the order of PRODUCTS, by which they are numbered for random keys."""
+    return {role: stacks[role] for role in PRODUCTS if role in stacks}
 
 
 def check(paths: Iterable[str], freeze: str) -> None:

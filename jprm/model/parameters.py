@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 from jaxtyping import Int8 as Int8Values
 
-from jprm.model import Dtype
+from jprm.model import Dtype, layers
 
 
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
@@ -59,10 +59,13 @@ def join(*flat: dict) -> dict:
 # dequantised when the layer is computed; products and sums stay in the computation's dtype.
 
 SUMMED: dict[str, tuple[int, ...]] = {
-    "embed": (-1,), "query": (-4,), "key": (-3,), "value": (-3,), "out": (-4, -3, -2), "gate": (-2,), "up": (-2,),
-    "down": (-2,),
-}  # fmt: skip
+    "embed": (-1,),
+    **{role: layers.summed(weight) for role, weight in layers.builtin().items() if weight.inputs},
+}
 """Roles stored as int8, and the axes that their products sum over, counted from the last. Other axes are channels."""
+
+WIDE = {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
+"""Roles that are float32 whatever the others are."""
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +89,7 @@ def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
 
 
 def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
-    """Returns a decoder parameter as it is stored. Norms are float32, biases float32 unless dtype is bfloat16.
+    """Returns a decoder parameter as it is stored. Norms are float32, other vectors float32 unless dtype is bfloat16.
 
     Raises ValueError for another type, and in int8 for a role whose summed axes are not known.
     """
@@ -94,12 +97,13 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
     if dtype == "int8" and role in SUMMED:
         return quantized(x, SUMMED[role])
-    if dtype == "int8" and not role.endswith(("norm", "bias")):
+    known = role in WIDE or role.endswith(("norm", "bias")) or role in layers.builtin()
+    if dtype == "int8" and not known:
         raise ValueError(
             f"dtype='int8': the axes that products with {role!r} sum over are not known. Add them to"
             " jprm.model.parameters.SUMMED, or use bfloat16"
         )
-    return x.astype("bfloat16" if dtype == "bfloat16" and not role.endswith("norm") else "float32")
+    return x.astype("bfloat16" if dtype == "bfloat16" and not (role in WIDE or role.endswith("norm")) else "float32")
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -15,9 +15,9 @@ import numpy as np
 
 from jprm.apps.plan.hlo import Array, Computation, Instruction, Module
 from jprm.apps.plan.topologies import Chip
+from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
-from jprm.model.transformer import UNBOUNDED, windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -493,17 +493,13 @@ def totals(collectives: Collection[Collective]) -> list[dict]:
 # gradient, where it is trained. Rematerialisation does not count.
 
 
-def matrices(model: ModelConfig) -> dict[str, int]:
-    """Returns the number of parameters of each matrix of a layer, by name."""
-    D, K, H, F = model.width, model.kv_heads, model.head_dim, model.mlp_width
-    heads = {"query": D * model.heads * H, "key": D * K * H, "value": D * K * H, "out": D * model.heads * H}
-    return heads | {"gate": D * F, "up": D * F, "down": D * F}
-
-
-def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
-    """Returns the pairs of query and key in a row that one chain fills: the most of any row."""
-    seen = min(window, tokens)
-    return seen * tokens - seen * (seen - 1) // 2
+def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
+    """Returns the number of parameters of each matrix of a layer, by name, as far as a token meets them."""
+    kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
+    return {
+        name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)
+        for kind in kinds for name, weight in kind.weights.items() if weight.inputs and weight.when(model)
+    }  # fmt: skip
 
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
@@ -516,17 +512,16 @@ def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens:
     first = next((i for i in groups if in_group[i]), len(model.layer_groups))
     if "decoder/embed" in trained:
         first = -1
-    window_L, size, total, layer = windows(model), matrices(model), 0.0, 0
-    for i, layers in enumerate(model.layer_groups):
+    total = 0.0
+    for i, span in enumerate(layers.spans(model)):
         backward = i >= first
-        for name, parameters in size.items():
-            learnt = f"decoder/layers_{i}/{name}" in trained
-            total += (2 + 2 * backward + 2 * learnt) * parameters * layers * tokens
-        for _ in range(layers):
-            pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
-            # Logits and their use, 2 H each a pair and head; twice as much for the four gradients.
-            total += (3 if backward else 1) * 4 * model.heads * model.head_dim * pairs
-            layer += 1
+        for layer in range(*span):
+            for name, parameters in matrices(model, layer).items():
+                learnt = f"decoder/layers_{i}/{name}" in trained
+                total += (2 + 2 * backward + 2 * learnt) * parameters * tokens
+            # What is no product with a matrix, and twice as much for its gradients.
+            of_kinds = (layers.find(name).flops(model, tokens, layer) for name in layers.kinds_of(model, layer))
+            total += (3 if backward else 1) * sum(of_kinds)
     head = model.width * find(model.head).size(model.vocab_size)
     head += model.width**2 * model.head_hidden
     return rows * (total + (6 if trained else 2) * head * slots)

@@ -20,9 +20,10 @@ from jprm.experiment import Experiment
 from jprm.methods.evaluate.blocks import Table
 from jprm.model.attention import find as find_attention
 from jprm.model.heads import find as find_head
+from jprm.model.layers.dense import chunk_count
 from jprm.model.lora import merge
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_places
-from jprm.model.transformer import AXES, REMAT, chunk_count
+from jprm.model.transformer import AXES, REMAT
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
 from jprm.train import State, initial_state, make_step, reference_params

@@ -1,0 +1,208 @@
+"""Layers: what a kind is, which kinds there are, and what several of them share.
+
+A layer is two kinds in turn, a mixer of tokens and an MLP. Each takes the residual stream after an RMSNorm and returns
+what is added to it. A model is a pattern of kinds (`ModelConfig.mixers`, `ModelConfig.mlps`), which repeats over its
+layers. Parameters of a kind are stacked over those layers of a group that have it.
+
+| name | what |
+|---|---|
+| `attention` | grouped-query attention: full, or in a sliding window; with rotary positions or without |
+| `deltanet` | gated DeltaNet: a recurrent state along each token's own path in its tree |
+| `dense` | the gated MLP |
+| `experts` | a mixture of gated MLPs, of which a router chooses some for each token |
+
+To add a kind, write a file with a `Kind` and name it in the pattern, `module:NAME`, or in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from jprm.model.attention import find as find_attention
+from jprm.model.mesh import gathered_weight
+from jprm.options import find_part
+
+KINDS = {
+    "attention": "jprm.model.layers.attention:ATTENTION",
+    "dense": "jprm.model.layers.dense:DENSE",
+}
+"""Name to kind, imported when it is asked for. A config may also name one of the user's own module, `module:NAME`."""
+
+SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp"}
+"""Letters of a parameter's axes to the logical axes that `jprm.model.mesh` splits. Others are not split, nor is the
+width of a vector."""
+
+ModelConfig = Any
+"""`jprm.model.config.ModelConfig`, which imports this file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """A parameter of one layer.
+
+    axes: a letter each; `Kind.sizes` has their sizes.
+    inputs: the axes that its product sums over. It starts normal, of variance 1 / their size, and takes adapters and
+        int8. A vector or table that multiplies elements has none, and starts at `value`.
+    value: a number, a function of a key and a shape, or None: the parameter of a norm with factor 1.
+    wide: stays float32 in every dtype, as norms do.
+    when: whether a model has it.
+    """
+
+    axes: str
+    inputs: str = ""
+    value: float | Callable[[Array, tuple[int, ...]], Array] | None = 0.0
+    wide: bool = False
+    when: Callable[[ModelConfig], bool] = lambda config: True
+
+    def __post_init__(self):
+        object.__setattr__(self, "wide", self.wide or self.value is None)
+
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """Logical axes, the layer's first."""
+        return (None, *(SPLIT.get(axis) if len(self.axes) > 1 or axis != "D" else None for axis in self.axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of mixer or MLP.
+
+    weights: role to parameter. Roles are unique among the kinds of a model; a norm's ends with "norm".
+    sizes: (config) to the sizes of the letters in `weights`.
+    apply: (x (B, T, D), w, plan, here, config) to what is added to the residual stream, and numbers to be summed over
+        layers and tokens, by name ({} for most). `w`: the layer's parameters in the computation's dtype; `here`: its
+        entry of `settings`.
+    plan: (position (B, T), until (B, T), config) to what the kind needs to know of the rows, computed once for all
+        layers.
+    settings: (config) to arrays (L, ...) of numbers that differ between layers, or None.
+    refuses: (config, context) to why the model, or rows in `context` parts, are not supported; None where they are.
+    flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
+    used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
+    cached: what decoding needs of a mixer (`jprm.model.decode.Cached`); None: nothing is kept of earlier tokens.
+    """
+
+    weights: Mapping[str, Weight]
+    sizes: Callable[[ModelConfig], dict[str, int]]
+    apply: Callable[..., tuple[Array, dict[str, Array]]]
+    plan: Callable[[Array, Array, ModelConfig], Any] = lambda position_BT, until_BT, config: None
+    settings: Callable[[ModelConfig], Any] = lambda config: None
+    refuses: Callable[[ModelConfig, int], str | None] = lambda config, context: None
+    flops: Callable[[ModelConfig, int, int], float] = lambda config, tokens, layer: 0.0
+    used: Callable[[ModelConfig, str], float] = lambda config, role: 1.0
+    cached: Any = None
+
+
+def find(name: str) -> Kind:
+    """Returns the kind of the name. Raises ValueError where there is none."""
+    return find_part(name, KINDS, "model.mixers or model.mlps", Kind)
+
+
+NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
+"""Before the mixer, before the MLP, after the mixer, after the MLP."""
+
+
+def kinds_of(config: ModelConfig, layer: int) -> tuple[str, str]:
+    """Returns the names of a layer's mixer and MLP."""
+    mixers, mlps = config.mixers or ("attention",), config.mlps or ("dense",)
+    return mixers[layer % len(mixers)], mlps[layer % len(mlps)]
+
+
+def names(config: ModelConfig) -> tuple[str, ...]:
+    """Returns the names of all kinds of a model, each once."""
+    return tuple(dict.fromkeys(name for layer in range(config.layers) for name in kinds_of(config, layer)))
+
+
+def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, int]]]:
+    """Returns a layer's parameters by role, each with the sizes of its letters."""
+    width = {"D": config.width}
+    norms = {role: (Weight("D", value=None), width) for role in NORMS if role in config.norms}
+    kinds = [find(name) for name in kinds_of(config, layer)]
+    own = {
+        role: (weight, kind.sizes(config))
+        for kind in kinds for role, weight in kind.weights.items() if weight.when(config)
+    }  # fmt: skip
+    return norms | own
+
+
+def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
+    """Yields the first layer of every group and one past its last."""
+    first = 0
+    for layers in config.layer_groups:
+        yield first, first + layers
+        first += layers
+
+
+def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]]:
+    """Returns the parameters of the layers from `first` to `stop`: role to (weight, sizes, the layers that have it)."""
+    found: dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]] = {}
+    for layer in range(first, stop):
+        for role, (weight, size) in roles(config, layer).items():
+            found[role] = (weight, size, (*found.get(role, (None, None, ()))[2], layer))
+    return found
+
+
+def builtin() -> dict[str, Weight]:
+    """Returns the parameters of all kinds that jprm has, by role."""
+    norms = {role: Weight("D", value=None) for role in NORMS}
+    return norms | {role: weight for name in KINDS for role, weight in find(name).weights.items()}
+
+
+def product_of(weight: Weight) -> str:
+    """Returns the einsum of a low-rank matrix A B; L is the layer, R the rank, and E, experts, an axis of both."""
+    batch = "E" if weight.axes[0] == "E" and "E" not in weight.inputs else ""
+    outputs = "".join(axis for axis in weight.axes if axis not in weight.inputs + batch)
+    return f"L{batch}{weight.inputs}R,L{batch}R{outputs}->L{weight.axes}"
+
+
+def summed(weight: Weight) -> tuple[int, ...]:
+    """Returns the axes that a matrix's product sums over, counted from the last."""
+    return tuple(i - len(weight.axes) for i, axis in enumerate(weight.axes) if axis in weight.inputs)
+
+
+def period(config: ModelConfig, first: int, stop: int) -> int:
+    """Returns after how many layers the pattern of kinds repeats, from `first` to `stop`."""
+    pattern = [kinds_of(config, layer) for layer in range(first, stop)]
+    return next(n for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[: len(pattern) - n])
+
+
+# What several kinds share.
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+    """Returns x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang and Sennrich 2019)."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale).astype(x.dtype)
+
+
+def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | None = None) -> Array:
+    """Contracts the last axes of `x` with the first of `w`, in the computation's dtype.
+
+    Where attention is made for CPUs the product is float32 and then rounded: XLA multiplies bfloat16 twice as fast to
+    float32 as to bfloat16 there. An einsum would contract in the order of its letters, and copy transposed weights.
+    """
+    wide = jnp.float32 if find_attention(config.attention).flat else None
+    return jnp.tensordot(x, w, axes, preferred_element_type=wide, out_sharding=place).astype(x.dtype)
+
+
+def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:
+    """Returns the gate's activation: GELU (by tanh) for Gemma, SiLU for the others."""
+    return jax.nn.gelu(gate, approximate=True) if config.design == "gemma" else jax.nn.silu(gate)
+
+
+def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], config: ModelConfig) -> dict[str, Array]:
+    """Gathers a kind's weights on every device.
+
+    Without rematerialisation nothing is gathered here: all layers' gathered weights would wait for the backward pass.
+    """
+    if config.remat == "nothing":
+        return dict(w)
+    axes = {role: weight.places.index("embed") - 1 for role, weight in weights.items() if "embed" in weight.places}
+    return {name: gathered_weight(x, axes[name]) if name in axes else x for name, x in w.items()}
