@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int
 from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, find
-from jprm.model.mesh import put_rows, sharding, spec
+from jprm.model.mesh import put_rows, row_parts, sharding, spec
 from jprm.model.transformer import logits_at_steps
 from jprm.rows import padded_size, padded_sizes
 from jprm.score.scorer import PRM, check_finite
@@ -87,7 +87,7 @@ class Slots:
 
     def rows(self, count: int) -> int:
         """Returns how many rows are computed for so many: a power of two for each device."""
-        devices = self.model.mesh.shape["data"] * self.model.mesh.shape["fsdp"]
+        devices = row_parts(self.model.mesh)
         return devices * padded_size(-(-count // devices))
 
     def extend(

@@ -46,6 +46,40 @@ class RopeScaling:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class DeltaNetConfig:
+    """Layers of kind `deltanet` (`jprm.model.layers.deltanet`); value heads share key heads in order."""
+
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    conv: int = 4  # tokens of the convolution
+    chunk: int = 64  # tokens that are computed together
+    states: int = 0  # kept of a row; 0: `deltanet.bound`
+
+    def __post_init__(self):
+        if min(self.key_heads, self.value_heads, self.key_dim, self.value_dim, self.states) < 0:
+            raise ValueError(f"deltanet: {self} has a negative size")
+        if self.conv < 2 or self.chunk < 1:
+            raise ValueError(f"deltanet: conv={self.conv} must be at least 2, and chunk={self.chunk} at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """MLPs of kind `experts` (`jprm.model.layers.experts`)."""
+
+    count: int = 0
+    used: int = 0  # for each token
+    width: int = 0  # of one expert
+    normalised: bool = True  # the weights of those that are used sum to 1
+    shared_width: int = 0  # Qwen3-Next: of an expert that all tokens use; 0: there is none
+
+    def __post_init__(self):
+        if min(self.count, self.used, self.width, self.shared_width) < 0:
+            raise ValueError(f"experts: {self} has a negative size")
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -70,6 +104,8 @@ class ModelConfig:
     """Kinds of mixers by layer, names in `jprm.model.layers.KINDS` or module:NAME, repeated if there are more layers;
     () is attention everywhere."""
     mlps: tuple[str, ...] = ()  # the same for MLPs; (): dense everywhere
+    deltanet: DeltaNetConfig = DeltaNetConfig()
+    experts: ExpertsConfig = ExpertsConfig()
     windows: tuple[int, ...] = ()
     """Sliding windows by layer, repeated if there are more layers. A query sees keys less than n positions before it; 0
     is no window, and () is none anywhere."""

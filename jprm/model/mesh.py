@@ -1,7 +1,8 @@
 """The device mesh, and the one table from logical array axes to mesh axes.
 
 Mesh axes: `data` (replicas of the weights), `fsdp` (splits rows and weights), `tensor` (splits heads and the MLP),
-`context` (splits the tokens of a row, and weights: for rows that are too long for one device). Shardings are explicit:
+`context` (splits the tokens of a row, and weights: for rows that are too long for one device), `expert` (splits rows
+and experts). Shardings are explicit:
 they are part of an array's type, and a contraction that JAX cannot place is an error.
 """
 
@@ -22,16 +23,17 @@ from jax.sharding import PartitionSpec as P
 
 from jprm.rows import PER_TOKEN, Rows, at_slots
 
-MESH_AXES = ("data", "fsdp", "tensor", "context")
+MESH_AXES = ("data", "fsdp", "tensor", "context", "expert")
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
-    "batch": ("data", "fsdp"),
+    "batch": ("data", "fsdp", "expert"),
     "replicas": "data",  # of the weights
     "tokens": "context",
     "embed": ("fsdp", "context"),  # the width of weights; the width of activations is not split
     "vocab": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": "expert",
 }
 
 
@@ -44,12 +46,13 @@ class MeshConfig:
     fsdp: int = -1
     tensor: int = 1
     context: int = 1
+    expert: int = 1
 
 
 def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
     """Returns the mesh over all devices or over `devices`. Raises ValueError where the sizes do not fit them."""
     devices = jax.devices() if devices is None else devices
-    sizes = [config.data, config.fsdp, config.tensor, config.context]
+    sizes = [getattr(config, axis) for axis in MESH_AXES]
     free = [i for i, size in enumerate(sizes) if size == -1]
     fixed = math.prod(size for size in sizes if size != -1)
     if len(free) == 1 and fixed and len(devices) % fixed == 0:
@@ -75,19 +78,19 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
             f"mesh data={sizes[0]} is not a multiple of the {slices} slices: only `data` goes over the network between"
             f" them; set mesh.data={slices}"
         )
-    within, between = [sizes[0] // slices, *sizes[1:]], [slices, 1, 1, 1]
+    within, between = [sizes[0] // slices, *sizes[1:]], [slices] + [1] * (len(sizes) - 1)
     return mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
 
 
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
     """Returns the PartitionSpec of an array with these logical axes. None and unknown names are not split.
 
-    `context` is omitted where the mesh (by default the one that is set) has one device along it.
+    `context` and `expert` are omitted where the mesh (by default the one that is set) has one device along them.
 
     Raises ValueError where one mesh axis would split two axes of the array.
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    left_out = () if dict(mesh.shape).get("context", 1) > 1 else ("context",)
+    left_out = [axis for axis in ("context", "expert") if dict(mesh.shape).get(axis, 1) == 1]
     places = []
     for axis in axes:
         place = RULES.get(axis, ()) if axis else ()
@@ -108,6 +111,11 @@ def parts(x_BT: jax.Array) -> int:
     """Returns the number of parts into which `context` splits the tokens, the second axis, by the array's type."""
     place = jax.typeof(x_BT).sharding
     return place.mesh.shape["context"] if tuple(place.spec)[1:2] == ("context",) else 1
+
+
+def row_parts(mesh: Mesh | AbstractMesh) -> int:
+    """Returns the number of parts into which the mesh splits rows."""
+    return math.prod(mesh.shape[axis] for axis in ("data", "fsdp", "expert"))
 
 
 def stream(x_BT: jax.Array) -> P | None:
@@ -180,14 +188,20 @@ def _without_context(place):
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     """Raises ValueError, naming what to change, where the mesh does not divide the rows, their tokens or the model."""
-    data, fsdp, tensor, context = (mesh.shape[axis] for axis in MESH_AXES)
+    _, fsdp, tensor, context, expert = (mesh.shape[axis] for axis in MESH_AXES)
+    if expert > 1 and not config.experts.count:
+        raise ValueError(f"mesh.expert={expert} splits experts, and the model has none; set mesh.expert=1")
     for what, size, by, axis in [
-        ("rows a micro-batch", rows, data * fsdp, "data x fsdp"),
+        ("rows a micro-batch", rows, row_parts(mesh), "data x fsdp" + " x expert" * (expert > 1)),
         ("tokens a row", tokens, context, "context"),
         ("kv_heads", config.kv_heads, tensor, "tensor"),
         ("mlp_width", config.mlp_width, tensor, "tensor"),
         ("vocab_size", config.vocab_size, tensor, "tensor"),
         ("width", config.width, fsdp * context, "fsdp x context" if context > 1 else "fsdp"),
+        ("deltanet.key_heads", config.deltanet.key_heads, tensor, "tensor"),
+        ("experts.count", config.experts.count, expert, "expert"),
+        ("experts.width", config.experts.width, tensor, "tensor"),
+        ("experts.shared_width", config.experts.shared_width, tensor, "tensor"),
     ]:
         if size % by:
             raise ValueError(f"{what} = {size} is not a multiple of the mesh's {axis} = {by}; change one of them")

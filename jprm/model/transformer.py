@@ -25,7 +25,7 @@ from jprm.model.attention import PROJECTED, SAVED, capped
 from jprm.model.config import ModelConfig, step_layer
 from jprm.model.heads import find
 from jprm.model.layers import Weight, rms_norm
-from jprm.model.mesh import at_tokens, embedding_lookup, sharding
+from jprm.model.mesh import at_tokens, embedding_lookup, row_parts, sharding
 from jprm.model.parameters import Int8
 from jprm.rows import Rows
 
@@ -347,7 +347,7 @@ def states_at_steps(
 def init(config: ModelConfig, key: Array) -> dict:
     """Returns random parameters, each created in its place on the mesh that is set."""
     mesh = jax.sharding.get_abstract_mesh()
-    shape = (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"], 1)
+    shape = (1 if mesh.empty else row_parts(mesh), 1)
     one = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
     real = one.astype(jnp.float32)
     rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0, real, one > 0)

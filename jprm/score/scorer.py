@@ -27,7 +27,7 @@ from jaxtyping import Float
 from jprm.layout import Layout
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, find
-from jprm.model.mesh import put_rows
+from jprm.model.mesh import put_rows, row_parts
 from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows, padded_size, padded_sizes
@@ -345,7 +345,7 @@ class PRM:
 
     def _batches(self, rows: Rows, problem_BS: np.ndarray, tree_BS: np.ndarray, node_BS: np.ndarray) -> Iterator[Batch]:
         """Yields what all devices compute at once."""
-        size = self.mesh.shape["data"] * self.mesh.shape["fsdp"] * self._a_device(rows)
+        size = row_parts(self.mesh) * self._a_device(rows)
         return batches(rows, problem_BS, tree_BS, node_BS, size)
 
     def _put(self, batch: Batch) -> Rows:
@@ -605,7 +605,7 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
 
 def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
     """Raises MemoryError where a device cannot hold the temporaries of `rows` rows of so many tokens."""
-    parts = mesh.size // (mesh.shape["data"] * mesh.shape["fsdp"])  # the devices that share a row
+    parts = mesh.size // row_parts(mesh)  # the devices that share a row
     needed, there = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
     if there is not None and needed > there:
         raise MemoryError(f"{needed:,} bytes at least for temporaries, and a device has {there:,}")

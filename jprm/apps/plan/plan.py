@@ -22,7 +22,7 @@ from jprm.model.attention import find as find_attention
 from jprm.model.heads import find as find_head
 from jprm.model.layers.dense import chunk_count
 from jprm.model.lora import merge
-from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_places
+from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_parts, row_places
 from jprm.model.transformer import AXES, REMAT
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
@@ -52,7 +52,7 @@ def plan(
     if find_attention(model.attention).chain_rows:
         raise ValueError(f"attention={model.attention!r} is compiled on a GPU alone; plan with 'gpu_kernel'")
     mesh = make_mesh(experiment.mesh, devices(topology))
-    rows = mesh.shape["data"] * mesh.shape["fsdp"] if scoring else data.rows
+    rows = row_parts(mesh) if scoring else data.rows
     micro_rows = rows if scoring else data.micro_rows
     check_mesh(model, mesh, micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
@@ -86,7 +86,7 @@ def plan(
     }
     if text is not None:
         say("reading the compiled program")
-        at_once = micro_rows // (mesh.shape["data"] * mesh.shape["fsdp"])  # rows of a device
+        at_once = micro_rows // row_parts(mesh)  # rows of a device
         flops_of = find_attention(model.attention).flops
         kernels = flops_of(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
@@ -206,7 +206,7 @@ def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Cal
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
     params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
-    rows = abstract_rows(mesh, mesh.shape["data"] * mesh.shape["fsdp"], tokens=tokens, slots=tokens // 2)
+    rows = abstract_rows(mesh, row_parts(mesh), tokens=tokens, slots=tokens // 2)
     return readout_of_rows, (params, experiment.model, rows, find_head(experiment.model.head).readout)
 
 
@@ -306,16 +306,21 @@ def merit(plan: dict) -> tuple[bool, float]:
 def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
     """Yields meshes that divide the model and its rows, with one row at a time for each part of the batch.
 
-    tensor: up to 8; data: one or two replicas of the weights per slice; context: the experiment's own.
+    tensor: up to 8; data: one or two replicas of the weights per slice; context and expert: the experiment's own.
     """
-    model, data, context = experiment.model, experiment.data, experiment.mesh.context
+    model, data, context, expert = experiment.model, experiment.data, experiment.mesh.context, experiment.mesh.expert
+    narrow = (model.kv_heads, model.mlp_width, model.vocab_size, model.deltanet.key_heads, model.experts.width)
     for tensor in (1, 2, 4, 8):
         for replicas in (topology.slices, 2 * topology.slices):
-            fsdp, left = divmod(topology.devices, tensor * replicas * context)
-            divides = not left and fsdp and not data.rows % (fsdp * replicas) and not model.width % (fsdp * context)
+            fsdp, left = divmod(topology.devices, tensor * replicas * context * expert)
+            divides = (
+                not left and fsdp and not data.rows % (fsdp * replicas * expert) and not model.width % (fsdp * context)
+            )
             if divides and not any(size % tensor for size in (model.kv_heads, model.mlp_width, model.vocab_size)):
-                changed = dataclasses.replace(data, micro_rows=fsdp * replicas)
-                yield dataclasses.replace(experiment, mesh=MeshConfig(replicas, fsdp, tensor, context), data=changed)
+                changed = dataclasses.replace(data, micro_rows=fsdp * replicas * expert)
+                yield dataclasses.replace(
+                    experiment, mesh=MeshConfig(replicas, fsdp, tensor, context, expert), data=changed
+                )
 
 
 def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
@@ -327,7 +332,7 @@ def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
 def micro_rows(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
     """Yields micro-batches from one row a device to all rows of an update, by factors of two."""
     del topology
-    rows = experiment.mesh.data * experiment.mesh.fsdp  # a mesh of `meshes` has no -1
+    rows = experiment.mesh.data * experiment.mesh.fsdp * experiment.mesh.expert  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:
             yield dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, micro_rows=rows))

@@ -38,7 +38,7 @@ from jprm.model import decode
 from jprm.model.attention import find
 from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
-from jprm.model.mesh import check_mesh, make_mesh, spec
+from jprm.model.mesh import check_mesh, make_mesh, row_parts, spec
 from jprm.rows import padded_size
 
 
@@ -139,7 +139,7 @@ def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[
         function, scored = scoring_step(prm, mesh)
         resident["PRM"] = held(scored[0])
         tokens = config.problems_an_update * config.samples * config.tokens  # every chain in a row of its own
-        rows = mesh.shape["data"] * mesh.shape["fsdp"] * prm.data.tokens
+        rows = row_parts(mesh) * prm.data.tokens
         runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), -(-tokens // rows))
     some = [_sampling(config, *shallow(copied, model, layers), mesh) for layers in depths(model)]
     for name, (_, _, times) in some[0].items():
@@ -167,7 +167,7 @@ def _sampling(
 
     Each is a function, its arguments, and how often an update runs it.
     """
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
+    split = row_parts(mesh)
     m, most = sampler.jobs_at_once(config.problems_an_update, config.samples, config.sampler_rows, split)
     jobs = config.problems_an_update * -(-config.samples // m)
     prompts, distinct = (split * padded_size(-(-min(most, n) // split)) for n in (jobs, config.problems_an_update))
@@ -221,7 +221,7 @@ def _placed(arrays: Any, mesh: Mesh) -> Any:
 
 def _kernels(experiment: Experiment, mesh: Mesh) -> Mapping[str, float]:
     model, data = experiment.model, experiment.data
-    rows = data.micro_rows // (mesh.shape["data"] * mesh.shape["fsdp"])
+    rows = data.micro_rows // row_parts(mesh)
     return find(model.attention).flops(model, rows, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
 
 

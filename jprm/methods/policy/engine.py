@@ -40,7 +40,7 @@ from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, text_hash
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import put, put_rows
+from jprm.model.mesh import put, put_rows, row_parts
 from jprm.pack import pack
 from jprm.rows import Rows, empty_rows, padded_size
 from jprm.token_tree import merged, next_tokens
@@ -361,7 +361,7 @@ def log_probabilities(
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))
     packed = pack(trees, size, size, too_long="error", chains=config.chain_rows)
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
+    split = row_parts(mesh)
     filler = empty_rows(-len(packed.rows.tokens) % split, size, size)
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), packed.rows, filler)
     with jax.set_mesh(mesh):

@@ -34,7 +34,7 @@ from jprm.model import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
-from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, row_parts, spec
 from jprm.rows import padded_size
 from jprm.score.files import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -118,7 +118,7 @@ class Sampler:
     ):
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
-        check_mesh(config, mesh, mesh.shape["data"] * mesh.shape["fsdp"])
+        check_mesh(config, mesh, row_parts(mesh))
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
         self._stacked = config
         prompted = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
@@ -169,7 +169,7 @@ class Sampler:
             [self.prompt(prefix) for prefix in prefixes],
             [text_hash(prefix, stream) for prefix in prefixes],
         )
-        devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        devices = row_parts(self.mesh)
         m, size = jobs_at_once(len(prefixes), n, self.options.rows, devices)
         jobs = [(i, j) for i in range(len(prefixes)) for j in range(0, n, m)]
         jobs.sort(key=lambda job: len(prompts[job[0]]))  # prompts of like length together
@@ -187,7 +187,7 @@ class Sampler:
 
     def _batch(self, prompts, hashes, jobs, m: int, n: int, until: str, seed: int) -> list[list[Drawn]]:
         """Returns the samples of a batch of jobs."""
-        devices = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        devices = row_parts(self.mesh)
         distinct = list(dict.fromkeys(i for i, _ in jobs))
         U, R = (devices * padded_size(-(-len(x) // devices)) for x in (distinct, jobs))
         tokens_US = np.zeros((U, padded_size(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
@@ -247,7 +247,7 @@ class Sampler:
         options, (samples, *rest) = self.options, state
         table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
         rows = np.arange(len(samples.end_B) // m)
-        devices, drawn = self.mesh.shape["data"] * self.mesh.shape["fsdp"], [None] * len(samples.end_B)
+        devices, drawn = row_parts(self.mesh), [None] * len(samples.end_B)
         while True:
             first_B, key_B, past = rest
             samples = decoding.decode_samples(

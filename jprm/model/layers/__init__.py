@@ -26,16 +26,18 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jprm.model.attention import find as find_attention
-from jprm.model.mesh import gathered_weight
+from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
 
 KINDS = {
     "attention": "jprm.model.layers.attention:ATTENTION",
+    "deltanet": "jprm.model.layers.deltanet:DELTANET",
     "dense": "jprm.model.layers.dense:DENSE",
+    "experts": "jprm.model.layers.experts:EXPERTS",
 }
 """Name to kind, imported when it is asked for. A config may also name one of the user's own module, `module:NAME`."""
 
-SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp"}
+SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp", "S": "mlp", "E": "experts"}
 """Letters of a parameter's axes to the logical axes that `jprm.model.mesh` splits. Others are not split, nor is the
 width of a vector."""
 
@@ -206,3 +208,20 @@ def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], conf
         return dict(w)
     axes = {role: weight.places.index("embed") - 1 for role, weight in weights.items() if "embed" in weight.places}
     return {name: gathered_weight(x, axes[name]) if name in axes else x for name, x in w.items()}
+
+
+def local(function: Callable, axes: list, out: Any) -> Callable:
+    """Returns the function of arrays whose axes are named, computed by every device on its own rows and heads.
+
+    `axes` and `out` are trees of logical axes, up to the last that is split, for arguments and results.
+    """
+    if sharding() is None:
+        return function
+    is_axes = lambda x: isinstance(x, tuple) and all(isinstance(name, str | None) for name in x)  # noqa: E731
+    places, results = jax.tree.map(lambda names: spec(*names), (tuple(axes), out), is_leaf=is_axes)
+
+    def mapped(*arguments):
+        arguments = jax.tree.map(jax.sharding.reshard, arguments, places)
+        return jax.shard_map(function, in_specs=places, out_specs=results)(*arguments)
+
+    return mapped

@@ -1,0 +1,457 @@
+"""Gated DeltaNet on trees (Yang et al. 2024, arXiv 2412.06464): a recurrent state along each token's own path.
+
+The state S (H, V) of a head follows the path: with decay a_t = exp(g_t), rate b_t, key k_t of length 1 and value v_t,
+
+    S_t = a_t S + k_t b_t (v_t - k_t' a_t S)'        y_t = q_t' S_t        S: the state after the previous token
+
+A token's previous one is the last token before it that it sees, not its neighbour in the row. A row is cut into chunks
+of `chunk` tokens. Inside a chunk everything is products of matrices: what the sum over a chain's earlier tokens is
+elsewhere is here a sum over the ancestors, and (I + A)^-1 is as triangular (Yang et al. 2024, arXiv 2406.06484). Chunks
+follow one another. A chunk reads the states that its tokens' paths enter with: that of the chunk before, and one more
+for each earlier token at which a branch of this chunk began. It keeps a state where a later chunk goes on from.
+
+A row of T tokens so keeps at most
+
+    T / chunk + (branchings whose children are in different chunks)
+
+states, beside the one that it starts from: `bound` is how many there may be. The backward pass reads the states that
+were kept, and computes all else again. A row with more gets NaN, which training and scoring refuse to go on with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jprm.model.config import ModelConfig
+from jprm.model.layers import Kind, Weight, gathered_weights, local, product
+from jprm.model.mesh import sharding, stream
+
+
+def _convolution(key, shape):
+    return shape[-1] ** -0.5 * jax.random.normal(key, shape)
+
+
+def _log_decay(key, shape):
+    return jnp.log(jax.random.uniform(key, shape, minval=0.01, maxval=16))
+
+
+WEIGHTS = {
+    "delta_query": Weight("DKH", "D"),
+    "delta_key": Weight("DKH", "D"),
+    "delta_value": Weight("DKGV", "D"),
+    "delta_gate": Weight("DKGV", "D"),
+    "delta_rate": Weight("DKG", "D"),
+    "delta_decay": Weight("DKG", "D"),
+    "delta_query_conv": Weight("KHW", value=_convolution),
+    "delta_key_conv": Weight("KHW", value=_convolution),
+    "delta_value_conv": Weight("KGVW", value=_convolution),
+    "delta_log_decay": Weight("KG", value=_log_decay, wide=True),
+    "delta_decay_bias": Weight("KG", value=1.0, wide=True),
+    "delta_scale": Weight("V", value=1.0, wide=True),
+    "delta_out": Weight("KGVD", "KGV"),
+}  # fmt: skip
+"""Letters: D width, K key heads, G value heads a key head, H and V their sizes, W tokens of the convolution."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Chunks of rows: N of them, of C tokens. States have numbers; 0 is the one that a row starts from."""
+
+    back: Int[Array, "B T J"]  # the J tokens before each on its path, the nearest first; T where there is none
+    sees: Bool[Array, "B N C C"]  # whether the second token is on the first one's path, or is itself
+    enters: Int[Array, "B N C"]  # which of its chunk's states a token's path enters with
+    states: Int[Array, "B N C"]  # numbers of the states that a chunk reads, in order; then 0
+    exits: Int[Array, "B N C"]  # tokens after which the state is kept, in order; then C
+    kept: Int[Array, "B N C"]  # the number of the state after each; beyond all numbers where there is none
+    reads: Int[Array, " N"]  # states that a chunk reads, in the row that reads most
+    writes: Int[Array, " N"]
+    fits: Bool[Array, " B"]  # whether the row's states are at most the bound
+
+
+def chunk_of(config: ModelConfig, tokens: int) -> int:
+    return min(config.deltanet.chunk, tokens)
+
+
+def bound(config: ModelConfig, tokens: int) -> int:
+    """Returns how many states a row may keep: `deltanet.states`, or two a chunk and sqrt(2 T) for branchings.
+
+    (Where the deepest of siblings comes last, as `jprm.token_tree` orders them, at most sqrt(2 T) branchings are open
+    at one token, since the later siblings of m nested ones have 1 + 2 + ... + m tokens.)
+    """
+    return config.deltanet.states or 2 * -(-tokens // chunk_of(config, tokens)) + math.isqrt(2 * tokens)
+
+
+def previous_of(until_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns the token before each on its path: the last one before it that it sees; -1 for none."""
+    index_T = jnp.arange(until_BT.shape[1])
+    before_BTS = (index_T < index_T[:, None]) & (until_BT[:, None, :] > index_T[:, None])
+    return jnp.max(jnp.where(before_BTS, index_T, -1), axis=-1)
+
+
+def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
+    return local(functools.partial(_plan, config=config), [("batch",)], _PLAN)(until_BT)
+
+
+_PLAN = Plan(*[("batch",)] * 6, (), (), ("batch",))
+
+
+def _plan(until_BT, config: ModelConfig, last_B=None) -> Plan:
+    """Returns the plan; the state after the token `last_B` is kept too, as if a later chunk went on from it."""
+    (B, T), C = until_BT.shape, chunk_of(config, until_BT.shape[1])
+    N, most = -(-T // C), bound(config, T)
+    until_BT = jnp.concatenate([until_BT, jnp.zeros_like(until_BT, shape=(B, N * C - T))], axis=1)
+    previous_BT = previous_of(until_BT)
+    back = [previous_BT]
+    for _ in range(config.deltanet.conv - 2):
+        back.append(jnp.where(back[-1] >= 0, jnp.take_along_axis(previous_BT, jnp.maximum(back[-1], 0), axis=1), -1))
+    back_BTJ = jnp.stack(back, axis=-1)[:, :T]
+
+    index_NC = jnp.arange(N * C).reshape(N, C)
+    until_BNC, previous_BNC = until_BT.reshape(B, N, C), previous_BT.reshape(B, N, C)
+    own_BNCC = (index_NC[:, None, :] <= index_NC[:, :, None]) & (until_BNC[:, :, None, :] > index_NC[:, :, None])
+    own_BNCC |= jnp.eye(C, dtype=bool)
+    outer_BNC = jnp.where(previous_BNC < index_NC[:, :1], previous_BNC, -1)  # of tokens with which a path enters
+    enters_BNC = previous_BNC < index_NC[:, :1]
+    exit_BT = jax.vmap(lambda at_T: jnp.zeros_like(at_T, shape=N * C + 1).at[at_T].max(1)[:-1])(
+        jnp.where(enters_BNC & (outer_BNC >= 0), outer_BNC, N * C).reshape(B, N * C)
+    )
+    if last_B is not None:
+        exit_BT = exit_BT | (jnp.arange(N * C) == last_B[:, None])
+    number_BT = jnp.where(exit_BT > 0, jnp.cumsum(exit_BT, axis=1), most + 1)
+    exit_BNC, number_BNC = exit_BT.reshape(B, N, C) > 0, number_BT.reshape(B, N, C)
+
+    # The state with which each token's path enters: that after the token before the path's first token in the chunk.
+    first_BNC = jnp.argmax(own_BNCC, axis=-1)
+    of_entry_BNC = jax.vmap(lambda number_T, at_T: jnp.where(at_T >= 0, number_T[at_T], 0))(
+        number_BT, outer_BNC.reshape(B, N * C)
+    ).reshape(B, N, C)
+    state_BNC = jnp.take_along_axis(of_entry_BNC, first_BNC, axis=-1)
+    leader_BNC = jnp.argmax(state_BNC[..., None] == state_BNC[..., None, :], axis=-1)  # the first token with that state
+    leads_BNC = leader_BNC == jnp.arange(C)
+    enters_BNC = jnp.take_along_axis(jnp.cumsum(leads_BNC, axis=-1) - 1, leader_BNC, axis=-1)
+    states_BNC = _ranked(leads_BNC, state_BNC, 0)
+    return Plan(
+        back=jnp.where(back_BTJ >= 0, back_BTJ, T),
+        sees=own_BNCC,
+        enters=enters_BNC,
+        states=states_BNC,
+        exits=_ranked(exit_BNC, jnp.arange(C) + jnp.zeros_like(state_BNC), C),
+        kept=_ranked(exit_BNC, number_BNC, most + 1),
+        reads=jnp.max(jnp.sum(leads_BNC, axis=-1), axis=0),
+        writes=jnp.max(jnp.sum(exit_BNC, axis=-1), axis=0),
+        fits=jnp.sum(exit_BT, axis=1) <= most,
+    )
+
+
+def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
+    """Returns the values of the chosen tokens of each chunk, in order, then `rest`."""
+    C = chosen_BNC.shape[-1]
+    order_BNC = jnp.argsort(jnp.where(chosen_BNC, jnp.arange(C), C), axis=-1, stable=True)
+    return jnp.take_along_axis(jnp.where(chosen_BNC, value_BNC, rest), order_BNC, axis=-1)
+
+
+def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here, config: ModelConfig):
+    """Returns the layer's output. Heads are split over the mesh, and each device has its rows and heads alone."""
+    w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
+    shape = _shape(config, x_BTD.shape[0])
+    start = jnp.zeros(shape, jnp.float32, out_sharding=sharding("batch", "kv_heads", None, None, None))
+    inputs, gate_BTKGV = _projected(x_BTD, w, config)
+
+    def own(inputs, small, plan: Plan, start):
+        mixed = [_convolved(x, small[name], plan.back) for name, x in zip(_CONVOLVED, inputs[:3], strict=True)]
+        return _rule(*mixed, *_rates(*inputs[3:], small), plan, start, config)[0]
+
+    small = {role: w[role] for role in _SMALL}
+    y_BTKGV = local(own, [_INPUTS, _SMALL, _PLAN, _STATE], _HEADS)(inputs, small, plan, start)
+    return _out(y_BTKGV, gate_BTKGV, w, x_BTD, config), {}
+
+
+_CONVOLVED = ("delta_query_conv", "delta_key_conv", "delta_value_conv")
+_SMALL = dict.fromkeys((*_CONVOLVED, "delta_log_decay", "delta_decay_bias"), ("kv_heads",))
+_HEADS, _STATE = ("batch", None, "kv_heads"), ("batch", "kv_heads")
+_INPUTS = (_HEADS,) * 5
+
+
+def _shape(config: ModelConfig, rows: int) -> tuple[int, ...]:
+    size = sizes(config)
+    return (rows, *(size[axis] for axis in "KGHV"))
+
+
+def _projected(x_BTD, w: Mapping[str, Array], config: ModelConfig):
+    """Returns queries, keys, values, rates and decays before convolution and activation, and the output's gate."""
+    roles = ("delta_query", "delta_key", "delta_value", "delta_rate", "delta_decay")
+    return tuple(product(x_BTD, w[role], config) for role in roles), product(x_BTD, w["delta_gate"], config)
+
+
+def _out(y_BTKGV, gate_BTKGV, w: Mapping[str, Array], x_BTD, config: ModelConfig):
+    """Returns the output: heads after an RMSNorm, times the activated gate, projected to the width."""
+    y = y_BTKGV * jax.lax.rsqrt(jnp.mean(y_BTKGV * y_BTKGV, axis=-1, keepdims=True) + config.norm_eps)
+    y = y * w["delta_scale"] * jax.nn.silu(gate_BTKGV.astype(jnp.float32))
+    return product(y.astype(x_BTD.dtype), w["delta_out"], config, 3, stream(x_BTD))
+
+
+def _rates(rate_BTKG, decay_BTKG, small: Mapping[str, Array]):
+    """Returns the logarithms of decays, and rates, in float32."""
+    softplus = jax.nn.softplus(decay_BTKG.astype(jnp.float32) + small["delta_decay_bias"])
+    return -jnp.exp(small["delta_log_decay"]) * softplus, jax.nn.sigmoid(rate_BTKG.astype(jnp.float32))
+
+
+def _convolved(x_BTX, w_XW, back_BTJ):
+    """Returns the activated sum over the last W tokens of each token's path, its own included, times the weights."""
+    W = w_XW.shape[-1]
+    y_BTX = x_BTX * w_XW[..., W - 1]
+    for j in range(W - 1):
+        before_BTX = jax.vmap(lambda x_TX, at_T: x_TX.at[at_T].get(mode="fill", fill_value=0))(x_BTX, back_BTJ[..., j])
+        y_BTX = y_BTX + before_BTX * w_XW[..., W - 2 - j]
+    return jax.nn.silu(y_BTX)
+
+
+# ------------------------------------------------------------------------------------------------------------- the rule
+
+
+def _rule(q_BTKH, k_BTKH, v_BTKGV, g_BTKG, b_BTKG, plan: Plan, start_BKGHV, config: ModelConfig):
+    """Returns outputs (B, T, K, G, V) in float32, and the kept states (B, S, K, G, H, V).
+
+    With G_i the sum of g over i's path in its chunk, up to i, tokens add (I + A)^-1 b (v - exp(G) k'S) to the state,
+    where S is the state that the path enters with and A_ij = b_i exp(G_i - G_j) k_i'k_j for j before i on its path.
+    """
+    T, (B, N, C) = q_BTKH.shape[1], plan.enters.shape
+
+    def cut(x_BTKGX) -> Float[Array, "N B K G C X"]:
+        x = jnp.pad(x_BTKGX.astype(jnp.float32), [(0, 0), (0, N * C - T)] + [(0, 0)] * 3)
+        return jnp.moveaxis(x.reshape(B, N, C, *x.shape[2:]), (1, 2), (0, 4))
+
+    q, k = (cut(_unit(x)[:, :, :, None])[:, :, :, 0] for x in (q_BTKH, k_BTKH))  # (N, B, K, C, H)
+    v, g, b = cut(v_BTKGV), cut(g_BTKG[..., None])[..., 0], cut(b_BTKG[..., None])
+    sees = jnp.moveaxis(plan.sees, 1, 0)[:, :, None, None]
+    total = jnp.sum(jnp.where(sees, g[..., None, :], 0), axis=-1)
+    decay = jnp.exp(jnp.where(sees, total[..., :, None] - total[..., None, :], -jnp.inf))
+    kk, qk = (jnp.einsum("NBKIH,NBKJH->NBKIJ", x, k)[:, :, :, None] for x in (k, q * config.deltanet.key_dim**-0.5))
+    lower = jnp.where(jnp.eye(C, dtype=bool), 0, kk * decay * b)
+    rates = jnp.eye(C) * b
+    solved = jax.scipy.linalg.solve_triangular(lower, rates, lower=True, unit_diagonal=True)
+    empty = jnp.repeat(0 * start_BKGHV[:, None], bound(config, T), axis=1)
+    log = jnp.concatenate([start_BKGHV[:, None], empty], axis=1)
+    y, log = _chunks(q * config.deltanet.key_dim**-0.5, k, v, total, solved, qk * decay, log, plan)
+    y_BTKGV = jnp.moveaxis(y, (0, 4), (1, 2)).reshape(B, N * C, *y.shape[2:4], y.shape[-1])[:, :T]
+    return jnp.where(plan.fits[:, None, None, None, None], y_BTKGV, jnp.nan), log
+
+
+def _unit(x):
+    """Returns x / |x| in float32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+@jax.custom_vjp
+def _chunks(q, k, v, total, solved, seen, log, plan: Plan):
+    """Returns outputs (N, B, K, G, C, V), and the log of states (B, S, K, G, H, V) with those of these chunks.
+
+    q, k: (N, B, K, C, H); v: (N, B, K, G, C, V); total: G above, (N, B, K, G, C); solved: (I + A)^-1 b, and seen: the
+    weights of what tokens add, both (N, B, K, G, C, C); log: the state that rows start from, and zeros.
+    """
+    return _forward(q, k, v, total, solved, seen, log, plan)[0]
+
+
+def _of_chunk(plan: Plan):
+    """Returns what a chunk needs of the plan, with the chunks as the first axis."""
+    tables = plan.sees, plan.enters, plan.states, plan.exits, plan.kept
+    return (*(jnp.moveaxis(x, 1, 0) for x in tables), plan.reads, plan.writes)
+
+
+def _forward(q, k, v, total, solved, seen, log, plan: Plan):
+    def chunk(log, inputs):
+        q, k, v, total, solved, seen, (sees, enters, states, exits, kept, reads, writes) = inputs
+        of_k, of_q = _read_all(q, k, log, enters, states, reads, v)
+        y, added = _local_part(v, total, solved, seen, of_k, of_q)
+
+        def keep(x, log):
+            at = exits[:, x]
+            state = _after(k, total, added, _state_of(log, enters, states, at), sees, at)
+            return jax.vmap(lambda log_S, number, state: log_S.at[number].set(state, mode="drop"))(
+                log, kept[:, x], state
+            )
+
+        return jax.lax.fori_loop(0, writes, keep, log), y
+
+    log, y = jax.lax.scan(chunk, log, (q, k, v, total, solved, seen, _of_chunk(plan)))
+    return (y, log), (q, k, v, total, solved, seen, log, plan)
+
+
+def _backward(saved, gradients):
+    q, k, v, total, solved, seen, log, plan = saved
+    dy, dlog = gradients
+
+    def chunk(dlog, inputs):
+        dy, q, k, v, total, solved, seen, (sees, enters, states, exits, kept, reads, writes) = inputs
+        of_k, of_q = _read_all(q, k, log, enters, states, reads, v)
+        (_, added), back = jax.vjp(_local_part, v, total, solved, seen, of_k, of_q)
+
+        def keep(x, carry):
+            dlog, dk, dtotal, dadded = carry
+            at, number = exits[:, x], kept[:, x]
+            state = _state_of(log, enters, states, at)
+            _, after = jax.vjp(lambda *of: _after(*of, sees, at), k, total, added, state)
+            taken = jax.vmap(lambda log_S, n: log_S.at[n].get(mode="fill", fill_value=0))(dlog, number)
+            more = after(taken)
+            # The state of a token is read by later chunks alone, whose gradients are all here: its own is complete.
+            dlog = _add(dlog, jnp.where(number < dlog.shape[1], _number_of(enters, states, at), dlog.shape[1]), more[3])
+            return dlog, dk + more[0], dtotal + more[1], dadded + more[2]
+
+        zero = 0 * k, 0 * total, 0 * added
+        dlog, dk, dtotal, dadded = jax.lax.fori_loop(0, writes, keep, (dlog, *zero))
+        dv, more, dsolved, dseen, dof_k, dof_q = back((dy, dadded))
+
+        def read(x, carry):
+            dlog, dq, dk = carry
+            number = states[:, x]
+            state = _get(log, number)
+            _, after = jax.vjp(lambda *of: _read(*of, enters == x), q, k, state)
+            more_q, more_k, dstate = after((dof_k, dof_q))
+            return _add(dlog, number, dstate), dq + more_q, dk + more_k
+
+        dlog, dq, dk = jax.lax.fori_loop(0, reads, read, (dlog, 0 * q, dk))
+        return dlog, (dq, dk, dv, dtotal + more, dsolved, dseen)
+
+    inputs = dy, q, k, v, total, solved, seen, _of_chunk(plan)
+    dlog, of_chunks = jax.lax.scan(chunk, dlog, inputs, reverse=True)
+    return *of_chunks, dlog, None
+
+
+_chunks.defvjp(_forward, _backward)
+
+
+def _get(log, number_B):
+    return jax.vmap(lambda log_S, number: log_S[number])(log, number_B)
+
+
+def _add(log, number_B, state):
+    return jax.vmap(lambda log_S, number, state: log_S.at[number].add(state, mode="drop"))(log, number_B, state)
+
+
+def _number_of(enters_BC, states_BC, at_B):
+    """Returns the number of the state with which a token's path enters its chunk; 0 for the token C, which is none."""
+    C = enters_BC.shape[1]
+    own_B = jnp.take_along_axis(enters_BC, jnp.minimum(at_B, C - 1)[:, None], axis=1)
+    return jnp.take_along_axis(states_BC, own_B, axis=1)[:, 0]
+
+
+def _state_of(log, enters_BC, states_BC, at_B):
+    return _get(log, _number_of(enters_BC, states_BC, at_B))
+
+
+def _read(q_BKCH, k_BKCH, state_BKGHV, mine_BC):
+    """Returns k'S and q'S (B, K, G, C, V) of the chunk's tokens whose path enters with this state, and zeros."""
+    kq = jnp.concatenate([k_BKCH, q_BKCH], axis=2)
+    read = jnp.einsum("BKXH,BKGHV->BKGXV", kq, state_BKGHV) * jnp.tile(mine_BC, (1, 2))[:, None, None, :, None]
+    C = k_BKCH.shape[2]
+    return read[..., :C, :], read[..., C:, :]
+
+
+def _read_all(q, k, log, enters, states, reads, v):
+    """Returns k'S and q'S of the chunk's tokens, each with the state that its path enters with."""
+
+    def add(x, carry):
+        more = _read(q, k, _get(log, states[:, x]), enters == x)
+        return carry[0] + more[0], carry[1] + more[1]
+
+    return jax.lax.fori_loop(0, reads, add, (0 * v, 0 * v))
+
+
+def _local_part(v, total, solved, seen, of_k, of_q):
+    """Returns a chunk's outputs, and what its tokens add to the state, both (B, K, G, C, V)."""
+    enter = jnp.exp(total)[..., None]
+    added = solved @ (v - enter * of_k)
+    return enter * of_q + seen @ added, added
+
+
+def _after(k_BKCH, total_BKGC, added_BKGCV, state_BKGHV, sees_BCC, at_B):
+    """Returns the state after the token `at` of the chunk, whose path enters with `state`."""
+    at_B = jnp.minimum(at_B, k_BKCH.shape[2] - 1)
+    total_BKG1 = jnp.take_along_axis(total_BKGC, at_B[:, None, None, None], axis=3)
+    on_path_BC = jnp.take_along_axis(sees_BCC, at_B[:, None, None], axis=1)[:, 0]
+    left_BKGC = jnp.exp(jnp.where(on_path_BC[:, None, None], total_BKG1 - total_BKGC, -jnp.inf))
+    new = jnp.einsum("BKCH,BKGCV->BKGHV", k_BKCH, left_BKGC[..., None] * added_BKGCV)
+    return jnp.exp(total_BKG1)[..., None] * state_BKGHV + new
+
+
+# ------------------------------------------------------------------------------------------------------------- decoding
+
+
+def decode(x_BTD, w: Mapping[str, Array], state_BKGHV, inputs_BKWX, length_B, config: ModelConfig):
+    """Returns the output of new tokens, and the state and the convolution's inputs after the first `length` of a row.
+
+    state, inputs: after the tokens before them. A row's tokens follow one another, and padding follows them.
+    """
+    (q, k, v, rate, decay), gate_BTKGV = _projected(x_BTD, w, config)
+
+    def own(inputs, small, state, before, length_B):
+        (B, T), W = inputs[0].shape[:2], config.deltanet.conv
+        until_BT = jnp.full((B, T), T) + 0 * length_B[:, None]
+        plan = _plan(until_BT, config, length_B - 1)
+        H, G, V = (sizes(config)[axis] for axis in "HGV")
+        earlier = jnp.split(jnp.moveaxis(before, 1, 2), (H, 2 * H), axis=-1)  # (B, W - 1, K, ...)
+        earlier[2] = earlier[2].reshape(*earlier[2].shape[:3], G, V)
+        whole = [jnp.concatenate(parts, axis=1) for parts in zip(earlier, inputs[:3], strict=True)]
+        back = jnp.arange(W - 1 + T)[:, None] - 1 - jnp.arange(W - 1) + jnp.zeros_like(length_B)[:, None, None]
+        back = jnp.where(back >= 0, back, W - 1 + T)
+        mixed = [_convolved(x, small[name], back)[:, W - 1 :] for name, x in zip(_CONVOLVED, whole, strict=True)]
+        y, log = _rule(*mixed, *_rates(*inputs[3:], small), plan, state, config)
+        number = jnp.max(jnp.where(plan.kept <= bound(config, T), plan.kept, 0), axis=(1, 2))
+        state = jnp.where((length_B > 0)[:, None, None, None, None], _get(log, number), state)
+        flat = jnp.concatenate([*whole[:2], whole[2].reshape(*whole[2].shape[:3], G * V)], axis=-1)
+        after = jax.vmap(lambda x, n: jax.lax.dynamic_slice_in_dim(x, n, W - 1))(flat, length_B)
+        return y, state, jnp.moveaxis(after, 1, 2)
+
+    small = {role: w[role] for role in _SMALL}
+    places = [_INPUTS, _SMALL, _STATE, _STATE, ("batch",)]
+    y, state, after = local(own, places, (_HEADS, _STATE, _STATE))(
+        (q, k, v, rate, decay), small, state_BKGHV, inputs_BKWX, length_B
+    )
+    return _out(y, gate_BTKGV, w, x_BTD, config), state, after
+
+
+def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
+    """Returns the shapes and types of a layer's state and of the convolution's last inputs, for so many rows."""
+    K, G, H, V = (sizes(config)[axis] for axis in "KGHV")
+    return ((rows, K, G, H, V), jnp.float32), ((rows, K, config.deltanet.conv - 1, 2 * H + G * V), config.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- the record
+
+
+def sizes(config: ModelConfig) -> dict[str, int]:
+    c = config.deltanet
+    heads = c.value_heads // max(c.key_heads, 1)
+    return {"D": config.width, "K": c.key_heads, "G": heads, "H": c.key_dim, "V": c.value_dim, "W": c.conv}
+
+
+def flops(config: ModelConfig, tokens: int, layer: int) -> float:
+    """Returns the FLOPs of the rule on one chain: products of chunks, of states, and the triangular solve."""
+    C, c = chunk_of(config, tokens), config.deltanet
+    of_chunk = C * C * (c.key_heads * 4 * c.key_dim + c.value_heads * 4 * c.value_dim) + c.value_heads * C**3
+    return tokens / C * (of_chunk + 6 * C * c.value_heads * c.key_dim * c.value_dim)
+
+
+def refuses(config: ModelConfig, context: int) -> str | None:
+    c = config.deltanet
+    if min(c.key_heads, c.value_heads, c.key_dim, c.value_dim) < 1 or c.value_heads % c.key_heads:
+        return f"mixers have deltanet, and {c} has no heads, or value_heads that key_heads do not divide"
+    if context > 1:
+        return (
+            f"mixers have deltanet, whose state follows a path through the row: mesh.context={context} would split it."
+            " Set mesh.context=1, and mesh.tensor to split heads"
+        )
+    return None
+
+
+DELTANET = Kind(WEIGHTS, sizes, apply, plan, refuses=refuses, flops=flops)

@@ -1,0 +1,140 @@
+"""A mixture of experts (Shazeer et al. 2017): a router chooses some gated MLPs for each token and weighs their outputs.
+
+The router is a softmax over all experts; its largest probabilities are the weights, which `normalised` makes sum to 1
+(Qwen3-MoE). No token is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each expert's with
+its matrices. Where the mesh splits experts over `expert`, an axis that also splits rows, each device's tokens travel
+round the ring of devices with the sum of their outputs so far: no device holds more than its own number of tokens.
+
+Numbers for metrics and for the load-balancing loss are sums over real tokens and layers: of choices and of
+probabilities by expert, and of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jprm.model.config import ModelConfig
+from jprm.model.layers import Kind, Weight, activated, gathered_weights, local, product
+from jprm.model.mesh import parts, spec, stream
+
+WEIGHTS = {
+    "router": Weight("DN", "D", wide=True),
+    "expert_gate": Weight("EDF", "D"),
+    "expert_up": Weight("EDF", "D"),
+    "expert_down": Weight("EFD", "F"),
+    "shared_gate": Weight("DS", "D", when=lambda c: c.experts.shared_width),
+    "shared_up": Weight("DS", "D", when=lambda c: c.experts.shared_width),
+    "shared_down": Weight("SD", "S", when=lambda c: c.experts.shared_width),
+    "shared_mix": Weight("DU", "D", when=lambda c: c.experts.shared_width),
+}
+"""Letters: D width, E and N experts, split over the mesh or not, F an expert's width, S the shared expert's, U one."""
+
+
+def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> Bool[Array, "B T"]:
+    """Marks the tokens that are no padding."""
+    return (position_BT > 0) | (until_BT > jnp.arange(until_BT.shape[1]) + 1)
+
+
+def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, here, config: ModelConfig):
+    """Returns the weighted sum of the chosen experts' outputs, and the shared expert's where there is one."""
+    probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
+    tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
+    places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
+    own = local(lambda *of: _experts(*of, config), places, tokens)
+    y_BTD = own(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
+    if config.experts.shared_width:
+        s = gathered_weights({role: w[role] for role in WEIGHTS if role.startswith("shared")}, WEIGHTS, config)
+        gate, up, mix = (product(x_BTD, s[f"shared_{name}"], config) for name in ("gate", "up", "mix"))
+        y_BTD += jax.nn.sigmoid(mix) * product(activated(gate, config) * up, s["shared_down"], config, 1, stream(x_BTD))
+    if real_BT is None:
+        return y_BTD, {}
+    chosen_BTN = jnp.sum(jax.nn.one_hot(expert_BTP, probability_BTN.shape[-1]), axis=2)
+    sums = {"chosen": chosen_BTN, "probability": probability_BTN}
+    sums = {name: jnp.sum(x_BTN * real_BT[..., None], axis=(0, 1)) for name, x_BTN in sums.items()}
+    return y_BTD, sums | {"tokens": jnp.sum(real_BT, dtype=jnp.float32)}
+
+
+_MATRICES = ("expert_gate", "expert_up", "expert_down")
+
+
+def routed(x_BTD, router_DN, config: ModelConfig):
+    """Returns probabilities of all N experts in float32, and the weights and numbers of the P chosen ones."""
+    logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), router_DN, out_sharding=stream(x_BTD))
+    probability_BTN = jax.nn.softmax(logit_BTN, axis=-1)
+    weight_BTP, expert_BTP = jax.lax.top_k(probability_BTN, config.experts.used)
+    if config.experts.normalised:
+        weight_BTP = weight_BTP / jnp.sum(weight_BTP, axis=-1, keepdims=True)
+    return probability_BTN, weight_BTP.astype(x_BTD.dtype), expert_BTP
+
+
+def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
+    """Returns one device's part: the sum over chosen experts, of all devices along `expert` and `tensor`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    split = {} if mesh.empty else dict(mesh.shape)
+    if not mesh.empty and (names := spec("embed")[0]):
+        gate_EDF, up_EDF = (jax.lax.all_gather(w, names, axis=1, tiled=True) for w in (gate_EDF, up_EDF))
+        down_EFD = jax.lax.all_gather(down_EFD, names, axis=2, tiled=True)
+    (B, T, D), ring = x_BTD.shape, split.get("expert", 1)
+    first = jax.lax.axis_index("expert") * gate_EDF.shape[0] if ring > 1 else 0
+    x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
+
+    def of_device(x_ND, weight_NP, expert_NP):
+        return _own_experts(x_ND, weight_NP, expert_NP - first, gate_EDF, up_EDF, down_EFD, config)
+
+    def turn(carry, _):
+        x_ND, weight_NP, expert_NP, y_ND = carry
+        y_ND = y_ND + jax.checkpoint(of_device)(x_ND, weight_NP, expert_NP)
+        pairs = [(i, (i + 1) % ring) for i in range(ring)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, "expert", pairs), (x_ND, weight_NP, expert_NP, y_ND)), None
+
+    if ring == 1:
+        y_ND = of_device(x_ND, weight_NP, expert_NP)
+    else:  # after a full turn tokens are at home again
+        zero_ND = jnp.zeros_like(x_ND) + 0 * gate_EDF[0, 0, 0]
+        y_ND = jax.lax.scan(turn, (x_ND, weight_NP, expert_NP, zero_ND), length=ring)[0][3]
+    y_ND = jax.lax.psum(y_ND, "tensor") if "tensor" in split else y_ND
+    return y_ND.reshape(B, T, D)
+
+
+def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
+    """Returns the weighted outputs of the experts 0 to E - 1; a token's other choices add nothing."""
+    (N, P), E = expert_NP.shape, gate_EDF.shape[0]
+    mine_X = jnp.where((expert_NP >= 0) & (expert_NP < E), expert_NP, E).reshape(N * P)
+    order_X = jnp.argsort(mine_X, stable=True)
+    count_E = jnp.sum(mine_X[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
+    x_XD = x_ND[order_X // P]
+    gate_XF, up_XF = (jax.lax.ragged_dot(x_XD, w, count_E) for w in (gate_EDF, up_EDF))
+    y_XD = jax.lax.ragged_dot(activated(gate_XF, config) * up_XF, down_EFD, count_E)
+    used_X1 = (jnp.arange(N * P) < jnp.sum(count_E))[:, None]
+    y_XD = jnp.where(used_X1, y_XD, 0) * weight_NP.reshape(N * P, 1)[order_X]
+    return jnp.zeros_like(x_ND).at[order_X // P].add(y_XD.astype(x_ND.dtype))
+
+
+def balance(sums: Mapping[str, Array]) -> Array:
+    """Returns N sum_n (choices of n / tokens) (probability of n), as transformers does over all layers (Fedus et al.
+    2021, eq. 4 to 6): the number of experts a token uses where all are used alike."""
+    tokens = jnp.maximum(sums["tokens"], 1)
+    return len(sums["chosen"]) * jnp.sum(sums["chosen"] / tokens * sums["probability"] / tokens)
+
+
+def sizes(config: ModelConfig) -> dict[str, int]:
+    c = config.experts
+    return {"D": config.width, "N": c.count, "E": c.count, "F": c.width, "S": c.shared_width, "U": 1}
+
+
+def used(config: ModelConfig, role: str) -> float:
+    return config.experts.used / config.experts.count if role in _MATRICES else 1.0
+
+
+def refuses(config: ModelConfig, context: int) -> str | None:
+    c = config.experts
+    if not 0 < c.used <= c.count or c.width < 1:
+        return f"mlps have experts, and {c} has none of them, or uses more than it has"
+    return None
+
+
+EXPERTS = Kind(WEIGHTS, sizes, apply, plan, refuses=refuses, used=used)
