@@ -114,13 +114,13 @@ MESHES = {
 @pytest.mark.parametrize("name", MESHES)
 def test_its_step_type_checks_in_the_large(whole, name):
     """By shapes alone: nothing is allocated, nothing compiled, though the mesh be a pod's."""
-    rank, shape = 8 * (name == "adapters"), MESHES[name] or (1, whole.data.micro_rows, whole.mesh.tensor, 1)
+    rank, shape = 8 * (name == "adapters"), (*(MESHES[name] or (1, whole.data.micro_rows, whole.mesh.tensor, 1)), 1)
     micro = max(whole.data.micro_rows, shape[0])
     rows = max(whole.data.rows, micro)
     whole = override(whole, [f"lora.rank={rank}", f"data.micro_rows={micro}", f"data.rows={rows}"])
     if shape[3] > 1 and whole.model.attention == "paths":  # which takes whole rows
         whole = override(whole, ["model.attention=blocked"])
-    mesh = AbstractMesh(shape, MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = AbstractMesh(shape, MESH_AXES, axis_types=(AxisType.Explicit,) * 5)
     check_mesh(whole.model, mesh, micro, whole.data.tokens)
     step, arguments = training_step(whole, mesh)
     with jax.sharding.use_abstract_mesh(mesh):

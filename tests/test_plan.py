@@ -237,7 +237,7 @@ def test_the_scoring_step_is_the_scorers(file):
     """By shapes alone: a row a device of the mesh, a score for each of its slots."""
     from jprm.experiment import load
 
-    mesh = jax.sharding.AbstractMesh((1, 4, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = jax.sharding.AbstractMesh((1, 4, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)
     score, args = planning.scoring_step(load(file, ["lora.rank=4", "model.attention=blocked"]), mesh)
     with jax.sharding.use_abstract_mesh(mesh):
         score_BS = score.eval_shape(*args)["score"]
@@ -279,7 +279,7 @@ def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
 
 def test_layer_sizes_are_of_one_layer():
     model = dataclasses.replace(TINY, layers=3)
-    mesh = jax.sharding.AbstractMesh((1, 2, 2, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = jax.sharding.AbstractMesh((1, 2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)
     from jprm.apps.plan.plan import layer_sizes
 
     with jax.sharding.use_abstract_mesh(mesh):

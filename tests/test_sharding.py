@@ -230,8 +230,8 @@ def test_a_mesh_that_does_not_fit_is_refused():
     for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
         with pytest.raises(ValueError, match="8 devices"):
             make_mesh(MeshConfig(*sizes))
-    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(MESH_AXES, (4, 1, 2, 1), strict=True))
-    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(MESH_AXES, (1, 3, 1, 1), strict=True))
+    assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(MESH_AXES, (4, 1, 2, 1, 1), strict=True))
+    assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(MESH_AXES, (1, 3, 1, 1, 1), strict=True))
 
 
 def tpus(sizes, slices=1):
@@ -290,7 +290,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
         trained, frozen = split(init(config, key), "")
         return State(jnp.int32(0), trained, frozen, tx.init(trained))
 
-    mesh = AbstractMesh((2, 8, 4, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 4)
+    mesh = AbstractMesh((2, 8, 4, 1, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)
     with jax.sharding.use_abstract_mesh(mesh):
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9

@@ -7,6 +7,7 @@ a group's layers stacked. Names of tensors and meanings of fields are in the for
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 
@@ -16,14 +17,16 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
+from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import put, spec
 from jprm.model.parameters import SUMMED, Dtype, Int8, held, join, new_parameters, quantized
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
-          "norm_eps", "qkv_bias", "qk_norm", "design", "windows", "rope_theta_local", "query_pre_attn_scalar",
-          "attention_softcap", "logit_softcap")  # fmt: skip
+          "norm_eps", "qkv_bias", "qk_norm", "qk_width_norm", "attention_gate", "design", "windows", "rope_layers",
+          "rotary_dim", "query_growth", "rope_theta_local", "query_pre_attn_scalar", "attention_softcap",
+          "logit_softcap")  # fmt: skip
 """Fields in which a file and a config must agree; a config may have fewer layers."""
 
 Slot = tuple[str, int | None]
@@ -31,38 +34,45 @@ Slot = tuple[str, int | None]
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each role's tensor in a file, of one layer where the role is in layers."""
-    D, F, H = config.width, config.mlp_width, config.head_dim
-    Q, K = config.heads * H, config.kv_heads * H
-    shapes = {
-        "embed": (config.vocab_size, D), "final_norm": (D,), "attention_norm": (D,), "query": (Q, D), "key": (K, D),
-        "value": (K, D), "out": (D, Q), "mlp_norm": (D,), "gate": (F, D), "up": (F, D), "down": (D, F),
-    }  # fmt: skip
-    if config.qkv_bias:
-        shapes |= {"query_bias": (Q,), "key_bias": (K,), "value_bias": (K,)}
-    if config.design == "gemma":
-        shapes |= {"attention_post_norm": (D,), "mlp_post_norm": (D,)}
-    if config.qk_norm:
-        shapes |= {"query_norm": (H,), "key_norm": (H,)}
+    """Returns the shape of each role's tensor in a file, of one layer where the role is in layers.
+
+    A matrix is (out, in), with experts before them. What is no matrix has one axis, or a second of a convolution's
+    tokens.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.width), "final_norm": (config.width,)}
+    for role, (weight, size, _) in layers.stacks(config, 0, config.layers).items():
+
+        def total(axes: str, size: Mapping[str, int] = size) -> int:
+            return math.prod(size[axis] for axis in axes)
+
+        first, last = ("E", "") if weight.axes[0] == "E" else ("", "W" if weight.axes[-1] == "W" else "")
+        inner = "".join(axis for axis in weight.axes if axis not in first + last + weight.inputs)
+        matrix = (total(inner), *([total(weight.inputs)] if weight.inputs else []))
+        shapes[role] = (*(size[axis] for axis in first), *matrix, *(size[axis] for axis in last))
     return shapes
 
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
     """Yields every tensor of the decoder, all layers of a role together."""
-    for role in file_shapes(config):
-        for layer in (None,) if role in ("embed", "final_norm") else range(config.layers):
+    yield from (("embed", None), ("final_norm", None))
+    for role, (_, _, at) in layers.stacks(config, 0, config.layers).items():
+        for layer in at:
             yield role, layer
 
 
 def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
     """Returns one layer's parameter as files have it, (out, in)."""
     shape = file_shapes(config)[role]
-    return np.ascontiguousarray(array if role == "embed" else array.reshape(shape[::-1]).T)
+    if role not in SUMMED or role == "embed":
+        return np.ascontiguousarray(array.reshape(shape))
+    return np.ascontiguousarray(array.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2))
 
 
 def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a file's tensor as one layer's parameter of the shape, a view: the inverse of `to_file`."""
-    return array if role == "embed" else array.T.reshape(shape)
+    if role not in SUMMED or role == "embed":
+        return array.reshape(shape)
+    return array.swapaxes(-1, -2).reshape(shape)
 
 
 def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> None:
@@ -111,18 +121,18 @@ def load(
     def get(role: str, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
         return from_file(role, read(role, name_of(role, layer)), shape)
 
-    first_of = dict(zip(range(len(config.layer_groups)), np.cumsum((0, *config.layer_groups)).tolist(), strict=False))
+    stacks = [layers.stacks(config, *span) for span in layers.spans(config)]
     params: dict = {}
     for part, shape in wanted.items():
         if not isinstance(shape, Mapping):
             params[part] = _held(part, _place(part, get(part, None, shape.shape)), dtype)
             continue
-        first = first_of[int(part.removeprefix("layers_"))]
+        of_role = stacks[int(part.removeprefix("layers_"))]
         params[part] = {}
         for role, stack in shape.items():
             array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
-            for i in range(stack.shape[0]):
-                layer = _place(role, get(role, first + i, stack.shape[1:]), AXES[role][1:])
+            for i, at in enumerate(of_role[role][2]):
+                layer = _place(role, get(role, at, stack.shape[1:]), AXES[role][1:])
                 array = _fill(array, layer, i, SUMMED.get(role, ()))
             params[part][role] = array
     return params

@@ -1,29 +1,43 @@
 """Base models from Hugging Face folders: config.json beside safetensors files. No code of the folder is run.
 
-Llama (and SmolLM2), Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3; of a Gemma 3 that takes images the text is read. A
-field that would change the numbers is supported or refused by name, and a field of config.json that this module does
-not know is an error.
+Llama (and SmolLM2), Mistral, Ministral 3, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next and Qwen3.5 (text), OLMo 3, SmolLM3,
+Phi-3 and 4, Gemma 2 and Gemma 3; of a Gemma 3 that takes images the text is read. A field that would change the numbers
+is supported or refused by name, and a field of config.json that this module does not know is an error.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import AGAIN, Tensors, check_sums, read_json
-from jprm.model.config import MOST_LAYERS, ModelConfig, RopeScaling
+from jprm.model.config import MOST_LAYERS, DeltaNetConfig, ExpertsConfig, ModelConfig, RopeScaling
 from jprm.model.parameters import Dtype
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "ministral3", "olmo3", "smollm3", "phi3",
+    "qwen3_moe", "qwen3_next", "qwen3_5_text",
+)  # fmt: skip
 GEMMA = ("gemma2", "gemma3_text")
+HYBRID = ("qwen3_next", "qwen3_5_text")
+MISSING = {
+    "gemma4_text": "embeddings by layer, and heads whose size differs between layers",
+    "gpt_oss": "attention sinks, and biases of experts",
+    "llama4_text": "attention in chunks, and experts of which a token uses one",
+    "qwen3_5": "a tower for images: save its text model, Qwen3_5TextModel",
+    "qwen3_5_moe_text": "a reader: its layers are those of qwen3_next, its tensors have other names",
+    "gemma3": "a tower for images: save its text model",
+}
+"""Families that jprm does not compute, and what it lacks."""
 
 NAMES = {
     "embed": "embed_tokens.weight", "final_norm": "norm.weight", "attention_norm": "input_layernorm.weight",
@@ -34,6 +48,22 @@ NAMES = {
     "query_norm": "self_attn.q_norm.weight", "key_norm": "self_attn.k_norm.weight",
 }  # fmt: skip
 """Role to name; those of a layer follow layers.LAYER."""
+
+NAMES |= {
+    "query_width_norm": "self_attn.q_norm.weight", "key_width_norm": "self_attn.k_norm.weight",
+    "attention_post_norm": "post_attention_layernorm.weight", "mlp_post_norm": "post_feedforward_layernorm.weight",
+    "query_gate": "self_attn.gate_proj.weight", "router": "mlp.gate.weight",
+    "delta_query": "linear_attn.q_proj.weight", "delta_key": "linear_attn.k_proj.weight",
+    "delta_value": "linear_attn.v_proj.weight", "delta_gate": "linear_attn.in_proj_z.weight",
+    "delta_rate": "linear_attn.in_proj_b.weight", "delta_decay": "linear_attn.in_proj_a.weight",
+    "delta_query_conv": "linear_attn.q_conv.weight", "delta_key_conv": "linear_attn.k_conv.weight",
+    "delta_value_conv": "linear_attn.v_conv.weight", "delta_log_decay": "linear_attn.A_log",
+    "delta_decay_bias": "linear_attn.dt_bias", "delta_scale": "linear_attn.norm.weight",
+    "delta_out": "linear_attn.out_proj.weight", "shared_mix": "mlp.shared_expert_gate.weight",
+} | {
+    f"{ours}_{role}": f"mlp.{theirs}.{role}_proj.weight"
+    for ours, theirs in (("expert", "experts"), ("shared", "shared_expert")) for role in ("gate", "up", "down")
+}  # fmt: skip
 
 GEMMA_NAMES = NAMES | {
     "attention_post_norm": "post_attention_layernorm.weight", "mlp_norm": "pre_feedforward_layernorm.weight",
@@ -87,6 +117,18 @@ READ_OF_GEMMA = READ - {"use_sliding_window", "max_window_layers"} | {
     "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern", "use_bidirectional_attention",
     "cache_implementation",
 }  # fmt: skip
+
+READ_OF = {
+    "smollm3": {"no_rope_layers", "no_rope_layer_interval"},
+    "phi3": {"original_max_position_embeddings", "resid_pdrop", "embd_pdrop"},
+    "qwen3_moe": {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+                  "decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_aux_loss_coef"},
+    "qwen3_5_text": {"linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
+                     "linear_value_head_dim", "full_attention_interval", "mamba_ssm_dtype"},
+}  # fmt: skip
+"""Fields that these families have beside READ."""
+
+READ_OF["qwen3_next"] = READ_OF["qwen3_moe"] | READ_OF["qwen3_5_text"] | {"shared_expert_intermediate_size"}
 
 HARMLESS = {
     # what made the file, and in which type its tensors are (each says so itself)
@@ -150,7 +192,7 @@ def load_decoder(
         check_sums(folder)
     decoder.check(folder, model_config(folder, layers=config.layers), config)
     layers = model_config(folder).layers
-    file = Tensors(folder) if file is None else file
+    file = unfused(Tensors(folder) if file is None else file, config)
     embeds = [name for name in file if name.endswith(NAMES["embed"])]
     prefix = embeds[0].removesuffix(NAMES["embed"]) if embeds else "model."
     for name in file:
@@ -180,6 +222,112 @@ def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
     """Returns the tensor's name below `model.`"""
     name = (GEMMA_NAMES if config.design == "gemma" else NAMES)[role]
     return name if layer is None else f"layers.{layer}.{name}"
+
+
+# ------------------------------------------------------------------------------------------------------ fused tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """Tensors of several roles as one: rows of each in turn, `groups` times; or a tensor of all experts as many.
+
+    parts: (name, rows of a group). `experts` of 0: one file tensor `name` has the parts; otherwise the part is all
+    experts' tensors, `name` with {}. `squeezed`: the file has an axis of size 1 after the first (a convolution).
+    """
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    groups: int = 1
+    experts: int = 0
+    squeezed: bool = False
+
+
+def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
+    """Returns how a layer's tensors are fused in files of the model's family; `phi`: as Phi-3's."""
+    found = []
+    H, heads, kv = config.head_dim, config.heads, config.kv_heads
+    if phi:
+        attention = zip(("query", "key", "value"), (heads * H, kv * H, kv * H), strict=True)
+        mlp = [(NAMES[role], config.mlp_width) for role in ("gate", "up")]
+        found.append(Fused("self_attn.qkv_proj.weight", tuple((NAMES[role], rows) for role, rows in attention)))
+        found.append(Fused("mlp.gate_up_proj.weight", tuple(mlp)))
+    if config.attention_gate:
+        found.append(Fused(NAMES["query"], ((NAMES["query"], H), (NAMES["query_gate"], H)), heads))
+    if "deltanet" in config.mixers:
+        c = config.deltanet
+        each = c.value_heads // c.key_heads
+        rows = {"query": c.key_dim, "key": c.key_dim, "value": each * c.value_dim, "gate": each * c.value_dim}
+        qkv = ("query", "key", "value")
+        conv = tuple((NAMES[f"delta_{role}_conv"], c.key_heads * rows[role]) for role in qkv)
+        found.append(Fused("linear_attn.conv1d.weight", conv, squeezed=True))
+        if "experts" in config.mlps:  # Qwen3-Next: by key head
+            parts = tuple((NAMES[f"delta_{role}"], size) for role, size in rows.items())
+            found.append(Fused("linear_attn.in_proj_qkvz.weight", parts, c.key_heads))
+            parts = ((NAMES["delta_rate"], each), (NAMES["delta_decay"], each))
+            found.append(Fused("linear_attn.in_proj_ba.weight", parts, c.key_heads))
+        else:
+            parts = tuple((NAMES[f"delta_{role}"], c.key_heads * rows[role]) for role in qkv)
+            found.append(Fused("linear_attn.in_proj_qkv.weight", parts))
+    if "experts" in config.mlps:
+        for role in ("gate", "up", "down"):
+            part = ((NAMES[f"expert_{role}"], 0),)
+            found.append(Fused(f"mlp.experts.{{}}.{role}_proj.weight", part, experts=config.experts.count))
+    return found
+
+
+def unfused(file: Readable, config: ModelConfig) -> Readable:
+    """Returns the file's tensors with each role's by itself."""
+    phi = any(name.endswith("self_attn.qkv_proj.weight") for name in file)
+    rules = fusions(config, phi)
+    return Unfused(file, rules) if rules else file
+
+
+class Unfused:
+    """Tensors of a file, those of `Fused` by their parts' names."""
+
+    def __init__(self, file: Readable, rules: list[Fused]):
+        self.file, self.names = file, dict.fromkeys(file)
+        self._part: dict[str, tuple[list[str], Fused, int]] = {}
+        for name in file:
+            for rule in rules:
+                first = rule.name.format(0)
+                if name.endswith("." + first):
+                    before = name.removesuffix(first)
+                    own = [before + rule.name.format(e) for e in range(max(rule.experts, 1))]
+                    for whole in own:
+                        self.names.pop(whole, None)
+                    for i, (part, _) in enumerate(rule.parts):
+                        self.names[before + part] = None
+                        self._part[before + part] = own, rule, i
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._part:
+            return tuple(self.file.shape(name))
+        own, rule, i = self._part[name]
+        shape = tuple(self.file.shape(own[0]))
+        if rule.experts:
+            return rule.experts, *shape
+        rest = shape[2:] if rule.squeezed else shape[1:]
+        whole = rule.groups * sum(rows for _, rows in rule.parts)
+        return (rule.groups * rule.parts[i][1] if shape[0] == whole else -1, *rest)
+
+    def tensor(self, name: str) -> np.ndarray:
+        if name not in self._part:
+            return self.file.tensor(name)
+        own, rule, i = self._part[name]
+        if rule.experts:
+            return np.stack([self.file.tensor(one) for one in own])
+        array = self.file.tensor(own[0])
+        array = array[:, 0] if rule.squeezed else array
+        first = sum(rows for _, rows in rule.parts[:i])
+        array = array.reshape(rule.groups, -1, *array.shape[1:])[:, first : first + rule.parts[i][1]]
+        return array.reshape(-1, *array.shape[2:])
 
 
 def _known(name: str, config: ModelConfig) -> bool:
@@ -244,29 +392,33 @@ def _text_fields(path: pathlib.Path) -> _Fields:
 def _values(fields: _Fields) -> dict[str, Any]:
     family = fields.fields.get("model_type")
     if family not in FAMILIES:
-        raise fields.refuse("model_type", f"{family!r} is not supported; one of {', '.join(FAMILIES)} is")
+        lacks = f", which needs {MISSING[family]}" if isinstance(family, str) and family in MISSING else ""
+        raise fields.refuse("model_type", f"{family!r} is not supported{lacks}; one of {', '.join(FAMILIES)} is")
     gemma = family in GEMMA
     activation = "gelu_pytorch_tanh" if gemma else "silu"
     fixed = FIXED | {"hidden_act": (activation,), "hidden_activation": (activation,)}
     fixed |= {"use_bidirectional_attention": (False, None)}
+    if family in ("phi3", *HYBRID):
+        fixed.pop("partial_rotary_factor")
+    known = (READ_OF_GEMMA if gemma else READ) | READ_OF.get(family, set()) | HARMLESS | set(FIXED)
     for name, value in fields.fields.items():
-        if name not in (READ_OF_GEMMA if gemma else READ) | HARMLESS | set(FIXED):
+        if name not in known:
             raise fields.refuse(name, f"({str(value)[:60]!r}) is not known to jprm; it might change scores")
         if name in fixed and value not in fixed[name]:
             raise fields.refuse(name, f"{value!r} is not supported; only {json.dumps(fixed[name][0])} is")
     heads, width, layers = (fields.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     if layers > MOST_LAYERS:
         raise fields.refuse("num_hidden_layers", f"is {layers:,}, and at most {MOST_LAYERS:,} are supported")
-    if not fields.has("head_dim") and (gemma or family == "qwen3" or width % heads):
+    if not fields.has("head_dim") and (gemma or family in ("qwen3", *HYBRID) or width % heads):
         raise fields.refuse("head_dim", "is missing")
-    grouped = fields.count("num_key_value_heads", heads if family == "llama" else None)
+    grouped = fields.count("num_key_value_heads", heads if family in ("llama", "olmo3", "smollm3", "phi3") else None)
     if heads % grouped:
         raise fields.refuse("num_key_value_heads", f"{grouped} does not divide num_attention_heads {heads}")
     head_dim = fields.count("head_dim", width // heads)
     if head_dim % 2:
         raise fields.refuse("head_dim", f"{head_dim} is odd; rotary embeddings rotate pairs")
-    windows = _windows(fields, family, layers)
-    values = dict(
+    windows = () if family in HYBRID else _windows(fields, family, layers)
+    values: dict[str, Any] = dict(
         vocab_size=fields.count("vocab_size"),
         layers=layers,
         width=width,
@@ -276,13 +428,12 @@ def _values(fields: _Fields) -> dict[str, Any]:
         mlp_width=fields.count("intermediate_size"),
         norm_eps=fields.number("rms_norm_eps"),
         qkv_bias=family == "qwen2",
-        qk_norm=family in ("qwen3", "gemma3_text"),
+        qk_norm=family in ("qwen3", "gemma3_text", "qwen3_moe", *HYBRID),
         windows=windows,
-        tied_embeddings=fields.flag("tie_word_embeddings", gemma),
+        tied_embeddings=fields.flag("tie_word_embeddings", gemma or family == "smollm3"),
     )
     if not gemma:
-        theta, scaling = _rope(fields)
-        return values | dict(rope_theta=theta, rope_scaling=scaling)
+        return values | _variant(fields, family, values)
     caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # of transformers' classes, where nothing is said
     values |= dict(
         design="gemma",
@@ -297,6 +448,83 @@ def _values(fields: _Fields) -> dict[str, Any]:
     return values | dict(rope_theta=theta, rope_scaling=scaling, rope_theta_local=local if any(windows) else 0.0)
 
 
+def _variant(fields: _Fields, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values in which a family differs from Llama, beside windows and biases; RoPE's of all."""
+    if family == "olmo3":
+        theta, scaling, local = _two_ropes(fields, 5e5)
+        local = local if any(values["windows"]) else 0.0
+        olmo = dict(design="olmo", qk_width_norm=True, rope_theta_local=local)
+        return dict(rope_theta=theta, rope_scaling=scaling) | olmo
+    theta, scaling = _rope(fields, {"smollm3": 2e6}.get(family, 1e4), family)
+    found: dict[str, Any] = dict(rope_theta=theta, rope_scaling=scaling)
+    if family == "smollm3":
+        found["rope_layers"] = _rope_layers(fields, values["layers"])
+    if family == "ministral3":
+        inner = _Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
+        if inner.has("llama_4_scaling_beta"):
+            positions = inner.count("original_max_position_embeddings")
+            found["query_growth"] = (inner.number("llama_4_scaling_beta"), positions)
+    if family in ("phi3", *HYBRID):
+        inner = fields.fields.get("rope_parameters")
+        inner = _Fields(fields.path, inner if isinstance(inner, dict) else {}, "rope_parameters.")
+        usual = fields.number("partial_rotary_factor", 1.0 if family == "phi3" else 0.25)
+        size = int(values["head_dim"] * inner.number("partial_rotary_factor", usual))
+        if size % 2 or not 0 < size <= values["head_dim"]:
+            raise inner.refuse("partial_rotary_factor", f"rotates {size} of {values['head_dim']}: not a part in pairs")
+        found["rotary_dim"] = 0 if size == values["head_dim"] else size
+    if family in ("qwen3_moe", "qwen3_next"):
+        found |= _experts(fields, family, values["layers"])
+    if family in HYBRID:
+        found |= dict(design="qwen3_next", attention_gate=True, mixers=_mixers(fields, values["layers"]))
+        names = dict(key_heads="num_key_heads", value_heads="num_value_heads", key_dim="key_head_dim",
+                     value_dim="value_head_dim", conv="conv_kernel_dim")  # fmt: skip
+        of_file = {ours: fields.count(f"linear_{theirs}") for ours, theirs in names.items()}
+        if of_file["value_heads"] % of_file["key_heads"] or of_file["conv"] < 2:
+            raise fields.refuse("linear_num_key_heads", f"or linear_conv_kernel_dim does not fit: {of_file}")
+        found["deltanet"] = DeltaNetConfig(**of_file)
+    return found
+
+
+def _rope_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
+    """Returns for every layer of SmolLM3 whether it rotates."""
+    every, chosen = fields.count("no_rope_layer_interval", 4), fields.fields.get("no_rope_layers")
+    if chosen is None:
+        return tuple(int((i + 1) % every > 0) for i in range(layers))
+    if not isinstance(chosen, list) or len(chosen) < layers or any(one not in (0, 1) for one in chosen):
+        raise fields.refuse("no_rope_layers", f"is no list of 0 and 1 for each of {layers} layers")
+    return tuple(map(int, chosen[:layers]))
+
+
+def _mixers(fields: _Fields, layers: int) -> tuple[str, ...]:
+    """Returns the kind of every layer's mixer in a hybrid."""
+    every, kinds = fields.count("full_attention_interval", 4), fields.fields.get("layer_types")
+    names = {"linear_attention": "deltanet", "full_attention": "attention"}
+    if kinds is None:
+        return tuple(("deltanet", "attention")[(i + 1) % every == 0] for i in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (*names,) for kind in kinds):
+        raise fields.refuse("layer_types", f"{str(kinds)[:80]} is no list of {' and '.join(names)} for {layers} layers")
+    return tuple(names[kind] for kind in kinds)
+
+
+def _experts(fields: _Fields, family: str, layers: int) -> dict[str, Any]:
+    """Returns the kinds of MLPs and the experts."""
+    if fields.flag("use_sliding_window", False):
+        raise fields.refuse("use_sliding_window", f"true is not supported for {family}")
+    every, dense = fields.count("decoder_sparse_step", 1), fields.fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise fields.refuse("mlp_only_layers", f"{str(dense)[:60]} is no list")
+    count = fields.count("num_experts" if fields.has("num_experts") else "num_local_experts")
+    used, shared = fields.count("num_experts_per_tok"), 0
+    if used > count:
+        raise fields.refuse("num_experts_per_tok", f"{used} is above the {count} experts")
+    if family == "qwen3_next":
+        shared = fields.count("shared_expert_intermediate_size")
+    mlps = tuple("dense" if i in dense or (i + 1) % every else "experts" for i in range(layers))
+    normalised = fields.flag("norm_topk_prob", family == "qwen3_next")
+    experts = ExpertsConfig(count, used, fields.count("moe_intermediate_size"), normalised, shared)
+    return dict(mlps=mlps, experts=experts)
+
+
 def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
     """Returns the window of every layer, 0 for none.
 
@@ -304,26 +532,30 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
     the layers that `layer_types` names or those from `max_window_layers` on; Gemma's in all but every second (Gemma 2)
     or sixth layer (Gemma 3), or in those that `layer_types` names.
     """
-    kinds, gemma, mistral = fields.fields.get("layer_types"), family in GEMMA, family == "mistral"
+    kinds, gemma = fields.fields.get("layer_types"), family in GEMMA
+    mistral = family in ("mistral", "ministral3", "phi3")
     names = ("full_attention", "sliding_attention")
     if kinds is not None and not (isinstance(kinds, list) and all(kind in names for kind in kinds)):
         raise fields.refuse("layer_types", f"{str(kinds)[:80]} is not supported; only {' and '.join(names)} are")
     if kinds is not None and len(kinds) != layers:
         raise fields.refuse("layer_types", f"names {len(kinds)} layers, and num_hidden_layers is {layers}")
     window = 0
-    if "sliding_window" not in fields.fields and (gemma or mistral):
+    if "sliding_window" not in fields.fields and (gemma or family in ("mistral", "olmo3")):
         window = 4096  # transformers' default
     elif family != "llama" and fields.has("sliding_window"):
         window = fields.count("sliding_window")
-    if family in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False):
+    flagged = family in ("qwen2", "qwen3", "qwen3_moe", "smollm3")
+    if flagged and not fields.flag("use_sliding_window", False):
         window = 0
     if kinds is None:
         if family in ("qwen2", "qwen3"):
             first = fields.count("max_window_layers", 28) if window else 0
             kinds = [names[i >= first] for i in range(layers)]
         else:
-            every = 2 if family == "gemma2" else _pattern(fields) if gemma else 0
-            kinds = [names[not gemma or (i + 1) % every > 0] for i in range(layers)]
+            every = {"gemma2": 2, "olmo3": 4}.get(family) or (_pattern(fields) if gemma else 0)
+            kinds = [names[not every or (i + 1) % every > 0] for i in range(layers)]
+            if family == "smollm3":  # windows where nothing rotates
+                kinds = [names[not turns] for turns in _rope_layers(fields, layers)]
     elif mistral and window and names[0] in kinds:
         raise fields.refuse("layer_types", f"has {names[0]}, though a window slides in all layers of a {family} model")
     elif names[1] in kinds and not window:
@@ -337,12 +569,13 @@ def _pattern(fields: _Fields) -> int:
     return fields.count(name, 6)
 
 
-def _two_ropes(fields: _Fields) -> tuple[float, RopeScaling, float]:
+def _two_ropes(fields: _Fields, default: float = 1e6) -> tuple[float, RopeScaling, float]:
     """Returns Gemma 3's theta and scaling of layers without a window, and the unscaled theta of those with one."""
     content = fields.fields.get("rope_parameters")
     if content is None:
-        theta, scaling = _rope(fields, 1e6)
-        return theta, scaling, fields.number("rope_local_base_freq", 1e4)
+        theta, scaling = _rope(fields, default)
+        local = theta if default != 1e6 else fields.number("rope_local_base_freq", 1e4)
+        return theta, scaling, local
     parts = {}
     for kind in ("full_attention", "sliding_attention"):
         part = content.get(kind) if isinstance(content, dict) else None
@@ -355,7 +588,7 @@ def _two_ropes(fields: _Fields) -> tuple[float, RopeScaling, float]:
     return *parts["full_attention"], theta_local
 
 
-def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling]:
+def _rope(fields: _Fields, default: float = 10000.0, family: str = "") -> tuple[float, RopeScaling]:
     """Returns theta and scaling, from transformers 5's `rope_parameters` or 4's `rope_scaling` and `rope_theta`."""
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
@@ -370,8 +603,13 @@ def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling
     kind = content.get("rope_type", content.get("type", "default"))
     if not isinstance(kind, str) or kind not in _ROPE:
         raise inner.refuse("rope_type", f"{kind!r} is not supported; one of {', '.join(_ROPE)} is")
+    mscale = inner.number("mscale", 1.0) == inner.number("mscale_all_dim", 1.0) and kind == "yarn"
+    own = {"partial_rotary_factor"} if family in ("phi3", *HYBRID) else set()
+    own |= {"mrope_section", "mrope_interleaved"} if family in HYBRID else set()  # text: all three positions are equal
+    if family == "ministral3":
+        own |= {"llama_4_scaling_beta", "max_position_embeddings"} | ({"mscale", "mscale_all_dim"} if mscale else set())
     for name, value in content.items():
-        if name == "partial_rotary_factor" and value == 1:
+        if (name == "partial_rotary_factor" and value == 1) or name in own:
             continue
         if name not in {"rope_type", "type", "rope_theta"} | _ROPE[kind] and value is not None:
             raise inner.refuse(name, f"is not supported with rope_type {kind}")
@@ -385,10 +623,11 @@ def _rope(fields: _Fields, default: float = 10000.0) -> tuple[float, RopeScaling
         low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
         scaling: dict[str, Any] = dict(low=low, high=high)
     else:
+        usual = factor > 1 and not (family == "ministral3" and inner.has("mscale"))  # else a ratio, which is 1
         scaling = dict(
             low=inner.number("beta_slow", 1.0),
             high=inner.number("beta_fast", 32.0),
-            attention_factor=inner.number("attention_factor", 0.1 * math.log(factor) + 1 if factor > 1 else 1.0),
+            attention_factor=inner.number("attention_factor", 0.1 * math.log(factor) + 1 if usual else 1.0),
             truncate=inner.flag("truncate", True),
         )
     try:

@@ -313,14 +313,12 @@ def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
     for tensor in (1, 2, 4, 8):
         for replicas in (topology.slices, 2 * topology.slices):
             fsdp, left = divmod(topology.devices, tensor * replicas * context * expert)
-            divides = (
-                not left and fsdp and not data.rows % (fsdp * replicas * expert) and not model.width % (fsdp * context)
-            )
-            if divides and not any(size % tensor for size in (model.kv_heads, model.mlp_width, model.vocab_size)):
-                changed = dataclasses.replace(data, micro_rows=fsdp * replicas * expert)
-                yield dataclasses.replace(
-                    experiment, mesh=MeshConfig(replicas, fsdp, tensor, context, expert), data=changed
-                )
+            rows = fsdp * replicas * expert
+            divides = not left and fsdp and not data.rows % rows and not model.width % (fsdp * context)
+            if divides and not any(size % tensor for size in narrow):
+                mesh = MeshConfig(replicas, fsdp, tensor, context, expert)
+                changed = dataclasses.replace(data, micro_rows=rows)
+                yield dataclasses.replace(experiment, mesh=mesh, data=changed)
 
 
 def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
@@ -409,17 +407,18 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
 
 def tables_of_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> Iterator[Table | str]:
     """Yields a table with a line for each candidate."""
+    shown = [axis for axis in MESH_AXES if axis != "expert" or any(plan["mesh"].get(axis, 1) > 1 for plan in plans)]
     rows = []
     for plan in plans:
         memory, bounds = plan["memory"], plan["bounds"]
-        cells = ["best" if plan is best else "", " x ".join(str(size) for size in plan["mesh"].values())]
+        cells = ["best" if plan is best else "", " x ".join(str(plan["mesh"][axis]) for axis in shown)]
         cells += [plan["remat"], str(plan["micro_rows"]), f"{memory['total'] / GIB:.2f}"]
         if bounds:
             cells += [f"{bounds['tokens_per_second']:,.0f}", f"{bounds['mfu']:.1%}", bounds["by"]]
         else:
             cells += ["", "", "does not fit"]
         rows.append(cells)
-    columns = ("", " x ".join(MESH_AXES), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by")
+    columns = ("", " x ".join(shown), "remat", "rows", "GiB", "tokens/s", "MFU", "bound by")
     yield Table("candidates", columns, rows)
     if best is None:
         yield "none of them fits: use a larger slice, shorter rows or fewer slots"

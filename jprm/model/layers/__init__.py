@@ -122,15 +122,18 @@ def names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, int]]]:
-    """Returns a layer's parameters by role, each with the sizes of its letters."""
-    width = {"D": config.width}
-    norms = {role: (Weight("D", value=None), width) for role in NORMS if role in config.norms}
-    kinds = [find(name) for name in kinds_of(config, layer)]
-    own = {
-        role: (weight, kind.sizes(config))
-        for kind in kinds for role, weight in kind.weights.items() if weight.when(config)
-    }  # fmt: skip
-    return norms | own
+    """Returns a layer's parameters by role, each with the sizes of its letters.
+
+    Flax draws them in this order: a norm and its kind's matrices, for mixer and MLP, then what starts at a value.
+    """
+    matrices, rest, width = {}, {}, {"D": config.width}
+    for norm, name in zip(NORMS[:2], kinds_of(config, layer), strict=True):
+        kind = find(name)
+        matrices |= {norm: (Weight("D", value=None), width)} if norm in config.norms else {}
+        for role, weight in kind.weights.items():
+            if weight.when(config):
+                (matrices if weight.inputs else rest)[role] = weight, kind.sizes(config)
+    return matrices | rest | {role: (Weight("D", value=None), width) for role in NORMS[2:] if role in config.norms}
 
 
 def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
