@@ -59,23 +59,41 @@ class Decoder(Protocol):
 
 
 class Slots:
-    """Keys, values and hidden states of `size` tokens on a model's devices, each token in a slot."""
+    """Keys, values and hidden states of `size` tokens on a model's devices, each token in a slot.
 
-    def __init__(self, model: Decoder, size: int):
+    A recurrent model also has states, one after each node of a tree, in places of their own.
+    """
+
+    def __init__(self, model: Decoder, size: int, nodes: int = 0):
+        decode.check(model.config)
         self.model, self.size = model, size
+        self.nodes = nodes if decode.recurrent(model.config) else 0
+        if decode.recurrent(model.config) and not nodes:
+            raise NotImplementedError("a recurrent model keeps states after steps, and this cache keeps tokens alone")
         self.clear()
 
     def clear(self) -> None:
         """Frees all slots, also after a failure, when what the device had may be lost."""
-        self.free = np.arange(self.size)
+        self.free, self.free_states = np.arange(self.size), list(range(self.nodes))
         with jax.set_mesh(self.model.mesh):
-            self._pool = empty_pool(self.model.config, self.size)
+            self._pool = empty_pool(self.model.config, self.size, self.nodes)
 
     def double(self) -> None:
         with jax.set_mesh(self.model.mesh):
             self._pool = _doubled(self._pool)
         self.put_back(np.arange(self.size, 2 * self.size))
         self.size *= 2
+
+    def take_state(self) -> int:
+        """Returns a free place for a node's state, making room where there is none; -1 for a model without states."""
+        if not self.nodes:
+            return -1
+        if not self.free_states:
+            with jax.set_mesh(self.model.mesh):
+                self._pool = _more_states(self._pool)
+            self.free_states += range(self.nodes, 2 * self.nodes)
+            self.nodes *= 2
+        return self.free_states.pop(0)
 
     def take(self, count: int) -> np.ndarray:
         """Returns so many free slots, of which there must be enough."""
@@ -97,12 +115,14 @@ class Slots:
         paths: Sequence[np.ndarray],
         T: int,
         S: int,
+        states: Sequence[tuple[int, int]] = (),
         *,
         run: bool = True,
     ) -> None:
         """Computes the tokens ids[p], each row after those in the slots paths[p], and keeps them in slots[p].
 
-        Rows are padded to T new tokens and S tokens before them. Without `run` it is compiled alone.
+        Rows are padded to T new tokens and S tokens before them. states[p] are the places of the state that the row
+        starts from, -1 for none, and of the state after it. Without `run` it is compiled alone.
         """
         P = self.rows(len(ids))
         tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self.size, np.int32)  # padding: nowhere
@@ -112,9 +132,13 @@ class Slots:
             path_PS[p, : len(path)], above_P[p] = path, len(path)
         mesh = self.model.mesh
         with jax.set_mesh(mesh):
-            rows = put_rows((tokens_PT, path_PS, above_P), mesh)
-            place_PT = jax.device_put(place_PT, NamedSharding(mesh, spec()))
-            given = (self.model.params, self.model.config, self._pool, *rows, place_PT)
+            length_P, from_P, to_P = np.zeros(P, np.int32), np.full(P, -1, np.int32), np.full(P, self.nodes, np.int32)
+            length_P[: len(ids)] = [len(new) for new in ids]
+            for p, (start, after) in enumerate(states):
+                from_P[p], to_P[p] = start, after
+            rows = put_rows((tokens_PT, path_PS, above_P, length_P, from_P), mesh)
+            place_PT, to_P = jax.device_put((place_PT, to_P), NamedSharding(mesh, spec()))
+            given = (self.model.params, self.model.config, self._pool, *rows, place_PT, to_P)
             if run:
                 self._pool = _extend(*given)
             else:
@@ -131,7 +155,7 @@ class Slots:
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
         """Puts the keys and values of the first tokens of each row of a cache into slots[row]."""
-        place_BN = np.full((len(slots), cache[0][0].shape[-2]), self.size, np.int32)  # others: nowhere
+        place_BN = np.full((len(slots), cache[0]["attention"][0].shape[-2]), self.size, np.int32)  # others: nowhere
         for b, slot in enumerate(slots):
             place_BN[b, : len(slot)] = slot
         with jax.set_mesh(self.model.mesh):
@@ -175,18 +199,23 @@ class Pool:
 
 
 @functools.partial(jax.jit, static_argnums=1, donate_argnums=2)
-def _extend(params, config: ModelConfig, pool: Pool, tokens_PT, path_PS, above_P, place_PT) -> Pool:
+def _extend(
+    params, config: ModelConfig, pool: Pool, tokens_PT, path_PS, above_P, length_P, from_P, place_PT, to_P
+) -> Pool:
     """Returns the pool with the new tokens' keys, values and states in their slots.
 
     Args:
       path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
+      length_P: how many tokens of each row are no padding.
+      from_P: the place of the state that each row starts from, -1 for none; to_P: of the state after it.
       place_PT: the slots of the new tokens; padding has one beyond the pool.
     """
-    past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS)
-    x_PTD, new = decode.forward(params, config, tokens_PT, above_P[:, None] + jnp.arange(tokens_PT.shape[1]), past)
+    past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS, from_P)
+    position_PT = above_P[:, None] + jnp.arange(tokens_PT.shape[1])
+    x_PTD, new = decode.forward(params, config, tokens_PT, position_PT, past, length_B=length_P)
 
     x_ND = pool.x_ND.at[place_PT].set(jax.sharding.reshard(x_PTD, spec(None, None, None)), mode="drop")
-    return Pool(_written(pool.cache, new, place_PT), x_ND)
+    return Pool(_written(pool.cache, new, place_PT, to_P), x_ND)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -194,8 +223,8 @@ def _keep(pool: Pool, new: decode.Cache, place_BN) -> Pool:
     return Pool(_written(pool.cache, new, place_BN), pool.x_ND)
 
 
-def _written(slots: decode.Cache, new: decode.Cache, place_PT) -> decode.Cache:
-    """Returns the slots with the keys and values of rows in their places; those beyond the slots are dropped."""
+def _written(slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> decode.Cache:
+    """Returns the slots with the keys and values of rows in their places, and states; those beyond are dropped."""
 
     def put(slots_NKH, x_PKTH):
         """Writes the keys or values of a layer, or of a group of layers, into their slots."""
@@ -203,7 +232,19 @@ def _written(slots: decode.Cache, new: decode.Cache, place_PT) -> decode.Cache:
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
-    return jax.tree.map(put, slots, new)
+    def put_states(nodes, rows):
+        """Writes the states after rows, and the convolution's inputs, into the places of nodes (M, K, ...)."""
+        lead = (slice(None),) * (nodes[0].ndim - 5)
+        rows = [jax.sharding.reshard(x, spec(*[None] * len(lead), None, "kv_heads")) for x in rows]
+        return tuple(old.at[(*lead, to_P)].set(x, mode="drop") for old, x in zip(nodes, rows, strict=True))
+
+    return tuple(
+        {
+            mixer: put_states(kept, after[mixer]) if mixer == "deltanet" else jax.tree.map(put, kept, after[mixer])
+            for mixer, kept in before.items()
+        }
+        for before, after in zip(slots, new, strict=True)
+    )
 
 
 @jax.jit
@@ -224,25 +265,45 @@ def _outputs(
     return readout(logits_at_steps(params, config, x_PED, parent_PE))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def empty_pool(config: ModelConfig, slots: int) -> Pool:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def empty_pool(config: ModelConfig, slots: int, nodes: int = 0) -> Pool:
     """Returns a pool of zeros."""
     x_ND = jnp.zeros((slots, config.width), config.dtype, out_sharding=sharding(None, None))
-    return Pool(decode.empty_slots(config, slots), x_ND)
+    return Pool(decode.empty_slots(config, slots, nodes), x_ND)
 
 
 @jax.jit
 def _doubled(pool: Pool) -> Pool:
-    def double(x, slots: int):
-        return jnp.pad(x, [(0, x.shape[axis] if axis == slots % x.ndim else 0) for axis in range(x.ndim)])
+    def of_group(group):
+        return {
+            mixer: kept if mixer == "deltanet" else jax.tree.map(lambda x: _twice(x, x.ndim - 3), kept)
+            for mixer, kept in group.items()
+        }
 
-    return Pool(jax.tree.map(lambda x: double(x, -3), pool.cache), double(pool.x_ND, 0))
+    return Pool(tuple(of_group(group) for group in pool.cache), _twice(pool.x_ND, 0))
+
+
+@jax.jit
+def _more_states(pool: Pool) -> Pool:
+    def of_group(group):
+        return {
+            mixer: tuple(_twice(x, kept[0].ndim - 5) for x in kept) if mixer == "deltanet" else kept
+            for mixer, kept in group.items()
+        }
+
+    return Pool(tuple(of_group(group) for group in pool.cache), pool.x_ND)
+
+
+def _twice(x, axis: int):
+    """Returns the array with as many zeros after it along an axis."""
+    return jnp.pad(x, [(0, x.shape[i] if i == axis else 0) for i in range(x.ndim)])
 
 
 # ---------------------------------------------------------------------------------------------------- trees of a search
 
-SLOTS = 4096
-"""Slots at first, one a token."""
+SLOTS, NODES = 4096, 64
+"""Slots at first, one a token, and places for the states of a recurrent model, one a step. Either is doubled when it is
+full."""
 
 TOKENS, CALL = 1024, 32
 """New tokens computed at once, padding included, unless one step is longer; and how many padded tokens one call less is
@@ -258,6 +319,7 @@ class _Node:
     parent: int  # -1: a problem
     depth: int  # steps on its path, its own included
     slots: np.ndarray  # of its own tokens, in order
+    state: int  # the place of the recurrent state after it; -1 for a model without
     children: int = 0
     live: bool = True  # not released
 
@@ -275,7 +337,7 @@ class LiveTrees:
 
     def __init__(self, prm: PRM):
         check(prm)
-        self._slots = Slots(prm, SLOTS)
+        self._slots = Slots(prm, SLOTS, NODES)
         self._prm, self.scale, self.semantics = prm, prm.scale, prm.semantics
         self.tokens = 0
         self._nodes: dict[int, _Node] = {}
@@ -327,6 +389,8 @@ class LiveTrees:
         freed = []
         while handle >= 0 and not (node := self._nodes[handle]).live and not node.children:
             freed.append(node.slots)
+            if node.state >= 0:
+                self._slots.free_states.append(node.state)
             del self._nodes[handle]
             handle = node.parent
             if handle >= 0:
@@ -343,17 +407,19 @@ class LiveTrees:
             self._slots.double()
         slots = np.split(self._slots.take(needed), np.cumsum(lengths)[:-1]) if ids else []
         score_P = np.zeros(len(ids), np.float32)
+        starts = [self._nodes[parent].state if parent >= 0 else -1 for parent in parents]
+        states = [(start, self._slots.take_state()) for start in starts]
         for some in self._batches(lengths, [len(path) for path in paths]):
-            score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths, ends)))
+            score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths, ends, states)))
         self.tokens += needed
         handles = list(range(self._next, self._next + len(ids)))
         self._next += len(ids)
-        for handle, parent, slot in zip(handles, parents, slots, strict=True):
+        for handle, parent, slot, (_, state) in zip(handles, parents, slots, states, strict=True):
             depth = 0
             if parent >= 0:
                 self._nodes[parent].children += 1
                 depth = self._nodes[parent].depth + 1
-            self._nodes[handle] = _Node(parent, depth, slot)
+            self._nodes[handle] = _Node(parent, depth, slot, state)
         return handles, score_P
 
     def _path(self, handle: int) -> np.ndarray:
@@ -390,9 +456,9 @@ class LiveTrees:
             yield order[start[n] : n]
             n = start[n]
 
-    def _compute(self, ids, slots, paths, ends) -> np.ndarray:
+    def _compute(self, ids, slots, paths, ends, states) -> np.ndarray:
         T, S = padded_size(max(map(len, ids)), SHORTEST_STEP), padded_size(max(map(len, paths)), SHORTEST_PATH)
-        self._slots.extend(ids, slots, paths, T, S)
+        self._slots.extend(ids, slots, paths, T, S, states)
         E = padded_size(max(map(len, ends)) + 1, SHORTEST_CHAIN) if self._prm.config.steps else 1
         chains = [[*before, slot[-1]] for before, slot in zip(ends, slots, strict=True)]
         score_PE = self._slots.read(self._prm, chains, [range(-1, len(chain) - 1) for chain in chains], E)["score"]

@@ -20,15 +20,21 @@ from jprm.model import layers
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.layers import attention as attention_kind
-from jprm.model.layers import rms_norm
+from jprm.model.layers import deltanet, rms_norm
 from jprm.model.layers.attention import Rotation
 from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import cast_weights, embed, norm_scale, normed, settings_of
 
-Cache = tuple[tuple[Array, Array], ...]
-"""Keys and values of every group of layers: of rows (B, K, S, H), or of slots (N, K, H), with a leading axis of layers
-if the group has several. A group of one has no such axis, so that XLA writes a decoding loop's new keys in place and
-does not copy the cache for every token."""
+Cache = tuple[dict[str, tuple[Array, Array]], ...]
+"""What is kept of every group of layers, by kind of mixer, with a leading axis of layers if several of a group have it.
+
+attention: keys and values, of rows (B, K, S, H), or of slots (N, K, H).
+deltanet: the state (B, K, G, H, V) and the convolution's last inputs (B, K, W - 1, X) of rows; where keys are in slots,
+    of so many nodes of trees.
+
+A group of one has no such axis, so that XLA writes a decoding loop's new keys in place and does not copy the cache for
+every token.
+"""
 
 QUERIES = 256
 """New tokens of a row whose attention is computed together."""
@@ -46,25 +52,51 @@ class Past:
     cache: Cache  # of R rows
     seen_RS: Bool[Array, "R S"]
     slot_RS: Int[Array, "R S"] | None = None  # where the cache is slots: the slot of every token
+    state_R: Int[Array, " R"] | None = (
+        None  # where it is: the node whose recurrent state each row starts from; -1: none
+    )
 
 
 def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
     """Returns zeros for `size` tokens in each row, split over the mesh that is set."""
-    return _zeros(config, (rows, config.kv_heads, size, config.head_dim), ("batch", "kv_heads", None, None))
+    return _zeros(config, (rows, config.kv_heads, size, config.head_dim), ("batch", "kv_heads"), rows)
 
 
-def empty_slots(config: ModelConfig, size: int) -> Cache:
-    """Returns zeros for `size` tokens, replicated on every device; only heads are split."""
-    return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads", None))
+def empty_slots(config: ModelConfig, size: int, nodes: int = 0) -> Cache:
+    """Returns zeros for `size` tokens, and for states after `nodes` nodes, replicated on every device; only heads are
+    split."""
+    return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads"), nodes)
 
 
-def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Cache:
-    def zeros(layers: int) -> Array:
-        lead = () if layers == 1 else (layers,)
-        place = sharding(*(None for _ in lead), *axes)
-        return jnp.zeros((*lead, *shape), config.dtype, out_sharding=place)
+def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, ...], states: int) -> Cache:
+    def of_group(first: int, stop: int) -> dict[str, tuple[Array, Array]]:
+        mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
+        check(config)
+        found = {}
+        for name in dict.fromkeys(mixers):
+            lead = () if (count := mixers.count(name)) == 1 else (count,)
+            of_kind = deltanet.empty(config, states) if name == "deltanet" else ((shape, config.dtype),) * 2
 
-    return tuple((zeros(layers), zeros(layers)) for layers in config.layer_groups)
+            def zeros(shape, dtype, lead=lead):
+                rest = (None,) * (len(shape) - len(axes))
+                return jnp.zeros((*lead, *shape), dtype, out_sharding=sharding(*(None for _ in lead), *axes, *rest))
+
+            found[name] = tuple(zeros(*of_array) for of_array in of_kind)
+        return found
+
+    return tuple(of_group(*span) for span in layers.spans(config))
+
+
+def check(config: ModelConfig) -> None:
+    """Raises NotImplementedError for a model with layers that cannot go on from a cache."""
+    mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}
+    if unknown := mixers - {"attention", "deltanet"}:
+        raise NotImplementedError(f"model.mixers has {', '.join(sorted(unknown))}, which cannot go on from a cache")
+
+
+def recurrent(config: ModelConfig) -> bool:
+    """Returns whether a model keeps states beside keys and values."""
+    return "deltanet" in config.mixers
 
 
 def forward(
@@ -75,8 +107,9 @@ def forward(
     past: Past | None = None,
     own: Cache | None = None,
     start: Int[Array, ""] | int = 0,
+    length_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
-    """Returns the new tokens' hidden states after the final norm, and their rows' keys and values.
+    """Returns the new tokens' hidden states after the final norm, and what is kept of their rows.
 
     Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself, as far as a
     layer's window reaches. The positions of a row follow one another. Padding follows the tokens and affects none.
@@ -84,34 +117,82 @@ def forward(
     Args:
       own: the cache of B rows, into which the new keys and values are written at `start`; None for rows that begin
         with the new tokens.
+      length_B: how many new tokens of each row are no padding, for recurrent states; None: all of them.
     """
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
     place = Place(*attention_kind.positions(position_BT, config), position_BT, start)
+    if length_B is None:
+        length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
 
     def body(index: int, group: int, x_BTD, inputs):
         at, layer, own, here = inputs
         w = cast_weights(layer, config, index)
         mixer, mlp = layers.kinds_of(config, index)
         y_BTD = normed(x_BTD, w, "attention_norm", config)
-        y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, place, config)
+        if mixer == "deltanet":
+            before = _state(past, group, at, own, start, x_BTD.shape[0], config)
+            y_BTD, *kept = deltanet.decode(y_BTD, w, *before, length_B, plain)
+        else:
+            y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, place, config)
         x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)
         y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, here[mlp], plain)
-        return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), kept
+        return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), tuple(kept)
 
     cache, here = [], settings_of(config)
     for group, (first, stop) in enumerate(layers.spans(config)):
         stack, kept = decoder[f"layers_{group}"], None if own is None else own[group]
         part = jax.tree.map(lambda x_L, a=first, b=stop: jnp.asarray(x_L[a:b]), here)
-        if stop - first == 1:
-            one = jax.tree.map(lambda w: w[0], (stack, part))
-            x_BTD, kv = body(first, group, x_BTD, (None, one[0], kept, one[1]))
-        else:
-            inputs = (jnp.arange(stop - first), stack, kept, part)
+        if stop - first > 1 and layers.period(config, first, stop) == 1:
+            (mixer,) = {layers.kinds_of(config, layer)[0] for layer in range(first, stop)}
+            inputs = (jnp.arange(stop - first), stack, None if kept is None else kept[mixer], part)
             x_BTD, kv = jax.lax.scan(functools.partial(body, first, group), x_BTD, inputs)
-        cache.append(kv)
+            cache.append({mixer: kv})
+            continue
+        found: dict[str, list[Any]] = {}
+        of_role = layers.stacks(config, first, stop)
+        mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
+        for layer, mixer in enumerate(mixers, first):
+            w = {
+                role: jax.tree.map(lambda x, i=at.index(layer): x[i], stack[role])
+                for role, (_, _, at) in of_role.items() if layer in at
+            }  # fmt: skip
+            at = None if mixers.count(mixer) == 1 else len(found.get(mixer, ()))
+            mine = None if kept is None else jax.tree.map(lambda x, at=at: x if at is None else x[at], kept[mixer])
+            settings = jax.tree.map(lambda x_L, i=layer - first: x_L[i], part)
+            x_BTD, kv = body(layer, group, x_BTD, (at, w, mine, settings))
+            found.setdefault(mixer, []).append(kv)
+        cache.append({
+            mixer: kvs[0] if len(kvs) == 1 else jax.tree.map(lambda *x: jnp.stack(x), *kvs) for mixer, kvs in found.items()
+        })  # fmt: skip
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
+
+
+def _state(past: Past | None, group: int, index, own, start, rows: int, config: ModelConfig):
+    """Returns the recurrent state and the convolution's inputs that each row starts from: its own after `start`."""
+    if past is None:
+        heads = ("batch", "kv_heads", None, None, None)
+        before = tuple(
+            jnp.zeros(shape, dtype, out_sharding=sharding(*heads[: len(shape)]))
+            for shape, dtype in deltanet.empty(config, rows)
+        )
+    else:
+
+        def of_rows(x):
+            x = x if index is None else x[index]
+            rest = (None,) * (x.ndim - 2)
+            if past.state_R is not None:
+                taken = x.at[jnp.maximum(past.state_R, 0)].get(out_sharding=sharding("batch", "kv_heads", *rest))
+                x = jnp.where(past.state_R.reshape(-1, *[1] * (x.ndim - 1)) >= 0, taken, 0)
+            R, *shape = x.shape
+            x = jnp.broadcast_to(x[:, None], (R, rows // R, *shape))
+            return reshape(x, (rows, *shape), "batch", "kv_heads")
+
+        before = jax.tree.map(of_rows, past.cache[group]["deltanet"])
+    if own is None:
+        return before
+    return jax.tree.map(lambda first, later: jnp.where(start == 0, first, later), tuple(before), tuple(own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +255,7 @@ def _read(past: Past | None, group: int, index) -> tuple[tuple[Array, Array, Arr
     """
     if past is None:
         return ()
-    kv = past.cache[group]
+    kv = past.cache[group]["attention"]
     if past.slot_RS is None:
         k, v = kv if index is None else (kv[0][index], kv[1][index])
         return ((k, v, past.seen_RS),)

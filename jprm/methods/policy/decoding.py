@@ -41,9 +41,12 @@ def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.P
     """Returns the keys of prompt `row_R[r]` for every r, without its last token, with which decoding begins."""
     S = tokens_US.shape[1]
     position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
-    _, cache = decode.forward(params, config, tokens_US, position_US)
-    place = sharding("batch", "kv_heads", None, None)
-    cache = jax.tree.map(lambda x: x.at[row_R].get(out_sharding=place), cache)
+    _, cache = decode.forward(params, config, tokens_US, position_US, length_B=length_U - 1)
+
+    def of_rows(x: Array) -> Array:
+        return x.at[row_R].get(out_sharding=sharding("batch", "kv_heads", *(None,) * (x.ndim - 2)))
+
+    cache = jax.tree.map(of_rows, cache)
     length_R = length_U.at[row_R].get(out_sharding=sharding("batch"))
     return decode.Past(cache, jnp.arange(S) < length_R[:, None] - 1)
 
@@ -101,7 +104,13 @@ def grown(samples: Samples, size: int) -> Samples:
     def pad(x: Array, axis: int) -> Array:
         return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
-    cache = jax.tree.map(lambda x: pad(x, 2), samples.cache)
+    cache = tuple(
+        {
+            mixer: jax.tree.map(lambda x: pad(x, 2), kept) if mixer == "attention" else kept
+            for mixer, kept in group.items()
+        }
+        for group in samples.cache
+    )
     written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
     return dataclasses.replace(samples, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
 
@@ -113,7 +122,7 @@ def of_rows(state, row_Q, m: int):
     samples, first_B, key_B, past = state
 
     def take(x: Array, index: Array) -> Array:
-        rest = ("kv_heads", None, None) if x.ndim == 4 else (None,) * (x.ndim - 1)
+        rest = ("kv_heads", *(None,) * (x.ndim - 2)) if x.ndim >= 4 else (None,) * (x.ndim - 1)
         return x.at[index].get(out_sharding=sharding("batch", *rest)) if x.ndim else x
 
     of_samples = jax.tree.map(lambda x: take(x, index_B), (samples, first_B, key_B))
