@@ -74,10 +74,11 @@ class ExpertsConfig:
     width: int = 0  # of one expert
     normalised: bool = True  # the weights of those that are used sum to 1
     shared_width: int = 0  # Qwen3-Next: of an expert that all tokens use; 0: there is none
+    balance: float = 0.0  # factor of the load-balancing loss, added to objectives at step ends; transformers' is 0.001
 
     def __post_init__(self):
-        if min(self.count, self.used, self.width, self.shared_width) < 0:
-            raise ValueError(f"experts: {self} has a negative size")
+        if min(self.count, self.used, self.width, self.shared_width, self.balance) < 0:
+            raise ValueError(f"experts: {self} has a negative size or factor")
 
 
 @jax.tree_util.register_static

@@ -52,9 +52,7 @@ class Past:
     cache: Cache  # of R rows
     seen_RS: Bool[Array, "R S"]
     slot_RS: Int[Array, "R S"] | None = None  # where the cache is slots: the slot of every token
-    state_R: Int[Array, " R"] | None = (
-        None  # where it is: the node whose recurrent state each row starts from; -1: none
-    )
+    state_R: Int[Array, " R"] | None = None  # and the node whose state each row starts from; -1: none
 
 
 def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
@@ -122,7 +120,7 @@ def forward(
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
-    place = Place(*attention_kind.positions(position_BT, config), position_BT, start)
+    where = Place(*attention_kind.positions(position_BT, config), position_BT, start)
     if length_B is None:
         length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
 
@@ -135,7 +133,7 @@ def forward(
             before = _state(past, group, at, own, start, x_BTD.shape[0], config)
             y_BTD, *kept = deltanet.decode(y_BTD, w, *before, length_B, plain)
         else:
-            y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, place, config)
+            y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, where, config)
         x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)
         y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, here[mlp], plain)
         return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), tuple(kept)
@@ -154,18 +152,15 @@ def forward(
         of_role = layers.stacks(config, first, stop)
         mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
         for layer, mixer in enumerate(mixers, first):
-            w = {
-                role: jax.tree.map(lambda x, i=at.index(layer): x[i], stack[role])
-                for role, (_, _, at) in of_role.items() if layer in at
-            }  # fmt: skip
+            place = {role: at.index(layer) for role, (_, _, at) in of_role.items() if layer in at}
+            w = {role: jax.tree.map(lambda x, i=i: x[i], stack[role]) for role, i in place.items()}
             at = None if mixers.count(mixer) == 1 else len(found.get(mixer, ()))
             mine = None if kept is None else jax.tree.map(lambda x, at=at: x if at is None else x[at], kept[mixer])
             settings = jax.tree.map(lambda x_L, i=layer - first: x_L[i], part)
             x_BTD, kv = body(layer, group, x_BTD, (at, w, mine, settings))
             found.setdefault(mixer, []).append(kv)
-        cache.append({
-            mixer: kvs[0] if len(kvs) == 1 else jax.tree.map(lambda *x: jnp.stack(x), *kvs) for mixer, kvs in found.items()
-        })  # fmt: skip
+        stacked = {mixer: jax.tree.map(lambda *x: jnp.stack(x), *kvs) for mixer, kvs in found.items() if len(kvs) > 1}
+        cache.append({mixer: stacked.get(mixer, kvs[0]) for mixer, kvs in found.items()})
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 

@@ -330,6 +330,14 @@ def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array
     return _apply(Model(config), params, rows)
 
 
+def step_logits_and_sums(
+    params: Mapping, config: ModelConfig, rows: Rows
+) -> tuple[Float[Array, "B S C"], dict[str, Array]]:
+    """Returns the model's logits, and what its layers' kinds sum over tokens and layers, by name (`Kind.apply`)."""
+    logit_BSC, state = Model(config).apply({"params": params}, rows, mutable=["sums"])
+    return logit_BSC, state.get("sums", {}).get("decoder", {})
+
+
 def logits_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S C"]:

@@ -40,8 +40,9 @@ from jprm.experiment import LOG_RATIO, ObjectiveConfig, TargetConfig
 from jprm.io.storage import path_of
 from jprm.model import heads
 from jprm.model.heads import CLASS, HEADS, PROBABILITY, TOKEN, Head, Target
+from jprm.model.layers.experts import balance
 from jprm.model.mesh import at_tokens
-from jprm.model.transformer import step_logits
+from jprm.model.transformer import step_logits, step_logits_and_sums
 from jprm.options import OptionError, defined, described, find_part, values_of
 from jprm.rows import Rows, ancestors, at_slots, siblings
 
@@ -60,7 +61,15 @@ class OfSteps:
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
-        return self.of_logits(step_logits(params["model"], config.model, rows), rows, config)
+        """Returns what `of_logits` does; of a mixture of experts also their load, and the loss that balances it."""
+        experts = config.model.experts
+        if not experts.count:
+            return self.of_logits(step_logits(params["model"], config.model, rows), rows, config)
+        logit_BSC, sums = step_logits_and_sums(params["model"], config.model, rows)
+        loss, count, metrics = self.of_logits(logit_BSC, rows, config)
+        uneven, tokens = balance(sums), sums["tokens"]
+        metrics |= {"expert_balance": Mean(uneven * tokens, tokens), "experts": Load(sums["chosen"])}
+        return loss + experts.balance * uneven * count, count, metrics
 
     def of_logits(
         self, logit_BSC: Float[Array, "B S C"], rows: Rows, config: ObjectiveConfig
@@ -468,6 +477,20 @@ class Judged:
         )
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """How often each expert was chosen, over layers and real tokens; adds up."""
+
+    chosen_N: Float[Array, " N"]
+
+    def means(self) -> dict[str, float | None]:
+        """Returns the largest load over the mean one, and the fraction of experts that no token chose."""
+        chosen_N = np.asarray(self.chosen_N).astype(np.float64)
+        largest = float(chosen_N.max() / chosen_N.mean()) if chosen_N.any() else None
+        return {"expert_load": largest, "experts_idle": float((chosen_N == 0).mean())}
+
+
 def divisor(count: float) -> float:
     """Returns what sums over `count` labels are divided by: the count, and 1 for none, where all sums are 0."""
     return count if count > 0 else 1.0
@@ -490,6 +513,8 @@ def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
             values |= names(metrics, name, value.means())
+        elif isinstance(value, Load):
+            values |= value.means()
         else:
             values[name] = value.value() if isinstance(value, Mean) else float(value) / divisor(count)
     return values
