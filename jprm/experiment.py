@@ -277,8 +277,9 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
     names = dict(model if isinstance(model, dict) else {})
     names |= {} if objective.rpartition(":")[0].endswith(".py") else {"objective": objective}
     for field, name in names.items():
-        if isinstance(name, str):
-            check_foreign(name, path_of(path).parent, f"{path}: {field}")
+        for one in name if isinstance(name, list) else [name]:  # a pattern of layers names several
+            if isinstance(one, str):
+                check_foreign(one, path_of(path).parent, f"{path}: {field}")
 
 
 def semantics(experiment: Experiment, log_ratio: float | None) -> str:

@@ -48,7 +48,7 @@ def test_without_a_cache_it_is_the_decoder(config, tokens, expected, monkeypatch
     monkeypatch.setattr(decode, "QUERIES", 7)  # blocks of queries, the last one smaller
     x_BTD, cache = forward(params(config), config, tokens, POSITION)
     close(x_BTD, expected)
-    assert [x.shape for x in cache[0]] == [(2, ROWS, 2, TOKENS, 4)] * 2
+    assert [x.shape for x in cache[0]["attention"]] == [(2, ROWS, 2, TOKENS, 4)] * 2
 
 
 @pytest.mark.parametrize("unstacked", [False, True])
@@ -61,7 +61,7 @@ def test_a_shared_prompt_then_a_token_at_a_time(config, tokens, expected, unstac
     _, cache = forward(weights, config, padded, np.arange(PAST + 3) + np.zeros_like(padded))
     past = decode.Past(cache, np.arange(PAST + 3) < np.full((ROWS // 2, 1), PAST))
     own = decode.empty_cache(config, ROWS, 16)
-    assert own[0][0].shape == ((ROWS, 2, 16, 4) if unstacked else (2, ROWS, 2, 16, 4))
+    assert own[0]["attention"][0].shape == ((ROWS, 2, 16, 4) if unstacked else (2, ROWS, 2, 16, 4))
     step = jax.jit(lambda *args: decode.forward(*args), static_argnums=1, donate_argnums=5)
     for i in range(TOKENS - PAST):
         new, at = tokens[:, PAST + i, None], np.full((ROWS, 1), PAST + i)

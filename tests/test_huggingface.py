@@ -16,6 +16,7 @@ from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
 from jprm.checkpoints.huggingface import FAMILIES, load_decoder, model_config
+from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.train import initial_state
@@ -23,7 +24,7 @@ from jprm.train import initial_state
 REASON = "the extra 'parity' is not installed"
 SIZES = dict(
     vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64,
+    num_key_value_heads=2, max_position_embeddings=64, pad_token_id=None,
 )  # fmt: skip
 LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
@@ -52,6 +53,26 @@ KINDS = {
     "qwen3-yarn": ("qwen3", dict(head_dim=16, rope_parameters=dict(
         rope_type="yarn", factor=2.0, original_max_position_embeddings=32, rope_theta=1e6, attention_factor=1.5))),
 }  # fmt: skip
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6,
+             head_dim=16, num_hidden_layers=4)  # fmt: skip
+MIXTURE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+NEW = {
+    "olmo3": ("olmo3", dict(num_hidden_layers=4, sliding_window=6, rope_parameters=dict(
+        full_attention=dict(rope_type="linear", factor=4.0, rope_theta=500.0),
+        sliding_attention=dict(rope_type="default", rope_theta=50.0)))),
+    "smollm3": ("smollm3", dict(num_hidden_layers=4)),
+    "ministral3": ("ministral3", dict(head_dim=16, rope_parameters=dict(
+        rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0,
+        beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5))),
+    "phi4": ("phi3", dict(rope_parameters=dict(
+        rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5))),
+    "qwen3_moe": ("qwen3_moe", MIXTURE | dict(head_dim=16, norm_topk_prob=True)),
+    "qwen3_moe-dense": ("qwen3_moe", MIXTURE | dict(head_dim=16, num_hidden_layers=3, mlp_only_layers=[1])),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_next": ("qwen3_next", DELTA | MIXTURE | dict(shared_expert_intermediate_size=24)),
+}  # fmt: skip
+"""The families of 2026: their gradients are compared too."""
+KINDS |= NEW
 IDS = (np.random.default_rng(0).permutation(128)[:48]).tolist()
 
 
@@ -61,9 +82,11 @@ def make(folder, kind="llama", shard=None, head="CausalLM", **changes):
     transformers = pytest.importorskip("transformers", reason=REASON)
     family, fields = KINDS[kind]
     name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
-            "gemma3_text": "Gemma3Text"}[family]  # fmt: skip
+            "gemma3_text": "Gemma3Text", "olmo3": "Olmo3", "smollm3": "SmolLM3", "ministral3": "Ministral3",
+            "phi3": "Phi3", "qwen3_moe": "Qwen3Moe", "qwen3_5_text": "Qwen3_5Text", "qwen3_next": "Qwen3Next",
+            }[family]  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**(SIZES | fields | changes))
-    name = "Gemma3" if (name, head) == ("Gemma3Text", "CausalLM") else name
+    name = name.removesuffix("Text") if head == "CausalLM" else name
     config._attn_implementation = "eager"  # the only one that knows soft caps
     model = getattr(transformers, f"{name}{head}" if head == "Model" else f"{name}For{head}")(config).eval()
     with torch.no_grad():
@@ -93,6 +116,29 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
     # Two layers of float32 sums in another order, on states of size about one.
     np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
     assert np.abs(wanted).max() > 1
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_gradients_equal_those_of_transformers(tmp_path, kind):
+    """Of every parameter: transformers' gradients are written as a folder, and read as its weights are."""
+    torch = pytest.importorskip("torch", reason=REASON)
+    model = make(tmp_path, kind)
+    config = model_config(tmp_path, attention="reference", remat="nothing")
+    decoder = load_decoder(tmp_path, config)
+    weight_TD = np.random.default_rng(1).normal(size=(len(IDS), config.width)).astype(np.float32)
+    states_TD = getattr(model, "model", model)(torch.tensor([IDS])).last_hidden_state[0]
+    (states_TD * torch.tensor(weight_TD)).sum().backward()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.zeros_like(value) if value.grad is None else value.grad)
+    model.save_pretrained(tmp_path / "gradients")
+    wanted = load_decoder(tmp_path / "gradients", config)
+    rows = chain_rows([IDS], len(IDS))
+    found = jax.jit(jax.grad(lambda x: (transformer.hidden({"decoder": x}, config, rows)[0] * weight_TD).sum()))(
+        decoder
+    )
+    # Sums of float32 in another order; gradients are as large as 100.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-3), found, wanted)
 
 
 def test_the_scalings_change_the_numbers():

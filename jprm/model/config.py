@@ -289,7 +289,7 @@ def _own_names(config: ModelConfig) -> dict[str, str]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         named |= (
-            {f"{field.name}[{i}]": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field.name: value}
+            {f"{field.name}.{i}": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field.name: value}
         )
     return {field: name for field, name in named.items() if isinstance(name, str) and ":" in name}
 

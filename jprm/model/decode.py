@@ -226,21 +226,21 @@ def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, c
 
 def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
     """Returns a copy of the parameters with every layer in a group of its own, and the config that fits them."""
-    return unstack(params, config.layer_groups), dataclasses.replace(config, layer_groups=(1,) * config.layers)
+    return unstack(params, config), dataclasses.replace(config, layer_groups=(1,) * config.layers)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def unstack(params: Mapping, groups: tuple[int, ...]) -> dict:
+def unstack(params: Mapping, config: ModelConfig) -> dict:
     """Returns a copy of the parameters with every layer in a group of its own."""
-    stacks = [params["decoder"][f"layers_{group}"] for group in range(len(groups))]
-    rest = {name: value for name, value in params["decoder"].items() if not name.startswith("layers_")}
-    layers = [
-        jax.tree.map(lambda w, i=i: w[i : i + 1], stack)
-        for stack, count in zip(stacks, groups, strict=True)
-        for i in range(count)
-    ]
-    rest |= {f"layers_{i}": layer for i, layer in enumerate(layers)}
-    return jax.tree.map(jnp.copy, {**params, "decoder": rest})
+    decoder = {name: value for name, value in params["decoder"].items() if not name.startswith("layers_")}
+    for group, span in enumerate(layers.spans(config)):
+        stack, of_role = params["decoder"][f"layers_{group}"], layers.stacks(config, *span)
+        for layer in range(*span):
+            place = {role: at.index(layer) for role, (_, _, at) in of_role.items() if layer in at}
+            decoder[f"layers_{layer}"] = {
+                role: jax.tree.map(lambda w, i=i: w[i : i + 1], stack[role]) for role, i in place.items()
+            }
+    return jax.tree.map(jnp.copy, {**params, "decoder": decoder})
 
 
 def _read(past: Past | None, group: int, index) -> tuple[tuple[Array, Array, Array], ...]:

@@ -153,7 +153,7 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
     sizes = set()
     for name, group in params["decoder"].items():
         for role, x in group.items() if name.startswith("layers_") else ():
-            split = math.prod(mesh.shape["tensor"] for axis in x.sharding.spec if axis == "tensor")
+            split = math.prod(mesh.shape[axis] for axis in x.sharding.spec if axis in ("tensor", "expert"))
             sizes.add(x.size // x.shape[0] // split)
             if "mlp" in AXES.get(role, ()):
                 sizes.add(x.size // x.shape[0] // split // chunk_count(x.shape[AXES[role].index("mlp")] // split))

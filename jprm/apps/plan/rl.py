@@ -146,7 +146,7 @@ def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[
         variants = {each[name][1][1].layers: each[name][:2] for each in some}
         runs[name] = Program(variants, resident["sampler"], times)
     # The old copy goes before the new one is made.
-    push = {model.layers: (decode.unstack, (learnt, model.layer_groups))}
+    push = {model.layers: (decode.unstack, (learnt, model))}
     runs["push"] = Program(push, held(learnt) + resident["sampler"], 1)
     return runs, {name: size for name, size in resident.items() if size}
 
