@@ -24,8 +24,8 @@ from jprm.model.parameters import SUMMED, Dtype, Int8, held, join, new_parameter
 from jprm.model.transformer import AXES, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
-          "norm_eps", "mixers", "mlps", "qkv_bias", "qk_norm", "qk_width_norm", "attention_gate", "design", "windows", "rope_layers",
-          "rotary_dim", "query_growth", "rope_theta_local", "query_pre_attn_scalar", "attention_softcap",
+          "norm_eps", "mixers", "mlps", "qkv_bias", "qk_norm", "qk_width_norm", "attention_gate", "design", "windows",
+          "rope_layers", "rotary_dim", "query_growth", "rope_theta_local", "query_pre_attn_scalar", "attention_softcap",
           "logit_softcap")  # fmt: skip
 """Fields in which a file and a config must agree; a config may have fewer layers."""
 

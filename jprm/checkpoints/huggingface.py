@@ -8,12 +8,13 @@ is supported or refused by name, and a field of config.json that this module doe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -328,6 +329,39 @@ class Unfused:
         first = sum(rows for _, rows in rule.parts[:i])
         array = array.reshape(rule.groups, -1, *array.shape[1:])[:, first : first + rule.parts[i][1]]
         return array.reshape(-1, *array.shape[2:])
+
+
+Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
+"""Name, shape as (out, in), and how to get it."""
+
+
+def fused(tensors: Iterable[Tensor], config: ModelConfig) -> Iterable[Tensor]:
+    """Returns tensors of roles as files of the model's family have them: the inverse of `unfused`."""
+    rules = [(part, rule) for rule in fusions(config) for part, _ in rule.parts]
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for tensor in tensors:
+        ends = ((part, rule) for part, rule in rules if tensor[0].endswith("." + part))
+        part, rule = next(ends, ("", None))
+        if rule is None:
+            yield tensor
+            continue
+        before = tensor[0].removesuffix(part)
+        if rule.experts:
+            for e in range(rule.experts):
+                yield before + rule.name.format(e), tensor[1][1:], lambda get=tensor[2], e=e: get()[e]
+            continue
+        own = waiting.setdefault(before + rule.name, {})
+        own[part] = tensor
+        if len(own) == len(rule.parts):
+            parts = [own[name] for name, _ in rule.parts]
+            rows, rest = sum(shape[0] for _, shape, _ in parts), parts[0][1][1:]
+            shape = (rows, *((1,) if rule.squeezed else ()), *rest)
+            yield before + rule.name, shape, functools.partial(_joined, [get for *_, get in parts], rule.groups, shape)
+
+
+def _joined(gets: list[Callable[[], np.ndarray]], groups: int, shape: tuple[int, ...]) -> np.ndarray:
+    arrays = [array.reshape(groups, -1, *array.shape[1:]) for array in (get() for get in gets)]
+    return np.concatenate(arrays, axis=1).reshape(shape)
 
 
 def _known(name: str, config: ModelConfig) -> bool:

@@ -206,13 +206,15 @@ def config_json(
     if format == "qwen2-prm" and (family != "qwen2" or labels != ("wrong", "right")):
         what = f"not of {family} with head {c.head!r}"
         raise ValueError(f"{prm.name}: Qwen2.5-Math-PRM's format is of a Qwen2 model with a binary head, {what}")
+    if family in ("olmo3", "qwen3_5_text"):
+        raise ValueError(f"{prm.name}: transformers has no token classifier of {family}; a policy of it is exported")
     kind = "ProcessRewardModel" if format == "qwen2-prm" else "TokenClassification"
     every = {"pooling_mode": "all"} if format == "qwen2-prm" else {}
     return (
         decoder
         | every
         | {
-            "architectures": [f"{family.capitalize()}For{kind}"],
+            "architectures": [f"{writing.CLASSES[family]}For{kind}"],
             "tie_word_embeddings": False,  # there is no language head
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,10 +19,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jprm.checkpoints import decoder
-from jprm.checkpoints.huggingface import LANGUAGE_HEAD, name_of
+from jprm.checkpoints.huggingface import LANGUAGE_HEAD, fused, name_of
 from jprm.checkpoints.kinds import PUBLISHED, FileDtype
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.io.outputs import atomic_file, atomic_write
+from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.tokenizer import Tokenizer
 
@@ -55,7 +56,7 @@ def causal_lm(
         tensors.append((LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)))
     write_tensors(folder, tensors, NUMBERS[dtype], shard_bytes, FILE)
     fields |= {
-        "architectures": [f"{family.capitalize()}ForCausalLM"],
+        "architectures": [f"{CLASSES[family]}ForCausalLM"],
         "tie_word_embeddings": config.tied_embeddings,
         "use_cache": True,
     }
@@ -73,9 +74,7 @@ def decoder_json(
     """
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{name}: qkv_bias and qk_norm together are no model that transformers has")
-    family = "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "mistral" if c.windows else "llama"
-    if c.design == "gemma":
-        family = "gemma2"
+    family = _family(name, c)
     variant = _variant(name, c, family)
     if family == "llama" and c.width % c.heads:
         raise ValueError(f"{name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
@@ -92,6 +91,7 @@ def decoder_json(
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_theta,
         "rope_scaling": _rope_json(c),
+        **_of_2026(c, family),
         "max_position_embeddings": positions,  # no longer chain was ever in a row
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
@@ -102,12 +102,76 @@ def decoder_json(
     }
 
 
+CLASSES = {
+    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "olmo3": "Olmo3",
+    "smollm3": "SmolLM3", "ministral3": "Ministral3", "qwen3_moe": "Qwen3Moe", "qwen3_next": "Qwen3Next",
+    "qwen3_5_text": "Qwen3_5",
+}  # fmt: skip
+"""Families to the beginning of their classes' names in transformers."""
+
+
+def _family(name: str, c: ModelConfig) -> str:
+    """Returns the family whose class computes a model. Raises ValueError where transformers has none that jprm writes."""
+    mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
+    next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"
+    for family, its_own, plain in (
+        ("qwen3_next", hybrid and mixture and next_one and c.experts.shared_width, True),
+        ("qwen3_5_text", hybrid and not mixture and next_one, True),
+        ("qwen3_moe", mixture and c.qk_norm and not c.experts.shared_width, not (c.windows or hybrid)),
+        ("olmo3", c.design == "olmo" and c.qk_width_norm and c.windows, not c.qkv_bias),
+        ("smollm3", c.rope_layers, not (c.windows or c.qk_norm or c.qkv_bias)),
+        ("ministral3", c.query_growth and c.rope_scaling.kind == "yarn", not (c.windows or c.qk_norm or c.qkv_bias)),
+    ):
+        if its_own and plain:
+            return family
+    new = c.mixers or c.mlps or c.rope_layers or c.query_growth or c.rotary_dim or c.attention_gate or c.qk_width_norm
+    if new or c.design not in ("llama", "gemma"):
+        raise ValueError(f"{name}: transformers has no class of this model's layers that jprm writes")
+    if c.design == "gemma":
+        return "gemma2"
+    return "qwen3" if c.qk_norm else "qwen2" if c.qkv_bias else "mistral" if c.windows else "llama"
+
+
+def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
+    """Returns the fields that the families of 2026 have beside Llama's."""
+    fields: dict[str, Any] = {}
+    rope = {"rope_theta": c.rope_theta} | (_rope_json(c) or {"rope_type": "default"})
+    if family == "olmo3":
+        local = {"rope_type": "default", "rope_theta": c.rope_theta_local or c.rope_theta}
+        fields = {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+    if family == "ministral3":
+        beta, positions = c.query_growth
+        own = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": int(positions)}
+        fields = {"rope_parameters": rope | own}
+    if family == "smollm3":
+        fields = {"no_rope_layers": [c.rope_layers[i % len(c.rope_layers)] for i in range(c.layers)]}
+    if family in ("qwen3_moe", "qwen3_next"):
+        dense = [i for i in range(c.layers) if c.mlps[i % len(c.mlps)] == "dense"]
+        fields |= {
+            "num_experts": c.experts.count, "num_experts_per_tok": c.experts.used,
+            "moe_intermediate_size": c.experts.width, "norm_topk_prob": c.experts.normalised, "mlp_only_layers": dense, "decoder_sparse_step": 1,
+        }  # fmt: skip
+    if family in ("qwen3_5_text", "qwen3_next"):
+        d = c.deltanet
+        kinds = {"deltanet": "linear_attention", "attention": "full_attention"}
+        fields |= {
+            "linear_num_key_heads": d.key_heads, "linear_num_value_heads": d.value_heads,
+            "linear_key_head_dim": d.key_dim, "linear_value_head_dim": d.value_dim, "linear_conv_kernel_dim": d.conv,
+            "layer_types": [kinds[c.mixers[i % len(c.mixers)]] for i in range(c.layers)],
+            "rope_parameters": rope | {"partial_rotary_factor": (c.rotary_dim or c.head_dim) / c.head_dim},
+        }  # fmt: skip
+    if family == "qwen3_next":
+        fields["shared_expert_intermediate_size"] = c.experts.shared_width
+    return fields | ({"rope_scaling": None} if "rope_parameters" in fields else {})
+
+
 def _variant(name: str, c: ModelConfig, family: str) -> dict[str, Any]:
     """Returns the fields in which families differ. Raises ValueError for what the family's class does not compute."""
     kinds = [c.windows[i % len(c.windows)] for i in range(c.layers)] if c.windows else []
     if len(set(kinds) - {0}) > 1 or (family == "mistral" and 0 in kinds):
         raise ValueError(f"{name}: windows {c.windows} are no pattern that transformers' {family} has")
-    plain = not (c.query_pre_attn_scalar or c.attention_softcap or c.logit_softcap or c.rope_theta_local)
+    local = c.rope_theta_local and family != "olmo3"
+    plain = not (c.query_pre_attn_scalar or c.attention_softcap or c.logit_softcap or local)
     if (family == "gemma2" and (c.qkv_bias or c.qk_norm)) or (family != "gemma2" and not plain):
         what = "Gemma 3" if c.design == "gemma" and c.qk_norm else "this model"
         raise ValueError(f"{name}: transformers has no class of {what}'s design that jprm writes")
@@ -142,8 +206,8 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
     return fields
 
 
-def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterator[Tensor]:
-    """Yields a decoder's parameters, a role's together, so that its stacks are fetched once.
+def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[Tensor]:
+    """Returns a decoder's parameters, a role's together, so that its stacks are fetched once.
 
     Raises ValueError for a parameter that the files have no name for.
     """
@@ -151,17 +215,24 @@ def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterator[
     if unknown := sorted(name for name in names if name.rpartition("/")[2] not in decoder.file_shapes(config)):
         raise ValueError(f"{', '.join(unknown)}: Hugging Face's files have no name for this parameter of the decoder")
 
+    of_role = layers.stacks(config, 0, config.layers)
+
     @functools.lru_cache(maxsize=1)
     def stack(role: str) -> np.ndarray:
-        groups = [np.asarray(params[f"layers_{i}"][role]) for i in range(len(config.layer_groups))]
-        return np.concatenate(groups) if len(groups) > 1 else groups[0]
+        groups = [params[f"layers_{i}"] for i in range(len(config.layer_groups))]
+        own = [np.asarray(group[role]) for group in groups if role in group]
+        return np.concatenate(own) if len(own) > 1 else own[0]
 
     def get(role: str, layer: int | None) -> np.ndarray:
-        return decoder.to_file(role, np.asarray(params[role]) if layer is None else stack(role)[layer], config)
+        array = params[role] if layer is None else stack(role)[of_role[role][2].index(layer)]
+        return decoder.to_file(role, np.asarray(array), config)
 
-    shapes = decoder.file_shapes(config)
-    for role, layer in decoder.slots(config):
-        yield f"model.{name_of(role, layer, config)}", shapes[role], functools.partial(get, role, layer)
+    def plain() -> Iterator[Tensor]:
+        shapes = decoder.file_shapes(config)
+        for role, layer in decoder.slots(config):
+            yield f"model.{name_of(role, layer, config)}", shapes[role], functools.partial(get, role, layer)
+
+    return fused(plain(), config)
 
 
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
