@@ -179,10 +179,16 @@ class UnknownTrips(ValueError):
 
 
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:
-    """Returns how often a loop's body runs: by XLA's annotation, or by a counter with constant bounds and steps."""
+    """Returns how often a loop's body runs: by XLA's annotation, or by a counter with constant bounds and steps.
+
+    A loop whose turns depend on the rows says in a `jax.named_scope`, `expected_turns_N`, how often it runs where one
+    chain fills a row.
+    """
     known = re.search(r'"?known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text)
     if known:
         return int(known.group(1))
+    if expected := re.search(r"expected_turns_(\d+)", loop.op_name):
+        return int(expected.group(1))
     try:
         return _turns(module, computation, loop)
     except UnknownTrips as error:

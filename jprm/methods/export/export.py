@@ -267,6 +267,8 @@ def _check_peft(prm: PRM, experiment: Experiment) -> None:
         raise ValueError(
             f"{prm.name}: was trained without adapters (lora.rank=0); --format transformers writes it whole"
         )
+    if prm.config.mixers or prm.config.mlps:
+        raise ValueError(f"{prm.name}: adapters of its layers are not written apart; --format transformers merges them")
     if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
         raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head over classes of one softmax")
     if not experiment.base or not (path_of(experiment.base) / PUBLISHED).is_file():

@@ -111,7 +111,7 @@ CLASSES = {
 
 
 def _family(name: str, c: ModelConfig) -> str:
-    """Returns the family whose class computes a model. Raises ValueError where transformers has none that jprm writes."""
+    """Returns the family whose class computes a model. Raises ValueError where jprm knows none."""
     mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
     next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"
     for family, its_own, plain in (
@@ -149,7 +149,8 @@ def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
         dense = [i for i in range(c.layers) if c.mlps[i % len(c.mlps)] == "dense"]
         fields |= {
             "num_experts": c.experts.count, "num_experts_per_tok": c.experts.used,
-            "moe_intermediate_size": c.experts.width, "norm_topk_prob": c.experts.normalised, "mlp_only_layers": dense, "decoder_sparse_step": 1,
+            "moe_intermediate_size": c.experts.width, "norm_topk_prob": c.experts.normalised,
+            "mlp_only_layers": dense, "decoder_sparse_step": 1,
         }  # fmt: skip
     if family in ("qwen3_5_text", "qwen3_next"):
         d = c.deltanet

@@ -281,7 +281,7 @@ def _forward(q, k, v, total, solved, seen, log, plan: Plan):
                 log, kept[:, x], state
             )
 
-        return jax.lax.fori_loop(0, writes, keep, log), y
+        return _loop(writes, keep, log), y
 
     log, y = jax.lax.scan(chunk, log, (q, k, v, total, solved, seen, _of_chunk(plan)))
     return (y, log), (q, k, v, total, solved, seen, log, plan)
@@ -308,7 +308,7 @@ def _backward(saved, gradients):
             return dlog, dk + more[0], dtotal + more[1], dadded + more[2]
 
         zero = 0 * k, 0 * total, 0 * added
-        dlog, dk, dtotal, dadded = jax.lax.fori_loop(0, writes, keep, (dlog, *zero))
+        dlog, dk, dtotal, dadded = _loop(writes, keep, (dlog, *zero))
         dv, more, dsolved, dseen, dof_k, dof_q = back((dy, dadded))
 
         def read(x, carry):
@@ -319,7 +319,7 @@ def _backward(saved, gradients):
             more_q, more_k, dstate = after((dof_k, dof_q))
             return _add(dlog, number, dstate), dq + more_q, dk + more_k
 
-        dlog, dq, dk = jax.lax.fori_loop(0, reads, read, (dlog, 0 * q, dk))
+        dlog, dq, dk = _loop(reads, read, (dlog, 0 * q, dk))
         return dlog, (dq, dk, dv, dtotal + more, dsolved, dseen)
 
     inputs = dy, q, k, v, total, solved, seen, _of_chunk(plan)
@@ -328,6 +328,12 @@ def _backward(saved, gradients):
 
 
 _chunks.defvjp(_forward, _backward)
+
+
+def _loop(turns, body, carry):
+    """Returns the carry after as many turns, which depend on the rows; one in a row that one chain fills."""
+    with jax.named_scope("expected_turns_1"):
+        return jax.lax.fori_loop(0, turns, body, carry)
 
 
 def _get(log, number_B):
@@ -364,7 +370,7 @@ def _read_all(q, k, log, enters, states, reads, v):
         more = _read(q, k, _get(log, states[:, x]), enters == x)
         return carry[0] + more[0], carry[1] + more[1]
 
-    return jax.lax.fori_loop(0, reads, add, (0 * v, 0 * v))
+    return _loop(reads, add, (0 * v, 0 * v))
 
 
 def _local_part(v, total, solved, seen, of_k, of_q):
