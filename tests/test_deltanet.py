@@ -128,8 +128,9 @@ def test_gradients_of_trees_are_those_of_their_chains():
         loss = lambda p: jnp.sum(jnp.sin(3 * transformer.step_logits(p, HYBRID, rows)[..., 0]) * weight)  # noqa: E731
         return jax.jit(jax.grad(loss))(params(HYBRID))
 
+    # Sums of float32 over other tokens, in another order: gradients are as large as 10.
     one, other = gradient(packed.rows, packed.rows.owned), gradient(alone, weight)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=2e-3), one, other)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4, rtol=2e-3), one, other)
 
 
 def test_a_split_mesh_computes_what_one_device_does(rows):

@@ -16,7 +16,7 @@ from jprm.model.layers import experts
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import held_decoder
 from jprm.model.transformer import AXES
-from jprm.objectives.steps import cross_entropy
+from jprm.objectives import cross_entropy
 
 MIXED = dataclasses.replace(
     TINY, qkv_bias=False, attention="reference", mlps=("experts", "dense"), layers=3,

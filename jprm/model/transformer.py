@@ -109,7 +109,7 @@ def block(x_BTD, layer: Mapping[str, Array | Int8], plans: Mapping[str, Any], he
 
 def normed(x_BTD, w: Mapping[str, Array], role: str, config: ModelConfig):
     """Returns the stream after this norm, where the model has it."""
-    return rms_norm(x_BTD, w[role], config.norm_eps) if role in w else x_BTD
+    return layers.flat(lambda x: rms_norm(x, w[role], config.norm_eps), x_BTD, config) if role in w else x_BTD
 
 
 def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:

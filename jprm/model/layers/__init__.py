@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jprm.model.attention import find as find_attention
-from jprm.model.mesh import gathered_weight, sharding, spec
+from jprm.model.mesh import gathered_weight, reshape, sharding, spec
 from jprm.options import find_part
 
 KINDS = {
@@ -195,6 +195,14 @@ def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | Non
     """
     wide = jnp.float32 if find_attention(config.attention).flat else None
     return jnp.tensordot(x, w, axes, preferred_element_type=wide, out_sharding=place).astype(x.dtype)
+
+
+def flat(function: Callable[[Array], Array], x_BTD: Float[Array, "B T D"], config: ModelConfig) -> Array:
+    """Returns the function of rows and tokens as one axis where attention is made for CPUs (`Implementation.flat`)."""
+    if not find_attention(config.attention).flat or x_BTD.ndim != 3:
+        return function(x_BTD)
+    B, T, D = x_BTD.shape
+    return reshape(function(reshape(x_BTD, (B * T, D), "batch")), (B, T, D), "batch")
 
 
 def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:

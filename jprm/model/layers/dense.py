@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from jprm.model.attention import find as find_attention
 from jprm.model.config import ModelConfig
-from jprm.model.layers import Kind, Weight, activated, gathered_weights, product
-from jprm.model.mesh import gathered_weight, reshape, split_in_chunks, stream
+from jprm.model.layers import Kind, Weight, activated, flat, gathered_weights, product
+from jprm.model.mesh import gathered_weight, split_in_chunks, stream
 
 WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weight("FD", "F")}
 
@@ -22,10 +22,8 @@ WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weight("F
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, here, config: ModelConfig):
     """Returns the MLP's output. Without a split of tokens CPUs take B and T as one axis: see `Implementation.flat`."""
     w = {role: w[role] for role in WEIGHTS}
-    if find_attention(config.attention).flat and x_BTD.ndim == 3:
-        B, T, D = x_BTD.shape
-        y_ND = gated(reshape(x_BTD, (B * T, D), "batch"), w, config)
-        return reshape(y_ND, (B, T, D), "batch"), {}
+    if find_attention(config.attention).flat:
+        return flat(lambda x: gated(x, w, config), x_BTD, config), {}
     if config.remat in ("full", "attention") and x_BTD.ndim == 3:
         return cast(Array, chunked_mlp(x_BTD, with_chunks(w), config)), {}
     return gated(x_BTD, gathered_weights(w, WEIGHTS, config), config), {}
