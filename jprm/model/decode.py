@@ -25,7 +25,7 @@ from jprm.model.layers.attention import Rotation
 from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import cast_weights, embed, norm_scale, normed, settings_of
 
-Cache = tuple[dict[str, tuple[Array, Array]], ...]
+Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
 """What is kept of every group of layers, by kind of mixer, with a leading axis of layers if several of a group have it.
 
 attention: keys and values, of rows (B, K, S, H), or of slots (N, K, H).
@@ -67,7 +67,7 @@ def empty_slots(config: ModelConfig, size: int, nodes: int = 0) -> Cache:
 
 
 def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, ...], states: int) -> Cache:
-    def of_group(first: int, stop: int) -> dict[str, tuple[Array, Array]]:
+    def of_group(first: int, stop: int) -> dict[str, tuple[Array, ...]]:
         mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
         check(config)
         found = {}
@@ -131,7 +131,7 @@ def forward(
         y_BTD = normed(x_BTD, w, "attention_norm", config)
         if mixer == "deltanet":
             before = _state(past, group, at, own, start, x_BTD.shape[0], config)
-            y_BTD, *kept = deltanet.decode(y_BTD, w, *before, length_B, plain)
+            y_BTD, *kept = deltanet.decode(y_BTD, w, before[0], before[1], length_B, plain)
         else:
             y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, where, config)
         x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)

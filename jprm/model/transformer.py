@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -42,10 +41,14 @@ AXES: dict[str, tuple[str | None, ...]] = {
 begin with the layer."""
 
 
+def _added(a: Any, b: Any) -> Any:
+    return a + b
+
+
 def _param(
     module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: Any = 0.0,
     places: tuple[str | None, ...] = (),
-):  # fmt: skip
+) -> Any:  # fmt: skip
     """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if that is None."""
     place = sharding(*(places or AXES[name]))
     if callable(value):
@@ -240,7 +243,7 @@ class Decoder(nn.Module):
         for i, (first, stop) in enumerate(layers.spans(c)):
             x_BTD, sums = Layers(c, first, stop, name=f"layers_{i}")(x_BTD, plans)
             for name, x in sums.items():
-                self.sow("sums", name, x, init_fn=lambda: 0, reduce_fn=operator.add)
+                self.sow("sums", name, x, init_fn=lambda: 0, reduce_fn=_added)
         scale_D = _param(self, "final_norm", (c.width,), value=0.0 if c.centred_norms else 1.0)
         return rms_norm(x_BTD, norm_scale(scale_D, c), c.norm_eps), embed_VD
 
@@ -334,8 +337,8 @@ def step_logits_and_sums(
     params: Mapping, config: ModelConfig, rows: Rows
 ) -> tuple[Float[Array, "B S C"], dict[str, Array]]:
     """Returns the model's logits, and what its layers' kinds sum over tokens and layers, by name (`Kind.apply`)."""
-    logit_BSC, state = Model(config).apply({"params": params}, rows, mutable=["sums"])
-    return logit_BSC, state.get("sums", {}).get("decoder", {})
+    logit_BSC, state = cast(Any, Model(config).apply({"params": params}, rows, mutable=["sums"]))
+    return logit_BSC, dict(state.get("sums", {}).get("decoder", {}))
 
 
 def logits_at_steps(

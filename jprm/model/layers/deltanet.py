@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,8 @@ def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: Mo
     return local(functools.partial(_plan, config=config), [("batch",)], _PLAN)(until_BT)
 
 
-_PLAN = Plan(*[("batch",)] * 6, (), (), ("batch",))
+_ROWS: Any = ("batch",)
+_PLAN = Plan(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, cast(Any, ()), cast(Any, ()), _ROWS)
 
 
 def _plan(until_BT, config: ModelConfig, last_B=None) -> Plan:
@@ -167,8 +168,8 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here
     inputs, gate_BTKGV = _projected(x_BTD, w, config)
 
     def own(inputs, small, plan: Plan, start):
-        mixed = [_convolved(x, small[name], plan.back) for name, x in zip(_CONVOLVED, inputs[:3], strict=True)]
-        return _rule(*mixed, *_rates(*inputs[3:], small), plan, start, config)[0]
+        q, k, v = (_convolved(x, small[name], plan.back) for name, x in zip(_CONVOLVED, inputs[:3], strict=True))
+        return _rule(q, k, v, *_rates(inputs[3], inputs[4], small), plan, start, config)[0]
 
     small = {role: w[role] for role in _SMALL}
     y_BTKGV = local(own, [_INPUTS, _SMALL, _PLAN, _STATE], _HEADS)(inputs, small, plan, start)
@@ -300,7 +301,7 @@ def _backward(saved, gradients):
             dlog, dk, dtotal, dadded = carry
             at, number = exits[:, x], kept[:, x]
             state = _state_of(log, enters, states, at)
-            _, after = jax.vjp(lambda *of: _after(*of, sees, at), k, total, added, state)
+            _, after = jax.vjp(functools.partial(_after, sees_BCC=sees, at_B=at), k, total, added, state)
             taken = jax.vmap(lambda log_S, n: log_S.at[n].get(mode="fill", fill_value=0))(dlog, number)
             more = after(taken)
             # The state of a token is read by later chunks alone, whose gradients are all here: its own is complete.
@@ -315,7 +316,7 @@ def _backward(saved, gradients):
             dlog, dq, dk = carry
             number = states[:, x]
             state = _get(log, number)
-            _, after = jax.vjp(lambda *of: _read(*of, enters == x), q, k, state)
+            _, after = jax.vjp(functools.partial(_read, mine_BC=enters == x), q, k, state)
             more_q, more_k, dstate = after((dof_k, dof_q))
             return _add(dlog, number, dstate), dq + more_q, dk + more_k
 
@@ -410,8 +411,8 @@ def decode(x_BTD, w: Mapping[str, Array], state_BKGHV, inputs_BKWX, length_B, co
         whole = [jnp.concatenate(parts, axis=1) for parts in zip(earlier, inputs[:3], strict=True)]
         back = jnp.arange(W - 1 + T)[:, None] - 1 - jnp.arange(W - 1) + jnp.zeros_like(length_B)[:, None, None]
         back = jnp.where(back >= 0, back, W - 1 + T)
-        mixed = [_convolved(x, small[name], back)[:, W - 1 :] for name, x in zip(_CONVOLVED, whole, strict=True)]
-        y, log = _rule(*mixed, *_rates(*inputs[3:], small), plan, state, config)
+        q, k, v = (_convolved(x, small[name], back)[:, W - 1 :] for name, x in zip(_CONVOLVED, whole, strict=True))
+        y, log = _rule(q, k, v, *_rates(inputs[3], inputs[4], small), plan, state, config)
         number = jnp.max(jnp.where(plan.kept <= bound(config, T), plan.kept, 0), axis=(1, 2))
         state = jnp.where((length_B > 0)[:, None, None, None, None], _get(log, number), state)
         flat = jnp.concatenate([*whole[:2], whole[2].reshape(*whole[2].shape[:3], G * V)], axis=-1)

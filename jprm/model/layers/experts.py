@@ -11,6 +11,7 @@ probabilities by expert, and of tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -44,7 +45,7 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, here, c
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
-    own = local(lambda *of: _experts(*of, config), places, tokens)
+    own = local(functools.partial(_experts, config=config), places, tokens)
     y_BTD = own(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
     if config.experts.shared_width:
         s = gathered_weights({role: w[role] for role in WEIGHTS if role.startswith("shared")}, WEIGHTS, config)
