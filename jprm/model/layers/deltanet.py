@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +72,8 @@ class Plan:
     states: Int[Array, "B N C"]  # numbers of the states that a chunk reads, in order; then 0
     exits: Int[Array, "B N C"]  # tokens after which the state is kept, in order; then C
     kept: Int[Array, "B N C"]  # the number of the state after each; beyond all numbers where there is none
-    reads: Int[Array, " N"]  # states that a chunk reads, in the row that reads most
-    writes: Int[Array, " N"]
+    reads: Int[Array, "B N"]  # how many states each chunk reads
+    writes: Int[Array, "B N"]
     fits: Bool[Array, " B"]  # whether the row's states are at most the bound
 
 
@@ -102,7 +102,7 @@ def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: Mo
 
 
 _ROWS: Any = ("batch",)
-_PLAN = Plan(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, cast(Any, ()), cast(Any, ()), _ROWS)
+_PLAN = Plan(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS)
 
 
 def _plan(until_BT, config: ModelConfig, last_B=None) -> Plan:
@@ -147,8 +147,8 @@ def _plan(until_BT, config: ModelConfig, last_B=None) -> Plan:
         states=states_BNC,
         exits=_ranked(exit_BNC, jnp.arange(C) + jnp.zeros_like(state_BNC), C),
         kept=_ranked(exit_BNC, number_BNC, most + 1),
-        reads=jnp.max(jnp.sum(leads_BNC, axis=-1), axis=0),
-        writes=jnp.max(jnp.sum(exit_BNC, axis=-1), axis=0),
+        reads=jnp.sum(leads_BNC, axis=-1),
+        writes=jnp.sum(exit_BNC, axis=-1),
         fits=jnp.sum(exit_BT, axis=1) <= most,
     )
 
@@ -264,9 +264,9 @@ def _chunks(q, k, v, total, solved, seen, log, plan: Plan):
 
 
 def _of_chunk(plan: Plan):
-    """Returns what a chunk needs of the plan, with the chunks as the first axis."""
+    """Returns what a chunk needs of the plan, chunks first; loops turn as often as the row with most states needs."""
     tables = plan.sees, plan.enters, plan.states, plan.exits, plan.kept
-    return (*(jnp.moveaxis(x, 1, 0) for x in tables), plan.reads, plan.writes)
+    return (*(jnp.moveaxis(x, 1, 0) for x in tables), jnp.max(plan.reads, axis=0), jnp.max(plan.writes, axis=0))
 
 
 def _forward(q, k, v, total, solved, seen, log, plan: Plan):
