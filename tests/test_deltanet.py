@@ -144,7 +144,8 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
     with jax.set_mesh(mesh):
         placed = jax.tree_util.tree_map_with_path(place, params(HYBRID))
         found = jax.jit(jax.value_and_grad(loss))(placed, put_rows(rows, mesh))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, wanted)
+    # Sums of float32 in another order: gradients are as large as 10, and differ by 1.6e-4 at most.
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=5e-4, rtol=1e-3), found, wanted)
     split = make_mesh(MeshConfig(1, 2, 1, 2), jax.devices()[:4])
     with pytest.raises(ValueError, match="mesh.context=2 would split it"):
         check_mesh(dataclasses.replace(HYBRID, attention="blocked"), split, 4, 64)
@@ -152,7 +153,16 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
 
 def test_live_trees_start_from_their_parents_states():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    prm = PRM(params(HYBRID), HYBRID, Letters(end=(28,)), mesh, "correctness", "tiny", 1)
+    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[at[-1].key], mesh=mesh)))  # noqa: E731
+    prm = PRM(
+        jax.tree_util.tree_map_with_path(place, params(HYBRID)),
+        HYBRID,
+        Letters(end=(28,)),
+        mesh,
+        "correctness",
+        "tiny",
+        1,
+    )
     trees = LiveTrees(prm)
     (root,) = trees.open(["ab"])
     handles, scores = trees.extend([root, root], ["abc", "b"])

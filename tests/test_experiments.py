@@ -79,7 +79,7 @@ def in_the_small(whole, folder):
     if whole.model.deltanet.key_heads:
         nested["deltanet"] = DeltaNetConfig(2, 4, 4, 6, chunk=16)
     if whole.model.experts.count:
-        nested["experts"] = dataclasses.replace(whole.model.experts, count=4, used=2, width=8)
+        nested["experts"] = dataclasses.replace(whole.model.experts, count=4, used=2, width=8, balance=0.0)
     model = dataclasses.replace(
         whole.model, rotary_dim=min(whole.model.rotary_dim, 2), **nested, layers=len(groups), layer_groups=groups,
         attention=attention,

@@ -225,7 +225,7 @@ def _scanned(x_BTD, inputs: tuple, plans: Mapping[str, Any], c: ModelConfig, fir
 
 def _periods(x: Array, count: int) -> Array:
     """Splits a stack of layers into periods."""
-    place = sharding() and PartitionSpec(None, None, *jax.typeof(x).sharding.spec[1:])
+    place = None if sharding() is None else PartitionSpec(None, None, *jax.typeof(x).sharding.spec[1:])
     return jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:]), out_sharding=place)
 
 

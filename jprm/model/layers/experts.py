@@ -45,7 +45,7 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, here, c
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
-    own = local(functools.partial(_experts, config=config), places, tokens)
+    own = local(functools.partial(_experts, tokens_split=parts(x_BTD) > 1, config=config), places, tokens)
     y_BTD = own(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
     if config.experts.shared_width:
         s = gathered_weights({role: w[role] for role in WEIGHTS if role.startswith("shared")}, WEIGHTS, config)
@@ -72,7 +72,9 @@ def routed(x_BTD, router_DN, config: ModelConfig):
     return probability_BTN, weight_BTP.astype(x_BTD.dtype), expert_BTP
 
 
-def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
+def _experts(
+    x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, tokens_split: bool, config: ModelConfig
+):  # fmt: skip
     """Returns one device's part: the sum over chosen experts, of all devices along `expert` and `tensor`."""
     mesh = jax.sharding.get_abstract_mesh()
     split = {} if mesh.empty else dict(mesh.shape)
@@ -98,6 +100,8 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: 
         zero_ND = jnp.zeros_like(x_ND) + 0 * gate_EDF[0, 0, 0]
         y_ND = jax.lax.scan(turn, (x_ND, weight_NP, expert_NP, zero_ND), length=ring)[0][3]
     y_ND = jax.lax.psum(y_ND, "tensor") if "tensor" in split else y_ND
+    if split.get("context", 1) > 1 and not tokens_split:  # a single token, from which parameters are shaped
+        y_ND = jax.lax.pmean(y_ND, "context")
     return y_ND.reshape(B, T, D)
 
 

@@ -1,0 +1,28 @@
+"""Steps of hybrids and of mixtures of experts compile for TPU slices without a TPU, through libtpu."""
+
+import pytest
+from test_tpu import compiled_step, mesh_of
+
+from jprm.apps.plan import counts, hlo
+from jprm.model.config import DeltaNetConfig, ExpertsConfig, ModelConfig
+
+PLAIN = dict(
+    vocab_size=512, width=256, heads=4, kv_heads=2, head_dim=128, mlp_width=256, rope_theta=1e4, norm_eps=1e-6,
+    attention="kernel",
+)  # fmt: skip
+HYBRID = dict(
+    layers=4, design="qwen3_next", attention_gate=True, rotary_dim=32, qk_norm=True,
+    mixers=("deltanet", "attention"), deltanet=DeltaNetConfig(2, 4, 128, 128),
+)  # fmt: skip
+MIXED = dict(layers=2, mlps=("experts",), experts=ExpertsConfig(count=8, used=2, width=256, balance=0.01))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name, topology, sizes", [
+    ("hybrid", "v5e:2x2", dict(fsdp=2, tensor=2)),
+    ("mixed", "v6e:2x2", dict(fsdp=2, expert=2)),
+])  # fmt: skip
+def test_a_step_compiles(name, topology, sizes, dtype):
+    config = ModelConfig(**PLAIN, **{"hybrid": HYBRID, "mixed": MIXED}[name], dtype=dtype)
+    compiled, _ = compiled_step(mesh_of(topology, **sizes), config, 1, 4, 512, 64)
+    assert counts.count(hlo.parse(compiled.as_text())).flops > 0
