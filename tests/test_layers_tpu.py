@@ -19,7 +19,7 @@ MIXED = dict(layers=2, mlps=("experts",), experts=ExpertsConfig(count=8, used=2,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name, topology, sizes", [
-    ("hybrid", "v5e:2x2", dict(fsdp=2, tensor=2)),
+    pytest.param("hybrid", "v5e:2x2", dict(fsdp=2, tensor=2), marks=pytest.mark.slow),
     ("mixed", "v6e:2x2", dict(fsdp=2, expert=2)),
 ])  # fmt: skip
 def test_a_step_compiles(name, topology, sizes, dtype):

@@ -60,7 +60,7 @@ def join(*flat: dict) -> dict:
 
 SUMMED: dict[str, tuple[int, ...]] = {
     "embed": (-1,),
-    **{role: layers.summed(weight) for role, weight in layers.builtin().items() if weight.inputs},
+    **{role: layers.summed(weight) for role, weight in layers.builtin().items() if weight.inputs and not weight.wide},
 }
 """Roles stored as int8, and the axes that their products sum over, counted from the last. Other axes are channels."""
 

@@ -413,7 +413,7 @@ def decode(x_BTD, w: Mapping[str, Array], state_BKGHV, inputs_BKWX, length_B, co
         back = jnp.where(back >= 0, back, W - 1 + T)
         q, k, v = (_convolved(x, small[name], back)[:, W - 1 :] for name, x in zip(_CONVOLVED, whole, strict=True))
         y, log = _rule(q, k, v, *_rates(inputs[3], inputs[4], small), plan, state, config)
-        number = jnp.max(jnp.where(plan.kept <= bound(config, T), plan.kept, 0), axis=(1, 2))
+        number = _number_after(plan, jnp.maximum(length_B - 1, 0))
         state = jnp.where((length_B > 0)[:, None, None, None, None], _get(log, number), state)
         flat = jnp.concatenate([*whole[:2], whole[2].reshape(*whole[2].shape[:3], G * V)], axis=-1)
         after = jax.vmap(lambda x, n: jax.lax.dynamic_slice_in_dim(x, n, W - 1))(flat, length_B)
@@ -425,6 +425,13 @@ def decode(x_BTD, w: Mapping[str, Array], state_BKGHV, inputs_BKWX, length_B, co
         (q, k, v, rate, decay), small, state_BKGHV, inputs_BKWX, length_B
     )
     return _out(y, gate_BTKGV, w, x_BTD, config), state, after
+
+
+def _number_after(plan: Plan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Returns the number of the state that is kept after a token of each row. (Padding may have later ones.)"""
+    B, _, C = plan.exits.shape
+    chunk = jnp.arange(B), at_B // C
+    return jnp.sum(jnp.where(plan.exits[chunk] == at_B[:, None] % C, plan.kept[chunk], 0), axis=1)
 
 
 def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
