@@ -36,7 +36,6 @@ MISSING = {
     "llama4_text": "attention in chunks, and experts of which a token uses one",
     "qwen3_5": "a tower for images: save its text model, Qwen3_5TextModel",
     "qwen3_5_moe_text": "a reader: its layers are those of qwen3_next, its tensors have other names",
-    "gemma3": "a tower for images: save its text model",
 }
 """Families that jprm does not compute, and what it lacks."""
 
