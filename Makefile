@@ -20,6 +20,7 @@
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
 #                                      (STORM=--edits: config, code or data change after a kill; nothing stale is left)
+#   make storm-rl                      kills a learner and its samplers fifty times; the learner ends its run
 #   make storm-fleet EXTRAS=test,ray   scores and labels on a Ray cluster whose nodes and servers are killed
 #   make soak-input                    reads 200 M tokens from shards, killed in every phase; the same batches (STORM=--tokens 2e9)
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
@@ -48,7 +49,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-rl storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -101,6 +102,9 @@ storm: install
 
 storm-commands: install
 	$(BIN)/python tests/command_storm.py runs/storm_commands_$$(date +%Y%m%d_%H%M%S) $(STORM)
+
+storm-rl: install
+	$(BIN)/python tests/rl_storm.py runs/storm_rl_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
 storm-fleet: install
 	PYTHONPATH=tests $(BIN)/python tests/fleet_storm.py runs/storm_fleet_$$(date +%Y%m%d_%H%M%S) $(STORM)

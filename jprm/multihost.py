@@ -116,17 +116,21 @@ def shared(value: Any) -> list[Any]:
     return [json.loads(row.tobytes()) for row in told]
 
 
-def spread(do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item]) -> list[Any]:
-    """Returns `do(items)`, one JSON value an item, in every process. Each of P processes computes every P-th item.
+def spread(
+    do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item], costs: Sequence[float] = ()
+) -> list[Any]:
+    """Returns `do(items)`, one JSON value an item, in every process. Each process computes a part of the items.
+
+    The parts are such that `costs`, by default equal ones, add up to about the same; equal in every process.
 
     Where `do` raises in one process, that process raises the same error and the others raise ValueError.
     """
-    process, count = jax.process_index(), jax.process_count()
-    if count == 1:
+    if jax.process_count() == 1:
         return list(do(items))
+    part = parts(costs or [1.0] * len(items), jax.process_count())
     said, raised = {}, None
     try:
-        said = {"values": list(do(items[process::count])) if process < len(items) else []}
+        said = {"values": list(do(own)) if (own := own_part(items, costs)) else []}
     except Exception as error:  # any error: the other processes must not wait for values
         said, raised = {"error": f"{type(error).__name__}: {error}"}, error
     told = shared(said)
@@ -134,7 +138,26 @@ def spread(do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item])
         raise raised
     if failed := [i for i, each in enumerate(told) if "error" in each]:
         raise ValueError(f"process {failed[0]} failed: {told[failed[0]]['error']}")
-    return [told[i % count]["values"][i // count] for i in range(len(items))]
+    value = {i: each for some, one in zip(part, told, strict=True) for i, each in zip(some, one["values"], strict=True)}
+    return [value[i] for i in range(len(items))]
+
+
+def own_part(items: Sequence[Item], costs: Sequence[float] = ()) -> list[Item]:
+    """Returns the items of which this process computes `spread`'s values."""
+    return [items[i] for i in parts(costs or [1.0] * len(items), jax.process_count())[jax.process_index()]]
+
+
+def parts(costs: Sequence[float], count: int) -> list[list[int]]:
+    """Returns the items of each of `count` parts, in order: the dearest item first, each to the cheapest part so far.
+
+    Graham's rule (1969): the dearest part is at most 4/3 of the best possible. Equal costs give every count-th item.
+    """
+    found, load = [[] for _ in range(count)], [0.0] * count
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        least = load.index(min(load))
+        found[least].append(i)
+        load[least] += costs[i]
+    return [sorted(part) for part in found]
 
 
 def everywhere(condition: bool) -> bool:

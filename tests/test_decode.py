@@ -10,6 +10,7 @@ import pytest
 from tiny import GEMMA, TINY, hidden, params
 
 from jprm.model import decode
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import head_logits
 from jprm.pack import empty_rows
 
@@ -21,6 +22,14 @@ forward = jax.jit(decode.forward, static_argnums=1)
 
 # Two layers of float32 sums in another order, each off by a few 6e-8, on states of size 1.
 close = functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4)
+
+
+def decoding(weights, config):
+    """The copy that decodes, and its config, on one device."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    placed = jax.device_put(weights, jax.NamedSharding(mesh, jax.P()))
+    copy = decode.decoding_copy(placed, config, mesh, "float32")
+    return jax.tree.map(np.asarray, copy), decode.decoding_config(config, 1, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +64,7 @@ def test_without_a_cache_it_is_the_decoder(config, tokens, expected, monkeypatch
 def test_a_shared_prompt_then_a_token_at_a_time(config, tokens, expected, unstacked):
     weights = params(config)
     if unstacked:
-        weights, config = decode.unstacked(weights, config)
+        weights, config = decoding(weights, config)
     assert (config.layer_groups[0] == 1) is unstacked
     padded = np.pad(tokens[::2, :PAST], ((0, 0), (0, 3)))  # behind the prompt, and hidden
     _, cache = forward(weights, config, padded, np.arange(PAST + 3) + np.zeros_like(padded))

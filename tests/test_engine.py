@@ -94,7 +94,7 @@ class Served:
 @pytest.fixture(scope="module", autouse=True)
 def samplers_on_one_device():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+        patch.setattr(sampler, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
         yield
 
 

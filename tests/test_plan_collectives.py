@@ -194,8 +194,8 @@ def test_all_kinds_between_slices(said, kind, bytes, received):
 
 def test_the_network_bounds_a_step():
     program = Program(0.0, 0.0, tuple(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE")), ())))
-    found = counts.bounds(program, topologies.CHIPS["v5p"])
+    found = counts.bounds(program, topologies.find("v5p-128"))
     # 288 bytes at 50 Gb/s; the 1,392 within a slice at 600 GB/s.
     assert found.network == pytest.approx(288 / 6.25e9) and found.by == "network" and found.step == found.network
     assert found.interconnect == pytest.approx((4 * 192 + 3 * 192 + 48) / 600e9)
-    assert counts.bounds(program, topologies.CHIPS["v4"]).network == 0  # whose rate nobody publishes
+    assert counts.bounds(program, topologies.find("v4-8")).network == 0  # whose rate nobody publishes

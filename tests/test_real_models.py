@@ -151,7 +151,7 @@ GREEDY = functools.partial(SamplerConfig, temperature=0.0, prompt="{problem}")
 def test_greedy_decoding_is_that_of_transformers(file, reference, monkeypatch, prompts, tokens):
     import torch
 
-    monkeypatch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    monkeypatch.setattr(sampler, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
     policy = load_sampler(file, GREEDY(max_tokens=tokens))
     problems = [
         f"Ana has {i + 2} boxes of {2 * i + 3} eggs and breaks {i}. How many are whole?\n" for i in range(prompts)

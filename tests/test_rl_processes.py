@@ -88,8 +88,8 @@ class written:
         self.path, self.drawn = path, []
 
     def __enter__(self):
-        def sample(policy, problems, n, *, seed, update):
-            found = samples.sample(policy, problems, n, seed=seed, update=update)
+        def sample(policy, problems, n, *, seed, update, costs):
+            found = samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
             self.drawn.append([update, [[one.ids for one in samples] for samples in found]])
             return found
 

@@ -42,7 +42,7 @@ def test_openrlhf_is_paid_for_right_answers_alone(monkeypatch):
         scored.append((problem, steps))
         return np.linspace(0.9, 0.4, len(steps))
 
-    monkeypatch.setattr(jprm, "load", lambda folder: SimpleNamespace(score=score))
+    monkeypatch.setattr(jprm, "load", lambda folder, **_: SimpleNamespace(score=score))
     reward_func = block("reward_func")
     prompt = "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     answers = ["2 + 2 = 4.\nThe answer is 4.<|im_end|>", "The answer is 5.<|im_end|>", ""]

@@ -284,7 +284,7 @@ def test_a_policy_goes_on_with_the_head_of_the_policy_that_it_starts_from(langua
 
 def test_a_run_is_a_policy(language_run, tmp_path, monkeypatch):
     folder, model = language_run
-    monkeypatch.setattr(sampler, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+    monkeypatch.setattr(sampler, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
     file = tmp_path / "policy.json"
     file.write_text(json.dumps({"model": str(folder), "temperature": 0.0, "max_tokens": 8}))
     policy = load_policy(file)

@@ -192,7 +192,7 @@ def test_a_server_that_goes_down_loses_nothing(folder):
 
 
 def load_good(monkeypatch):
-    monkeypatch.setattr(jprm, "load", lambda folder: Good(), raising=False)
+    monkeypatch.setattr(jprm, "load", lambda folder, **_: Good(), raising=False)
     monkeypatch.setattr(scored_files, "identity", lambda prm: {"model": prm.name, "digest": "0"})
     monkeypatch.setattr(lockstep, "live_scorer", Rescorer)
 

@@ -120,7 +120,7 @@ def identified(monkeypatch):
 @pytest.mark.parametrize(("semantics", "said"), [("rating", "correctness"), ("value", "value")])
 def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said):
     teacher = Teacher(semantics)
-    monkeypatch.setattr(loading, "load", lambda folder: teacher)
+    monkeypatch.setattr(loading, "load", lambda folder, **_: teacher)
     run(folder, "teacher", "--model", "teacher")
     for record in read_records(folder / "out.jsonl"):
         assert record.get("semantics", "correctness") == said
@@ -136,7 +136,9 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
 @pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize("semantics", ["advantage", "implicit"])
 def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, capsys, semantics):
-    monkeypatch.setattr(loading, "load", lambda folder: Teacher(semantics))  # in [0, 1] all the same, as PURE's may be
+    monkeypatch.setattr(
+        loading, "load", lambda folder, **_: Teacher(semantics)
+    )  # in [0, 1] all the same, as PURE's may be
     run(folder, "teacher", "--model", "teacher", status=2)
     assert f"semantics {semantics!r}, not probabilities" in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()

@@ -2,28 +2,32 @@
 
 Layers use the functions of their kinds; only attention differs. A scan over stacked layers first copies
 each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the program
-reads in place. Decoding one token at a time is bound by reading weights, so samplers use `unstacked` models.
+reads in place. Decoding one token at a time is bound by reading weights, so samplers decode with `decoding_copy`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.model import layers
+from jprm.model import Dtype, layers
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.layers import attention as attention_kind
 from jprm.model.layers import deltanet, rms_norm
 from jprm.model.layers.attention import Rotation
-from jprm.model.mesh import reshape, sharding
-from jprm.model.transformer import cast_weights, embed, norm_scale, normed, settings_of
+from jprm.model.mesh import copied, reshape, sharding, spec
+from jprm.model.parameters import Int8, held
+from jprm.model.transformer import AXES, cast_weights, embed, norm_scale, normed, settings_of
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
 """What is kept of every group of layers, by kind of mixer, with a leading axis of layers if several of a group have it.
@@ -106,6 +110,7 @@ def forward(
     own: Cache | None = None,
     start: Int[Array, ""] | int = 0,
     length_B: Int[Array, " B"] | None = None,
+    age_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Returns the new tokens' hidden states after the final norm, and what is kept of their rows.
 
@@ -116,11 +121,13 @@ def forward(
       own: the cache of B rows, into which the new keys and values are written at `start`; None for rows that begin
         with the new tokens.
       length_B: how many new tokens of each row are no padding, for recurrent states; None: all of them.
+      age_B: tokens of each row in its own cache, where rows began at different times: `own` is then a ring, in which
+        they are the last ones before `start`, and there is one new token.
     """
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
-    where = Place(*attention_kind.positions(position_BT, config), position_BT, start)
+    where = Place(*attention_kind.positions(position_BT, config), position_BT, start, age_B)
     if length_B is None:
         length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
 
@@ -130,7 +137,7 @@ def forward(
         mixer, mlp = layers.kinds_of(config, index)
         y_BTD = normed(x_BTD, w, "attention_norm", config)
         if mixer == "deltanet":
-            before = _state(past, group, at, own, start, x_BTD.shape[0], config)
+            before = _state(past, group, at, own, where, x_BTD.shape[0], config)
             y_BTD, *kept = deltanet.decode(y_BTD, w, before[0], before[1], length_B, plain)
         else:
             y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, where, config)
@@ -164,8 +171,8 @@ def forward(
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
-def _state(past: Past | None, group: int, index, own, start, rows: int, config: ModelConfig):
-    """Returns the recurrent state and the convolution's inputs that each row starts from: its own after `start`."""
+def _state(past: Past | None, group: int, index, own, place: Place, rows: int, config: ModelConfig):
+    """Returns the recurrent state and the convolution's inputs that each row starts from: its own where it has any."""
     if past is None:
         heads = ("batch", "kv_heads", None, None, None)
         before = tuple(
@@ -187,7 +194,14 @@ def _state(past: Past | None, group: int, index, own, start, rows: int, config: 
         before = jax.tree.map(of_rows, past.cache[group]["deltanet"])
     if own is None:
         return before
-    return jax.tree.map(lambda first, later: jnp.where(start == 0, first, later), tuple(before), tuple(own))
+
+    def own_or_past(first: Array, later: Array) -> Array:
+        if place.age_B is None:
+            return jnp.where(place.start == 0, first, later)
+        age = reshape(place.age_B, (rows, *[1] * (first.ndim - 1)), "batch")
+        return jnp.where(age == 0, first, later)
+
+    return jax.tree.map(own_or_past, tuple(before), tuple(own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +212,7 @@ class Place:
     growth: Array | None
     position_BT: Array
     start: Array | int
+    age_B: Array | None = None
 
 
 def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, config: ModelConfig):
@@ -218,29 +233,110 @@ def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, c
             position_BT=place.position_BT[:, a:b],
             window=here["window"],
             config=config,
+            age_B=place.age_B,
         )
         for a, b in ((i, min(i + QUERIES, T)) for i in range(0, T, QUERIES))
     ]
     return attention_kind.project_out(jnp.concatenate(y_BTKGH, axis=1), y_BTD, w, config), kv
 
 
-def unstacked(params: Mapping, config: ModelConfig) -> tuple[dict, ModelConfig]:
-    """Returns a copy of the parameters with every layer in a group of its own, and the config that fits them."""
-    return unstack(params, config), dataclasses.replace(config, layer_groups=(1,) * config.layers)
+# ---- A copy of a model for decoding: every layer alone, in the type it is stored as, on the mesh that decodes.
+
+
+def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConfig:
+    """Returns the config of a copy: `tensor` devices split its heads, and it is stored as `dtype`.
+
+    bfloat16 and float32 are the type of the computation too; int8 leaves it as it is.
+    """
+    return dataclasses.replace(
+        config, layer_groups=(1,) * config.layers, kv_heads=config.kv_heads * repeats(config, tensor),
+        dtype=config.dtype if dtype == "int8" else dtype,
+    )  # fmt: skip
+
+
+def repeats(config: ModelConfig, tensor: int) -> int:
+    """Returns how often each key-value head is repeated, so that `tensor` devices split them evenly."""
+    return math.lcm(config.kv_heads, tensor) // config.kv_heads
+
+
+def decoding_copy(params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype) -> dict:
+    """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
+
+    `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
+    the type that it is stored as: beside the two models there are a few layers in transit at most.
+    """
+    here, times = jax.tree.leaves(params)[0].sharding.mesh, repeats(config, mesh.shape["tensor"])
+
+    def stored(function: Callable, *args: Any) -> dict:
+        with jax.set_mesh(here):
+            some = function(*args)
+        places = places_of(some, mesh)
+        return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), some, places))
+
+    decoder = params["decoder"]
+    copy = stored(stored_rest, {name: x for name, x in decoder.items() if not name.startswith("layers_")}, dtype)
+    for layer, (group, index) in enumerate(layer_places(config)):
+        stack = {role: decoder[f"layers_{group}"][role] for role in index}
+        copy[f"layers_{layer}"] = stored(stored_layer, stack, index, times, dtype)
+    others = {name: x for name, x in params.items() if name != "decoder"}
+    return {**stored(stored_rest, others, dtype), "decoder": copy}
+
+
+def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
+    """Returns the group of every layer, and by role the layer's index in that group's stack."""
+    places = []
+    for group, span in enumerate(layers.spans(config)):
+        of_role = layers.stacks(config, *span)
+        for layer in range(*span):
+            index = {role: np.int32(at.index(layer)) for role, (_, _, at) in of_role.items() if layer in at}
+            places.append((group, index))
+    return places
+
+
+def places_of(params: Mapping, mesh: Mesh) -> dict:
+    """Returns how a mesh splits parameters as they are stored."""
+
+    def place(path, x) -> PartitionSpec:
+        role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
+        split = tuple(spec(*(AXES[role] if role in AXES else (None,) * x.ndim), mesh=mesh))
+        # A scale of int8 weights has size 1 along the axes that products sum over.
+        return PartitionSpec(*(axis if size > 1 else None for axis, size in zip(split, x.shape, strict=True)))
+
+    return jax.tree_util.tree_map_with_path(place, dict(params))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
+    """Returns one layer of a stack as it is stored, its key-value heads repeated."""
+
+    def one(role: str, w: Array) -> Array | Int8:
+        return held(role, _repeated(role, jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0), times), dtype)
+
+    return {role: one(role, w) for role, w in stack.items()}
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def unstack(params: Mapping, config: ModelConfig) -> dict:
-    """Returns a copy of the parameters with every layer in a group of its own."""
-    decoder = {name: value for name, value in params["decoder"].items() if not name.startswith("layers_")}
-    for group, span in enumerate(layers.spans(config)):
-        stack, of_role = params["decoder"][f"layers_{group}"], layers.stacks(config, *span)
-        for layer in range(*span):
-            place = {role: at.index(layer) for role, (_, _, at) in of_role.items() if layer in at}
-            decoder[f"layers_{layer}"] = {
-                role: jax.tree.map(lambda w, i=i: w[i : i + 1], stack[role]) for role, i in place.items()
-            }
-    return jax.tree.map(jnp.copy, {**params, "decoder": decoder})
+def stored_rest(params: Mapping, dtype: Dtype) -> dict:
+    """Returns copies of what is in no layer: embedding, last norm and head. The head's matrix is no int8."""
+
+    def one(path, x: Array) -> Array | Int8:
+        of_head = path[-1].key not in ("embed", "final_norm")
+        return held(path[-1].key, jnp.copy(x), "bfloat16" if of_head and dtype == "int8" else dtype)
+
+    return jax.tree_util.tree_map_with_path(one, dict(params))
+
+
+def _repeated(role: str, w: Array, times: int) -> Array:
+    """Returns a layer's parameter with every key-value head `times` times, and its query heads shared out."""
+    if times == 1 or role not in attention_kind.WEIGHTS or "K" not in attention_kind.WEIGHTS[role].axes:
+        return w
+    axis, axes = AXES[role].index("kv_heads"), [None if name == "kv_heads" else name for name in AXES[role]]
+    if (place := sharding(*axes)) is not None:
+        w = jax.sharding.reshard(w, place)
+    if "G" not in attention_kind.WEIGHTS[role].axes:
+        return jnp.repeat(w, times, axis=axis)
+    K, G = w.shape[axis : axis + 2]
+    return reshape(w, (*w.shape[:axis], K * times, G // times, *w.shape[axis + 2 :]), *axes)
 
 
 def _read(past: Past | None, group: int, index) -> tuple[tuple[Array, Array, Array], ...]:
@@ -259,12 +355,17 @@ def _read(past: Past | None, group: int, index) -> tuple[tuple[Array, Array, Arr
     return ((k, v, past.seen_RS),)
 
 
-def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig):
+def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig, age_B=None):
     """Returns attention over cached and new keys in float32: a partial softmax of each, then combined."""
     (B, T, _, G, _), S = q_BTKGH.shape, k_BKSH.shape[2]
     behind_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
+    if age_B is not None:
+        behind_TS %= S  # a ring
     seen_TS = behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
-    parts = [_part(q_BTKGH, k_BKSH, v_BKSH, jnp.repeat(seen_TS, G, axis=0), config)]
+    seen = jnp.repeat(seen_TS, G, axis=0)
+    if age_B is not None:
+        seen = (seen_TS & (behind_TS <= age_B[:, None]))[:, None, None]
+    parts = [_part(q_BTKGH, k_BKSH, v_BKSH, seen, config)]
     for k_RKSH, v_RKSH, seen_RS in before:
         seen = seen_RS[:, None, None]
         if window is not None:

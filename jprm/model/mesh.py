@@ -156,6 +156,25 @@ def gathered(arrays):
     return multihost_utils.process_allgather(arrays, tiled=True)
 
 
+def mesh_by_heads(config, devices=None) -> Mesh:
+    """Returns a mesh of this process's devices, or of `devices`, in which sampling sends no weights.
+
+    `tensor` is as many devices as divide heads, MLP and vocabulary, `data` the rest. Where there are fewer key-value
+    heads than that, each is repeated (`jprm.model.decode.repeats`), so that every device has the keys of its queries.
+    """
+    devices = jax.local_devices() if devices is None else devices
+    tensor = max(n for n in range(1, len(devices) + 1) if len(devices) % n == 0 and _divides(config, n))
+    return make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor), devices)
+
+
+def _divides(config, tensor: int) -> bool:
+    repeated = math.lcm(config.kv_heads, tensor)
+    if set(config.mixers) - {"attention"} and repeated > config.kv_heads:
+        return False
+    split = config.mlp_width, config.vocab_size, config.deltanet.key_heads, config.experts.width
+    return not (config.heads % repeated or config.experts.shared_width % tensor or any(size % tensor for size in split))
+
+
 def own_mesh(mesh: Mesh) -> Mesh:
     """Returns a mesh of this process's devices alone; `mesh` where it is the only process."""
     return mesh if jax.process_count() == 1 else make_mesh(devices=jax.local_devices())
@@ -168,16 +187,28 @@ def on_own_mesh(arrays, mesh: Mesh):
     """
     if jax.process_count() == 1:
         return arrays
-    grids = [make_mesh(devices=jax.local_devices(i)).devices for i in range(jax.process_count())]
-    every = Mesh(np.stack(grids), ("process", *MESH_AXES))
+    return jax.tree.map(
+        lambda x: copied(x, mesh, P(*(_without_context(some) for some in jax.typeof(x).sharding.spec))), arrays
+    )
 
-    def own(x: jax.Array) -> jax.Array:
-        place = P(*(_without_context(some) for some in jax.typeof(x).sharding.spec))
-        copies = jax.device_put(x, NamedSharding(every, place))
-        pieces = [piece.data for piece in copies.addressable_shards]
-        return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
 
-    return jax.tree.map(own, arrays)
+def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
+    """Returns an array of the run's mesh on `mesh`, of this process's devices alone, split as `place` says.
+
+    All processes call this together, each with a mesh of the same sizes.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(x, NamedSharding(mesh, place))
+    copies = jax.device_put(x, NamedSharding(_every(MeshConfig(*(mesh.shape[axis] for axis in MESH_AXES))), place))
+    pieces = [piece.data for piece in copies.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
+
+
+@functools.cache
+def _every(sizes: MeshConfig) -> Mesh:
+    """Returns the meshes of these sizes of all processes as one."""
+    grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in range(jax.process_count())]
+    return Mesh(np.stack(grids), ("process", *MESH_AXES))
 
 
 def _without_context(place):

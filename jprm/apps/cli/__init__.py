@@ -48,6 +48,7 @@ from jprm.apps.cli.runs import report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import search
 from jprm.apps.serve import ServeConfig, Weights
+from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
@@ -442,6 +443,38 @@ def serve(
     )
 
 
+LISTENING = Listen(port=30000)
+
+
+def engine(
+    model: Annotated[Positional[Path], arg(metavar="DIR")],
+    config: OmitArgPrefixes[Listen] = LISTENING,
+    rows: int = 256,
+    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+) -> None:
+    """Sample for `jprm rl` on this host, which then learns elsewhere: the server that its `engine` names.
+
+    It has the routes of SGLang that an engine needs, and samples with this host's devices. The learner writes its
+    parameters into a folder that both can read, and tests after every push that they arrived. A run goes on where such
+    a server ends, and takes it again when it is back.
+
+    With the environment variable JPRM_API_KEY, the learner sends the key (`engine.key_variable`).
+
+    For example:
+      jprm engine runs/policy --port 30000
+      jprm rl rl.py --workdir runs/rl --set engine='{"url": ["http://host1:30000", "http://host2:30000"]}' stale=1
+
+    Args:
+        model: The policy's folder, or a GGUF file: what the learner starts from.
+        rows: The most samples decoded at once.
+        dtype: What its matrices are stored as. Default: the type of its computation.
+    """
+    from jprm.apps.serve.rollouts import serve
+    from jprm.methods.policy.sampler import SamplerConfig
+
+    serve(model, config, SamplerConfig(temperature=1.0, rows=rows, dtype=dtype or ""))
+
+
 app.command(
     evaluations := evaluation(),
     name="eval",
@@ -456,6 +489,7 @@ app.command(sweep)
 app.command(serve)
 app.command(plan)
 app.command(rl)
+app.command(engine)
 app.command(
     label,
     name="label",

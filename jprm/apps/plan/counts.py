@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from jprm.apps.plan.hlo import Array, Computation, Instruction, Module
-from jprm.apps.plan.topologies import Chip
+from jprm.apps.plan.topologies import Topology
 from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -546,12 +546,13 @@ class Bounds:
         return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 
-def bounds(program: Program, chip: Chip) -> Bounds:
-    """Returns the bounds of one device's program: its counts over the chip's published rates."""
+def bounds(program: Program, topology: Topology) -> Bounds:
+    """Returns the bounds of one device's program: its counts over the published rates of its chip and its links."""
+    chip = topology.chip
     share = 1 / chip.devices
     return Bounds(
         compute=program.flops / (chip.flops * share),
         hbm=program.bytes / (chip.hbm_bandwidth * share),
-        interconnect=program.received(network=False) / (chip.interconnect * share),
+        interconnect=program.received(network=False) / (topology.interconnect * share),
         network=program.received(network=True) / (chip.network * share),
     )

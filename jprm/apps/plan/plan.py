@@ -103,7 +103,7 @@ def _measured(
     epoch_labels: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the fields `program`, `bounds` and `epoch` of a plan; `needed`: the model's FLOPs for a step."""
-    bound = counts.bounds(program, topology.chip)
+    bound = counts.bounds(program, topology)
     per_second = tokens / bound.step
     hours = (epoch_tokens or 0) / per_second / 3600
     return {
@@ -118,6 +118,7 @@ def _measured(
         "bounds": dataclasses.asdict(bound)
         | {
             "step": bound.step,
+            "expected": expected(bound.step, topology),
             "by": bound.by,
             "tokens_per_second": per_second,
             "mfu": needed / topology.chips / topology.chip.flops / bound.step,
@@ -138,9 +139,13 @@ RECORDS, SHARDS = 0.54e6, 6.6e6
 
 
 def hosts(topology: Topology) -> int:
-    """Returns the number of hosts: one for four TPU chips, as on slices of several hosts, or for a node of GPUs."""
-    per_slice = topology.chips // topology.slices
-    return topology.slices * (math.ceil(per_slice / 4) if topology.chip.backend == "tpu" else 1)
+    """Returns the number of hosts."""
+    return topology.chips // topology.host.chips
+
+
+def expected(bound: float, topology: Topology) -> float | None:
+    """Returns the seconds of a program at the fraction of the chip's rate that MaxText publishes; None without any."""
+    return bound / topology.chip.reached if topology.chip.reached else None
 
 
 def node(topology: Topology) -> int:
@@ -359,17 +364,22 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         return
     program, bounds = plan["program"], plan["bounds"]
 
+    reached = bounds["step"] / bounds["expected"] if bounds["expected"] else 0.0
+
+    def times(least: float) -> list[str]:
+        return [seconds(least), seconds(least / reached) if reached else ""]
+
     ratio = f"{program['flops']:.4g} ({program['flops_over_model']:.2f} of the model's)"
     rows = [
-        ["model FLOPs", f"{plan['model_flops']:.4g}", ""],
-        ["compiled FLOPs", ratio, seconds(bounds["compute"])],
-        ["HBM bytes", f"{program['hbm_bytes']:.4g}", seconds(bounds["hbm"])],
+        ["model FLOPs", f"{plan['model_flops']:.4g}", "", ""],
+        ["compiled FLOPs", ratio, *times(bounds["compute"])],
+        ["HBM bytes", f"{program['hbm_bytes']:.4g}", *times(bounds["hbm"])],
     ]
     for name, between_slices in (("interconnect", False), ("network", True))[: 1 + (plan["slices"] > 1)]:
         received = sum(row["received"] for row in program["collectives"] if row["network"] == between_slices)
-        least = seconds(bounds[name]) if bounds[name] or not received else "no published rate"
-        rows.append([f"{name} bytes", f"{received:.4g}", least])
-    yield Table("work", ("a step, a device", "", "at least"), rows)
+        least = times(bounds[name]) if bounds[name] or not received else ["no published rate", ""]
+        rows.append([f"{name} bytes", f"{received:.4g}", *least])
+    yield Table("work", ("a step, a device", "", "at least", "expected"), rows)
 
     if program["collectives"]:
         rows = []
@@ -387,6 +397,11 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         f"bound: at most {bounds['tokens_per_second']:,.0f} tokens/s, MFU {bounds['mfu']:.1%}, by {bounds['by']}; a"
         f" step takes {seconds(bounds['step'])} or more"
     )
+    if reached:
+        yield (
+            f"expected: {seconds(bounds['expected'])} a step, at the {reached:.0%} of the chip's rate that MaxText"
+            " publishes for its own training"
+        )
     if need := plan["input"]:
         rate = need["tokens_per_second"]
         way = "records" if rate < RECORDS else "shards of tokens alone (jprm tokenise)"

@@ -1,12 +1,15 @@
 """Plans of `jprm rl`: its programs, compiled one by one, and what a device holds while each of them runs.
 
-    update   a step of the optimizer on rows of sampled tokens, with the reference
+    update   a step of the optimizer on rows of sampled tokens, with the reference, on all devices
     scoring  the PRM on a row a device, where it is a run of jprm
     prefill  the prompts of a batch of samples
     decode   one more token of each of them
-    push     the learner's parameters as the sampler's
+    push     a layer of the learner's parameters, sent as the sampler stores it
+    packing  an update's rows, by every host's processor: measured where the plan is made
 
-Learner, reference, sampler and PRM stay on the devices. The sampler's caches are there in prefill and decode alone.
+Learner and reference are split over all devices. Every host has a copy of the sampler and of the PRM, and samples and
+scores its part of the problems, as `jprm rl` does. All of it stays on the devices; the sampler's caches are there in
+prefill and decode alone.
 
 In prefill and decode the layers are no loop, and a program of all layers takes long to compile. These two are compiled
 with few layers, and their figures are continued to all of them (`rl`).
@@ -22,10 +25,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jprm.apps.plan import counts, hlo
-from jprm.apps.plan.plan import compiled, layer_sizes, scoring_step, seconds, training_step
+from jprm.apps.plan.counts import Collective
+from jprm.apps.plan.plan import compiled, expected, layer_sizes, node, scoring_step, seconds, training_step
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
@@ -33,12 +38,14 @@ from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
 from jprm.methods.policy import decoding, sampler
 from jprm.methods.rl.config import RLExperiment, learner
-from jprm.methods.rl.samples import EXTRAS
+from jprm.methods.rl.rollout import packed
+from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
 from jprm.model import decode
 from jprm.model.attention import find
 from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
-from jprm.model.mesh import check_mesh, make_mesh, row_parts, spec
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, row_parts, spec
+from jprm.model.parameters import held_decoder
 from jprm.rows import padded_size
 
 
@@ -50,11 +57,16 @@ class Program:
         fewer layers.
     stays: bytes of a device that it is given and that stay there.
     times: how often an update runs it.
+    mesh, topology: of the devices that run it together.
+    sent: collectives that the compiled program does not have.
     """
 
     variants: Mapping[int, tuple[Callable, tuple[Any, ...]]]
     stays: float
     times: int
+    mesh: Mesh
+    topology: Topology
+    sent: tuple[Collective, ...] = ()
 
 
 def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -62,45 +74,51 @@ def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = 
 
     The policy's folder needs only its config.json, or experiment.json. An update is taken at its longest: every sample
     has `max_tokens`, and samples share no token. `update_seconds` is a lower bound for such an update, None where a
-    program does not fit. Raises as `jprm.apps.plan.plan.plan` does.
+    program does not fit. `expected_seconds` is at the rate that MaxText publishes for its training on such chips.
+    Raises as `jprm.apps.plan.plan.plan` does.
     """
-    if topology.chip.backend != "tpu":
-        raise ValueError(f"--rl plans for TPU slices, not for {topology.name}")
     start, experiment = time.monotonic(), longest(config)
-    model, data = experiment.model, experiment.data
-    model.check_attention(backend="tpu")
+    model, data, chip = experiment.model, experiment.data, topology.chip
+    model.check_attention(backend=chip.backend)
     mesh = make_mesh(config.mesh, devices(topology))
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
-    runs, resident = programs(config, experiment, mesh)
+    runs, resident = programs(config, experiment, mesh, topology)
     measured = {}
     for name, program in runs.items():
         kernels = _kernels(experiment, mesh) if name == "update" else {}
-        measured[name] = measure(name, program, model.layers, sum(resident.values()), kernels, mesh, topology, say)
+        measured[name] = measure(name, program, model.layers, sum(resident.values()), kernels, say)
+    say("packing rows")
+    host = packing_seconds(config, experiment)
     bounds = [each["times"] * each["seconds"] for each in measured.values() if each["program"]]
+    fits = len(bounds) == len(measured)
     return {
         "experiment": config.name, "topology": topology.name, "slices": topology.slices, "chips": topology.chips,
         "devices": topology.devices, "mesh": dict(mesh.shape), "rows": data.rows, "tokens": data.tokens,
+        "host": {"chips": topology.host.chips, "mesh": dict(runs["decode"].mesh.shape), "packing_seconds": host},
         "parameters": sum(x.size for x in jax.tree.leaves(params_of(*runs["update"].variants.values()))),
-        "resident": resident, "available": topology.chip.allotted, "programs": measured,
+        "resident": resident, "available": chip.allotted, "programs": measured,
         "fits": all(each["fits"] for each in measured.values()),
-        "update_seconds": sum(bounds) if len(bounds) == len(measured) else None,
+        "update_seconds": sum(bounds) + host if fits else None,
+        "expected_seconds": sum(bounds) / chip.reached + host if fits and chip.reached else None,
         "seconds_to_plan": time.monotonic() - start,
     }  # fmt: skip
 
 
 def measure(
-    name: str, program: Program, layers: int, resident: float, kernels: Mapping[str, float], mesh: Mesh,
-    topology: Topology, say: Callable[[str], None],
+    name: str, program: Program, layers: int, resident: float, kernels: Mapping[str, float],
+    say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Compiles a program; returns its figures, those of `layers` layers where it is compiled with fewer."""
-    totals, counted, available = {}, {}, topology.chip.allotted
+    totals, counted, available = {}, {}, program.topology.chip.allotted
     for size, lowered in program.variants.items():
         say(f"compiling {name}" + (f" of {size} layers" if len(program.variants) > 1 else ""))
-        memory, text = compiled(*lowered, mesh, available)
+        memory, text = compiled(*lowered, program.mesh, available)
         totals[size] = memory.total
         if text is not None:
-            counted[size] = counts.count(hlo.parse(text), layer_sizes(params_of(lowered), mesh), kernels)
+            sizes = layer_sizes(params_of(lowered), program.mesh) if name != "push" else set()
+            found = counts.count(hlo.parse(text), sizes, kernels, node(program.topology))
+            counted[size] = dataclasses.replace(found, collectives=found.collectives + program.sent)
     peak = total_at(totals, layers) + resident - program.stays
     measured = {
         "times": program.times, "peak": peak, "fits": peak <= available, "program": None,
@@ -108,7 +126,7 @@ def measure(
     }  # fmt: skip
     if len(counted) < len(totals):
         return measured
-    return measured | _measured(program_at(counted, layers), topology)
+    return measured | _measured(program_at(counted, layers), program.topology)
 
 
 def longest(config: RLExperiment) -> Experiment:
@@ -121,34 +139,100 @@ def longest(config: RLExperiment) -> Experiment:
     return dataclasses.replace(experiment, data=data)
 
 
-def programs(config: RLExperiment, experiment: Experiment, mesh: Mesh) -> tuple[dict[str, Program], dict[str, float]]:
+def programs(
+    config: RLExperiment, experiment: Experiment, mesh: Mesh, topology: Topology
+) -> tuple[dict[str, Program], dict[str, float]]:
     """Returns an update's programs, and the bytes of a device that stay there, by what they are."""
-    step, arguments = training_step(experiment, mesh)
-    state, model = arguments[0], experiment.model
+    step, arguments = training_step(experiment, mesh, topology.chip.backend)
+    state, model, host = arguments[0], experiment.model, topology.host
+    own = mesh_by_heads(model, devices(host))
+    own_model = decode.decoding_config(model, own.shape["tensor"], config.sampler_dtype or model.dtype)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        learnt = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
-        copied = jax.eval_shape(lambda params: decode.unstacked(params, model)[0], learnt)
-    learnt, copied = _placed(learnt, mesh), _placed(copied, mesh)
+        learnt = _placed(jax.eval_shape(lambda state: merge(state.params, experiment.lora), state), mesh)
+    copied = copy_of(learnt, config, model, mesh, own)
     resident = {
         "parameters": held(state.params), "moments": held(state.optimizer), "reference": held(state.reference),
         "sampler": held(copied),
     }  # fmt: skip
-    runs = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches)}
+    every = mesh, topology
+    runs = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches, *every)}
+    hosts = topology.chips // host.chips
+    problems = -(-config.problems_an_update // hosts)  # of the host with the most
     if config.prm and kind_of(config.prm) == "run":
-        prm = read(path_of(config.prm) / RUN)
-        function, scored = scoring_step(prm, mesh)
+        prm, width = read(path_of(config.prm) / RUN), make_mesh(MeshConfig(), devices(host))
+        function, scored = _scoring(prm, width, config)
         resident["PRM"] = held(scored[0])
-        tokens = config.problems_an_update * config.samples * config.tokens  # every chain in a row of its own
-        rows = row_parts(mesh) * prm.data.tokens
-        runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), -(-tokens // rows))
-    some = [_sampling(config, *shallow(copied, model, layers), mesh) for layers in depths(model)]
+        tokens = problems * config.samples * config.tokens  # every chain in a row of its own
+        times = -(-tokens // (width.size * prm.data.tokens))
+        runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
+    some = [_sampling(config, *shallow(copied, own_model, layers), own, problems) for layers in depths(own_model)]
     for name, (_, _, times) in some[0].items():
         variants = {each[name][1][1].layers: each[name][:2] for each in some}
-        runs[name] = Program(variants, resident["sampler"], times)
-    # The old copy goes before the new one is made.
-    push = {model.layers: (decode.unstack, (learnt, model))}
-    runs["push"] = Program(push, held(learnt) + resident["sampler"], 1)
+        runs[name] = Program(variants, resident["sampler"], times, own, host)
+    # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
+    group, index = decode.layer_places(model)[0]
+    stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
+    nodes = node(topology) and topology.slices // mesh.shape["data"]
+    index = dict.fromkeys(index, jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, spec(mesh=mesh))))
+    dtype = config.sampler_dtype or model.dtype
+    send = decode.stored_layer, (stack, index, decode.repeats(model, own.shape["tensor"]), dtype)
+    size = held(copied["decoder"]["layers_0"])
+    far = size * (nodes - 1) / nodes if nodes > 1 else 0.0
+    sent = tuple(
+        Collective("all-gather", "weights", between, part, part, 1.0, False, "push")
+        for between, part in ((False, size - far), (True, far)) if part
+    )  # fmt: skip
+    runs["push"] = Program({model.layers: send}, held(stack), model.layers, *every, sent)
     return runs, {name: size for name, size in resident.items() if size}
+
+
+def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, own: Mesh) -> dict:
+    """Returns the shapes of the sampler's copy, `jprm.model.decode.decoding_copy`."""
+    dtype, times = config.sampler_dtype or model.dtype, decode.repeats(model, own.shape["tensor"])
+
+    def stored(function: Callable, params: Mapping) -> dict:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            shapes = jax.eval_shape(function, params)
+        places = decode.places_of(shapes, own)
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(own, place)), shapes, places
+        )
+
+    rest = {name: x for name, x in learnt["decoder"].items() if not name.startswith("layers_")}
+    decoder = stored(lambda some: decode.stored_rest(some, dtype), rest)
+    for layer, (group, index) in enumerate(decode.layer_places(model)):
+        stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
+        one = stored(lambda stack, index=index: decode.stored_layer(stack, index, times, dtype), stack)
+        decoder[f"layers_{layer}"] = one
+    others = {name: x for name, x in learnt.items() if name != "decoder"}
+    return {**stored(lambda some: decode.stored_rest(some, dtype), others), "decoder": decoder}
+
+
+def _scoring(prm: Experiment, mesh: Mesh, config: RLExperiment) -> tuple[Callable, tuple[Any, ...]]:
+    """Returns what scores a batch of one row a device, the PRM stored as `prm_dtype`."""
+    function, (params, model, *rest) = scoring_step(prm, mesh)
+    if config.prm_dtype:
+        dtype = config.prm_dtype
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            decoder = jax.eval_shape(lambda decoder: held_decoder(decoder, dtype), params["decoder"])
+        params = {**params, "decoder": _placed(decoder, mesh)}
+        model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
+    return function, (params, model, *rest)
+
+
+def packing_seconds(config: RLExperiment, experiment: Experiment) -> float:
+    """Returns how long this machine's processor packs an update's rows for: every host packs them all.
+
+    It packs one group of the longest samples, which share no token.
+    """
+    T, V, rng = config.max_tokens, experiment.model.vocab_size, np.random.default_rng(0)
+    drawn = [tuple(rng.integers(1, V, T).tolist()) for _ in range(config.samples)]
+    samples = [Rollout(ids, np.zeros(T, np.float32), (T,), ("",), True) for ids in drawn]
+    prompt = rng.integers(1, V, max(1, config.tokens - T)).tolist()
+    began = time.perf_counter()
+    tree = group_tree("longest", prompt, samples, [np.ones(T)] * config.samples)
+    packed([tree], experiment.data, experiment.model.chain_rows)
+    return (time.perf_counter() - began) * config.problems_an_update
 
 
 def shallow(params: Mapping, model: ModelConfig, layers: int) -> tuple[dict, ModelConfig]:
@@ -161,16 +245,16 @@ def shallow(params: Mapping, model: ModelConfig, layers: int) -> tuple[dict, Mod
 
 
 def _sampling(
-    config: RLExperiment, params: Mapping, model: ModelConfig, mesh: Mesh
+    config: RLExperiment, params: Mapping, model: ModelConfig, mesh: Mesh, problems: int
 ) -> dict[str, tuple[Callable, tuple[Any, ...], int]]:
     """Returns prefill and one step of decoding, of a batch of the longest prompts that rows leave room for.
 
-    Each is a function, its arguments, and how often an update runs it.
+    `problems` are of one host. Each is a function, its arguments, and how often an update runs it.
     """
     split = row_parts(mesh)
-    m, most = sampler.jobs_at_once(config.problems_an_update, config.samples, config.sampler_rows, split)
-    jobs = config.problems_an_update * -(-config.samples // m)
-    prompts, distinct = (split * padded_size(-(-min(most, n) // split)) for n in (jobs, config.problems_an_update))
+    m, most = sampler.jobs_at_once(problems, config.samples, config.sampler_rows, split)
+    jobs = problems * -(-config.samples // m)
+    prompts, distinct = (split * padded_size(-(-min(most, n) // split)) for n in (jobs, problems))
     batches = -(-jobs // most)
     size = padded_size(max(sampler.SHORTEST_PROMPT, config.tokens - config.max_tokens))
     room = padded_size(config.max_tokens)
@@ -188,12 +272,13 @@ def _sampling(
         cache = jax.eval_shape(lambda: decode.empty_cache(model, rows_B, room))
         key_B = jax.eval_shape(decoding.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
     samples = decoding.Samples(
-        whole(), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B, room), rows(rows_B, room, dtype="float32"),
-        rows(rows_B), rows(rows_B, dtype="float32"), _placed(cache, mesh),
+        whole(), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B, room),
+        rows(rows_B, room, dtype="float32"), rows(rows_B), rows(rows_B, dtype="float32"), _placed(cache, mesh),
     )  # fmt: skip
     step = (
         params, model, config.temperature, 1.0, samples, _placed(past, mesh), rows(rows_B), _placed(key_B, mesh),
         whole(model.vocab_size, 2, dtype="int8"), whole(model.vocab_size, dtype="bool"), whole(dtype="bool"),
+        whole(),
     )  # fmt: skip
     token = jax.jit(decoding.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
     return {
@@ -226,7 +311,7 @@ def _kernels(experiment: Experiment, mesh: Mesh) -> Mapping[str, float]:
 
 
 def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
-    bounds = counts.bounds(program, topology.chip)
+    bounds = counts.bounds(program, topology)
     return {
         "program": {
             "flops": program.flops, "hbm_bytes": program.bytes,
@@ -234,21 +319,24 @@ def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
             "collectives": counts.totals(program.collectives), "uncounted_kernels": list(program.uncounted),
         },
         "bounds": dataclasses.asdict(bounds), "by": bounds.by, "seconds": bounds.step,
+        "expected": expected(bounds.step, topology),
     }  # fmt: skip
 
 
 def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     """Yields the tables and lines of a plan."""
-    mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
+    mesh, own = (
+        " ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (plan["mesh"], plan["host"]["mesh"])
+    )
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
     yield (
         f"{plan['experiment']}, reinforcement learning: {plan['parameters'] / 1e9:.2f} B parameters on"
         f" {slices}{plan['topology']}, {plan['chips']} chips; mesh {mesh}; an update of at most {plan['rows']} rows of"
-        f" {plan['tokens']:,} tokens a step"
+        f" {plan['tokens']:,} tokens a step; each host samples on {plan['host']['chips']} chips, {own}"
     )
     resident = (*plan["resident"].items(), ("total", sum(plan["resident"].values())))
     yield Table("memory", ("on a device all the time", "GiB"), [[name, f"{size / GIB:.2f}"] for name, size in resident])
-    columns = ("program", "times", "peak GiB", "FLOPs", "HBM bytes", "interconnect bytes", "at least", "by")
+    columns = ("program", "times", "peak GiB", "FLOPs", "HBM bytes", "sent bytes", "at least", "expected", "by")
     rows = []
     for name, each in plan["programs"].items():
         peak = f"{each['peak'] / GIB:.2f}" + ("" if each["fits"] else ": does not fit")
@@ -256,8 +344,11 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         if program := each["program"]:
             received = program["received"] + program["between_slices"]
             cells += [f"{x:.4g}" for x in (program["flops"], program["hbm_bytes"], received)]
-            cells += [seconds(each["seconds"]), each["by"]]
+            hoped = seconds(each["expected"]) if each["expected"] else ""
+            cells += [seconds(each["seconds"]), hoped, each["by"]]
         rows.append(cells + [""] * (len(columns) - len(cells)))
+    packing = seconds(plan["host"]["packing_seconds"])
+    rows.append(["packing", "1", "", "", "", "", packing, packing, "this machine's processor"])
     yield Table("programs", columns, rows)
     for few, more in {tuple(each["compiled_layers"]) for each in plan["programs"].values() if each["compiled_layers"]}:
         yield f"* continued to all layers from programs of {few} and {more}: every layer adds the same"
@@ -266,6 +357,11 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     if plan["update_seconds"] is not None:
         least = seconds(plan["update_seconds"])
         yield f"an update takes {least} or more, if all samples have the largest length"
+    if plan["expected_seconds"] is not None:
+        yield (
+            f"expected: {seconds(plan['expected_seconds'])}, the programs at the fraction of the chip's rate that"
+            " MaxText publishes for its training"
+        )
     yield f"planned in {plan['seconds_to_plan']:.0f} s"
 
 

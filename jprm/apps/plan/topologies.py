@@ -18,8 +18,11 @@ class Chip:
     """Published figures of one chip, in bytes and FLOPs a second.
 
     interconnect: all links of the chip together, in one direction.
+    links: how many they are.
     network: a chip's part of its host's rate on the data centre's network; infinite where none is published.
     allotted: HBM bytes that a program of one device may use: by libtpu's own refusals, or a fraction of a GPU's.
+    host: chips of a host, where a slice has several hosts.
+    reached: the fraction of `flops` that MaxText's training reaches, by its own published figures; 0 without any.
     """
 
     flops: float  # bfloat16
@@ -31,21 +34,26 @@ class Chip:
     devices: int = 1  # of JAX in a chip
     cores_named: bool = False  # a slice's name counts cores, two a chip
     backend: str = "tpu"  # jax's name
+    links: int = 6
+    host: int = 4
+    reached: float = 0.0
 
 
+# `reached`: MFU that github.com/AI-Hypercomputer/maxtext publishes. v5p: 64 to 71 % (32B to 1,160B, README). v5e: 56 to
+# 67 % on one pod (16B to 128B, configs/v5e). v4: 55 to 59 % (22B and 52B, README of 2023). v6e: 45 %.
 CHIPS = {
     # docs.cloud.google.com/tpu/docs/v4: 275 TFLOPs, 32 GiB, 1,200 GB/s. Six links of 50 GB/s: Jouppi et al. 2023,
     # arXiv:2304.01433, table 4. No rate of its hosts' network is published.
-    "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, math.inf, 30.75 * GIB, cores_named=True),
+    "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, math.inf, 30.75 * GIB, cores_named=True, reached=0.56),
     # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 16 GB, 819 GB/s, 400 GB/s in both directions together; of a pod of 256
     # chips 6.4 Tb/s of the data centre's network, 25 Gb/s a chip.
-    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 25e9 / 8, 15.75 * GIB),
+    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 25e9 / 8, 15.75 * GIB, links=4, reached=0.6),
     # docs.cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 95 GiB, 2,765 GB/s, 1,200 GB/s in both directions together; 50
     # Gb/s of the data centre's network a chip.
-    "v5p": Chip(459e12, 95 * GIB, 2765e9, 600e9, 50e9 / 8, 95.74 * GIB, cores_named=True),
+    "v5p": Chip(459e12, 95 * GIB, 2765e9, 600e9, 50e9 / 8, 95.74 * GIB, cores_named=True, reached=0.65),
     # docs.cloud.google.com/tpu/docs/v6e: 918 TFLOPs, 32 GB, 1,638 GB/s, 800 GB/s in both directions together; of a pod
     # of 256 chips 25.6 Tb/s of the network, 100 Gb/s a chip.
-    "v6e": Chip(918e12, 32 * GIB, 1638e9, 400e9, 100e9 / 8, 31.25 * GIB),
+    "v6e": Chip(918e12, 32 * GIB, 1638e9, 400e9, 100e9 / 8, 31.25 * GIB, links=4, reached=0.45),
     # docs.cloud.google.com/tpu/docs/tpu7x: 2,307 TFLOPs, 192 GiB, 7,380 GB/s, 1,200 GB/s in both directions
     # together; 100 Gb/s of the network.
     "tpu7x": Chip(2307e12, 192 * GIB, 7380e9, 600e9, 100e9 / 8, 94.75 * GIB, devices=2, cores_named=True),
@@ -85,6 +93,28 @@ class Topology:
     @property
     def devices(self) -> int:
         return self.chips * self.chip.devices
+
+    @property
+    def host(self) -> Topology:
+        """One host of the slice, or one node."""
+        name, _, _ = self.name.partition("-")
+        if self.chip.backend == "gpu" or self.chips <= self.chip.host or (self.chips == 8 and self.chip.links == 4):
+            return dataclasses.replace(self, chips=self.chips // self.slices, slices=1)
+        return find(f"{name}-{self.chip.host * (2 if self.chip.cores_named else 1)}")
+
+    @property
+    def interconnect(self) -> float:
+        """Bytes a second that the chip with the fewest links receives.
+
+        An axis of the slice ends in chips with one link along it, unless it wraps around: an axis of 16 of a flat pod
+        does, and in a slice of cubes of 4 x 4 x 4 every axis.
+        """
+        if self.chip.backend == "gpu":
+            return self.chip.interconnect
+        sizes = [int(size) for size in self.shape.split("x")]
+        cubes = len(sizes) == 3 and all(size % 4 == 0 for size in sizes)
+        links = sum(0 if size == 1 else 1 + (cubes or size == 16) for size in sizes)
+        return self.chip.interconnect * (links or self.chip.links) / self.chip.links
 
 
 def names() -> dict[str, list[str]]:

@@ -48,12 +48,8 @@ def causal_lm(
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
     tensors = list(decoder_tensors(params["decoder"], config))
-    if not config.tied_embeddings:
-        kernel_DV = params["head"]["kernel"]
-        tensors.append((LANGUAGE_HEAD, kernel_DV.shape[::-1], lambda: np.ascontiguousarray(np.asarray(kernel_DV).T)))
-    elif tied_head:
-        embed_VD = params["decoder"]["embed"]
-        tensors.append((LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)))
+    if tied_head or not config.tied_embeddings:
+        tensors.append(head_tensor(params, config))
     write_tensors(folder, tensors, NUMBERS[dtype], shard_bytes, FILE)
     fields |= {
         "architectures": [f"{CLASSES[family]}ForCausalLM"],
@@ -62,6 +58,15 @@ def causal_lm(
     }
     write_json(folder / PUBLISHED, fields)
     tokenizer.save(folder)
+
+
+def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
+    """Returns the language head as transformers has it: the embedding where the two are tied."""
+    if config.tied_embeddings:
+        embed_VD = params["decoder"]["embed"]
+        return LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)
+    kernel_DV = params["head"]["kernel"]
+    return LANGUAGE_HEAD, kernel_DV.shape[::-1], lambda: np.ascontiguousarray(np.asarray(kernel_DV).T)
 
 
 def decoder_json(

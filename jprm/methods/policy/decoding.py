@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +18,24 @@ from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import head_logits
 
-RUNNING, STEP, STOP = range(3)
+RUNNING, STEP, STOP, FULL = range(4)
+"""How a sample ends; FULL: at the most tokens that it may have."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """The state of B unfinished samples: what the decoding loop carries."""
+    """The state of B samples, some of them unfinished: what the decoding loop carries.
 
-    count: Array  # tokens written so far by running samples
+    Tokens, and keys and values, are in rings: token number `count` of the loop is at `count` modulo the room. A sample
+    has the last `length_B` of its ring, so that a row may begin a new sample at any time.
+    """
+
+    count: Array  # turns of the loop so far
     last_B: Array  # the last token
     progress_B: Array  # a column of the progress table
-    end_B: Array  # RUNNING, STEP or STOP
+    end_B: Array  # RUNNING, or how it ended
+    begun_B: Array  # tokens sampled before, which belong to the prompt here
     written_BN: Array
     logprob_BN: Array  # of every written token, at the sampling temperature
     length_B: Array  # tokens written, the last one included
@@ -52,29 +59,39 @@ def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> decode.P
 
 
 def next_token(
-    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step
+    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step, limit
 ) -> Samples:
-    """Returns the samples with one token more."""
-    position_B1 = (first_B + s.count)[:, None]
-    x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, s.count)
+    """Returns the samples with one token more; `limit` is the most tokens of a sample."""
+    at = s.count % s.written_BN.shape[1]
+    position_B1 = (first_B + s.length_B)[:, None]
+    x_B1D, cache = decode.forward(params, config, s.last_B[:, None], position_B1, past, s.cache, at, age_B=s.length_B)
     logit_BV = head_logits(params, config, x_B1D[:, 0])
-    key = jax.vmap(jax.random.fold_in, (0, None))(key_B, s.count)
+    key = jax.vmap(jax.random.fold_in)(key_B, s.begun_B + s.length_B)
     token_B = draw(key, logit_BV, temperature, top_p)
     logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
     scaled_BV = logit_BV / (temperature or 1.0)
-    drawn_B1 = (pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1))[:, None]
+    drawn_B = pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1)
     running_B = s.end_B == RUNNING
     progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
     ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
-    end_B = jnp.where(at_step & (progress_B < 0), STEP, RUNNING)
+    length_B = s.length_B + running_B
+    end_B = jnp.where(s.begun_B + length_B >= limit, FULL, RUNNING)
+    end_B = jnp.where(at_step & (progress_B < 0), STEP, end_B)
+
+    def write(x_BN: Array, new_B: Array) -> Array:
+        """Writes a column, but for samples that have ended: theirs wait in the ring until they are collected."""
+        old_B1 = jax.lax.dynamic_slice_in_dim(x_BN, at, 1, 1)
+        return jax.lax.dynamic_update_slice_in_dim(x_BN, jnp.where(running_B[:, None], new_B[:, None], old_B1), at, 1)
+
     return Samples(
         count=s.count + 1,
         last_B=token_B,
         progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
         end_B=jnp.where(running_B, jnp.where(ends_B, STOP, end_B), s.end_B),
-        written_BN=jax.lax.dynamic_update_slice_in_dim(s.written_BN, token_B[:, None], s.count, 1),
-        logprob_BN=jax.lax.dynamic_update_slice_in_dim(s.logprob_BN, drawn_B1, s.count, 1),
-        length_B=s.length_B + running_B,
+        begun_B=s.begun_B,
+        written_BN=write(s.written_BN, token_B),
+        logprob_BN=write(s.logprob_BN, drawn_B),
+        length_B=length_B,
         logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
         cache=cache,
     )
@@ -83,36 +100,63 @@ def next_token(
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), donate_argnums=4)
 def decode_samples(
     params, config: ModelConfig, temperature, top_p, samples: Samples, past, first_B, key_B, table_VP, stop_V, at_step,
-    limit,
+    limit, needed_B, enough,
 ) -> Samples:  # fmt: skip
-    """Decodes until all samples have ended, `limit` is reached, or the cache is full."""
-    capacity = samples.written_BN.shape[1]
+    """Decodes until all needed samples have ended, or all of `enough` rows, or a running sample has no more room."""
+    room, R = samples.written_BN.shape[1], len(past.seen_RS)
 
     def again(s: Samples):
-        return (s.count < jnp.minimum(limit, capacity)) & jnp.any(s.end_B == RUNNING)
+        running_B = s.end_B == RUNNING
+        ended_R = ~jnp.any(reshape(running_B, (R, len(running_B) // R), "batch"), axis=1)
+        full = jnp.any(running_B & (s.length_B >= room))
+        return jnp.any(running_B & needed_B) & (jnp.sum(ended_R) < enough) & ~full
 
     def body(s: Samples) -> Samples:
-        return next_token(params, config, temperature, top_p, s, past, first_B, key_B, table_VP, stop_V, at_step)
+        return next_token(params, config, temperature, top_p, s, past, first_B, key_B, table_VP, stop_V, at_step, limit)
 
     return jax.lax.while_loop(again, body, samples)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def grown(samples: Samples, size: int) -> Samples:
-    """Returns the samples with room for `size` tokens."""
+    """Returns the samples with room for `size` tokens, of which the last ones before `count` keep their order."""
+    room = samples.written_BN.shape[1]
 
     def pad(x: Array, axis: int) -> Array:
-        return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
+        return _padded(jnp.roll(x, -(samples.count % room), axis), axis, size)  # the oldest first
 
-    cache = tuple(
-        {
-            mixer: jax.tree.map(lambda x: pad(x, 2), kept) if mixer == "attention" else kept
-            for mixer, kept in group.items()
-        }
-        for group in samples.cache
-    )
+    cache, count = _of_tokens(lambda x: pad(x, 2), samples.cache), jnp.full_like(samples.count, room)
     written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
-    return dataclasses.replace(samples, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
+    return dataclasses.replace(samples, count=count, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
+
+
+def _padded(x: Array, axis: int, size: int) -> Array:
+    return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
+
+
+def _of_tokens(function: Callable[[Array], Array], cache: decode.Cache) -> decode.Cache:
+    """Returns the cache with the function of its keys and values, which states after tokens are none of."""
+    return tuple(
+        {kind: jax.tree.map(function, kept) if kind == "attention" else kept for kind, kept in group.items()}
+        for group in cache
+    )
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def refilled(past: decode.Past, new: decode.Past, new_R) -> decode.Past:
+    """Returns the past with other prompts in the rows `new_R`."""
+
+    def either(a: Array, b: Array) -> Array:
+        return jnp.where(reshape(new_R, (len(new_R), *[1] * (a.ndim - 1)), "batch"), b, a)
+
+    return decode.Past(jax.tree.map(either, past.cache, new.cache), either(past.seen_RS, new.seen_RS))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def longer(past: decode.Past, size: int) -> decode.Past:
+    """Returns the past with room for prompts of `size` tokens."""
+    cache = _of_tokens(lambda x: _padded(x, 2, size), past.cache)
+    return decode.Past(cache, _padded(past.seen_RS, 1, size))
 
 
 @functools.partial(jax.jit, static_argnums=2)

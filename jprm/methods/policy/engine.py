@@ -1,4 +1,4 @@
-"""A policy whose tokens a server samples, SGLang or vLLM. Parameters reach it as files, and every push is tested.
+"""A policy whose tokens servers sample, SGLang or vLLM. Parameters reach them as files, and every push is tested.
 
 A server may report an update and go on with its old weights, or with a part of them, and training on its samples then
 fails silently. So after every push the server computes the log-probabilities of kept tokens. The learner's must be
@@ -8,6 +8,9 @@ of the embedding or the head alone.
     sglang   /update_weights_from_disk, /generate
     vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions
 
+A server that does not answer is left out, and its samples are drawn by the others; where none is left, by this process.
+It is given the parameters of the last push, and is tested, before it is asked again.
+
 vLLM keeps the head of a model with tied embeddings apart (0.32 on CPUs), so a push holds the head as a tensor too.
 Every sampling parameter is sent: a server's defaults (`generation_config.json`) are others.
 """
@@ -15,12 +18,17 @@ Every sampling parameter is sent: a server's defaults (`generation_config.json`)
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import httpx2
@@ -38,13 +46,17 @@ from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
 from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, text_hash
+from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
+from jprm.methods.policy.vllm_here import VLLM
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import put, put_rows, row_parts
+from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts
 from jprm.pack import pack
 from jprm.rows import Rows, empty_rows, padded_size
 from jprm.token_tree import merged, next_tokens
 from jprm.tokenizer import Tokenizer
+
+HERE = ""
+"""In place of a server's address: this process."""
 
 Ids = Sequence[int]
 Call = tuple[str, dict[str, Any]]
@@ -53,29 +65,50 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """The server, and what its log-probabilities must equal.
+    """The servers, and what their log-probabilities must equal.
 
-    url: without a path, such as http://localhost:30000.
-    model: the server's name of the model; SGLang needs none.
-    folder: where parameters are written, which the server must be able to read. Empty: `engine` in the run's folder.
+    url: of one server, or of several of a kind, without a path, such as http://localhost:30000.
+    kind: `vllm_here` is vLLM in this process (`jprm.methods.policy.vllm_here`), which has no url.
+    model: the servers' name of the model; SGLang needs none.
+    folder: where parameters are written, which servers must be able to read. Empty: `engine` in the run's folder.
     dtype: of the numbers in these files.
     tolerance: the largest mean distance, in nats a token, of the server's log-probabilities from the learner's.
     concurrency: requests in flight at once.
     timeout_s: of one request.
+    key_variable: the environment variable that holds the key which servers need; empty: none.
+    patience_s: how long samples wait for a server where none answers; then this process draws them.
     """
 
-    url: str
-    kind: Literal["sglang", "vllm"] = "sglang"
+    url: str | tuple[str, ...] = ""
+    kind: Literal["sglang", "vllm", "vllm_here"] = "sglang"
     model: str = ""
     folder: str = ""
     dtype: FileDtype = "bfloat16"
     tolerance: float = 0.05
     concurrency: int = 64
     timeout_s: float = 600.0
+    key_variable: str = ""
+    patience_s: float = 30.0
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every server's address."""
+        return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
 
     def __post_init__(self):
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"engine.url={self.url!r}: write the server's address, such as http://localhost:30000")
+        if not isinstance(self.url, str):
+            object.__setattr__(self, "url", tuple(self.url))
+        if self.kind == "vllm_here" and self.urls != (HERE,):
+            raise ValueError(f"engine.url={self.url!r}: kind='vllm_here' is no server; leave it out")
+        for url in (self.urls or (HERE,)) if self.kind != "vllm_here" else ():
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"engine.url={url!r}: write a server's address, such as http://localhost:30000")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("engine.url names a server twice")
+        if self.key_variable and not os.environ.get(self.key_variable):
+            raise ValueError(f"engine.key_variable={self.key_variable!r}: the environment has no such variable")
+        if not self.patience_s >= 0:
+            raise ValueError(f"engine.patience_s={self.patience_s} must not be below 0")
         if not self.tolerance > 0 or self.concurrency < 1 or not self.timeout_s > 0:
             raise ValueError("engine: tolerance, concurrency and timeout_s must be above 0")
 
@@ -172,9 +205,12 @@ class Probes:
 
 
 class RemoteSampler(Sampler):
-    """A `Sampler` whose draws and parameters are on a server. Its samples are not reproducible bit for bit.
+    """A `Sampler` whose draws and parameters are on servers. Its samples are not reproducible bit for bit.
 
-    Raises ValueError for a server that serves other parameters than those pushed, ConnectionError for one that fails.
+    `failures` says which servers were left out and why, `drawn_here` how many samples no server drew.
+
+    Raises ValueError for a server that serves other parameters than those pushed, and ConnectionError where no server
+    answers at first.
     """
 
     def __init__(
@@ -185,31 +221,57 @@ class RemoteSampler(Sampler):
             raise ValueError(
                 "an engine samples at temperature=1 and top_p=1: servers report unscaled log-probabilities"
             )
-        self.engine, self._calls, self._probes = engine, DIALECTS[engine.kind], probes
+        self.engine, self._calls, self._probes = engine, DIALECTS.get(engine.kind, DIALECTS["vllm"]), probes
         if is_remote(place := engine.folder or probes.folder):
             raise ValueError(
                 f"engine.folder: {place} is in a bucket; name a folder that this machine and the server have"
             )
         self._folder = pathlib.Path(place)
         self._pushed: pathlib.Path | None = None
-        self._client = httpx2.Client(timeout=engine.timeout_s)
+        key = {"Authorization": f"Bearer {os.environ[engine.key_variable]}"} if engine.key_variable else {}
+        self._client = httpx2.Client(timeout=engine.timeout_s, headers=key)
         self._kept: list[tuple[list[int], tuple[int, ...]]] = []  # prompts and samples
         self._written: list[Float32[np.ndarray, " N"]] = []  # their log-probabilities at the first and the last push
+        self._turn, self._pushing = threading.Condition(), False
+        self._busy = dict.fromkeys((*engine.urls, HERE), 0)  # samples in flight
+        self._out: dict[str, str] = {}  # servers that are left out
+        self.failures, self.drawn_here = [], 0
+        self._reference: tuple[Any, ...] | None = None  # what the last push is tested by
         super().__init__(params, config, tokenizer, mesh, options, name)
 
     def push(self, params: Mapping, name: str) -> None:
-        """Writes the parameters, has the server load them, and tests that it did.
+        """Writes the parameters, has the servers load them, and tests that they did.
 
         Process 0 writes. Every process tests: one address may be several servers, such as localhost on each host.
         """
-        before, self._pushed = self._pushed, pathlib.Path(multihost.first(lambda: self._load(params, name)))
+        params = on_own_mesh(params, self.mesh)
+        if self._pushed is None:
+            self._push(params, name)
+            return
+        with self._turn:  # servers keep nothing of what is computed with the old parameters
+            self._pushing = True
+            self._turn.wait_for(lambda: not any(self._busy.values()))
+        try:
+            self._push(params, name)
+        finally:
+            with self._turn:
+                self._pushing = False
+                self._turn.notify_all()
+
+    def _push(self, params: Mapping, name: str) -> None:
+        before, (pushed, self._out) = self._pushed, multihost.first(lambda: self._load(params, name))
+        self._pushed, self.failures, self.drawn_here = pathlib.Path(pushed), [], 0
+        for url, reason in self._out.items():
+            self._left_out(url, reason)
+        if before is None and len(self._out) == len(self.engine.urls):
+            raise ConnectionError("; ".join(self._out.values()))
         self._test(params, name, before)
         self.name = f"{name}#{self._digest}"
         if before is not None and before != self._pushed and multihost.is_first():
             shutil.rmtree(before, ignore_errors=True)
 
-    def _load(self, params: Mapping, name: str) -> str:
-        """Writes the parameters and has the server load them; returns their folder."""
+    def _load(self, params: Mapping, name: str) -> tuple[str, dict[str, str]]:
+        """Writes the parameters and has the servers load them; returns their folder, and which servers failed why."""
         out = self._folder / f"step_{name.rpartition('@')[2]}"
         partial = out.with_name(out.name + ".partial")
         for path in (out, partial):
@@ -218,11 +280,29 @@ class RemoteSampler(Sampler):
         positions, dtype = self._probes.positions, self.engine.dtype
         writing.causal_lm(partial, params, self._stacked, self.tokenizer, positions, dtype, tied_head=True)
         partial.rename(out)
-        for path, body in self._calls.update(str(out.resolve()), self.engine.model):
-            reply = self._post(path, body)
+
+        def load(url: str) -> str:
+            try:
+                self._update(url, out)
+            except ConnectionError as error:
+                return str(error)
+            return ""
+
+        reasons = self._together(load, self.engine.urls)
+        return str(out), {url: reason for url, reason in zip(self.engine.urls, reasons, strict=True) if reason}
+
+    def _update(self, url: str, folder: pathlib.Path) -> None:
+        for path, body in self._calls.update(str(folder.resolve()), self.engine.model):
+            reply = self._post(url, path, body)
             if isinstance(reply, Mapping) and reply.get("success") is False:
-                raise ConnectionError(f"{self.engine.url}{path}: refused the parameters: {reply.get('message')}")
-        return str(out)
+                raise ConnectionError(f"{url}{path}: refused the parameters: {reply.get('message')}")
+
+    def _left_out(self, url: str, reason: str) -> None:
+        with self._turn:
+            if url not in self._out or reason not in self.failures:
+                self._out[url] = reason
+                self.failures.append(reason)
+                print(f"left out until it answers again: {reason}", file=sys.stderr, flush=True)
 
     def _test(self, params: Mapping, name: str, before: pathlib.Path | None) -> None:
         if not self._kept:
@@ -233,13 +313,26 @@ class RemoteSampler(Sampler):
         written_N = learner_N
         if self.engine.dtype != "float32":
             written_N = log_probabilities(params, self._stacked, self.mesh, self._kept, self.engine.dtype)
-        server_N = np.concatenate(self._together(self._forced, self._kept))
         stale: dict[str, Any] = dict(zip(("the first push", "the last push"), self._written, strict=False))
         if before is not None and multihost.is_first():
             stale |= {f"the last push ({part})": self._with(params, part, before) for part in ("embedding", "head")}
-        if reason := refusal(server_N, learner_N, self.engine.tolerance, written_N, stale):
-            raise ValueError(f"{self.engine.url}: after the push of {name} {reason}")
+        self._reference = learner_N, written_N, stale, name
+        for url in self.engine.urls:
+            if url not in self._out:
+                try:
+                    self._test_server(url)
+                except ConnectionError as error:
+                    self._left_out(url, str(error))
         self._written = [*self._written[:1], written_N]
+
+    def _test_server(self, url: str) -> None:
+        """Raises ValueError where a server does not serve the parameters of the last push."""
+        if self._reference is None:
+            return
+        learner_N, written_N, stale, name = self._reference
+        server_N = self._all_forced(url)
+        if reason := refusal(server_N, learner_N, self.engine.tolerance, written_N, stale):
+            raise ValueError(f"{url}: after the push of {name} {reason}")
 
     def _with(self, params: Mapping, part: str, before: pathlib.Path) -> Float32[np.ndarray, " N"]:
         """Returns the kept tokens' log-probabilities with the embedding or the head of an earlier push."""
@@ -257,11 +350,14 @@ class RemoteSampler(Sampler):
         mixed = {"decoder": decoder, "head": {"kernel": kernel}}
         return log_probabilities(mixed, config, self.mesh, self._kept, self.engine.dtype)
 
-    def _forced(self, kept: tuple[list[int], tuple[int, ...]]) -> Float32[np.ndarray, " T"]:
+    def _all_forced(self, url: str) -> Float32[np.ndarray, " N"]:
+        return np.concatenate(self._together(functools.partial(self._forced, url), self._kept))
+
+    def _forced(self, url: str, kept: tuple[list[int], tuple[int, ...]]) -> Float32[np.ndarray, " T"]:
         prompt, sampled = kept
         ids = [*prompt, *sampled]
         path, body = self._calls.force(self.engine.model, ids)
-        logprobs = self._read(path, body, lambda reply: self._calls.forced(reply, ids))
+        logprobs = self._read(url, path, body, lambda reply: self._calls.forced(reply, ids))
         return np.array(logprobs[len(prompt) - 1 :], np.float32)
 
     def draw(
@@ -272,21 +368,75 @@ class RemoteSampler(Sampler):
         if until != "end":
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
-        drawn = self._together(self._draw, jobs)
-        return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
+        drawn, end = self._together(self._drawn_somewhere, jobs), time.monotonic() + self.engine.patience_s
+        while (missing := [i for i, one in enumerate(drawn) if one is None]) and time.monotonic() < end:
+            self._ask_again()
+            for i, one in zip(missing, self._together(self._drawn_somewhere, [jobs[i] for i in missing]), strict=True):
+                drawn[i] = one
+            time.sleep(min(1.0, self.engine.patience_s / 10))
+        for i, one in zip(
+            missing, self._drawn_in_this_process([jobs[i] for i in missing]) if missing else [], strict=True
+        ):
+            drawn[i] = one
+        return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]  # pyright: ignore[reportReturnType]
 
-    def _draw(self, job: tuple[list[int], int]) -> Drawn:
+    def _drawn_somewhere(self, job: tuple[list[int], int]) -> Drawn | None:
+        """Returns a sample by the server with the least to do; None where none answers."""
+        while there := [url for url in self.engine.urls if url not in self._out]:
+            with self._between_pushes(min(there, key=lambda url: self._busy[url])) as url:
+                try:
+                    return self._draw(url, job)
+                except ConnectionError as error:
+                    self._left_out(url, str(error))
+        return None
+
+    def _ask_again(self) -> None:
+        """Takes servers that answer again: each loads the parameters of the last push, and is tested."""
+        for url in list(self._out):
+            with self._between_pushes(url), contextlib.suppress(ConnectionError):
+                assert self._pushed is not None
+                self._update(url, self._pushed)
+                self._test_server(url)
+                self._out.pop(url, None)
+
+    def _drawn_in_this_process(self, jobs: Sequence[tuple[list[int], int]]) -> list[Drawn]:
+        """Returns samples by a copy of the last push, which goes afterwards."""
+        print(f"no server answers: {len(jobs)} samples are drawn in this process", file=sys.stderr, flush=True)
+        with self._between_pushes(HERE):
+            assert self._pushed is not None
+            own = load_sampler(self._pushed, self.options)
+            self.drawn_here += len(jobs)
+            return own.go_on([Wanted(tuple(prompt), 0, number) for prompt, number in jobs], len(jobs))
+
+    @contextlib.contextmanager
+    def _between_pushes(self, place: str) -> Iterator[str]:
+        """Waits for the end of a push; the next one waits for the end of the block."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._pushing)
+            self._busy[place] += 1
+        try:
+            yield place
+        finally:
+            with self._turn:
+                self._busy[place] -= 1
+                self._turn.notify_all()
+
+    def _draw(self, url: str, job: tuple[list[int], int]) -> Drawn:
         eos = self.tokenizer.eos
         path, body = self._calls.draw(self.engine.model, job[0], self.options.max_tokens, job[1], eos)
-        ids, logprobs, ended = self._read(path, body, self._calls.drawn)
+        ids, logprobs, ended = self._read(url, path, body, self._calls.drawn)
+        return self._checked(ids, logprobs, ended, url + path)
+
+    def _checked(self, ids: list[int], logprobs: list[float], ended: bool, where: str) -> Drawn:
+        eos = self.tokenizer.eos
         if ended and not (ids and (ids[-1] == eos or self._is_control(ids[-1]))):
             raise ValueError(
-                f"{self.engine.url}{path}: a sample that ended does not end with the tokenizer's end of text ({eos}) or"
+                f"{where}: a sample that ended does not end with the tokenizer's end of text ({eos}) or"
                 " another control token: the server leaves it out"
             )
         known = all(type(i) is int and 0 <= i < len(self._stop_V) for i in ids)
         if not ids or len(ids) != len(logprobs) or not known or not all(map(math.isfinite, logprobs)):
-            raise ValueError(f"{self.engine.url}{path}: a sample is no list of ids with their log-probabilities")
+            raise ValueError(f"{where}: a sample is no list of ids with their log-probabilities")
         return Drawn(tuple(ids), np.array(logprobs, np.float32), sum(logprobs), "stop" if ended else "length")
 
     def _is_control(self, token: int) -> bool:
@@ -297,23 +447,61 @@ class RemoteSampler(Sampler):
         with concurrent.futures.ThreadPoolExecutor(self.engine.concurrency) as pool:
             return list(pool.map(function, jobs))
 
-    def _read(self, path: str, body: dict[str, Any], read: Callable[[Any], Any]) -> Any:
-        reply = self._post(path, body)
+    def _read(self, url: str, path: str, body: dict[str, Any], read: Callable[[Any], Any]) -> Any:
+        reply = self._post(url, path, body)
         try:
             return read(reply)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.engine.url}{path}: a reply of another form than {self.engine.kind}'s: {error!r}"
-            ) from error
+            raise ValueError(f"{url}{path}: a reply of another form than {self.engine.kind}'s: {error!r}") from error
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        try:
-            reply = self._client.post(self.engine.url.rstrip("/") + path, json=body)
-        except httpx2.HTTPError as error:
-            raise ConnectionError(f"{self.engine.url}{path}: {type(error).__name__}: {error}") from error
-        if reply.status_code != 200:
-            raise ConnectionError(f"{self.engine.url}{path}: status {reply.status_code}: {reply.text[:200]!r}")
-        return reply.json() if reply.content else None
+    def _post(self, url: str, path: str, body: dict[str, Any]) -> Any:
+        """Returns the reply, at the second attempt at most."""
+        reason = ""
+        for wait in (0.5, 0.0):
+            try:
+                reply = self._client.post(url + path, json=body)
+                if reply.status_code == 200:
+                    return reply.json() if reply.content else None
+                reason = f"status {reply.status_code}: {reply.text[:200]!r}"
+            except httpx2.TimeoutException as error:  # it has waited long
+                raise ConnectionError(f"{url}{path}: {type(error).__name__}: {error}") from error
+            except httpx2.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"
+            time.sleep(wait)
+        raise ConnectionError(f"{url}{path}: {reason}")
+
+
+class SamplerHere(RemoteSampler):
+    """A `RemoteSampler` whose server is vLLM in this process. Every process has its own, and pushes to it."""
+
+    _vllm: VLLM | None = None
+
+    def _push(self, params: Mapping, name: str) -> None:
+        if self._vllm is None:
+            folder, positions = self._folder / f"process_{jax.process_index()}", self._probes.positions
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            writing.causal_lm(folder, params, self._stacked, self.tokenizer, positions, self.engine.dtype)
+            self._vllm = VLLM(folder, positions, self.engine.dtype, self.options.rows)
+            self._pushed = folder
+        else:
+            self._vllm.load(params, self._stacked)
+        self._test(params, name, None)
+        self.name = f"{name}#{self._digest}"
+
+    def _all_forced(self, url: str) -> Float32[np.ndarray, " N"]:
+        assert self._vllm is not None
+        forced = self._vllm.force([[*prompt, *sampled] for prompt, sampled in self._kept])
+        parts = [some[len(prompt) - 1 :] for some, (prompt, _) in zip(forced, self._kept, strict=True)]
+        return np.concatenate(parts).astype(np.float32)
+
+    def _together(self, function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
+        """Draws all at once: it is no server, and takes one call after the other."""
+        if function != self._drawn_somewhere or self._vllm is None:
+            return [function(job) for job in jobs]
+        with self._between_pushes(HERE):
+            drawn = self._vllm.draw(jobs, self.options.max_tokens, self.tokenizer.eos)
+        return [self._checked(*one, "vllm") for one in drawn]
 
 
 def refusal(

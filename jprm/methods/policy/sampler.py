@@ -1,19 +1,20 @@
 """A policy that samples from a language model in this process: a base model, or one that jprm trained.
 
-A prefix's prompt is computed once, and all its samples share the keys. A jitted loop decodes the samples' own tokens
-and ends when every sample has ended. Rows, prompts and samples are padded to powers of two, and each combination that
-occurs is compiled once.
+A prefix's prompt is computed once, and its samples share the keys. A jitted loop decodes the samples' own tokens. A row
+whose samples have ended takes waiting ones (`Rows`), so that no row waits for the longest sample of all. Rows, prompts
+and samples are padded to powers of two, and each combination that occurs is compiled once.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +31,20 @@ from jprm.layout import native_layout, prompt_layout
 from jprm.methods.chat_template import prompt_of
 from jprm.methods.policy import decoding
 from jprm.methods.policy.protocol import Prefix, Sample
-from jprm.model import decode
+from jprm.model import Dtype, decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
-from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, row_parts, spec
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, put_rows, row_parts, spec
 from jprm.rows import padded_size
 from jprm.score.files import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32
 """The least tokens of a padded prompt, and of the room for a sample at first. Both are doubled where needed."""
+
+REFILL = 8
+"""New samples begin when one row in so many is free, so that several prompts are computed together."""
 
 FEWER = 4
 """Rows whose samples have all ended are dropped when a sample's room is doubled, if that leaves so many times fewer."""
@@ -60,6 +64,7 @@ class SamplerConfig:
       delimiter: text with a line break that ends every step; a newline in jprm's own layout.
       rows: the most samples decoded at once.
       logprobs: whether samples hold the log-probability of each token, at the sampling temperature.
+      dtype: what matrices are stored as; empty: the type of the model's computation. With int8 the head has bfloat16.
     """
 
     temperature: float = 0.8
@@ -70,8 +75,11 @@ class SamplerConfig:
     rows: int = 64
     logprobs: bool = False
     chat: bool = False
+    dtype: Literal["", "float32", "bfloat16", "int8"] = ""
 
     def __post_init__(self):
+        if self.dtype not in ("", *get_args(Dtype)):
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(get_args(Dtype))}, nor empty")
         if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}: it must be 0 or more")
         if not 0 < self.top_p <= 1:
@@ -95,7 +103,7 @@ class Drawn:
       ids: the sampled tokens, with the end of text if it was sampled.
       logprob_N: of each token, float32, at the sampling temperature and over all tokens.
       logprob: the sum under the model itself, at temperature 1.
-      finish_reason: as of `Sample`.
+      finish_reason: as of `Sample`, or `open` for a chain that is to go on.
     """
 
     ids: tuple[int, ...]
@@ -118,25 +126,28 @@ class Sampler:
     ):
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
-        check_mesh(config, mesh, row_parts(mesh))
         self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
         self._stacked = config
+        self._dtype: Dtype = options.dtype or config.dtype
+        self._config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
+        check_mesh(self._config, mesh, row_parts(mesh))
         prompted = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
         self.layout = prompted or native_layout(tokenizer)
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
-        self._digest = digest_of([sampled, options.delimiter, config, self.layout])[:12]
+        stored = [options.dtype] if options.dtype else []
+        self._digest = digest_of([sampled, options.delimiter, config, self.layout, *stored])[:12]
         self.push(params, name)
 
     def push(self, params: Mapping, name: str) -> None:
-        """Replaces the parameters by a copy of others, of the same model on the same mesh; nothing is compiled again.
+        """Replaces the parameters by a copy of others, of the same model; nothing is compiled again.
 
-        `name` says whose they are; the policy's own name adds the options.
+        They may be on the mesh of several processes, which all push together. `name` says whose they are; the policy's
+        own name adds the options.
         """
-        self._params = None  # else there were two copies in memory
-        with jax.set_mesh(self.mesh):
-            self._params, self._config = decode.unstacked(params, self._stacked)
+        self._params = None  # the old copy goes before the new one is made
+        self._params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype)
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
@@ -150,7 +161,7 @@ class Sampler:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's, with every layer in a group of its own."""
+        """The model's, with every layer in a group of its own, and key-value heads repeated for the mesh."""
         return self._config
 
     def sample(
@@ -165,51 +176,68 @@ class Sampler:
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
         """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
-        prompts, hashes = (
-            [self.prompt(prefix) for prefix in prefixes],
-            [text_hash(prefix, stream) for prefix in prefixes],
-        )
-        devices = row_parts(self.mesh)
-        m, size = jobs_at_once(len(prefixes), n, self.options.rows, devices)
-        jobs = [(i, j) for i in range(len(prefixes)) for j in range(0, n, m)]
-        jobs.sort(key=lambda job: len(prompts[job[0]]))  # prompts of like length together
-        drawn: list[list[Any]] = [[None] * n for _ in prefixes]
-        for first in range(0, len(jobs), size):
-            batch = jobs[first : first + size]
-            for (i, j), samples in zip(batch, self._batch(prompts, hashes, batch, m, n, until, seed), strict=True):
-                drawn[i][j : j + m] = samples
-        return drawn
+        m, most = jobs_at_once(len(prefixes), n, self.options.rows, self._devices)
+        jobs = [
+            Job(tuple(prompt), text_hash(prefix, stream), tuple(range(i * n + j, i * n + min(j + m, n))),
+                tuple((seed + k) % 2**32 for k in range(j, min(j + m, n))))
+            for i, (prefix, prompt) in enumerate(zip(prefixes, map(self.prompt, prefixes), strict=True))
+            for j in range(0, n, m)
+        ]  # fmt: skip
+        jobs.sort(key=lambda job: len(job.prompt))  # prompts of like length together
+        drawn = self._drawn(jobs, m, most, until)
+        return [[drawn[i * n + j] for j in range(n)] for i in range(len(prefixes))]
+
+    def go_on(self, wanted: Sequence[Wanted], needed: int) -> list[Drawn]:
+        """Returns whole chains, some of them begun before, when the first `needed` of them have ended.
+
+        The others are as far as they came, with the reason `open`; one that no row was free for has no new token. A
+        chain's tokens depend on the parameters that drew them, and not on when it was interrupted.
+        """
+        jobs, most = [], self._devices * max(1, 1 << (self.options.rows // self._devices).bit_length() - 1)
+        for place, one in enumerate(wanted):
+            ids = one.begun.ids if one.begun else ()
+            prompt, number = (*one.prompt, *ids), one.number % 2**32
+            jobs.append(Job(prompt, one.hash, (place,), (number,), len(ids), place < needed))
+        drawn, result = self._drawn(jobs, 1, most, "end"), []
+        for place, one in enumerate(wanted):
+            before = one.begun or Drawn((), np.zeros(0, np.float32), 0.0, "open")
+            new = drawn.get(place)
+            result.append(before if new is None else Drawn(
+                before.ids + new.ids, np.concatenate([before.logprob_N, new.logprob_N]), before.logprob + new.logprob,
+                new.finish_reason,
+            ))  # fmt: skip
+        return result
 
     def prompt(self, prefix: Prefix) -> list[int]:
         """Returns the token ids that a sample follows."""
         steps = (self.layout.step(text, number) for number, text in enumerate(prefix.steps))
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
-    def _batch(self, prompts, hashes, jobs, m: int, n: int, until: str, seed: int) -> list[list[Drawn]]:
-        """Returns the samples of a batch of jobs."""
-        devices = row_parts(self.mesh)
-        distinct = list(dict.fromkeys(i for i, _ in jobs))
-        U, R = (devices * padded_size(-(-len(x) // devices)) for x in (distinct, jobs))
-        tokens_US = np.zeros((U, padded_size(max(SHORTEST_PROMPT, *(len(prompts[i]) for i in distinct)))), np.int32)
-        length_U = np.ones(U, np.int32)
-        for u, i in enumerate(distinct):
-            length_U[u] = len(prompts[i])
-            tokens_US[u, : length_U[u]] = prompts[i]
-        row_R = np.zeros(R, np.int32)
-        row_R[: len(jobs)] = [distinct.index(i) for i, _ in jobs]
-        row_B = np.repeat(row_R, m)
-        hash_B, number_B, end_B = (np.zeros(R * m, dtype) for dtype in (np.uint32, np.uint32, np.int32))
-        end_B[:] = decoding.STOP  # padding
-        for r, (i, j) in enumerate(jobs):
-            draws = np.arange(j, min(j + m, n))
-            job_B = slice(r * m, r * m + len(draws))
-            hash_B[job_B], number_B[job_B], end_B[job_B] = hashes[i], (seed + draws) % 2**32, decoding.RUNNING
-        put = functools.partial(put_rows, mesh=self.mesh)
-        with jax.set_mesh(self.mesh):
-            past = decoding.prefill(self._params, self._config, put(tokens_US), put(length_U), put(row_R))
-        length_B, last_B = length_U[row_B], tokens_US[row_B, length_U[row_B] - 1]
-        drawn = self.decoded(past, length_B, last_B, number_B, hash_B, end_B, m, until)
-        return [drawn[r * m : r * m + min(m, n - j)] for r, (_, j) in enumerate(jobs)]
+    @property
+    def _devices(self) -> int:
+        """Parts into which the mesh splits rows."""
+        return row_parts(self.mesh)
+
+    def _drawn(self, jobs: Sequence[Job], m: int, most: int, until: str) -> dict[int, Drawn]:
+        """Returns the jobs' samples by place, in `most` rows at most; a row whose samples have ended takes a new job.
+
+        It ends with the last needed sample.
+        """
+        if not jobs:
+            return {}
+        waiting, drawn = collections.deque(jobs), {}
+        rows = Rows(self, self._devices * padded_size(-(-min(most, len(jobs)) // self._devices)), m, until)
+        while True:
+            free = rows.free()
+            if waiting and (len(free) >= rows.enough or len(free) == len(rows.jobs)):
+                rows.fill(free, [waiting.popleft() for _ in free[: len(waiting)]])
+            rows.decode(rows.enough if waiting else len(rows.jobs) + 1)
+            if not rows.needed() and not (waiting and waiting[0].needed):
+                return drawn | rows.collect(range(len(rows.jobs)))
+            drawn |= rows.collect(rows.ended())
+            if not waiting:
+                rows.drop_ended()
+            rows.grow_if_full()
 
     def decoded(
         self, past: decode.Past, length_B: np.ndarray, last_B: np.ndarray, number_B: np.ndarray, hash_B: np.ndarray,
@@ -223,49 +251,15 @@ class Sampler:
           end_B: `decoding.RUNNING`, or `decoding.STOP` for padding.
           kept: takes samples that have ended, with their keys, and the row of `past` of every m of them.
         """
-        limit = self.options.max_tokens
-        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, padded_size(limit) // 4), padded_size(limit))
-        put, B = functools.partial(put_rows, mesh=self.mesh), len(end_B)
-        with jax.set_mesh(self.mesh):
-            zero_B = np.zeros(B, np.int32)
-            samples = decoding.Samples(
-                count=jnp.int32(0),
-                last_B=put(last_B),
-                progress_B=put(zero_B),
-                end_B=put(end_B),
-                written_BN=put(np.zeros((B, room), np.int32)),
-                logprob_BN=put(np.zeros((B, room), np.float32)),
-                length_B=put(zero_B),
-                logprob_B=put(zero_B.astype(np.float32)),
-                cache=decoding.empty_cache(self._config, B, room),
-            )
-            key_B = decoding.keys(put(number_B), put(hash_B))
-            return self._to_the_end((samples, put(length_B - 1), key_B, past), m, until, kept)
-
-    def _to_the_end(self, state, m: int, until: str, kept) -> list[Any]:
-        """Returns the samples, m of each row, that begin as `state`: `decoding.Samples`, and what `of_rows` takes."""
-        options, (samples, *rest) = self.options, state
-        table_VP, stop_V = jax.device_put((self._table_VP, self._stop_V), NamedSharding(self.mesh, spec()))
-        rows = np.arange(len(samples.end_B) // m)
-        devices, drawn = row_parts(self.mesh), [None] * len(samples.end_B)
-        while True:
-            first_B, key_B, past = rest
-            samples = decoding.decode_samples(
-                self._params, self._config, options.temperature, options.top_p, samples, past, first_B, key_B,
-                table_VP, stop_V, jnp.bool(until == "step"), jnp.int32(options.max_tokens),
-            )  # fmt: skip
-            runs_R = (np.asarray(samples.end_B) == decoding.RUNNING).reshape(-1, m).any(axis=1)
-            if int(samples.count) >= options.max_tokens or not runs_R.any():
-                _collect(samples, rows, m, drawn, kept)
-                return drawn
-            left, ended = np.flatnonzero(runs_R), np.flatnonzero(~runs_R)
-            size = devices * padded_size(-(-len(left) // devices))
-            if FEWER * size <= len(rows):
-                _collect(samples, rows, m, drawn, kept)
-                left = np.concatenate([left, ended[: size - len(left)]])
-                samples, *rest = decoding.of_rows((samples, *rest), put_rows(left, self.mesh), m)
-                rows = rows[left]
-            samples = decoding.grown(samples, 2 * samples.written_BN.shape[1])
+        rows = Rows(self, len(end_B) // m, m, until)
+        rows.begin(past, length_B, last_B, number_B, hash_B, end_B)
+        drawn: dict[int, Drawn] = {}
+        while rows.needed():
+            rows.decode(len(rows.jobs) + 1)
+            drawn |= rows.collect(rows.ended(), kept if not rows.needed() else None)
+            rows.drop_ended(kept)
+            rows.grow_if_full()
+        return [drawn[b] for b in range(len(end_B))]
 
     def _sample(self, drawn: Drawn, *, until: str) -> Sample:
         text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
@@ -277,19 +271,198 @@ class Sampler:
             by_token = tuple((self.tokenizer.decode([i]), logprob) for i, logprob in pairs)
         return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, token_logprobs=by_token)
 
+    def _progress(self, ids: Sequence[int]) -> int:
+        """Returns the column of the progress table after these ids of a sample."""
+        progress = 0
+        for token in ids:
+            progress = max(int(self._table_VP[token, progress]), 0)
+        return progress
+
     def step_stops(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Returns, for each step that its delimiter ends in these ids, the index after its last token."""
         return step_stops(self._table_VP, ids)
 
 
-def _collect(samples: decoding.Samples, rows: np.ndarray, m: int, drawn: list[Any], kept=None) -> None:
-    """Puts samples, of which row i's are the batch's from `rows[i] * m` on, into their places."""
-    if kept is not None:
-        kept(samples, rows)
-    fields = (samples.written_BN, samples.logprob_BN, samples.length_B, samples.end_B, samples.logprob_B)
-    for b, (ids_N, logprob_N, N, end, logprob) in enumerate(zip(*map(np.asarray, fields), strict=True)):
-        reason = ("length", "step", "stop")[end]
-        drawn[rows[b // m] * m + b % m] = Drawn(tuple(ids_N[:N].tolist()), logprob_N[:N], float(logprob), reason)
+# ---- Rows that decode together.
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """One chain of `Sampler.go_on`: what numbers it, and the tokens that were drawn of it before."""
+
+    prompt: tuple[int, ...]
+    hash: int  # `text_hash`, beside the number
+    number: int
+    begun: Drawn | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Samples after one prompt, in one row.
+
+    places: of the samples in the result. numbers: theirs among the samples of the prompt.
+    begun: how many tokens at the prompt's end were sampled before. needed: whether the result waits for them.
+    """
+
+    prompt: tuple[int, ...]
+    hash: int
+    places: tuple[int, ...]
+    numbers: tuple[int, ...]
+    begun: int = 0
+    needed: bool = True
+
+
+class Rows:
+    """R rows of m samples, each row after a prompt of its own.
+
+    Samples begin and end at different times: a row's tokens are in a ring (`decoding.Samples`), from `since_R` on.
+    """
+
+    def __init__(self, sampler: Sampler, R: int, m: int, until: str):
+        self.sampler, self.m, self.at_step = sampler, m, until == "step"
+        devices, limit = sampler._devices, sampler.options.max_tokens
+        self.enough = devices * padded_size(max(1, R // REFILL // devices))
+        self.jobs: list[Job | None] = [None] * R
+        self.since_R, self.rows = np.zeros(R, np.int64), np.arange(R)
+        room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, padded_size(limit) // 4), padded_size(limit))
+        self._put = functools.partial(put_rows, mesh=sampler.mesh)
+        B = R * m
+        self.host = {name: np.zeros(B, np.int32) for name in ("last_B", "progress_B", "begun_B", "length_B", "first_B")}
+        self.host |= {name: np.zeros(B, np.uint32) for name in ("number_B", "hash_B")}
+        self.host |= {"end_B": np.full(B, decoding.STOP, np.int32), "logprob_B": np.zeros(B, np.float32)}
+        self.host |= {"needed_B": np.zeros(B, bool)}
+        self.past: decode.Past | None = None
+        whole = NamedSharding(sampler.mesh, spec())
+        self._tables = jax.device_put((sampler._table_VP, sampler._stop_V), whole)
+        with jax.set_mesh(sampler.mesh):
+            cache = decoding.empty_cache(sampler._config, B, room)
+            zero_BN = self._put(np.zeros((B, room), np.int32)), self._put(np.zeros((B, room), np.float32))
+            self.samples = decoding.Samples(
+                count=jnp.int32(0), written_BN=zero_BN[0], logprob_BN=zero_BN[1], cache=cache, **self._fields()
+            )
+
+    def _fields(self) -> dict[str, Any]:
+        names = ("last_B", "progress_B", "end_B", "begun_B", "length_B", "logprob_B")
+        return {name: self._put(self.host[name]) for name in names}
+
+    def begin(self, past: decode.Past, length_B, last_B, number_B, hash_B, end_B) -> None:
+        """Begins all samples after prompts whose keys are known."""
+        self.host |= {"last_B": last_B, "number_B": number_B, "hash_B": hash_B, "end_B": end_B.copy()}
+        self.host |= {"first_B": length_B - 1, "needed_B": np.ones(len(end_B), bool)}
+        places = np.arange(len(end_B)).reshape(-1, self.m).tolist()
+        self.jobs = [Job((), 0, tuple(some), tuple(some)) for some in places]
+        self.past = past
+        self._begin()
+
+    def fill(self, free: Sequence[int], jobs: Sequence[Job]) -> None:
+        """Begins jobs in free rows: computes their prompts, each once."""
+        sampler, m, R = self.sampler, self.m, len(self.jobs)
+        prompts = list(dict.fromkeys(job.prompt for job in jobs))
+        size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))
+        if self.past is not None:
+            before = self.past.seen_RS.shape[1]
+            if size > before:
+                self.past = decoding.longer(self.past, size)
+            size = max(size, before)
+        U = sampler._devices * padded_size(-(-len(prompts) // sampler._devices))
+        tokens_US, length_U = np.zeros((U, size), np.int32), np.ones(U, np.int32)
+        for u, prompt in enumerate(prompts):
+            tokens_US[u, : len(prompt)], length_U[u] = prompt, len(prompt)
+        row_R, new_R, count = np.zeros(R, np.int32), np.zeros(R, bool), int(self.samples.count)
+        for r, job in zip(free, jobs, strict=False):
+            row_R[r], new_R[r], self.jobs[r], self.since_R[r] = prompts.index(job.prompt), True, job, count
+            at, some = slice(r * m, (r + 1) * m), slice(r * m, r * m + len(job.numbers))
+            of_row = {
+                "last_B": job.prompt[-1], "first_B": len(job.prompt) - 1, "begun_B": job.begun, "length_B": 0,
+                "progress_B": sampler._progress(job.prompt[len(job.prompt) - job.begun :]), "logprob_B": 0.0,
+                "hash_B": job.hash, "needed_B": job.needed, "end_B": decoding.STOP,
+            }  # fmt: skip
+            for name, value in of_row.items():
+                self.host[name][at] = value
+            self.host["number_B"][some], self.host["end_B"][some] = job.numbers, decoding.RUNNING
+        with jax.set_mesh(sampler.mesh):
+            new = decoding.prefill(sampler._params, sampler._config, *map(self._put, (tokens_US, length_U, row_R)))
+            self.past = new if self.past is None else decoding.refilled(self.past, new, self._put(new_R))
+        self._begin()
+
+    def _begin(self) -> None:
+        host = self.host
+        with jax.set_mesh(self.sampler.mesh):
+            self.samples = dataclasses.replace(self.samples, **self._fields())
+            self._first_B = self._put(host["first_B"])
+            self._key_B = decoding.keys(self._put(host["number_B"]), self._put(host["hash_B"]))
+
+    def decode(self, enough: int) -> None:
+        """Decodes until samples are to be collected, begun, or given more room (`decoding.decode_samples`)."""
+        sampler, options = self.sampler, self.sampler.options
+        with jax.set_mesh(sampler.mesh):
+            self.samples = decoding.decode_samples(
+                sampler._params, sampler._config, options.temperature, options.top_p, self.samples, self.past,
+                self._first_B, self._key_B, *self._tables, jnp.bool(self.at_step), jnp.int32(options.max_tokens),
+                self._put(self.host["needed_B"]), jnp.int32(enough),
+            )  # fmt: skip
+        for name in ("last_B", "progress_B", "end_B", "length_B", "logprob_B"):
+            self.host[name] = np.array(getattr(self.samples, name))
+
+    @property
+    def _running_R(self) -> np.ndarray:
+        return (self.host["end_B"] == decoding.RUNNING).reshape(-1, self.m).any(axis=1)
+
+    def needed(self) -> bool:
+        """Returns whether a needed sample is running."""
+        return bool(((self.host["end_B"] == decoding.RUNNING) & self.host["needed_B"]).any())
+
+    def free(self) -> list[int]:
+        return [r for r, job in enumerate(self.jobs) if job is None]
+
+    def ended(self) -> list[int]:
+        """Returns the rows whose samples have all ended, and are not collected."""
+        return [r for r, runs in enumerate(self._running_R) if not runs and self.jobs[r] is not None]
+
+    def collect(self, rows: Iterable[int], kept: Callable | None = None) -> dict[int, Drawn]:
+        """Returns the samples of rows by place; those rows are free."""
+        if kept is not None:
+            kept(self.samples, self.rows)
+        drawn, rows = {}, [r for r in rows if self.jobs[r] is not None]
+        if not rows:
+            return drawn
+        written_BN, logprob_BN = np.asarray(self.samples.written_BN), np.asarray(self.samples.logprob_BN)
+        for r in rows:
+            for i, place in enumerate(self.jobs[r].places):  # pyright: ignore[reportOptionalMemberAccess]
+                b = r * self.m + i
+                at_N = (self.since_R[r] + np.arange(self.host["length_B"][b])) % written_BN.shape[1]
+                reason = ("open", "step", "stop", "length")[self.host["end_B"][b]]
+                ids, logprob_N = tuple(written_BN[b, at_N].tolist()), logprob_BN[b, at_N]
+                drawn[place] = Drawn(ids, logprob_N, float(self.host["logprob_B"][b]), reason)
+            self.jobs[r] = None
+        return drawn
+
+    def drop_ended(self, kept: Callable | None = None) -> None:
+        """Drops rows that have ended, where that leaves `FEWER` times fewer."""
+        devices, running_R = self.sampler._devices, self._running_R
+        left, ended = np.flatnonzero(running_R), np.flatnonzero(~running_R)
+        size = devices * padded_size(-(-len(left) // devices))
+        if not len(left) or FEWER * size > len(self.jobs):
+            return
+        if kept is not None:
+            kept(self.samples, self.rows)
+        left = np.concatenate([left, ended[: size - len(left)]])
+        with jax.set_mesh(self.sampler.mesh):
+            state = self.samples, self._first_B, self._key_B, self.past
+            state = decoding.of_rows(state, self._put(left), self.m)
+        self.samples, self._first_B, self._key_B, self.past = state
+        index_B = (left[:, None] * self.m + np.arange(self.m)).reshape(-1)
+        self.host = {name: x_B[index_B] for name, x_B in self.host.items()}
+        self.jobs, self.rows, self.since_R = [self.jobs[r] for r in left], self.rows[left], self.since_R[left]
+
+    def grow_if_full(self) -> None:
+        """Doubles the room where a running sample has used its own."""
+        room, host = self.samples.written_BN.shape[1], self.host
+        if not (host["length_B"][host["end_B"] == decoding.RUNNING] >= room).any():
+            return
+        self.since_R -= int(self.samples.count) - room
+        with jax.set_mesh(self.sampler.mesh):
+            self.samples = decoding.grown(self.samples, 2 * room)
 
 
 def load_sampler(
@@ -297,12 +470,14 @@ def load_sampler(
 ) -> Sampler:
     """Loads the policy in a run's folder, a Hugging Face folder, or a GGUF file.
 
+    By default it is split by heads (`jprm.model.mesh.mesh_by_heads`).
+
     Raises FileNotFoundError or ValueError, naming what is missing, damaged or not supported.
     """
     path = path_of(path)
     if options.chat:
         options = dataclasses.replace(options, prompt=prompt_of(path, options.prompt or "{problem}"), chat=False)
-    grid = make_mesh(mesh or MeshConfig())
+    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # every process samples by itself
     with jax.set_mesh(grid):
         if kind_of(path) == "run":
             experiment = read(path / RUN)
@@ -317,7 +492,8 @@ def load_sampler(
                 params["head"] = base.load_language_head(path, config)
     tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
-    return Sampler(params, config, tokenizer, grid, options, name)
+    own = grid if mesh else mesh_by_heads(config, list(grid.devices.flat))
+    return Sampler(params, config, tokenizer, own, options, name)
 
 
 # ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.

@@ -16,6 +16,7 @@ from jprm.io.storage import path_of
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import credit as credits
 from jprm.methods.rl.credit import CreditConfig
+from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.heads import of_channels
 from jprm.model.lora import LoraConfig
@@ -141,8 +142,13 @@ class RLExperiment:
     method: in `METHODS`.
     tokens: of a row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
     sampler_rows: the most samples decoded at once.
+    sampler_dtype: what the matrices of the sampler's copy are stored as; empty: the type of the policy's computation.
+    prm_dtype: what the PRMs are stored as, and bfloat16 and float32 computed in; empty: as they were trained.
+    reference_dtype: what the reference's decoder is stored as.
     stale: the most updates that the policy which samples is behind the one that learns: the samples of an update are
         drawn so many updates before. 0: they are drawn by the policy that learns from them.
+    carry: with `stale`, sampling ends with the last sample of the update. Those of later updates that are unfinished go
+        on with the next policy, and each token has the log-probability of the policy that drew it.
     reference: keep the start's parameters and measure the KL against them.
     checkpoint_every: updates from one checkpoint to the next. A new best evaluation has one too.
     engine: a server that samples in place of this process. Such a run does not continue bit for bit.
@@ -170,8 +176,12 @@ class RLExperiment:
     temperature: float = 1.0
     max_tokens: int = 512
     sampler_rows: int = 256
+    sampler_dtype: Literal["", "float32", "bfloat16", "int8"] = ""
+    prm_dtype: Literal["", "float32", "bfloat16", "int8"] = ""
+    reference_dtype: Dtype = "float32"
     minibatches: int = 1
     stale: int = 0
+    carry: bool = False
     tokens: int = 2048
     micro_rows: int = 1
     lora: LoraConfig = LoraConfig()
@@ -195,6 +205,11 @@ class RLExperiment:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
         if self.stale < 0 or (self.stale and not METHODS[self.method].samples):
             raise ValueError(f"stale={self.stale} must not be below 0, and is of methods that sample")
+        if self.carry and (not self.stale or self.method != "policy_gradient" or self.engine or self.environment):
+            raise ValueError(
+                "carry=true needs samples that are drawn ahead, in this process and without an environment: set stale"
+                " above 0 and method='policy_gradient', and no engine"
+            )
         if self.engine and self.temperature != 1:
             raise ValueError(
                 f"temperature={self.temperature} must be 1 with an engine, whose log-probabilities are of 1"
@@ -265,6 +280,7 @@ def learner(config: RLExperiment) -> Experiment:
         steps=config.updates * config.minibatches,
         base=config.policy,
         reference=config.policy if config.reference else "",
+        reference_dtype=config.reference_dtype,
         lora=config.lora,
         mesh=config.mesh,
         seed=config.seed,

@@ -34,16 +34,16 @@ from jprm.methods import environment
 from jprm.methods.chat_template import template_of
 from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import decided, percent, points
-from jprm.methods.policy.engine import Probes, RemoteSampler
+from jprm.methods.policy.engine import Probes, RemoteSampler, SamplerHere
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.policy.turns import Limits, TurnLayout
 from jprm.methods.rl import RESULT, refresh, rollout
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.samples import Rollout, sample, sample_episodes
+from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on, sample, sample_episodes
 from jprm.methods.verify import verifiers
-from jprm.model.mesh import on_own_mesh, own_mesh
+from jprm.model.mesh import mesh_by_heads, own_mesh
 from jprm.model.parameters import join
 from jprm.pack import PackReport
 from jprm.rows import Rows
@@ -53,7 +53,7 @@ from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim,
 from jprm.train.callbacks import Watchdog
 
 CONFIG, BEST = "rl_experiment.json", "best"
-FREE = ("policy", "updates", "mesh", "checkpoint_every", "keep", "stall_seconds", "trackers")
+FREE = ("policy", "updates", "mesh", "engine", "checkpoint_every", "keep", "stall_seconds", "trackers")
 """Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
 
 PROBES = 16
@@ -125,18 +125,27 @@ class Loop:
         self.working = verifiers.find_working(config.working)
         self.records = rollout.read_records(config.problems, self.verifier, solved=not METHODS[config.method].samples)
         self.held_out = rollout.read_records(config.held_out, self.verifier)
-        self.prm = loading.load(self._prm) if config.prm else None
-        self.second = loading.load(config.second_prm) if config.second_prm else None
+        stored = config.prm_dtype or None
+        self.prm = loading.load(self._prm, dtype=stored) if config.prm else None
+        self.second = loading.load(config.second_prm, dtype=stored) if config.second_prm else None
         if self.prm is not None and config.method == "policy_gradient":
             config.credit.check(self.prm.scale, config.prm)
         if self.prm is not None and self.second is not None:
             check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
         self._check_records(native_layout(trainer.tokenizer))  # before parameters go to an engine
-        options = SamplerConfig(config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows)
-        make = functools.partial(RemoteSampler, config.engine, self._probes()) if config.engine else Sampler
-        model, mesh = trainer.experiment.model, own_mesh(trainer.mesh)
+        options = SamplerConfig(
+            config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows, dtype=config.sampler_dtype
+        )
+        make: Callable[..., Sampler] = Sampler
+        if config.engine:
+            kind = SamplerHere if config.engine.kind == "vllm_here" else RemoteSampler
+            make = functools.partial(kind, config.engine, self._probes())
+        model = trainer.experiment.model
+        mesh = own_mesh(trainer.mesh)
+        mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
         name = self._name(int(trainer.state.step))
-        self.policy = make(on_own_mesh(trainer.params, mesh), model, trainer.tokenizer, mesh, options, name)
+        self.policy = make(trainer.params, model, trainer.tokenizer, mesh, options, name)
+        self._asked_of: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # servers, by update
         self.world, self.layout, self.limits = None, None, None
         if config.environment:
             there = config.environment
@@ -148,7 +157,8 @@ class Loop:
         """Returns n samples of each problem: chains, or episodes in the environment."""
         seed = self.config.seed
         if self.world is None or self.layout is None or self.limits is None:
-            return sample(self.policy, [record["problem"] for record in records], n, seed=seed, update=update)
+            problems = [record["problem"] for record in records]
+            return sample(self.policy, problems, n, seed=seed, update=update, costs=self._costs(problems))
         parts = self.world, self.layout, self.limits
         return sample_episodes(self.policy, *parts, records, n, seed=seed, update=update)
 
@@ -223,7 +233,7 @@ class Loop:
             self.refresh(groups)
 
     def _push(self, step: int) -> None:
-        self.policy.push(on_own_mesh(self.trainer.params, self.policy.mesh), self._name(step))
+        self.policy.push(self.trainer.params, self._name(step))
 
     def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
         """Returns an update's groups, or its records of demonstrations, and figures."""
@@ -234,17 +244,67 @@ class Loop:
         ahead = self._sampled(number)
         self.at(number, "scoring")
         groups = rollout.judged(self._chosen(number), ahead.drawn, self.verifier, config.guards.floor, self.prm)
-        behind = {"behind": number - 1 - ahead.by} if config.stale else {}
+        behind: dict[str, float] = {"behind": number - 1 - ahead.by} if config.stale else {}
+        if isinstance(self.policy, RemoteSampler):
+            behind |= {"left_out": len(self.policy.failures), "drawn_here": self.policy.drawn_here}
+        if config.carry:
+            tokens = [behind_T(one, number) for samples in ahead.drawn for one in samples]
+            behind["behind"] = float(np.concatenate(tokens).mean())
+        for group in groups:
+            mean = float(np.mean([len(one.ids) for one in group.samples]))
+            self.progress.lengths[group.record["problem"]] = mean
         return groups, {"update": number, **behind, **rollout.train_figures(groups)}
 
     def _sampled(self, number: int) -> Ahead:
         """Returns an update's samples, and draws those that are due: `stale` updates before they are learnt from."""
         config, waiting = self.config, self.progress.ahead
         due = min(number + config.stale, config.updates)
+        if config.carry:
+            return self._carried(number, due)
+        if config.engine and config.stale:
+            return self._asked(number, due)
         for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
             drawn = self._sample(self._chosen(update), config.samples, update)
             waiting.append(Ahead(update, number - 1, drawn))
         return waiting.pop(0)
+
+    def _asked(self, number: int, due: int) -> Ahead:
+        """Returns an update's samples, and asks servers for those of the updates up to `due`: they sample meanwhile.
+
+        What servers have not returned yet is no part of a checkpoint. A run that continues asks for it again.
+        """
+        asked = self._asked_of
+        for update in range(max([number - 1, *asked]) + 1, due + 1):
+            problems = [record["problem"] for record in self._chosen(update)]
+            costs = self._costs(problems)
+            drawn = ask(self.policy, problems, self.config.samples, seed=self.config.seed, update=update, costs=costs)
+            asked[update] = number - 1, drawn
+        by, drawn = asked.pop(number)
+        return Ahead(number, by, drawn())
+
+    def _carried(self, number: int, due: int) -> Ahead:
+        """Returns an update's samples, and carries those of the updates up to `due` on meanwhile."""
+        config, waiting = self.config, self.progress.ahead
+        for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
+            groups = [Carried(one["problem"], update, (Begun(),) * config.samples) for one in self._chosen(update)]
+            waiting.append(Ahead(update, number - 1, [], groups))
+        groups = [group for ahead in waiting for group in ahead.groups]
+        costs = [
+            sum(max(length - len(one.ids), 1.0) for one in group.chains if one.reason == "open")
+            for group, length in zip(groups, self._costs([group.problem for group in groups]), strict=True)
+        ]
+        chains = iter(go_on(self.policy, groups, seed=config.seed, by=number - 1, costs=costs))
+        for ahead in waiting:
+            ahead.groups = [dataclasses.replace(group, chains=next(chains)) for group in ahead.groups]
+        first = waiting.pop(0)
+        drawn = [[one.rollout(self.policy) for one in group.chains] for group in first.groups]
+        return Ahead(first.update, first.by, drawn)
+
+    def _costs(self, problems: Sequence[str]) -> list[float]:
+        """Returns the tokens expected of a sample of each problem: as many as its last ones had, or as others had."""
+        known = self.progress.lengths
+        usual = float(np.mean(list(known.values()))) if known else 1.0
+        return [known.get(problem, usual) for problem in problems]
 
     def _chosen(self, number: int) -> list[rollout.Record]:
         return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, number - 1)
@@ -351,7 +411,7 @@ class Loop:
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
         if folder is None:
             return
-        new, held = loading.load(folder), self._held_out_groups()
+        new, held = loading.load(folder, dtype=config.prm_dtype or None), self._held_out_groups()
         drawn = [group.samples for group in held]
         before = self._auroc(held, [group.scores or [] for group in held])
         after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
@@ -401,19 +461,25 @@ class Loop:
 
 @dataclasses.dataclass
 class Ahead:
-    """Samples of an update to come, drawn by the policy after update `by`."""
+    """Samples of an update to come, drawn by the policy after update `by`, or begun by it (`groups`)."""
 
     update: int
     by: int
     drawn: list[list[Rollout]]
+    groups: list[Carried] = dataclasses.field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
-        return vars(self) | {"drawn": [[one.json() for one in samples] for samples in self.drawn]}
+        drawn = [[one.json() for one in samples] for samples in self.drawn]
+        return vars(self) | {"drawn": drawn, "groups": [dataclasses.asdict(group) for group in self.groups]}
 
     @staticmethod
     def of_json(value: dict[str, Any]) -> Ahead:
         drawn = [[Rollout.of_json(one) for one in samples] for samples in value["drawn"]]
-        return Ahead(value["update"], value["by"], drawn)
+        groups = [
+            Carried(group["problem"], group["update"], tuple(map(Begun.of_json, group["chains"])))
+            for group in value.get("groups", [])
+        ]
+        return Ahead(value["update"], value["by"], drawn, groups)
 
 
 @dataclasses.dataclass
@@ -428,6 +494,9 @@ class Progress:
     prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
     refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ahead: list[Ahead] = dataclasses.field(default_factory=list)
+    lengths: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # tokens of a problem's last samples, their mean
 
     def get_state(self) -> dict[str, Any]:
         ahead = [each.json() for each in self.ahead]

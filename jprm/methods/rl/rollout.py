@@ -217,7 +217,11 @@ def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[Toke
         needs = credit.find(config.credit.name).prm
         scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
         advantage = token_advantages(samples, group.reward_G, scores, config.credit)
-        yield group_tree(name, prompt, samples, advantage, sampled_weights(samples, config.credit))
+        weight = sampled_weights(samples, config.credit)
+        for drawn_by in dict.fromkeys(one.drawn_by for one in samples):  # a shared token has one policy's probability
+            some = [i for i, one in enumerate(samples) if one.drawn_by == drawn_by]
+            parts = [advantage[i] for i in some], [weight[i] for i in some]
+            yield group_tree(name, prompt, [samples[i] for i in some], *parts)
     elif METHODS[config.method].pairs:
         alternatives = of_chains if config.method == "dpo" else of_steps
         for each in alternatives(prompt, samples, group.reward_G):

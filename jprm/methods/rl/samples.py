@@ -23,8 +23,10 @@ that the log ratio which the objective `implicit` sums over a chain is the conti
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from jprm import multihost
 from jprm.methods.environment import World
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Drawn, Sampler, step_text
+from jprm.methods.policy.sampler import Drawn, Sampler, Wanted, step_text, text_hash
 from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
@@ -53,6 +55,8 @@ class Rollout:
       observed: of an episode, the spans of `ids` that the world wrote. They have probability 1, no advantage and no
         weight, and belong to the segment of the turn that follows them.
       episode: `messages`, their index of every turn (`turns`), `reward`, and the `error` of one that was lost.
+      drawn_by: where several policies drew it, one after the other: the index in `ids` of the first token of each, and
+        the number of the update after which it was the policy.
     """
 
     ids: tuple[int, ...]
@@ -63,6 +67,7 @@ class Rollout:
     prompt: tuple[int, ...] = ()
     observed: tuple[tuple[int, int], ...] = ()
     episode: Mapping[str, Any] | None = None
+    drawn_by: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self):
         stops = (0, *self.step_stop)
@@ -108,7 +113,7 @@ class Rollout:
         return Rollout(
             log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"],
             observed=tuple((start, stop) for start, stop in value.get("observed", ())), episode=value.get("episode"),
-            **lists,
+            drawn_by=tuple((first, by) for first, by in value.get("drawn_by", ())), **lists,
         )  # fmt: skip
 
 
@@ -126,23 +131,130 @@ def check_exact(policy: Any) -> Sampler:
     return policy
 
 
-def sample(policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int) -> list[list[Rollout]]:
+def sample(
+    policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int, costs: Sequence[float] = ()
+) -> list[list[Rollout]]:
     """Returns n samples of each problem.
 
     A draw is numbered by seed, update, problem and sample alone: the same parameters give the same samples,
     whatever was sampled before. Each process samples for a part of the problems, and returns the samples of all.
+    `costs`, the tokens that are expected of each problem, balance the parts.
 
     Raises ValueError for a policy that `check_exact` refuses, and for a problem that occurs twice.
     """
+    draw = _draw(policy, problems, n, (seed, update))
+    return [[Rollout.of_json(one) for one in samples] for samples in multihost.spread(draw, problems, costs)]
+
+
+def ask(
+    policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int, costs: Sequence[float] = ()
+) -> Callable[[], list[list[Rollout]]]:
+    """Begins in a thread what `sample` does, and returns what waits for the result: servers sample meanwhile."""
+    draw, future = _draw(policy, problems, n, (seed, update)), concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(draw(multihost.own_part(problems, costs)))
+        except BaseException as error:  # any error: it is raised where the result is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+
+    def result() -> list[list[Rollout]]:
+        drawn = multihost.spread(lambda own: future.result(), problems, costs)
+        return [[Rollout.of_json(one) for one in samples] for samples in drawn]
+
+    return result
+
+
+def _draw(policy: Any, problems: Sequence[str], n: int, stream: tuple[int, int]) -> Callable[[Sequence[str]], Any]:
+    """Returns what draws some of the problems, as JSON."""
     if len(set(problems)) < len(problems):
         raise ValueError("a problem occurs twice in an update: its samples would be the same")
     policy = check_exact(policy)
 
     def draw(some: Sequence[str]) -> list[list[dict[str, Any]]]:
-        drawn = policy.draw([Prefix(problem) for problem in some], n, until="end", seed=0, stream=(seed, update))
+        drawn = policy.draw([Prefix(problem) for problem in some], n, until="end", seed=0, stream=stream)
         return [[rollout_of(policy, each).json() for each in samples] for samples in drawn]
 
-    return [[Rollout.of_json(one) for one in samples] for samples in multihost.spread(draw, problems)]
+    return draw
+
+
+# ---- Samples that run over an update.
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A chain so far: its tokens, the policies that drew them (`Rollout.drawn_by`), and why it ended, or `open`."""
+
+    ids: tuple[int, ...] = ()
+    log_probability_T: tuple[float, ...] = ()
+    drawn_by: tuple[tuple[int, int], ...] = ()
+    reason: str = "open"
+
+    @staticmethod
+    def of_json(value: Mapping[str, Any]) -> Begun:
+        spans = tuple((first, by) for first, by in value["drawn_by"])
+        return Begun(tuple(value["ids"]), tuple(value["log_probability_T"]), spans, value["reason"])
+
+    def rollout(self, policy: Sampler) -> Rollout:
+        logprob_N = np.array(self.log_probability_T, np.float32)
+        whole = rollout_of(policy, Drawn(self.ids, logprob_N, float(logprob_N.sum()), self.reason))
+        return dataclasses.replace(whole, drawn_by=self.drawn_by)
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """The begun chains of one problem, for the update `update`."""
+
+    problem: str
+    update: int
+    chains: tuple[Begun, ...]
+
+
+def go_on(
+    policy: Any, groups: Sequence[Carried], *, seed: int, by: int, costs: Sequence[float] = ()
+) -> list[tuple[Begun, ...]]:
+    """Returns the groups' chains as far as they come until all those of the first group's update have ended.
+
+    A chain's next token is drawn by this policy, that after update `by`, from the random numbers that `sample` has for
+    it. Its earlier tokens keep the log-probabilities of the policies that drew them.
+    """
+    policy, first = check_exact(policy), groups[0].update
+
+    def draw(some: Sequence[Carried]) -> list[list[dict[str, Any]]]:
+        places = [(g, i) for g, group in enumerate(some) for i, one in enumerate(group.chains) if one.reason == "open"]
+        prefixes = [(Prefix(group.problem), (seed, group.update)) for group in some]
+        known = [(tuple(policy.prompt(prefix)), text_hash(prefix, stream)) for prefix, stream in prefixes]
+        wanted = [Wanted(*known[g], i, _drawn(some[g].chains[i])) for g, i in places]
+        needed = sum(some[g].update == first for g, _ in places)
+        drawn = dict(zip(places, policy.go_on(wanted, needed), strict=True))
+        return [
+            [vars(_after(one, drawn.get((g, i)), by)) for i, one in enumerate(group.chains)]
+            for g, group in enumerate(some)
+        ]
+
+    return [tuple(map(Begun.of_json, chains)) for chains in multihost.spread(draw, groups, costs)]
+
+
+def _drawn(one: Begun) -> Drawn | None:
+    logprob_N = np.array(one.log_probability_T, np.float32)
+    return Drawn(one.ids, logprob_N, float(logprob_N.sum()), "open") if one.ids else None
+
+
+def _after(one: Begun, drawn: Drawn | None, by: int) -> Begun:
+    """Returns the chain with its new tokens."""
+    if drawn is None or len(drawn.ids) == len(one.ids):
+        return one
+    spans = one.drawn_by if one.drawn_by and one.drawn_by[-1][1] == by else (*one.drawn_by, (len(one.ids), by))
+    return Begun(drawn.ids, tuple(drawn.logprob_N.tolist()), spans, drawn.finish_reason)
+
+
+def behind_T(one: Rollout, update: int) -> Int[np.ndarray, " T"]:
+    """Returns of every token how many updates the policy that drew it was behind the one that learns from it."""
+    first = [index for index, _ in one.drawn_by]
+    by = np.array([by for _, by in one.drawn_by])
+    return update - 1 - np.repeat(by, np.diff([*first, len(one.ids)]))
 
 
 def sample_episodes(

@@ -1,0 +1,124 @@
+"""Reinforcement learning of Qwen2.5-7B with a 7B PRM on pods: what `jprm plan --rl` says of it, without weights.
+
+    python experiments/rl_pods.py v5p-128 v5e-64 2xh100-8 --out runs/rl_pods
+
+writes the shapes of both models into OUT, plans each slice or group of nodes in turn, and prints the tables of
+tpu/PLANS.md. Then `jprm plan experiments/rl_pods.py --rl --topology v5p-128` shows one of them whole.
+
+An update: 64 problems x 16 samples of at most 2,048 tokens after prompts of as many, rows of 4,096, one a device at a
+time, full remat, float32 weights and moments, bfloat16 computation. Sampler, PRM and reference are stored as bfloat16.
+GPUs need the extra `gpu-aot`. The experiment has not been run.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+
+from qwen2p5_math_7b_prm800k import experiment as prm_experiment
+
+from jprm.experiment import OptimizerConfig, to_json
+from jprm.methods.rl.config import RLExperiment
+from jprm.methods.rl.credit import CreditConfig
+from jprm.model.mesh import MeshConfig
+
+FOLDER = pathlib.Path(os.environ.get("JPRM_RL_PODS", "runs/rl_pods"))
+
+# Of Qwen/Qwen2.5-7B.
+POLICY = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 3584,
+    "intermediate_size": 18944, "max_position_embeddings": 131072, "num_attention_heads": 28, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    "use_sliding_window": False, "vocab_size": 152064,
+}  # fmt: skip
+
+
+def experiment(folder: pathlib.Path = FOLDER, devices: int = 64, slices: int = 1, gpu: bool = False) -> RLExperiment:
+    if not (folder / "policy").is_dir():
+        raise FileNotFoundError(f"{folder}: no shapes there. Run python experiments/rl_pods.py once")
+    attention = "gpu_kernel" if gpu else "kernel"
+    return RLExperiment(
+        name="rl_pods",
+        policy=str(folder / "policy"),
+        prm=str(folder / ("prm_gpu" if gpu else "prm")),
+        problems=("problems.jsonl",),
+        held_out=("held_out.jsonl",),
+        credit=CreditConfig("min_form", "rloo", "constant", length=2048, offset=-1.0),
+        optimizer=OptimizerConfig(learning_rate=1e-6, decay="constant"),
+        updates=200,
+        model={"dtype": "bfloat16", "remat": "full", "attention": attention},
+        problems_an_update=64,
+        samples=16,
+        max_tokens=2048,
+        tokens=4096,
+        sampler_rows=256,
+        sampler_dtype="bfloat16",
+        prm_dtype="bfloat16",
+        reference_dtype="bfloat16",
+        micro_rows=devices,
+        mesh=MeshConfig(data=slices),
+    )
+
+
+def write_shapes(folder: pathlib.Path) -> None:
+    """Writes what a plan reads of the models: their shapes."""
+    (folder / "policy").mkdir(parents=True, exist_ok=True)
+    (folder / "policy" / "config.json").write_text(json.dumps(POLICY))
+    for name, attention in {"prm": "kernel", "prm_gpu": "gpu_kernel"}.items():
+        (folder / name).mkdir(exist_ok=True)
+        prm = prm_experiment()
+        prm = dataclasses.replace(prm, model=dataclasses.replace(prm.model, remat="full", attention=attention))
+        (folder / name / "experiment.json").write_text(json.dumps(to_json(prm)))
+
+
+def planned(name: str, folder: pathlib.Path) -> dict:
+    """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`; computed once."""
+    from jprm.apps.plan import rl
+    from jprm.apps.plan.topologies import find
+
+    file = folder / f"{name}.json"
+    if not file.exists():
+        slices, _, kind = name.rpartition("x")
+        topology = find(kind, int(slices or 1))
+        gpu = topology.chip.backend == "gpu"
+        config = experiment(folder, topology.devices, topology.slices, gpu)
+        file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True))))
+    return json.loads(file.read_text())
+
+
+def time(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("slices", nargs="*", default=["v5p-128", "v5e-64"])
+    parser.add_argument("--out", type=pathlib.Path, default=FOLDER)
+    asked = parser.parse_args()
+    write_shapes(asked.out)
+    plans = {name: planned(name, asked.out) for name in asked.slices}
+    gib = 2**30
+    parts = ("parameters", "moments", "reference", "sampler", "PRM")
+    runs = ("update", "scoring", "prefill", "decode", "push")
+    print(f"\n| slice | available | stays | {', '.join(parts)} | {' | '.join(runs)} | fits |")
+    print("|" + "---|" * (len(runs) + 5))
+    for name, plan in plans.items():
+        of = plan["resident"]
+        cells = [f"{plan['available'] / gib:.2f}", f"{sum(of.values()) / gib:.2f}"]
+        cells += [", ".join(f"{of[part] / gib:.2f}" for part in parts)]
+        cells += [f"{plan['programs'][run]['peak'] / gib:.2f}" for run in runs]
+        print(f"| {name} | {' | '.join(cells)} | {'yes' if plan['fits'] else 'no'} |")
+    print(f"\n| slice | {' | '.join(runs)} | packing | in all | expected |\n|" + "---|" * (len(runs) + 4))
+    for name, plan in plans.items():
+        cells = []
+        for run in runs:
+            each = plan["programs"][run]
+            by = {"compute": "", "hbm": " h", "interconnect": " i", "network": " n"}.get(each.get("by", ""), "")
+            cells.append(f"{time(each['seconds'])}{by} x {each['times']:,}" if each["program"] else "does not fit")
+        cells += [time(plan["host"]["packing_seconds"]), time(plan["update_seconds"]), time(plan["expected_seconds"])]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

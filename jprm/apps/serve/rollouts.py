@@ -1,0 +1,187 @@
+"""`jprm engine`: a host that samples for `jprm rl`, behind the routes of SGLang that an engine needs.
+
+    /generate                   samples after token ids, or the log-probabilities of ids
+    /update_weights_from_disk   loads the parameters that the learner wrote
+    /health                     200 once it samples
+
+So some hosts of a job sample while others learn. One thread has the devices: it samples what waits, in rows that take
+new requests when theirs have ended (`jprm.methods.policy.sampler.Rows`), and changes the parameters in between. A
+sample that is unfinished then goes on with the new ones; each token has the log-probability under those that drew it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from jprm.apps.web import Listen
+from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, timed
+from jprm.checkpoints import base
+from jprm.methods.policy.engine import log_probabilities
+from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
+from jprm.model.heads import of_channels
+
+
+def serve(
+    model: str | os.PathLike, config: Listen, options: SamplerConfig, *, say: Callable[[str], None] = print
+) -> None:
+    """Samples from the model in a folder until SIGTERM; a learner pushes others of the same shape.
+
+    Raises ValueError for an address that others reach without a key, and for a folder that holds no policy.
+    """
+    key = key_of(config)
+    device = Device(load_sampler(model, options))
+    say(f"{device.sampler.name}: samples on {device.sampler.mesh.size} devices, {options.rows} rows")
+    uvicorn.run(
+        make_app(device, config, key), host=config.host, port=config.port, http=timed(config.body_seconds),
+        access_log=False, server_header=False, timeout_keep_alive=600, log_level="warning",
+    )  # fmt: skip
+
+
+def make_app(device: Device, config: Listen, key: str | None = None) -> Starlette:
+    """Returns the application."""
+
+    async def answered(future: concurrent.futures.Future) -> Any:
+        try:
+            return await asyncio.wrap_future(future)
+        except (ValueError, OSError) as error:
+            raise Refusal(400, f"{error}") from error
+
+    async def generate(request: Request) -> JSONResponse:
+        body = await json_of(request)
+        ids = _ids(field(body, "input_ids", list), device.sampler.config.vocab_size)
+        wanted = field(body, "sampling_params", dict)
+        if "logprob_start_len" in body:
+            found = [None, *await answered(device.do(lambda: device.forced(ids)))]
+            pairs = [[x, i, None] for x, i in zip(found, ids, strict=True)]
+            return JSONResponse({"meta_info": {"input_token_logprobs": pairs}})
+        most, seed = field(wanted, "max_new_tokens", int), field(wanted, "sampling_seed", int)
+        if not most > 0:
+            raise Refusal(400, f"max_new_tokens is {most}: it must be above 0", "max_new_tokens")
+        one = await answered(device.sample(Waiting(ids, seed, most)))
+        pairs = [[x, i, None] for x, i in zip(one.logprob_N.tolist(), one.ids, strict=True)]
+        return JSONResponse(
+            {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": one.finish_reason}}}
+        )
+
+    async def update(request: Request) -> JSONResponse:
+        folder = field(await json_of(request), "model_path", str)
+        await answered(device.do(lambda: device.load(folder)))
+        return JSONResponse({"success": True, "message": device.sampler.name})
+
+    routes = [
+        Route("/generate", generate, methods=["POST"]),
+        Route("/update_weights_from_disk", update, methods=["POST"]),
+        Route("/health", lambda request: PlainTextResponse("ok")),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers=HANDLERS,
+        middleware=guards(config, lambda path: key if path != "/health" else None),
+    )
+    app.state.listen = config
+    return app
+
+
+def _ids(ids: list[Any], vocabulary: int) -> tuple[int, ...]:
+    if not ids or not all(type(i) is int and 0 <= i < vocabulary for i in ids):
+        raise Refusal(400, f"input_ids are token ids from 0 to {vocabulary - 1}, at least one", "input_ids")
+    return tuple(ids)
+
+
+@dataclasses.dataclass
+class Waiting:
+    """A sample that is asked for, and what is drawn of it so far."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    most: int
+    begun: Drawn | None = None
+    future: concurrent.futures.Future = dataclasses.field(default_factory=concurrent.futures.Future)
+
+
+class Device:
+    """The thread that has the devices: samples, and between rounds of samples functions."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler, self._options = sampler, sampler.options
+        self._asked: queue.SimpleQueue = queue.SimpleQueue()
+        self._waiting: collections.deque[Waiting] = collections.deque()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def sample(self, waiting: Waiting) -> concurrent.futures.Future:
+        self._asked.put(waiting)
+        return waiting.future
+
+    def do(self, function: Callable[[], Any]) -> concurrent.futures.Future:
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        self._asked.put((function, future))
+        return future
+
+    def load(self, folder: str) -> None:
+        """Takes the parameters in a folder, of a model of the same shape; the old ones go first."""
+        there, own = base.model_config(folder, head=of_channels(0)), self.sampler.config
+        if (there.layers, there.width, there.vocab_size) != (own.layers, own.width, own.vocab_size):
+            raise ValueError(f"{folder}: is a model of another shape than the one served")
+        self.sampler._params = None
+        self.sampler = load_sampler(folder, self._options)
+
+    def forced(self, ids: tuple[int, ...]) -> list[float]:
+        own = self.sampler
+        return log_probabilities(own.params, own.config, own.mesh, [(ids[:1], ids[1:])]).tolist()
+
+    def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                self._take(self._asked.get())
+            while not self._asked.empty():
+                self._take(self._asked.get())
+            if self._waiting:
+                self._round()
+
+    def _take(self, asked: Waiting | tuple[Callable[[], Any], concurrent.futures.Future]) -> None:
+        if isinstance(asked, Waiting):
+            self._waiting.append(asked)
+            return
+        function, future = asked
+        try:
+            future.set_result(function())
+        except Exception as error:  # any error: the caller waits for the answer
+            future.set_exception(error)
+
+    def _round(self) -> None:
+        """Samples until half of what waits first has ended, then looks for requests that came meanwhile."""
+        most = self._waiting[0].most
+        now = [one for one in self._waiting if one.most == most][: 2 * self._options.rows]
+        taken = set(map(id, now))
+        self._waiting = collections.deque(one for one in self._waiting if id(one) not in taken)
+        self.sampler.options = dataclasses.replace(self._options, max_tokens=most)
+        wanted = [Wanted(one.prompt, 0, one.seed, one.begun) for one in now]
+        try:
+            drawn = self.sampler.go_on(wanted, -(-min(len(now), self._options.rows) // 2))
+        except Exception as error:  # any error: the callers wait for answers
+            for one in now:
+                one.future.set_exception(error)
+            return
+        for one, so_far in reversed(list(zip(now, drawn, strict=True))):
+            if so_far.finish_reason == "open":
+                one.begun = so_far if so_far.ids else None
+                self._waiting.appendleft(one)
+            elif np.isfinite(so_far.logprob_N).all():
+                one.future.set_result(so_far)
+            else:
+                one.future.set_exception(ValueError("the model's log-probabilities are not finite"))

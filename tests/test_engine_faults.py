@@ -1,0 +1,123 @@
+"""Samplers on hosts of their own: real processes of `jprm engine`, killed while the learner learns."""
+
+import dataclasses
+import json
+import time
+
+import httpx2
+import numpy as np
+import pytest
+from rl_storm import Processes, servable
+from test_rl_processes import numbers_of
+from tiny_rl import experiment
+from tiny_run import lines, one_device
+
+from jprm.experiment import OptimizerConfig
+from jprm.methods.policy.engine import EngineConfig
+from jprm.methods.rl import loop
+from jprm.methods.rl.credit import CreditConfig
+from jprm.train.callbacks import Watchdog
+
+ENGINE = dict(dtype="float32", tolerance=1e-3, timeout_s=60, patience_s=2.0)
+
+
+def learnt_by(urls, data, **changes):
+    return experiment(
+        data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=6, minibatches=1,
+        evaluate_every=6, reference=False, max_tokens=12,
+        optimizer=OptimizerConfig(learning_rate=0.01, decay="constant", eps=0.1), engine=EngineConfig(urls, **ENGINE),
+        **changes,
+    )  # fmt: skip
+
+
+def answering(processes):
+    """Starts the samplers, and waits until both answer."""
+    processes.samplers()
+    for url in processes.urls:
+        end = time.monotonic() + 120
+        while True:
+            try:
+                httpx2.get(f"{url}/health", timeout=5)
+                break
+            except httpx2.HTTPError:
+                assert time.monotonic() < end, [processes.log(name)[-2000:] for name in processes.children]
+                time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stale", [0, 1])
+def test_samplers_that_are_killed_do_not_end_the_learner(tmp_path, monkeypatch, stale):
+    """One from update 2 on, both at 4; they are back at update 5. What is drawn does not depend on who draws it."""
+    data, at = servable(tmp_path / "data"), Watchdog.at
+    with Processes(tmp_path, 2) as processes, one_device():
+        answering(processes)
+        names = list(processes.children)
+        options = dict(stale=stale, objective_options={"truncate": 2.0} if stale else {})
+        whole = loop.train(learnt_by(processes.urls, data, **options), tmp_path / "whole")
+
+        def killing(self, update, phase):
+            at(self, update, phase)
+            if (update, phase) == (2, "sampling"):
+                processes.kill(names[0])
+            elif (update, phase) == (4, "sampling"):
+                processes.kill(*names)
+            elif (update, phase) == (5, "sampling"):
+                answering(processes)
+
+        monkeypatch.setattr(Watchdog, "at", killing)
+        result = loop.train(learnt_by(processes.urls, data, **options), tmp_path / "run")
+    assert result["finished"] and result["update"] == 6
+    rows = [row for row in lines(tmp_path / "run") if "loss" in row]
+    assert sum(row["left_out"] for row in rows) >= 2 and sum(row["drawn_here"] for row in rows) >= 16
+    assert rows[5]["drawn_here"] == 0 and rows[5]["left_out"] == 0
+    if not stale:  # else a sample may be under way while parameters are pushed
+        before, after = numbers_of(tmp_path / "whole"), numbers_of(tmp_path / "run")
+        assert max(np.abs(before[name] - after[name]).max() for name in before) < 1e-5  # float32 rounding
+        assert result["evaluations"][-1]["gold_P"] == whole["evaluations"][-1]["gold_P"]
+
+
+@pytest.mark.slow
+def test_what_an_engine_is_asked_wrongly_is_refused_and_it_goes_on(tmp_path):
+    data = servable(tmp_path / "data")
+    with Processes(tmp_path, 1) as processes:
+        answering(processes)
+        (url,) = processes.urls
+        params = {"max_new_tokens": 4, "sampling_seed": 3, "temperature": 1.0}
+
+        def status(path, body):
+            return httpx2.post(url + path, json=body, timeout=60)
+
+        wrong = [
+            ("/generate", {"input_ids": [99999], "sampling_params": params}, "input_ids"),
+            ("/generate", {"input_ids": [3], "sampling_params": params | {"max_new_tokens": 0}}, "max_new_tokens"),
+            ("/generate", {"sampling_params": params}, "input_ids"),
+            ("/update_weights_from_disk", {"model_path": str(tmp_path / "nothing")}, "nothing"),
+        ]
+        for path, body, said in wrong[:3]:
+            reply = status(path, body)
+            assert reply.status_code == 400 and said in reply.json()["error"]["message"]
+        reply = status("/generate", {"input_ids": [3, 4], "sampling_params": params}).json()["meta_info"]
+        again = status("/generate", {"input_ids": [3, 4], "sampling_params": params}).json()["meta_info"]
+        assert reply == again and 1 <= len(reply["output_token_logprobs"]) <= 4
+        ids = [3, 4, *(i for _, i, _ in reply["output_token_logprobs"])]
+        forced = status("/generate", {"input_ids": ids, "logprob_start_len": 0, "sampling_params": params}).json()
+        found = [x for x, _, _ in forced["meta_info"]["input_token_logprobs"]][2:]
+        np.testing.assert_allclose(found, [x for x, _, _ in reply["output_token_logprobs"]], atol=1e-4)
+        reply = status(*wrong[3][:2])
+        assert reply.status_code == 400 and "nothing" in reply.json()["error"]["message"]
+        assert status("/update_weights_from_disk", {"model_path": str(data / "policy")}).json()["success"]
+
+
+def test_addresses_are_checked_and_read_from_json(tmp_path):
+    from jprm.experiment import from_json, to_json
+    from jprm.methods.rl.config import RLExperiment
+
+    config = learnt_by(("http://a:1", "http://b:2/"), tmp_path)
+    assert from_json(RLExperiment, json.loads(json.dumps(to_json(config)))) == config
+    assert config.engine.urls == ("http://a:1", "http://b:2")
+    assert dataclasses.replace(config.engine, url="http://a:1").urls == ("http://a:1",)
+    for url in ("a:1", ("http://a:1", "http://a:1/"), ()):
+        with pytest.raises(ValueError, match="engine.url"):
+            EngineConfig(url)
+    with pytest.raises(ValueError, match="key_variable"):
+        EngineConfig("http://a:1", key_variable="JPRM_NO_SUCH_VARIABLE")

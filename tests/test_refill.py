@@ -1,0 +1,169 @@
+"""Rows that take new samples when theirs have ended, and samples that run over an update."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_decoding_copy import placed
+from test_deltanet import HYBRID
+from test_rl_loop import Killed, params_of
+from test_sampler import MODEL, Letters, N, assert_same, make
+from tiny_rl import experiment
+from tiny_rl import make as make_data
+from tiny_run import lines, one_device, untimed
+
+from jprm import multihost
+from jprm.methods.policy import decoding, sampler
+from jprm.methods.policy.engine import log_probabilities
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler, SamplerConfig, Wanted
+from jprm.methods.rl import loop
+from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.samples import Rollout, behind_T
+from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
+from jprm.train.callbacks import Watchdog
+
+PROBLEMS = [Prefix(text * (1 + i % 3)) for i, text in enumerate("abcdefghijklmnop")]
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """The turns of the loop, over all calls."""
+    counted, run = [], decoding.decode_samples
+
+    def decode_samples(params, config, temperature, top_p, samples, *rest):
+        before = int(samples.count)
+        after = run(params, config, temperature, top_p, samples, *rest)
+        counted.append(int(after.count) - before)
+        return after
+
+    monkeypatch.setattr(decoding, "decode_samples", decode_samples)
+    return counted
+
+
+@pytest.mark.parametrize("split", [(1, 1, 1), pytest.param((2, 1, 2), marks=pytest.mark.slow)])
+def test_a_row_that_has_ended_takes_the_next_sample(monkeypatch, turns, split):
+    """32 samples in 8 rows are those of 32 rows, in fewer turns than four batches take that wait for their longest."""
+    monkeypatch.setattr(sampler, "SHORTEST_SAMPLE", 4)  # the rings grow, and go round
+    mesh = make_mesh(MeshConfig(*split), jax.devices()[: int(np.prod(split))])
+    together = make(mesh, temperature=1.0, rows=64).sample(PROBLEMS, 2, until="step", seed=3)
+    lengths = sorted(sample.tokens for samples in together for sample in samples)
+    assert 4 * lengths[0] < lengths[-1]
+    turns.clear()
+    assert_same(make(mesh, temperature=1.0, rows=8).sample(PROBLEMS, 2, until="step", seed=3), together)
+    refilled, least = sum(turns), sum(lengths) / 8
+    monkeypatch.setattr(sampler, "REFILL", 1)  # new samples wait until all rows are free
+    turns.clear()
+    assert_same(make(mesh, temperature=1.0, rows=8).sample(PROBLEMS, 2, until="step", seed=3), together)
+    assert least <= refilled < sum(turns)
+
+
+@pytest.mark.slow
+def test_a_row_of_a_hybrid_starts_from_its_prompts_state():
+    model = dataclasses.replace(HYBRID, head="language")
+    together = make(model=model, temperature=1.0, rows=32, max_tokens=24).sample(PROBLEMS[:8], 2, until="end", seed=3)
+    assert len({sample.tokens for some in together for sample in some}) > 2
+    for mesh in (None, mesh_by_heads(model, jax.devices()[:4])):
+        few = make(mesh, model=model, temperature=1.0, rows=4, max_tokens=24)
+        assert_same(few.sample(PROBLEMS[:8], 2, until="end", seed=3), together)
+
+
+def prompt(prefix):
+    return tuple(Letters().encode(f"{prefix.problem}\n"))
+
+
+def wanted(begun=()):
+    begun = begun or [None] * (len(PROBLEMS) * N)
+    return [Wanted(prompt(prefix), i, j, begun[i * N + j]) for i, prefix in enumerate(PROBLEMS) for j in range(N)]
+
+
+def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
+    policy = make(temperature=1.0, top_p=1.0, rows=16)
+    whole = policy.go_on(wanted(), len(wanted()))
+    begun, first = policy.go_on(wanted(), 8), None
+    reasons = [one.finish_reason for one in begun]
+    assert "open" not in reasons[:8] and {"open", "stop"} <= set(reasons[8:])
+    assert any(one.finish_reason == "open" and one.ids for one in begun) and not begun[-1].ids
+    first = [one if one.finish_reason == "open" and one.ids else None for one in begun]
+    left = [i for i, one in enumerate(begun) if one.finish_reason == "open"]
+    after = policy.go_on([wanted(first)[i] for i in left], len(left))
+    for i, one in zip(left, after, strict=True):
+        begun[i] = one
+    for one, other in zip(begun, whole, strict=True):
+        assert (one.ids, one.finish_reason) == (other.ids, other.finish_reason)
+        np.testing.assert_allclose(one.logprob_N, other.logprob_N, atol=1e-4)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+def test_every_token_has_the_probability_of_the_policy_that_drew_it():
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    old, new = placed(MODEL, mesh, 0.5), placed(MODEL, mesh, 0.2)
+    policy = Sampler(old, MODEL, Letters(), mesh, SamplerConfig(max_tokens=40, temperature=1.0, rows=16), "letters")
+    begun = policy.go_on(wanted(), 8)
+    policy.push(new, "new")
+    some = [i for i, one in enumerate(begun) if one.finish_reason == "open" and one.ids]
+    after = policy.go_on([wanted(begun)[i] for i in some], len(some))
+    i, one, first = next((i, one, len(begun[i].ids)) for i, one in zip(some, after, strict=True) if len(one.ids) > 35)
+    sequence = [(wanted()[i].prompt, one.ids)]
+    of_old, of_new = (log_probabilities(params, MODEL, mesh, sequence) for params in (old, new))
+    np.testing.assert_allclose(one.logprob_N[:first], of_old[:first], atol=1e-4)
+    np.testing.assert_allclose(one.logprob_N[first:], of_new[first:], atol=1e-4)
+    assert np.abs(of_old - of_new).max() > 0.1
+
+
+def test_costs_are_shared_out():
+    assert multihost.parts([1.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
+    costs = [9.0, 1, 1, 8, 1, 1, 7, 1]
+    found = multihost.parts(costs, 3)
+    assert sorted(sum(found, [])) == list(range(8))
+    assert [sum(costs[i] for i in part) for part in found] == [10, 10, 9]
+
+
+def test_staleness_is_told_by_token():
+    one = Rollout((1, 2, 3, 4), np.zeros(4, np.float32), (4,), ("x",), True, drawn_by=((0, 2), (3, 4)))
+    assert behind_T(one, 5).tolist() == [2, 2, 2, 0]
+    assert Rollout.of_json(json.loads(json.dumps(one.json()))).drawn_by == one.drawn_by
+
+
+def carried(data, **changes):
+    alone = dict(prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), reference=False)
+    return experiment(data, stale=1, carry=True, sampler_rows=8, objective_options={"truncate": 2.0},
+                      evaluate_samples=2, **alone, **changes)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    data, places, at = make_data(tmp_path / "data"), [(1, "updating"), (3, "sampling"), (4, "pushing")], Watchdog.at
+    seen, of_group = [], loop.rollout.judged
+
+    def judged(records, drawn, *rest, **options):
+        seen.extend(one.drawn_by for samples in drawn for one in samples)
+        return of_group(records, drawn, *rest, **options)
+
+    monkeypatch.setattr(loop.rollout, "judged", judged)
+
+    def killed(self, update, phase):
+        at(self, update, phase)
+        if places and (update, phase) == places[0]:
+            places.pop(0)
+            raise Killed
+
+    with one_device():
+        result = loop.train(carried(data, checkpoint_every=1), tmp_path / "whole")
+        assert {len(spans) for spans in seen} >= {1, 2}  # some were drawn by two policies
+        monkeypatch.setattr(Watchdog, "at", killed)
+        while places:
+            with pytest.raises(Killed):
+                loop.train(carried(data, checkpoint_every=1), tmp_path / "run")
+        assert loop.train(carried(data, checkpoint_every=1), tmp_path / "run") == result
+        assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
+    assert untimed(lines(tmp_path / "run")) == untimed(lines(tmp_path / "whole"))
+    behind = [row["behind"] for row in lines(tmp_path / "whole") if "behind" in row]
+    assert behind[0] == 0 and all(0 < each <= 1 for each in behind[1:])
+
+
+def test_carrying_needs_samples_that_are_drawn_ahead(tmp_path):
+    with pytest.raises(ValueError, match="stale"):
+        dataclasses.replace(carried(tmp_path), stale=0)
