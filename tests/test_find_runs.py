@@ -1,7 +1,11 @@
 """Runs are found at any depth, and none within another."""
 
+import json
+import uuid
+
 import pytest
 
+from jprm.apps.cli import main
 from jprm.apps.report.runs import find_runs
 from jprm.checkpoints.kinds import RUN
 from jprm.io.storage import path_of
@@ -22,3 +26,20 @@ def test_nested_runs(root):
     assert find_runs([root / "b", root / "a"]) == [root / "b", root / "a/deep/er"]
     with pytest.raises(FileNotFoundError, match="d"):
         find_runs([root / "d"])
+
+
+def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, tmp_path, capsys):
+    bucket = path_of(f"memory://bucket/{uuid.uuid4().hex}")
+    for rate in ("0.01", "0.02"):
+        for folder in (path_of(tmp_path / "runs"), bucket):
+            place = folder / f"rate={rate}"
+            place.mkdir(parents=True, exist_ok=True)
+            for name in (RUN, "metrics.jsonl", "result.json"):
+                text = (tiny_run.folder / name).read_text().replace('"learning_rate": 0.01', f'"learning_rate": {rate}')
+                (place / name).write_bytes(text.encode())
+    found = []
+    for name, folder in (("disk", tmp_path / "runs"), ("bucket", bucket)):
+        assert main(["runs", str(folder), "--json", str(tmp_path / f"{name}.json")]) in (0, None)
+        found.append((tmp_path / f"{name}.json").read_text().replace(str(folder), "RUNS"))
+        assert "rate=0.02" in capsys.readouterr().out
+    assert json.loads(found[0]) == json.loads(found[1])

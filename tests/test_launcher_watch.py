@@ -123,6 +123,17 @@ def test_a_finished_run_ends_the_watch(cloud):
         assert "status 0, the run is finished" in lines(cloud, f"work/status/{host}")[0]
 
 
+def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
+    """16 chips at 225 an hour cost 1 a second; 299 of 300 were spent before, and a stop may take two seconds."""
+    counted = cloud.folder / ".cache/jprm/watch/my-run"
+    counted.parent.mkdir(parents=True)
+    counted.write_text("297\n")
+    status, out = cloud("wait", SPEND="300", PRICE="225", GRACE="2")
+    assert status == 124 and "SPEND=300 is spent" in out, out
+    assert not (cloud.folder / "slice").exists() and not counted.exists()
+    assert any("SIGTERM" in line for line in lines(cloud, "work/status/h0"))
+
+
 @pytest.mark.parametrize(
     ("plan", "status", "starts"),
     [(["2"], 2, 2), (["1", "7"], 7, 4)],  # refused; starts that bring nothing

@@ -14,19 +14,28 @@ import time
 import pytest
 import yaml
 
+from jprm.io.shards import Shard, shard_of
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 RUN = dict(NAME="my-run", EXPERIMENT="experiments/x.py", WORKDIR="gs://bucket/runs/x", PROJECT="p", ZONE="us-west4-a")
 QUEUED = dict(TYPE="v5litepod-16", RUNTIME="v2-alpha-tpuv5-lite", SPOT="1", HOURS="48", TMPDIR="/tmp")
 GKE = dict(
     IMAGE="us-docker.pkg.dev/p/r/jprm:1", ACCELERATOR="tpu-v5-lite-podslice", TOPOLOGY="4x4", HOSTS="4", CHIPS="4",
-    ACCOUNT="trainer",
+    ACCOUNT="trainer", COMPUTE="v6e-16", CLUSTER="pods", LOCATION="us-east5",
 )  # fmt: skip
-SLURM = dict(NODES="4", GPUS="8", TIME="24:00:00")
+SLURM = dict(NODES="4", GPUS="8", TIME="24:00:00", SHARDS="64")
 SCRIPTS = {"queued": QUEUED, "gke": GKE, "slurm": SLURM, "run": {}, "setup": {}}
 COMMANDS = {
     "queued": ["create", "deploy", "launch", "status", "watch", "logs", "stop", "delete"],
-    "gke": ["build", "launch", "status", "logs", "stop", "delete"],
-    "slurm": ["launch --partition=gpu", "status", "logs", "stop", "delete"],
+    "gke": ["build", "launch", "submit", "status", "logs", "stop", "delete"],
+    "slurm": [
+        "launch --partition=gpu",
+        "status",
+        "logs",
+        "stop",
+        "delete",
+        "array score --model m --input i --output o",
+    ],
     "run": ["experiments/x.py gs://bucket/runs/x --set steps=5"],
     "setup": ["--nfs 10.0.0.2:/share"],
 }
@@ -115,6 +124,87 @@ def test_a_queued_jobset_is_started_and_stopped_by_kueue():
     assert "kubectl delete jobset my-run" in call("gke", "--dry-run", "stop", **RUN, **GKE, QUEUE="team").stdout
 
 
+def test_the_queues_of_two_teams_have_kueues_fields():
+    """The fields that Kueue documents for v1beta1, and names that fit each other."""
+    fields = {
+        "ResourceFlavor": {"nodeLabels", "nodeTaints", "tolerations", "topologyName"},
+        "ClusterQueue": {"cohort", "namespaceSelector", "queueingStrategy", "preemption", "resourceGroups",
+                         "flavorFungibility", "admissionChecks", "stopPolicy", "fairSharing"},
+        "LocalQueue": {"clusterQueue", "stopPolicy", "fairSharing"},
+    }  # fmt: skip
+    parts = list(yaml.safe_load_all((REPOSITORY / "tpu" / "kueue.yaml").read_text()))
+    named = {(part["kind"], part["metadata"]["name"]) for part in parts}
+    for part in parts:
+        assert part["apiVersion"] == "kueue.x-k8s.io/v1beta1"
+        assert set(part.get("spec", {})) <= fields.get(part["kind"], set())
+        for group in part.get("spec", {}).get("resourceGroups", []):
+            for flavor in group["flavors"]:
+                assert ("ResourceFlavor", flavor["name"]) in named
+                assert [resource["name"] for resource in flavor["resources"]] == group["coveredResources"]
+        if part["kind"] == "LocalQueue":
+            assert ("ClusterQueue", part["spec"]["clusterQueue"]) in named
+        if part["kind"] == "WorkloadPriorityClass":
+            assert isinstance(part["value"], int)
+    labels = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, QUEUE="research", PRIORITY="urgent").stdout)[
+        "metadata"
+    ]["labels"]
+    assert ("LocalQueue", labels["kueue.x-k8s.io/queue-name"]) in named
+    assert ("WorkloadPriorityClass", labels["kueue.x-k8s.io/priority-class"]) in named
+
+
+GCLUSTER = {"--name", "--cluster", "--location", "--project", "--image", "--compute-type", "--topology", "--num-slices",
+            "--queue", "--env", "--command"}  # fmt: skip
+"""The options of `gcluster job submit` in its reference, of those that the launcher uses."""
+
+
+def test_cluster_toolkit_gets_the_run():
+    printed = call("gke", "--dry-run", "submit", **RUN, **GKE, QUEUE="research", SLICES="2", JPRM_BASE="b c").stdout
+    words = shlex.split(printed.splitlines()[-1])
+    assert words[:4] == ["+", "gcluster", "job", "submit"]
+    options = dict(zip(words[4::2], words[5::2], strict=True)) | {"--env": words[words.index("--env") + 1]}
+    assert set(words[4::2]) <= GCLUSTER and options["--num-slices"] == "2" and options["--env"] == "JPRM_BASE=b c"
+    assert shlex.split(options["--command"])[:3] == ["jprm", "train", "experiments/x.py"]
+
+
+def test_an_array_divides_a_command_into_shards():
+    batch = call("slurm", "--dry-run", "array", "score", "--model", "a b", **RUN, **SLURM, AT_ONCE="16").stdout
+    assert "#SBATCH --array=0-63%16" in batch
+    dump = f"exec {sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
+    script = re.sub(r"exec \S+jprm", lambda _: dump, batch[batch.index("#!") :])
+    run = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert json.loads(run.stdout) == ["score", "--model", "a b", "--shard", "auto"], run.stderr
+    index = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "64"}
+    assert shard_of("auto", index) == Shard(5, 64)
+
+
+def test_a_run_costs_no_more_than_its_cap():
+    """24 hours, 100 of a currency at 2.5 for each of 32 GPUs, and at 1.25 for each of 16 chips."""
+    wrong = call("slurm", "script", **RUN, **SLURM, SPEND="100")
+    assert wrong.returncode == 2 and "PRICE" in wrong.stderr
+    cap = {"SPEND": "100", "PRICE": "2.5"}
+    assert "#SBATCH --time=75\n" in call("slurm", "script", **RUN, **SLURM, **cap).stdout
+    assert "#SBATCH --time=24:00:00\n" in call("slurm", "script", **RUN, **SLURM, **cap | {"SPEND": "11111"}).stdout
+    assert "SPEND" not in call("slurm", "script", **RUN, **SLURM).stdout
+    cap["PRICE"] = "1.25"
+    jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **cap).stdout)
+    assert jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 5 * 3600
+    assert "DeadlineExceeded" in jobset["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
+    jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **cap, QUEUE="q", HOURS="2").stdout)
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == "7200"
+
+
+def test_slurms_runs_add_up_to_the_cap(tmp_path):
+    """Run as the batch script is, with stubs of Slurm: two runs that fail, of which the second has spent it all."""
+    run = RUN | {"WORKDIR": str(tmp_path), "SPEND": "100", "PRICE": "2.5"}
+    script = call("slurm", "script", **run, **SLURM).stdout
+    script = f"srun() {{ return 143; }}\nscontrol() {{ echo requeued; }}\n{script}"
+    (tmp_path / "logs").mkdir()
+    for before, said in (("10", "requeued"), ("4499", "requeued"), ("4500", "is spent")):
+        (tmp_path / "logs" / "my-run.seconds").write_text(before)
+        out = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+        assert said in out.stdout and out.returncode == 143, out.stderr
+
+
 def test_pods_share_compiled_programs_in_the_bucket():
     def cache(**environment):
         return {each["name"]: each["value"] for each in container(**environment)["env"]}["JAX_COMPILATION_CACHE_DIR"]
@@ -164,7 +254,7 @@ def test_shellcheck_finds_nothing():
     assert len(scripts) == 6
     run = subprocess.run([shellcheck, "--external-sources", *scripts], capture_output=True, text=True, cwd=REPOSITORY)
     assert run.returncode == 0, run.stdout
-    batch = call("slurm", "script", **RUN, **SLURM).stdout
+    batch = call("slurm", "script", **RUN, **SLURM, SPEND="9", PRICE="1").stdout
     run = subprocess.run([shellcheck, "-"], input=batch, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
 

@@ -8,12 +8,15 @@
 #   build    builds and pushes this commit's image      launch   applies the JobSet
 #   status   shows the JobSet and its pods              logs     follows process 0
 #   stop     saves and stops (SIGTERM to the pods)      delete   deletes the JobSet, not the cluster's nodes
-#   manifest prints the JobSet
+#   manifest prints the JobSet                          submit   runs through Cluster Toolkit (gcluster job submit)
 #
 # HOSTS x CHIPS is the number of chips in TOPOLOGY. SLICES (default 1) such slices; SPOT=1 uses spot nodes. ACCOUNT is a
 # Kubernetes service account that may read and write the bucket. CLAIM is a volume claim, mounted at MOUNT (default
 # /shared), for a WORKDIR there in place of a bucket's. QUEUE is a LocalQueue of Kueue, which starts the run when its quota
-# allows. TASK=rl runs `jprm rl`.
+# allows, and PRIORITY one of its workload priority classes; tpu/kueue.yaml has queues for two teams. HOURS ends the run
+# after so much time in a queue's quota, or without one each of its starts; SPEND with PRICE (of a chip for an hour, in your
+# currency) sets HOURS. TASK=rl runs `jprm rl`. `submit` takes COMPUTE (Cluster Toolkit's compute type, such as
+# v6e-16), CLUSTER and LOCATION in place of ACCELERATOR, HOSTS and CHIPS.
 #
 # The run gets every exported JPRM_*, the variables that FORWARD names ("LIBTPU_INIT_ARGS"), and ARGUMENTS ("--set
 # steps=20"). Compiled programs are kept in JAX_COMPILATION_CACHE_DIR (default WORKDIR/compiled), since a pod loses its
@@ -30,9 +33,11 @@ source tpu/say.sh
 
 manifest() {
   : "${IMAGE:?}" "${ACCELERATOR:?}" "${TOPOLOGY:?}" "${HOSTS:?}" "${CHIPS:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
-  local spot="" account="" mounts="" volumes="" queue="" suspend="
+  local deadline="" hours seconds spot="" account="" mounts="" volumes="" queue="" suspend="
   suspend: false" variables="" words="" each
   forward
+  hours=$(limit "$((HOSTS * CHIPS * ${SLICES:-1}))")
+  seconds=$(awk -v hours="${hours:-0}" 'BEGIN { printf "%d", hours * 3600 }')
   [ -n "${JAX_COMPILATION_CACHE_DIR:-}" ] || environment+=("JAX_COMPILATION_CACHE_DIR=$WORKDIR/compiled")
   for each in "${environment[@]}"; do
     variables+="
@@ -45,7 +50,17 @@ manifest() {
   # Kueue suspends and resumes the JobSet itself.
   [ -n "${QUEUE:-}" ] && suspend="" && queue="
   labels:
-    kueue.x-k8s.io/queue-name: $(scalar "$QUEUE")"
+    kueue.x-k8s.io/queue-name: $(scalar "$QUEUE")${PRIORITY:+
+    kueue.x-k8s.io/priority-class: $(scalar "$PRIORITY")}"
+  if [ "$seconds" != 0 ]; then
+    if [ -n "${QUEUE:-}" ]; then
+      queue+="
+    kueue.x-k8s.io/max-exec-time-seconds: '$seconds'"
+    else
+      deadline="
+          activeDeadlineSeconds: $seconds"
+    fi
+  fi
   [ "${SPOT:-0}" = 1 ] && spot='
                 cloud.google.com/gke-spot: "true"'
   [ -n "${ACCOUNT:-}" ] && account="
@@ -66,13 +81,13 @@ metadata:
   annotations:
     alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool
 spec:$suspend
-  # A failed pod restarts the JobSet, which continues from the checkpoint; a refusal (status 2) ends it.
+  # A failed pod restarts the JobSet, which continues from the checkpoint; a refusal (status 2) and a deadline end it.
   failurePolicy:
     maxRestarts: ${RETRIES:-1000}
     rules:
       - name: refused
         action: FailJobSet
-        onJobFailureReasons: [PodFailurePolicy]
+        onJobFailureReasons: [PodFailurePolicy, DeadlineExceeded]
   replicatedJobs:
     - name: slice
       replicas: ${SLICES:-1}
@@ -81,7 +96,7 @@ spec:$suspend
           completionMode: Indexed
           parallelism: $HOSTS
           completions: $HOSTS
-          backoffLimit: 0
+          backoffLimit: 0$deadline
           podFailurePolicy:
             rules:
               - action: FailJob
@@ -111,6 +126,14 @@ spec:$suspend
 YAML
 }
 
+# The hours that a run on so many chips may take by HOURS and by SPEND; nothing where neither is set.
+limit() {
+  price "$1"
+  [ -n "$rate" ] || { echo "${HOURS:-}"; return; }
+  awk -v hours="${HOURS:-1e9}" -v most="$(awk "BEGIN { print $SPEND / $rate }")" \
+    'BEGIN { print (hours + 0 < most + 0 ? hours : most) }'
+}
+
 scalar() { local quote="'"; echo "'${1//$quote/$quote$quote}'"; } # a YAML string
 
 build() {
@@ -125,6 +148,19 @@ launch() {
   if [ "$dry" = 1 ]; then manifest; fi
   echo "+ tpu/gke.sh manifest | kubectl apply --filename -"
   if [ "$dry" = 0 ]; then manifest | kubectl apply --filename -; fi
+}
+
+# Cluster Toolkit makes a JobSet of its own, in the queue; --dry-run prints the command alone.
+submit() {
+  : "${IMAGE:?}" "${COMPUTE:?}" "${CLUSTER:?}" "${LOCATION:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
+  local each words=()
+  forward
+  [ -n "${JAX_COMPILATION_CACHE_DIR:-}" ] || environment+=("JAX_COMPILATION_CACHE_DIR=$WORKDIR/compiled")
+  for each in "${environment[@]}"; do words+=(--env "$each"); done
+  run gcluster job submit --name "$NAME" --cluster "$CLUSTER" --location "$LOCATION" ${PROJECT:+--project "$PROJECT"} \
+    --image "$IMAGE" --compute-type "$COMPUTE" ${TOPOLOGY:+--topology "$TOPOLOGY"} --num-slices "${SLICES:-1}" \
+    ${QUEUE:+--queue "$QUEUE"} "${words[@]}" \
+    --command "$(quoted jprm "${TASK:-train}" "$EXPERIMENT" --workdir "$WORKDIR" --distributed auto "${arguments[@]}")"
 }
 
 status() {
@@ -149,6 +185,6 @@ stop() {
 delete() { run kubectl delete jobset "$NAME"; }
 
 case "${1:-}" in
-  build | launch | status | logs | stop | delete | manifest) "$1" ;;
+  build | launch | submit | status | logs | stop | delete | manifest) "$1" ;;
   *) usage ;;
 esac

@@ -11,7 +11,9 @@
 #   delete   deletes the slice, which costs money until then
 #
 # `watch` deletes the slice when the run is finished, has failed for good or was stopped, and after HOURS at the latest,
-# when it stops the run first. Interrupted, it leaves the slice; start it again to go on. `create` records the commit that
+# when it stops the run first. With SPEND and PRICE (of a chip for an hour, in your currency) it does so when the time in
+# which the slice was ACTIVE has cost SPEND, which is counted over all `watch`es in ~/.cache/jprm/watch/NAME until `delete`.
+# Interrupted, it leaves the slice; start it again to go on. `create` records the commit that
 # is then deployed until `delete`, as refs/jprm/NAME: HEAD, or COMMIT, which also replaces a recorded one.
 #
 # The run gets every exported JPRM_*, JAX_COMPILATION_CACHE_DIR and the variables that FORWARD names ("RETRIES HF_HOME"),
@@ -30,6 +32,14 @@ source tpu/say.sh
 at=(--project="$PROJECT" --zone="$ZONE")
 archive=${TMPDIR:-/tmp}/jprm-$NAME.tar.gz
 hosts=""
+counted=${XDG_CACHE_HOME:-$HOME/.cache}/jprm/watch/$NAME
+
+# TPU chips of all slices: v2, v3, v4 and v5p count cores, two a chip.
+chips() {
+  local count=${TYPE##*-}
+  case $TYPE in v2-* | v3-* | v4-* | v5p-*) count=$((count / 2)) ;; esac
+  echo $((count * ${SLICES:-1}))
+}
 
 everywhere() {
   run timeout 3600 gcloud compute tpus queued-resources ssh "$NAME" "${at[@]}" --node=all --worker=all --command="$1"
@@ -132,7 +142,7 @@ stop() { everywhere 'touch jprm/run.stop; kill -TERM "$(cat /tmp/jprm-run.pid)"'
 delete_slice() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }
 
 delete() {
-  delete_slice && run git update-ref -d "refs/jprm/$NAME"
+  delete_slice && run git update-ref -d "refs/jprm/$NAME" && run rm -f "$counted"
 }
 
 # Deletes the slice, whatever it takes, and ends `watch` with a status.
@@ -149,14 +159,27 @@ end() {
 
 watch() {
   : "${HOURS:?hours after which the run is stopped and the slice deleted}"
-  local deadline now there=0 launches=0 line
+  local deadline now there=0 launches=0 line active=0 before
   deadline=$(awk -v hours="$HOURS" 'BEGIN { if (hours !~ /^[0-9.]+$/) exit 1; printf "%d", hours * 3600 }') ||
     { echo "error: HOURS=$HOURS is no number of hours" >&2; exit 2; }
+  price "$(chips)"
+  if [ -n "$rate" ]; then
+    run mkdir -p "${counted%/*}"
+    if [ -s "$counted" ]; then active=$(cat "$counted"); fi
+  fi
   create
+  before=$SECONDS
   while true; do
     now=$(state)
     echo "$(date -u +%FT%TZ) $NAME: $now"
-    if [ "$SECONDS" -gt "$deadline" ]; then stop_and_end; fi
+    # A slice costs while it is there, and while nobody can say whether it is.
+    case $now in ACTIVE | UNKNOWN) active=$((active + SECONDS - before)) ;; esac
+    before=$SECONDS
+    if [ -n "$rate" ]; then
+      [ "$dry" = 1 ] || echo "$active" > "$counted"
+      if spent "$((active + ${GRACE:-300}))"; then stop_and_end "SPEND=$SPEND is spent"; fi
+    fi
+    if [ "$SECONDS" -gt "$deadline" ]; then stop_and_end "$HOURS hours are over"; fi
     case $now in
       ACTIVE)
         there=1
@@ -185,7 +208,7 @@ watch() {
 
 stop_and_end() {
   local until=$((SECONDS + ${GRACE:-300}))
-  echo "$HOURS hours are over"
+  echo "$1"
   if [ "$now" = ACTIVE ]; then
     stop || true
     while [ "$SECONDS" -lt "$until" ]; do
@@ -194,7 +217,7 @@ stop_and_end() {
       sleep "${EVERY:-60}"
     done
   fi
-  end 124 "stopped after $HOURS hours; the run continues from its newest checkpoint when launched again"
+  end 124 "stopped, since $1; the run continues from its newest checkpoint when launched again"
 }
 
 case "${1:-}" in

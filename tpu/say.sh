@@ -37,6 +37,21 @@ forward() {
   done
 }
 
+# Sets `rate`, what CHIPS chips or GPUs cost an hour, where SPEND limits what a run may cost; PRICE is that of one for an
+# hour, as in your contract.
+price() {
+  rate=""
+  [ -n "${SPEND:-}" ] || return 0
+  rate=$(awk -v spend="$SPEND" -v price="${PRICE:-}" -v chips="$1" 'BEGIN {
+    number = "^[0-9]+(\\.[0-9]+)?$"
+    if (spend !~ number || price !~ number || spend * price == 0) exit 1
+    printf "%.6f", price * chips }') ||
+    { echo "error: SPEND=$SPEND needs PRICE, what a chip or GPU costs an hour; both positive numbers" >&2; exit 2; }
+}
+
+# Whether so many seconds of what costs `rate` an hour are all that SPEND allows.
+spent() { [ -n "${rate:?}" ] && awk -v s="$1" -v rate="$rate" -v spend="$SPEND" 'BEGIN { exit !(s / 3600 * rate >= spend) }'; }
+
 # The words, each quoted for a shell.
 quoted() {
   local word text=""
