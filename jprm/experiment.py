@@ -114,6 +114,8 @@ class Experiment:
         not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
     reference_dtype: what the reference's decoder is stored as; adapters that train on it share its float32.
     tokenizer: a file or a folder.
+    stall_action: what the watchdog does then: `report` which process the others wait for, or also `abort`: a process
+        that makes no step ends, whatever holds it, and its launcher starts it again.
     trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or `module:NAME`.
     """
 
@@ -140,6 +142,7 @@ class Experiment:
     keep: int = 2  # newest checkpoints kept
     keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
+    stall_action: Literal["report", "abort"] = "report"
     trackers: tuple[str, ...] = ()
     profile: tuple[int, int] = (0, 0)  # the first and the last step to trace with jax's profiler; (0, 0): none
 

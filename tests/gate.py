@@ -38,7 +38,9 @@ from typing import Any
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 CLOCKS = ("seconds", "update_seconds", "sampling_seconds", "tokens_per_second", "labels_per_second", "goodput", "began",
-          "productive", "modified")  # fmt: skip
+          "productive", "modified", "step_seconds_p50", "step_seconds_p95", "step_seconds_max", "mfu", "starting",
+          "compiling", "input", "saving", "validating", "lost_starting", "lost_compiling", "lost_input", "lost_saving",
+          "lost_validating", "lost_stops")  # fmt: skip
 """Keys, of JSON or in a progress bar, whose number is a time or a speed."""
 
 VARYING = (

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import jax
@@ -14,10 +16,12 @@ import numpy as np
 import optax
 import pytest
 from refusing import refused
-from tiny_run import equal, lines, params, training, untimed
+from tiny_run import equal, experiment, lines, make_data, params, training, untimed
 
 import jprm
-from jprm.experiment import OptimizerConfig
+from jprm.apps.plan.topologies import CHIPS
+from jprm.experiment import OptimizerConfig, to_json
+from jprm.model.flops import peak
 from jprm.train import SKIPS, Diverged, Stopped, callbacks
 from jprm.train.callbacks import Goodput, Watchdog, held_up
 from jprm.train.optimizer import MEMORY, make_optimizer, schedule, skipped
@@ -186,10 +190,64 @@ def test_goodput_counts_steps_over_all_the_time_since_the_first_start(monkeypatc
     after(2, first.step)
     after(2, first.step, False)  # a step that was left out
     assert first.productive == 6 and first.fraction == 6 / 43
+    first.add("saving", 5)
     again = Goodput(**json.loads(json.dumps(first.saved)))
-    after(17, again.step)  # 17 s in the queue and compiling
+    with again.doing("compiling"):
+        now[0] += 7
+    after(10, again.step)  # 10 s in the queue
+    again.add("input", 1)
     after(4, again.step)
-    assert again.fraction == 10 / 64
+    assert again.fraction == 9 / 64
+    parts = {"goodput": 9, "lost_compiling": 7, "lost_input": 1, "lost_saving": 5, "lost_stops": 42}
+    assert again.fractions() == pytest.approx({name: seconds / 64 for name, seconds in parts.items()})
+
+
+def test_a_run_says_where_its_time_goes(tiny_run):
+    for line in (line for line in lines(tiny_run.folder) if "loss" in line):
+        lost = [value for name, value in line.items() if name.startswith("lost_")]
+        assert {"lost_starting", "lost_compiling"} <= line.keys() and sum(lost) + line["goodput"] == pytest.approx(1)
+        assert "mfu" not in line and line.get("step_seconds_p50", 0) <= line.get("step_seconds_max", 0)
+    assert peak("TPU v5 lite") < peak("TPU v5") and peak("NVIDIA H100 80GB HBM3") and peak("cpu") is None
+    kinds = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e", "NVIDIA A100": "a100"}
+    assert all(peak(kind) == CHIPS[name].flops for kind, name in kinds.items())
+
+
+HANGING = """
+import pathlib, sys, time
+from ctypes import PyDLL
+from jprm import train as training
+step, count = training.Trainer.step, [0]
+def hangs(self, rows):
+    count[0] += 1
+    if count[0] == 4 and not pathlib.Path({mark!r}).exists():
+        pathlib.Path({mark!r}).touch()
+        self.checkpoints.wait()
+        PyDLL(None).sleep(100)  # in C, and it keeps the lock that other threads of Python need
+    return step(self, rows)
+training.Trainer.step = hangs
+callbacks = training.callbacks
+callbacks.START = 60
+from jprm.apps.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_whose_main_thread_hangs_ends_and_continues(tmp_path):
+    made = make_data(tmp_path / "data")
+    run = dataclasses.replace(
+        experiment(made, valid=()), steps=6, checkpoint_every=2, stall_seconds=1, stall_action="abort"
+    )
+    (tmp_path / "experiment.json").write_text(json.dumps(to_json(run)))
+    reading = f"return read({str(tmp_path / 'experiment.json')!r})"
+    (tmp_path / "experiment.py").write_text(f"from jprm.experiment import read\ndef experiment(): {reading}\n")
+    code = HANGING.format(mark=str(tmp_path / "hung"))
+    command = [sys.executable, "-c", code, "train", str(tmp_path / "experiment.py"), "--workdir", str(tmp_path / "run")]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    assert first.returncode == 1, first.stderr[-2000:]  # no launcher takes it for final
+    assert "Timeout" in first.stderr and "in hangs" in first.stderr
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    assert second.returncode == 0 and "continuing from step 2" in second.stdout, second.stderr[-2000:]
 
 
 def beat(step, doing="step", since=0.0, said=100.0, host="h", waits=False):

@@ -137,7 +137,14 @@ def lines(folder, name="metrics.jsonl"):
 
 def untimed(values):
     """The metrics without what a clock says."""
-    return [{k: v for k, v in line.items() if "second" not in k and k != "goodput"} for line in values]
+    return [
+        {
+            k: v
+            for k, v in line.items()
+            if "second" not in k and k not in ("goodput", "mfu") and not k.startswith("lost_")
+        }
+        for line in values
+    ]
 
 
 def params(folder):

@@ -119,6 +119,8 @@ launch() {
   commit=$(recorded)
   forward
   environment=(JPRM_COMMIT="$commit" ${TASK:+"TASK=$TASK"} "${environment[@]}")
+  # A slice that is created again has empty disks.
+  case ${JAX_COMPILATION_CACHE_DIR:-unset}$WORKDIR in unset*://*) environment+=("JAX_COMPILATION_CACHE_DIR=$WORKDIR/compiled") ;; esac
   # In braces, so that no shell stays behind that would keep ssh's output open. Returns when tpu/run.sh has started.
   everywhere "cd jprm && { $(assigned "${environment[@]}") setsid nohup \
 $(quoted tpu/run.sh "$EXPERIMENT" "$WORKDIR" "${arguments[@]}") >> run.log 2>&1 < /dev/null & } && \

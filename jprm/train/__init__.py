@@ -49,6 +49,7 @@ from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
+from jprm.model.flops import model_flops, peak
 from jprm.model.heads import find
 from jprm.model.lora import TRAINED, merge, without_adapters
 from jprm.model.lora import check as check_adapted
@@ -539,9 +540,9 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 # ----------------------------------------------------------------------------------------------------------- its folder
 
 
-FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds", "base",
-        "tokenizer", "trackers", "profile", "data.cache", "data.cache_gb", "optimizer.bad_steps",
-        "optimizer.spike")  # fmt: skip
+FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds",
+        "stall_action", "base", "tokenizer", "trackers", "profile", "data.cache", "data.cache_gb",
+        "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
 """Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
@@ -695,8 +696,10 @@ class Log:
 
     def __init__(
         self, workdir: Place, experiment: Experiment, start: int, goodput: Goodput,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] = (), least_seconds: float | None = None,
     ):  # fmt: skip
+        self._times: list[float] = []  # seconds of the steps of a line
+        self._least_seconds, self._cells = least_seconds, experiment.data.rows * experiment.data.tokens
         self.callbacks = callbacks
         self.every, self.goodput = experiment.log_every, goodput
         self.skips, self.skipped, self.in_a_row = experiment.optimizer.bad_steps == "skip", 0, 0
@@ -751,7 +754,8 @@ class Log:
                 f" {good}. Lower optimizer.learning_rate or clip_norm, look at the data of this step"
                 f"{'' if self.skips else ', or set optimizer.bad_steps=skip'}"
             )
-        self.goodput.step(counts=not left_out)
+        if (seconds := self.goodput.step(counts=not left_out)) is not None:
+            self._times.append(seconds)
         self.bar.add()
         if left_out:
             self.skipped += 1
@@ -769,7 +773,7 @@ class Log:
             means = {} if self.sum is None else self._means(self.sum, metrics, now - self.since)
             skips = {"skipped_steps": self.skipped} if self.skips else {}
             self.write({"step": step, **(more or {}), **means, **skips})
-            self.sum, self.steps, self.skipped, self.since = None, 0, 0, now
+            self.sum, self.steps, self.skipped, self.since, self._times = None, 0, 0, now, []
 
     def write_losses(self, step: int, report: PackReport, pairs: bool) -> None:
         """Writes what the packer lost since training began, if anything: labels, and pairs where they are compared."""
@@ -810,8 +814,27 @@ class Log:
             "labels_per_second": float(total.count) / seconds,
             "tokens_per_second": float(total.tokens) / seconds,
             "seconds": seconds,
-            "goodput": self.goodput.fraction,
+            **self._step_seconds(),
+            **self._utilisation(float(total.tokens)),
+            **self.goodput.fractions(),
         }
+
+    def _step_seconds(self) -> dict[str, float]:
+        """Returns the median, the 95th percentile and the longest time of the line's steps."""
+        if not self._times:
+            return {}
+        names = ("step_seconds_p50", "step_seconds_p95", "step_seconds_max")
+        return dict(zip(names, np.percentile(self._times, (50, 95, 100)).tolist(), strict=True))
+
+    def _utilisation(self, tokens: float) -> dict[str, float]:
+        """Returns `mfu`: the model's FLOPs for the real tokens over what the devices could do in the steps' time.
+
+        Where rows hold trees it is an upper estimate: their attention has fewer pairs than that of a row-long chain.
+        """
+        if self._least_seconds is None or not self._times:
+            return {}
+        filled = tokens / (self.steps * self._cells)
+        return {"mfu": filled * self._least_seconds / float(np.mean(self._times))}
 
 
 # ------------------------------------------------------------------------------------------------------------- the loop
@@ -828,16 +851,18 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         Diverged: the loss is not finite, or `optimizer` calls the step bad; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
-    workdir = path_of(workdir)
+    workdir, begun = path_of(workdir), time.perf_counter()
     with (
         stop_signal() as asked_to_stop,
-        Watchdog(workdir, experiment.stall_seconds) as watchdog,
+        Watchdog(workdir, experiment.stall_seconds, experiment.stall_action) as watchdog,
         Trainer(experiment, workdir) as trainer,
     ):
+        experiment, start, least = trainer.experiment, int(trainer.state.step), least_seconds(trainer)
         with (
-            Log(workdir, experiment, int(trainer.state.step), trainer.goodput, callbacks) as log,
+            Log(workdir, experiment, start, trainer.goodput, callbacks, least) as log,
             Profile(workdir, experiment.profile) as profile,
         ):
+            trainer.goodput.add("starting", time.perf_counter() - begun)
             stopped = _steps(trainer, log, watchdog, profile, asked_to_stop)
             assert trainer.checkpoints is not None  # this trainer has a folder
             trainer.checkpoints.wait()
@@ -851,18 +876,33 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
     return result
 
 
+def least_seconds(trainer: Trainer) -> float | None:
+    """Returns the seconds that an update would take at the devices' published rate; None where that is unknown."""
+    data, rate = trainer.experiment.data, peak(jax.devices()[0].device_kind)
+    if rate is None:
+        return None
+    flops = model_flops(trainer.experiment.model, tuple(trainer.state.trained), data.rows, data.tokens, data.slots)
+    return flops / (rate * jax.device_count())
+
+
 def _steps(
     trainer: Trainer, log: Log, watchdog: Watchdog, profile: Profile, asked_to_stop: Callable[[int], bool]
 ) -> bool:
     """Trains to the last step; returns whether it was asked to stop."""
     experiment, batches = trainer.experiment, trainer.batches
+    goodput, first = trainer.goodput, True
     pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
     for done in range(int(trainer.state.step) + 1, experiment.steps + 1):
         watchdog.at(done, "data")
         profile.before(done)
+        asked = time.perf_counter()
         rows = next(batches)
+        if pending and cast(Any, pending[1].loss).is_ready():  # the devices had nothing left to do
+            goodput.add("input", time.perf_counter() - asked)
         watchdog.at(done, "step")
-        metrics = trainer.step(rows)
+        with goodput.doing("compiling") if first else contextlib.nullcontext():
+            metrics = trainer.step(rows)
+        first = False
         profile.after(done, metrics)
         if pending:
             log.add(*pending, trainer.checkpoints)
@@ -876,14 +916,16 @@ def _steps(
             pending = None
         if validate:
             watchdog.at(done, "validation")
-            log.write({"step": done, **trainer.evaluate()})
+            with goodput.doing("validating"):
+                log.write({"step": done, **trainer.evaluate()})
         if save:
             watchdog.at(done, "checkpoint")
-            log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
-            log.flush()  # a run that continues from the checkpoint does not log these steps again
-            trainer.save()
+            with goodput.doing("saving"):
+                log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
+                log.flush()  # a run that continues from the checkpoint does not log these steps again
+                trainer.save()
         if save or validate:
-            trainer.goodput.rest()
+            goodput.rest()
         if stop:
             return True
     return False

@@ -1,9 +1,10 @@
-"""Beside the steps of a long run: goodput, a watchdog that names a stalled host, a profile, versions, trackers."""
+"""Beside the steps of a long run: where its time goes, a watchdog of stalled hosts, a profile, versions, trackers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import functools
 import json
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Literal, Protocol
 
@@ -28,57 +29,104 @@ from jprm.options import find_part
 
 HEARTBEATS = "heartbeats"
 
+START = 12
+"""How many times `stall_seconds` a start may take before its first step is done: an hour by default."""
+
 
 class Goodput:
     """Seconds spent on steps that count, over the seconds since the run first started, stops included.
 
-    Loading, compiling (a start's first step), saving, validating and steps lost to a kill do not count: the sum is
-    saved with the checkpoint, and later steps are repeated.
+    The other seconds are `spent` by class: starting (loading and restoring), compiling (a start's first step), input
+    (waiting for rows while the devices had nothing to do), saving and validating. What is in no class is lost: stops,
+    queues, and the steps since the last checkpoint at a kill, which are repeated. The sums are saved with the
+    checkpoint.
     """
 
-    def __init__(self, began: float | None = None, productive: float = 0.0):
+    def __init__(
+        self, began: float | None = None, productive: float = 0.0, spent: Mapping[str, float] | None = None
+    ):  # fmt: skip
         self.began, self.productive = time.time() if began is None else began, productive
+        self.spent: dict[str, float] = dict(spent or {})
         self._mark: float | None = None
+        self._waited = 0.0
 
-    def step(self, counts: bool = True) -> None:
-        """Counts the time since the last step, or the last `rest`, as spent on a step."""
+    def step(self, counts: bool = True) -> float | None:
+        """Counts the time since the last step, or the last `rest`, as spent on a step, and returns it."""
         now = time.perf_counter()
-        if counts and self._mark is not None:
-            self.productive += now - self._mark
-        self._mark = now
+        spent = None if self._mark is None else now - self._mark
+        if counts and spent is not None:
+            self.productive += max(0.0, spent - self._waited)
+        self._mark, self._waited = now, 0.0
+        return spent
 
     def rest(self) -> None:
         """Discards the time since the last step."""
-        self._mark = time.perf_counter()
+        self._mark, self._waited = time.perf_counter(), 0.0
+
+    def add(self, name: str, seconds: float) -> None:
+        """Counts seconds of a class; those of `input` are part of a step's time and taken from it."""
+        self.spent[name] = self.spent.get(name, 0.0) + seconds
+        if name == "input":
+            self._waited += seconds
+
+    @contextlib.contextmanager
+    def doing(self, name: str) -> Iterator[None]:
+        """Counts the block's seconds as of a class."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
 
     @property
-    def saved(self) -> dict[str, float]:
+    def saved(self) -> dict[str, Any]:
         """The arguments that restore this object."""
-        return {"began": self.began, "productive": self.productive}
+        return {"began": self.began, "productive": self.productive, "spent": self.spent}
 
     @property
     def fraction(self) -> float:
         return self.productive / max(time.time() - self.began, 1e-9)
 
+    def fractions(self) -> dict[str, float]:
+        """Returns `goodput`, and by class the fractions of the time that did not train, which make it up to 1."""
+        total = max(time.time() - self.began, 1e-9)
+        shares = {f"lost_{name}": seconds / total for name, seconds in sorted(self.spent.items())}
+        good = self.productive / total
+        rest = {"lost_stops": max(0.0, 1 - good - sum(shares.values()))} if shares else {}
+        return {"goodput": good, **shares, **rest}
+
 
 class Watchdog:
     """Reports on stderr, in every process, which process delays a run without a step for `seconds`; 0: never.
 
-    Each process writes its position to a small file in the run's folder. The watchdog stops nothing: that is the
-    scheduler's decision.
+    Each process writes its position to a small file in the run's folder. With `abort` a process that makes no step for
+    a little longer writes the stacks of its threads and ends with status 1, whatever holds its main thread: launchers
+    start it again. (The timer is a thread of C, which needs no lock of Python's.) A start may take `START` times as
+    long, since it loads and compiles.
     """
 
-    def __init__(self, workdir: Place, seconds: float):
-        self.folder, self.seconds = workdir / HEARTBEATS, seconds
+    def __init__(self, workdir: Place, seconds: float, action: Literal["report", "abort"] = "report"):
+        self.folder, self.seconds, self._aborts = workdir / HEARTBEATS, seconds, action == "abort" and seconds > 0
         self._place: tuple[int, str, float] = (0, "the start", time.time())
+        self._first: int | None = None  # step of this start
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, step: int, doing: str) -> None:
         """Records what the main thread is about to do, and for which step."""
         self._place = (step, doing, time.time())
+        self._first = step if self._first is None else self._first
+        self._arm()
+
+    def _arm(self) -> None:
+        """Ends the process a tenth later than its watchdog reports, unless this is called again before."""
+        if self._aborts:
+            starting = self._first is None or self._place[0] <= self._first
+            limit = 1.1 * self.seconds * (START if starting else 1)
+            faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or sys.stderr)
 
     def __enter__(self) -> Watchdog:
+        self._arm()
         if self.seconds and jax.process_count() > 1:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._beat()
@@ -86,6 +134,8 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._aborts:
+            faulthandler.cancel_dump_traceback_later()
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

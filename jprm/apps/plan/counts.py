@@ -15,9 +15,9 @@ import numpy as np
 
 from jprm.apps.plan.hlo import Array, Computation, Instruction, Module
 from jprm.apps.plan.topologies import Topology
-from jprm.model import layers
-from jprm.model.config import ModelConfig
-from jprm.model.heads import find
+from jprm.model.flops import matrices, model_flops
+
+__all__ = ["Bounds", "Program", "bounds", "count", "matrices", "model_flops", "totals"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -486,45 +486,7 @@ def totals(collectives: Collection[Collective]) -> list[dict]:
     ]
 
 
-# ---- The model's FLOPs, and lower bounds on a step's time on given chips.
-#
-# FLOPs count matrix products and attention's visible pairs (Chowdhery et al. 2022, appendix B): 2 per parameter and
-# token in the forward pass; 2 more for the gradient of its input, where anything below is trained; 2 more for its own
-# gradient, where it is trained. Rematerialisation does not count.
-
-
-def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
-    """Returns the number of parameters of each matrix of a layer, by name, as far as a token meets them."""
-    kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
-    return {
-        name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)
-        for kind in kinds for name, weight in kind.weights.items() if weight.inputs and weight.when(model)
-    }  # fmt: skip
-
-
-def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
-    """Returns the FLOPs of one update on `rows` rows, or of scoring them if `trained` (parameter paths) is empty.
-
-    The adapters' own products are not counted: they are thousands of times smaller than their matrices'.
-    """
-    groups = range(len(model.layer_groups))
-    in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
-    first = next((i for i in groups if in_group[i]), len(model.layer_groups))
-    if "decoder/embed" in trained:
-        first = -1
-    total = 0.0
-    for i, span in enumerate(layers.spans(model)):
-        backward = i >= first
-        for layer in range(*span):
-            for name, parameters in matrices(model, layer).items():
-                learnt = f"decoder/layers_{i}/{name}" in trained
-                total += (2 + 2 * backward + 2 * learnt) * parameters * tokens
-            # What is no product with a matrix, and twice as much for its gradients.
-            of_kinds = (layers.find(name).flops(model, tokens, layer) for name in layers.kinds_of(model, layer))
-            total += (3 if backward else 1) * sum(of_kinds)
-    head = model.width * find(model.head).size(model.vocab_size)
-    head += model.width**2 * model.head_hidden
-    return rows * (total + (6 if trained else 2) * head * slots)
+# ---- Lower bounds on a step's time on given chips.
 
 
 @dataclasses.dataclass(frozen=True)

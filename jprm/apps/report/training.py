@@ -15,12 +15,13 @@ PLOTS = (
     ("loss", "Training loss", ("loss", "valid_loss")),
     ("auroc", "AUROC in training", ("auroc", "valid_auroc")),
     ("goodput", "Goodput", ("goodput",)),
+    ("mfu", "MFU", ("mfu",)),
 )
 """Of every figure: name, title, and the metrics that it draws, the second one dashed."""
 
 NOTE = (
     "A point is the mean over the steps since the one before. Dashed curves are of the validation data. Goodput is the"
-    " fraction of the time since the start in which the model trained."
+    " fraction of the time since the start in which the model trained, MFU the fraction of the devices' published rate."
 )
 
 

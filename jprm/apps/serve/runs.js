@@ -7,8 +7,10 @@
     { title: "Right answers, and the PRM's score", curves: ["gold", "proxy"], held: true },
     { title: "Goodput: part of the time that trains", curves: ["goodput"] },
     { title: "Tokens a second", curves: ["tokens_per_second"] },
+    { title: "MFU: part of the devices' published rate", curves: ["mfu"] },
+    { title: "Seconds a step: the median, and one of twenty takes longer than", curves: ["step_seconds_p50", "step_seconds_p95"] },
   ];
-  const LABELS = { valid_loss: "held out", valid_auroc: "held out", gold: "right answers", proxy: "PRM's lowest score" };
+  const LABELS = { valid_loss: "held out", valid_auroc: "held out", gold: "right answers", proxy: "PRM's lowest score", step_seconds_p50: "median", step_seconds_p95: "95th percentile" };
   const runs = new Map();          // by name: what the server says of a run, and its lines so far
   const hidden = new Set();
   let plots = [], logarithmic = false, failures = 0, timer = 0;

@@ -488,7 +488,7 @@ always do.
 def _result(run: Place) -> dict[str, str]:
     path = run / "result.json"
     metrics = json.loads(path.read_bytes()) if path.is_file() else {}
-    timed = {k for k in metrics if "second" in k} | {"goodput"}  # of the machine, and no two runs have the same
+    timed = {"goodput", "mfu"} | {k for k in metrics if "second" in k or k.startswith("lost_")}  # of the machine
     return {k: f"{v:.6g}" for k, v in metrics.items() if isinstance(v, int | float) and k not in timed}
 
 
