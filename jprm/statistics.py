@@ -18,6 +18,10 @@ from scipy.special import stdtrit
 
 DRAWS = 1000
 TIE = 1e-12  # what is smaller is rounding
+MOST_GROUPS = 20_000
+"""Groups that are resampled one by one. More are joined at random into as many, and resampled as those: the standard
+error is estimated of the same quantity, to 0.5 %, in time and memory that do not grow with the number of groups."""
+
 _CHUNK = 2_000_000  # weights in memory at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
 
 
@@ -182,12 +186,36 @@ def difference(a: Draws, b: Draws | None = None) -> Difference:
     return Difference(*between, _ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
-def mean_differences(difference_PC: Float[np.ndarray, "P C"], problems: Sequence[str], seed: int) -> Difference:
+def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
+    """Returns the number of each item's group, from 0; more than `MOST_GROUPS` groups are joined at random."""
+    groups = np.asarray(groups)
+    group_N = np.unique(groups.astype(str) if groups.dtype == object else groups, return_inverse=True)[1].reshape(-1)
+    count = int(group_N.max(initial=-1)) + 1
+    if count <= MOST_GROUPS:
+        return group_N
+    return (np.random.default_rng(0).permutation(count) % MOST_GROUPS)[group_N]
+
+
+def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:
+    """Returns the `draws` of `weighted_mean`; of many items, those of one group are summed first."""
+    group_N = group_numbers(groups)
+    value_NC = np.asarray(value_NC, float)
+    if len(group_N) <= MOST_GROUPS:
+        return draws(lambda weight_RN: weighted_mean(value_NC, weight_RN), group_N, seed=seed)
+    size_G = np.bincount(group_N)
+    columns = [np.bincount(group_N, column_N) / size_G for column_N in value_NC.reshape(len(group_N), -1).T]
+    mean_GC = np.stack(columns, -1).reshape(len(size_G), *value_NC.shape[1:])
+    return draws(lambda weight_RG: weighted_mean(mean_GC, weight_RG * size_G), np.arange(len(size_G)), seed=seed)
+
+
+def mean_differences(
+    difference_PC: Float[np.ndarray, "P C"], problems: Sequence[Any] | np.ndarray, seed: int
+) -> Difference:
     """Returns the mean over problems of C columns of differences "A less B", with 95 % intervals and `better`.
 
     Items of one problem are drawn together.
     """
-    return difference(draws(lambda weight_RP: weighted_mean(difference_PC, weight_RP), problems, seed=seed))
+    return difference(mean_draws(difference_PC, problems, seed=seed))
 
 
 class Estimate(NamedTuple):

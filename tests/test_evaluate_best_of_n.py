@@ -20,7 +20,7 @@ from jprm.methods.evaluate.best_of_n import BENCHMARK
 from jprm.methods.evaluate.blocks import show
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.score.aggregate import RULES
-from jprm.statistics import Interval
+from jprm.statistics import Draws
 from jprm.tree import tree_of
 
 SAMPLE = st.fixed_dictionaries(
@@ -73,7 +73,7 @@ def voted(subset, weighted):
 @settings(deadline=None, max_examples=40)
 def test_curves_equal_brute_force_over_all_subsets(pool):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bon, "bootstrap", lambda statistic, groups, seed: _point(statistic, groups))
+        patch.setattr(bon, "mean_draws", lambda value_PC, groups, seed: Draws(value_PC.mean(0), value_PC[:1], 1))
         patch.setattr(bon, "compare_curves", lambda *args: [])
         report = report_of([record_of(pool)])
     assert report["n"] == list(range(1, len(pool) + 1))
@@ -92,12 +92,6 @@ def test_curves_equal_brute_force_over_all_subsets(pool):
         assert report["rules"]["sum_log_odds"]["best_of_n"]["value"][n - 1] == pytest.approx(wanted["best"], abs=1e-12)
         assert report["majority"]["value"][n - 1] == pytest.approx(wanted["majority"], abs=1e-12)
         assert report["pass_at_n"]["value"][n - 1] == pytest.approx(wanted["pass"], abs=1e-12)
-
-
-def _point(statistic, groups):
-    """Stands for `bootstrap` where only the value is of interest."""
-    value = statistic(np.ones((1, len(groups))))[0]
-    return Interval(value, value, value)
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1860])

@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_run import chains, pool_of, trees
 
+from jprm import statistics
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.data import tables
+from jprm.methods.evaluate import calibration
 from jprm.methods.evaluate.best_of_n import chains_of_tables, chains_of_trees, pooled
 from jprm.tree import chains_of, tree_of
 
@@ -136,3 +138,69 @@ def test_tables_without_what_best_of_n_needs_are_refused(tmp_path, harm, capsys)
     command = ["eval", "best-of-n", "--input", str(tmp_path / "tables"), "--json", str(tmp_path / "out.json")]
     assert cli.main(command) == 2 and "record" in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
+
+
+def rated(count, first, kind):
+    """Returns scored and labelled chains, or pools of them, whose problems are in the order of their names."""
+    draw = random.Random(first)
+    records = []
+    for i in range(first, first + count):
+        samples = []
+        for _ in range(1 if kind == "chain" else 3):
+            steps = [draw.choice(["a", "bé", "ccc"]) for _ in range(draw.randint(1, 4))]
+            scores = [round(draw.random(), 7) for _ in steps]
+            labels = [draw.choice([1, -1, 0, None]) if draw.random() < 0.5 else int(x > 0.3) * 2 - 1 for x in scores]
+            samples.append({"steps": steps, "scores": scores, "labels": labels})
+        samples[0] = samples[0] if i % 5 else {key: x for key, x in samples[0].items() if key != "labels"}
+        body = samples[0] if kind == "chain" else {"samples": samples}
+        records.append({"problem": f"p{i:04}", "semantics": "rating", **body})
+    return records
+
+
+@pytest.mark.parametrize("kind", ["chain", "pool"])
+def test_calibration_of_tables_is_that_of_the_records(tmp_path, kind):
+    data, fitted = rated(60, 10, kind), rated(50, 100, kind) + rated(4, 10, kind)
+    trees = [list(map(tree_of, records)) for records in (data, fitted)]
+    tables.write(data, tmp_path / "data", rows=7)
+    tables.write(fitted, tmp_path / "fitted", rows=11)
+    expected = calibration.calibration_report({"data": trees[0]}, trees[1], "negative", 0)
+    paths = tmp_path / "data", tmp_path / "fitted"
+    assert calibration.tables_report([paths[0]], [paths[1]], "negative", 0) == expected
+    command = ["eval", "calibration", "--data", str(paths[0]), "--calibrate", str(paths[1]), "--neutral", "negative"]
+    assert cli.main([*command, "--json", str(tmp_path / "out.json")]) == 0
+    assert json.loads((tmp_path / "out.json").read_text())["raw"] == expected["raw"]
+
+
+@pytest.mark.parametrize("harm", ["no score", "no probability", "tree", "column", "store"])
+def test_tables_without_what_calibration_needs_are_refused(tmp_path, harm, capsys):
+    records = rated(20, 0, "chain")
+    if harm == "no score":
+        del records[3]["scores"]
+    elif harm == "no probability":
+        records[3]["scores"][0] = 1.5
+    elif harm == "tree":
+        records[3] = trees(1)[0]
+    tables.write(records, tmp_path / "tables")
+    if harm == "column":
+        (file,) = (tmp_path / "tables").glob("*.parquet")
+        pq.write_table(pq.read_table(file).drop_columns(["semantics"]), file)
+    command = ["eval", "calibration", "--data", str(tmp_path / "tables"), "--calibrate", str(tmp_path / "tables")]
+    more = ["--store", "platt"] if harm == "store" else []
+    assert cli.main([*command, "--neutral", "drop", "--json", str(tmp_path / "out.json"), *more]) == 2
+    named = {"column": "semantics", "store": "--model"}.get(harm, "record")
+    assert named in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
+def test_many_problems_are_drawn_in_parts(monkeypatch):
+    """The value is the same to rounding, and the standard error is, within that of its estimate."""
+    draw = np.random.default_rng(0)
+    value_NC = draw.random((6000, 2)) + draw.random((3000, 1)).repeat(2, axis=0)
+    problem_N = np.arange(3000).repeat(2)
+    single = statistics.mean_draws(value_NC, problem_N, seed=0)
+    monkeypatch.setattr(statistics, "MOST_GROUPS", 500)
+    parts = statistics.mean_draws(value_NC, problem_N, seed=0)
+    np.testing.assert_allclose(parts.value, single.value, rtol=1e-12)
+    np.testing.assert_allclose(parts.drawn_R.std(0), single.drawn_R.std(0), rtol=0.12)
+    numbers = statistics.group_numbers(problem_N)
+    assert len(set(numbers)) == 500 and (numbers[::2] == numbers[1::2]).all()  # no problem is torn
+    assert (np.bincount(numbers) == 12).all()

@@ -173,8 +173,12 @@ class Calibration(ModelOptions):
       jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json calibration.json
       jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json c.json \
         --store platt
+      jprm eval calibration --data scored_tables --calibrate other_tables --neutral drop --json calibration.json
     """
 
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of a trained model that scores the files. Without it they are folders of `jprm tabulate` with scores
+    and labels, of which a million pools are read in bounded memory."""
     data: Files
     """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
     calibrate: Files

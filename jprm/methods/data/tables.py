@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         ("steps", pa.list_(pa.string())),
         ("scores", pa.list_(pa.float64())),  # null for a chain without; an item is null where a step has none
         ("labels", pa.list_(pa.float64())),
+        ("semantics", pa.string()),  # of the labels
         ("answer", pa.string()),  # the chain's own
         ("correct", pa.bool_()),
         ("rest", pa.string()),  # JSON of the keys of the chain's last step or sample that have no column
@@ -81,6 +82,7 @@ def rows_of(record: Mapping[str, Any], number: int = 0) -> list[dict[str, Any]]:
     """Returns the rows of a record, those of samples without steps last. Raises RecordError."""
     tree = tree_of(record, f"record {number}")
     shared = {"record": number, "kind": tree.kind, "problem": tree.problem, "gold": _text(tree.answer)}
+    shared["semantics"] = tree.semantics
     rows = []
     for chain in chains_of(tree):
         nodes, leaf = [tree.nodes[i] for i in chain], tree.nodes[chain[-1]]
@@ -109,7 +111,12 @@ def read(path: str | os.PathLike, columns: list[str], rows: int = 65_536) -> Ite
     """
     scale_of(path)  # a whole folder
     for file in _parts(path_of(path)):
-        for batch in pq.ParquetFile(str(file)).iter_batches(rows, columns=columns):
+        table = pq.ParquetFile(str(file))
+        if lacking := set(columns) - set(table.schema_arrow.names):
+            raise ValueError(
+                f"{file}: has no column {', '.join(sorted(lacking))}. Write the folder with `jprm tabulate` again"
+            )
+        for batch in table.iter_batches(rows, columns=columns):
             yield pa.Table.from_batches([batch])
 
 
@@ -143,9 +150,8 @@ class Columns:
 
 def arrays(table: pa.Table) -> Columns:
     """Returns the columns that evaluations of pools need."""
-    steps, scores = (cast(pa.ListArray, table[name].combine_chunks()) for name in ("steps", "scores"))
-    steps_B = steps.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    characters_M = pc.call_function("utf8_length", [steps.flatten()]).to_numpy(zero_copy_only=False)
+    steps_B, characters_M = characters_of(table)
+    scored_B, score_M = numbers_of(table, "scores")
     total_M = np.concatenate([[0], np.cumsum(characters_M)])
     end_B = np.cumsum(steps_B)
     lists = ("problem", "gold", "answer", "correct", "rest")
@@ -154,10 +160,24 @@ def arrays(table: pa.Table) -> Columns:
         kind_B=np.array(table["kind"].to_pylist()),
         steps_B=steps_B,
         length_B=total_M[end_B] - total_M[end_B - steps_B],
-        scored_B=scores.value_lengths().fill_null(0).to_numpy(zero_copy_only=False),
-        score_M=scores.flatten().to_numpy(zero_copy_only=False).astype(float),
+        scored_B=scored_B,
+        score_M=score_M,
         **{name: table[name].to_pylist() for name in lists},
     )
+
+
+def characters_of(table: pa.Table) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " M"]]:
+    """Returns how many steps each row has, and each step's characters."""
+    steps = cast(pa.ListArray, table["steps"].combine_chunks())
+    count_B = steps.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return count_B, pc.call_function("utf8_length", [steps.flatten()]).to_numpy(zero_copy_only=False)
+
+
+def numbers_of(table: pa.Table, name: str) -> tuple[Int[np.ndarray, " B"], Float[np.ndarray, " M"]]:
+    """Returns how many numbers a column of lists has in each row, and all of them, NaN where one is absent."""
+    lists = cast(pa.ListArray, table[name].combine_chunks())
+    count_B = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return count_B, lists.flatten().to_numpy(zero_copy_only=False).astype(float)
 
 
 def _parts(folder: Place) -> list[Place]:

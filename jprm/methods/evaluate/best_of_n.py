@@ -42,12 +42,17 @@ from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, is_answer, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
-from jprm.statistics import Difference, bootstrap, jsonable, mean_differences, weighted_mean
+from jprm.statistics import Difference, group_numbers, jsonable, mean_differences, mean_draws
+from jprm.statistics import interval as interval_of
 from jprm.tree import ReasoningTree, chains_of, steps_only
 
 DRAWN_SAMPLES = 2**23
 """Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
 500 pools of 1,860, with a standard error of at most 0.0075 where the choice of problems alone has 0.02."""
+
+
+COMPARED = 2**24
+"""Numbers in the columns of differences that are compared at once (128 MB)."""
 
 
 @functools.lru_cache(maxsize=4)  # of pools of one size, every rule asks for the same
@@ -316,18 +321,19 @@ def report_of(
     if "majority" in curves:
         rivals["majority"] = curves["majority"]
         pairs += [(rule, "majority") for rule in RULES]
+    problem_P = group_numbers(pools.problem)
     intervals = {
-        name: bootstrap(lambda weight_RP, x=curve_Pn: weighted_mean(x, weight_RP), pools.problem, seed=seed).json()
+        name: interval_of(mean_draws(curve_Pn, problem_P, seed=seed)).json()
         | ({"standard_error": jsonable(errors[name])} if name in errors else {})
         for name, curve_Pn in curves.items()  # one at a time: all draws of all curves would fill the memory
     }
-    paired = compare_curves(rivals, rivals, pairs, pools.problem, seed)
+    paired = compare_curves(rivals, rivals, pairs, problem_P, seed)
     at_most = {row["a"]: {key: row[key][-1:] for key in Difference._fields} for row in paired if row["b"] == "majority"}
     choices = [name for name in ("majority", "random", *trivial, *map("{}.vote".format, trivial)) if name in curves]
     best = max(choices, key=lambda name: curves[name][:, -1].mean())
     uses = [name for name in curves if name.endswith((".best_of_n", ".weighted_vote"))]
     ahead_PC = np.stack([curves[name][:, -1] - curves[best][:, -1] for name in uses], axis=1)
-    ahead = mean_differences(ahead_PC, pools.problem, seed).json()
+    ahead = mean_differences(ahead_PC, problem_P, seed).json()
     minus_best = {name: {key: value[i] for key, value in ahead.items()} for i, name in enumerate(uses)}
     in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
     right_P = np.where(in_pool_PN, pools.correct_PN, 0.0).sum(1)
@@ -373,7 +379,7 @@ def compare_curves(
     a: Mapping[str, Float[np.ndarray, "P n"]],
     b: Mapping[str, Float[np.ndarray, "P n"]],
     pairs: Sequence[tuple[str, str]],
-    problems: Sequence[str],
+    problems: Sequence[Any] | np.ndarray,
     seed: int,
 ) -> list[dict[str, Any]]:
     """Returns for each pair (name in `a`, name in `b`): `n` (`shown_n`), and `value`, `low`, `high`, `better` over it.
@@ -383,13 +389,18 @@ def compare_curves(
     if not pairs:
         return []
     n = np.array(shown_n(min(a[pairs[0][0]].shape[1], b[pairs[0][1]].shape[1])))
-    columns = [a[one][:, n - 1] - b[other][:, n - 1] for one, other in pairs]
-    columns_of_pairs = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
-    return [
-        {"a": one, "b": other, "n": n.tolist()}
-        | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in columns_of_pairs.items()}
-        for i, (one, other) in enumerate(pairs)
-    ]
+    at_once = max(1, COMPARED // (len(a[pairs[0][0]]) * len(n)))
+    rows = []
+    for first in range(0, len(pairs), at_once):
+        some = pairs[first : first + at_once]
+        columns = [a[one][:, n - 1] - b[other][:, n - 1] for one, other in some]
+        columns_of_pairs = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
+        rows += [
+            {"a": one, "b": other, "n": n.tolist()}
+            | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in columns_of_pairs.items()}
+            for i, (one, other) in enumerate(some)
+        ]
+    return rows
 
 
 def _curves(
@@ -654,12 +665,10 @@ def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    from jprm.statistics import draws, weighted_mean
-
     for name in results["best_of_n"]:
         pools = pools_of(scores[name], scale_of(results))
         for rule, curve_Pn in chosen_curves(pools).items():
-            drawn = draws(lambda w, x_P=curve_Pn[:, -1]: weighted_mean(x_P, w), pools.problem, seed=results["seed"])
+            drawn = mean_draws(curve_Pn[:, -1], pools.problem, seed=results["seed"])
             yield f"{name}, best of {curve_Pn.shape[1]} by {words(rule)}", drawn
 
 

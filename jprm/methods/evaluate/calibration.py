@@ -11,12 +11,14 @@ would show (`ece_if_calibrated`) is a finding. A perfect scorer exceeds it in 5 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import (
     Block,
@@ -34,8 +36,9 @@ from jprm.methods.evaluate.calibration_map import KINDS, Recalibration, apply, f
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.methods.evaluate.steps import UNLABELLED, Labelled, labelled
-from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable, weighted_mean
+from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
+from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, jsonable, mean_draws
+from jprm.statistics import interval as interval_of
 from jprm.tree import ReasoningTree
 
 BINS = 15
@@ -191,7 +194,7 @@ def reliability_curve(
         return {"n": [], "score": [], "value": [], "low": [], "high": []}
     bin_N, groups = equal_mass_bins(score_N, bins), np.asarray(groups)
     of_bin = [np.flatnonzero(bin_N == b) for b in range(bin_N.max() + 1)]
-    intervals = [bootstrap(lambda w, i=i: weighted_mean(right_N[i], w), groups[i], seed=seed) for i in of_bin]
+    intervals = [interval_of(mean_draws(right_N[i], groups[i], seed=seed)) for i in of_bin]
     curve = Interval(*map(np.array, zip(*intervals, strict=True))).json()
     return {"n": [len(i) for i in of_bin], "score": [float(score_N[i].mean()) for i in of_bin], **curve}
 
@@ -209,9 +212,16 @@ def calibration_report(
     `conformal` lists thresholds from the chains of `calibrate`, one a problem, by their lowest score: the JSON of
     `Threshold`, and `held_out`, the `n` chains of the files and the `rate` among them that `alpha` bounds.
     """
-    trees = {name: labelled(scored, neutral) for name, scored in files.items()}
-    fit_trees = labelled(calibrate, neutral)
-    fitted, steps = _Steps.of({"calibrate": fit_trees}), _Steps.of(trees)
+    fitted = _Judged.of_trees(calibrate, neutral, "calibrate")
+    judged = {name: _Judged.of_trees(scored, neutral, name, i) for i, (name, scored) in enumerate(files.items())}
+    return _report(judged, fitted, neutral, seed)
+
+
+def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed: int) -> dict[str, Any]:
+    fitted, steps = calibrate.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in files.values()), strict=True)))
+    for some in (fitted, steps):
+        if not len(some.score_N):
+            raise ScoreError("the records hold no labelled step")
     if len(set(fitted.right_N)) < 2:
         raise ScoreError("the calibration split holds no step labelled right, or none labelled wrong")
     apart_N = ~np.isin(steps.problem_N, fitted.problem_N)
@@ -219,8 +229,8 @@ def calibration_report(
         raise ScoreError("every labelled step is of a problem in the calibration split: nothing is left to judge")
     left_out, steps = int((~apart_N).sum()), steps.only(apart_N)
     maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
-    problems = set(fitted.problem_N)
-    held_out = [tree for of_file in trees.values() for tree in of_file if tree.problem not in problems]
+    first = _First(*map(np.concatenate, zip(*(x.first for x in files.values()), strict=True)))
+    held_out = first.only(~np.isin(first.problem_C, fitted.problem_N)).of_each_problem()
     return {
         "neutral": neutral,
         "n_steps": len(steps.score_N),
@@ -237,8 +247,17 @@ def calibration_report(
             for kind, fitted_map in maps.items()
         },
         "chosen": choose_map(fitted.score_N, fitted.right_N, fitted.problem_N, seed),
-        "conformal": _conformal(_lowest(fit_trees), _lowest(held_out)),
+        "conformal": _conformal(calibrate.first.of_each_problem(), held_out),
     }
+
+
+def tables_report(
+    data: Sequence[str | os.PathLike], calibrate: Sequence[str | os.PathLike], neutral: str, seed: int
+) -> dict[str, Any]:
+    """Returns `calibration_report` of folders of `jprm tabulate`, without a tree. Trees that branch are refused."""
+    numbers: dict[str, int] = {}
+    files = {path_of(path).name: _Judged.of_tables([path], neutral, i, numbers) for i, path in enumerate(data)}
+    return _report(files, _Judged.of_tables(calibrate, neutral, 0, numbers), neutral, seed)
 
 
 def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
@@ -246,7 +265,7 @@ def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, 
 
     The first of `KINDS`, with one parameter, where a fit would lack right or wrong steps.
     """
-    problem_N = np.unique(problem_N.astype(str), return_inverse=True)[1].reshape(-1)
+    problem_N = group_numbers(problem_N)
     fold_N = (np.random.default_rng(seed).permutation(problem_N.max() + 1) % FOLDS)[problem_N]
     if any(len(set(right_N[fold_N != fold])) < 2 for fold in range(FOLDS)):
         return next(iter(KINDS))
@@ -269,7 +288,7 @@ def _by_group(steps: _Steps, files: Sequence[str], seed: int) -> dict[str, list[
     groupings = {
         "step": (np.minimum(steps.depth_N, DEPTHS), depths),
         "length": (quartile_N, {q: f"{edges[q]} to {edges[q + 1]} characters" for q in range(4)}),
-        "subset": (steps.file_N, {name: name for name in files}),
+        "subset": (steps.file_N, dict(enumerate(files))),
     }
     return {
         name: [
@@ -281,14 +300,17 @@ def _by_group(steps: _Steps, files: Sequence[str], seed: int) -> dict[str, list[
     }
 
 
-def _conformal(calibrate, held_out) -> list[dict[str, Any]]:
-    lowest_N, right_N = calibrate
+def _conformal(calibrate: _First, held_out: _First) -> list[dict[str, Any]]:
+    lowest_N, right_N = calibrate.lowest_C, calibrate.right_C
     thresholds = [
         *(false_alarm_threshold(lowest_N[right_N], alpha) for alpha in ALPHAS),
         *(false_alarm_threshold(lowest_N[right_N], alpha, confidence=CONFIDENCE) for alpha in ALPHAS),
         *(accept_threshold(lowest_N, right_N, alpha, confidence=CONFIDENCE) for alpha in ALPHAS),
     ]
-    return [threshold.to_json() | {"held_out": _held_out(threshold, *held_out)} for threshold in thresholds]
+    return [
+        threshold.to_json() | {"held_out": _held_out(threshold, held_out.lowest_C, held_out.right_C)}
+        for threshold in thresholds
+    ]
 
 
 def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
@@ -299,44 +321,15 @@ def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
     return {"n": int(counted_N.sum()), "rate": jsonable(bad_N[counted_N].mean()) if counted_N.any() else None}
 
 
-def _lowest(trees: Sequence[Labelled]) -> tuple[Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """Returns the lowest score of the first judged chain of each problem, and whether it has no wrong step.
-
-    Skips trees that branch, whose chains share steps.
-    """
-    first_of: dict[str, tuple[float, bool]] = {}
-    for tree in trees:
-        chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
-        if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
-            first_of.setdefault(tree.problem, (float(tree.score_N.min()), bool((tree.class_N == 1).all())))
-    lowest_N, right_N = np.array(list(first_of.values()), float).reshape(-1, 2).T
-    return lowest_N, right_N == 1
-
-
 class _Steps(NamedTuple):
-    """Labelled steps of all files."""
+    """Labelled steps."""
 
     score_N: Float[np.ndarray, " N"]
     right_N: Bool[np.ndarray, " N"]
-    problem_N: np.ndarray
-    file_N: np.ndarray
+    problem_N: np.ndarray  # text, or numbers of texts
+    file_N: Int[np.ndarray, " N"]
     depth_N: Int[np.ndarray, " N"]
     length_N: Int[np.ndarray, " N"]
-
-    @classmethod
-    def of(cls, files: Mapping[str, Sequence[Labelled]]) -> _Steps:
-        parts = []
-        for file, trees in files.items():
-            for i, tree in enumerate(trees):
-                some = tree.class_N != UNLABELLED
-                if ((tree.score_N < 0) | (tree.score_N > 1)).any():
-                    raise ScoreError(f"{file}: record {i}: a score outside [0, 1] has no calibration: map it first")
-                same = (np.full(some.sum(), x, dtype=object) for x in (tree.problem, file))
-                parts.append((tree.score_N[some], tree.class_N[some] == 1, *same, tree.depth_N[some],
-                              tree.length_N[some]))  # fmt: skip
-        if not sum(len(part[0]) for part in parts):
-            raise ScoreError("the records hold no labelled step")
-        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def only(self, some_N: Bool[np.ndarray, " N"]) -> _Steps:
         return _Steps(*(x_N[some_N] for x_N in self))
@@ -345,10 +338,124 @@ class _Steps(NamedTuple):
         return self._replace(score_N=apply(recalibration, self.score_N))
 
 
+class _First(NamedTuple):
+    """Chains that labels judge, by their lowest score and whether they have no wrong step."""
+
+    problem_C: np.ndarray
+    lowest_C: Float[np.ndarray, " C"]
+    right_C: Bool[np.ndarray, " C"]
+
+    def only(self, some_C: Any) -> _First:
+        return _First(*(x_C[some_C] for x_C in self))
+
+    def of_each_problem(self) -> _First:
+        """Returns the first chain of each problem, in their order."""
+        return self.only(np.sort(np.unique(self.problem_C, return_index=True)[1]))
+
+
+class _Judged(NamedTuple):
+    """What calibration reads of a file. Trees that branch, whose chains share steps, are left out of `first`."""
+
+    steps: _Steps
+    first: _First
+
+    @classmethod
+    def of_trees(cls, scored: Sequence[ReasoningTree], neutral: str, name: str, file: int = 0) -> _Judged:
+        parts, chains = [], []
+        for i, tree in enumerate(labelled(scored, neutral)):
+            some = tree.class_N != UNLABELLED
+            _check_probabilities(tree.score_N, f"{name}: record {i}")
+            same = (np.full(some.sum(), tree.problem), np.full(some.sum(), file))
+            parts.append((tree.score_N[some], tree.class_N[some] == 1, *same, tree.depth_N[some], tree.length_N[some]))
+            chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
+            if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
+                chains.append((tree.problem, tree.score_N.min(), (tree.class_N == 1).all()))
+        none = [np.zeros(0, kind) for kind in (float, bool, str, int, int, int)]
+        problem_C, lowest_C, right_C = zip(*chains, strict=True) if chains else ((), (), ())
+        return cls(
+            _Steps(*map(np.concatenate, zip(none, *parts, strict=True))),
+            _First(np.array(problem_C, str), np.array(lowest_C, float), np.array(right_C, bool)),
+        )
+
+    @classmethod
+    def of_tables(cls, paths: Sequence[str | os.PathLike], neutral: str, file: int, numbers: dict[str, int]) -> _Judged:
+        """Reads folders of `jprm tabulate`, a column at a time. `numbers` is given each problem's number.
+
+        Raises ScoreError where a labelled step has no score in [0, 1], and for trees, of which a table repeats the
+        steps that chains share.
+        """
+        from jprm.methods.data import tables  # the extra `parquet`
+
+        steps: list[_Steps] = []
+        first: list[_First] = []
+        columns = ["record", "kind", "problem", "steps", "scores", "labels", "semantics"]
+        for folder, table in ((path, table) for path in paths for table in tables.read(path, columns)):
+            record_B = table["record"].to_numpy()
+            where = f"{os.fspath(folder)}, records {record_B[0]} to {record_B[-1]}"
+            kind_B = np.array(table["kind"].to_pylist())
+            if (kind_B == "tree").any():
+                raise ScoreError(f"{where}: a tree, of which a table repeats shared steps: give the JSON Lines file")
+            texts = table["problem"].combine_chunks().dictionary_encode()
+            code_U = np.array([numbers.setdefault(text, len(numbers)) for text in texts.dictionary.to_pylist()])
+            problem_B = code_U[texts.indices.to_numpy()]
+            steps_B, length_M = tables.characters_of(table)
+            labels_B, label_L = tables.numbers_of(table, "labels")
+            scores_B, score_S = tables.numbers_of(table, "scores")
+            some_B = (labels_B > 0) & (labels_B == steps_B)
+            if ((labels_B > 0) & (scores_B != labels_B)).any():
+                raise ScoreError(f"{where}: a labelled step has no score. Score the file before `jprm tabulate`")
+            chain_M = np.repeat(np.arange(len(steps_B)), steps_B)
+            kept_M = some_B[chain_M]
+            score_K, label_K = score_S[np.repeat(some_B, scores_B)], label_L[np.repeat(some_B, labels_B)]
+            chain_K, length_K = chain_M[kept_M], length_M[kept_M]
+            depth_K = (np.arange(len(chain_M)) - np.repeat(np.cumsum(steps_B) - steps_B, steps_B))[kept_M]
+            _check_probabilities(score_K, where)
+            class_K = _classes(label_K, table["semantics"].combine_chunks().take(chain_K), neutral, where)
+            on_K = class_K != UNLABELLED
+            problem_K = problem_B[chain_K]
+            steps.append(_Steps(*(x_K[on_K] for x_K in (
+                score_K, class_K == 1, problem_K, np.full(len(on_K), file), depth_K, length_K))))  # fmt: skip
+            starts_C = np.flatnonzero(np.diff(chain_K, prepend=-1) > 0)
+            if len(starts_C):
+                wrong_C = np.logical_or.reduceat(class_K == 0, starts_C)
+                right_C = np.logical_and.reduceat(class_K == 1, starts_C)
+                lowest_C = np.minimum.reduceat(score_K, starts_C)
+                judged_C = (wrong_C | right_C) & (kind_B[chain_K[starts_C]] == "chain")
+                first.append(_First(problem_K[starts_C], lowest_C, right_C).only(judged_C))
+        nothing = _First(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
+        return cls(
+            _Steps(*map(np.concatenate, zip(*steps, strict=True))),
+            _First(*map(np.concatenate, zip(nothing, *first, strict=True))),
+        )
+
+
+def _check_probabilities(score_N: Float[np.ndarray, " N"], where: str) -> None:
+    if not ((score_N >= 0) & (score_N <= 1)).all():
+        raise ScoreError(f"{where}: a score outside [0, 1] has no calibration: map it first")
+
+
+def _classes(label_K: Float[np.ndarray, " K"], semantics: Any, neutral: str, where: str) -> Int[np.ndarray, " K"]:
+    """Returns `label_class` of many labels, of few values."""
+    class_K = np.full(len(label_K), UNLABELLED)
+    names = semantics.dictionary_encode()
+    of_K = names.indices.to_numpy()
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        here_K = (of_K == number) & ~np.isnan(label_K)
+        if name == "rating":
+            value_U, inverse = np.unique(label_K[here_K], return_inverse=True)
+            class_K[here_K] = np.array([label_class(x, name, neutral, where) for x in value_U.tolist()], int)[inverse]
+        else:
+            for end in (label_K[here_K].min(initial=0.0), label_K[here_K].max(initial=1.0)):
+                label_class(float(end), name, neutral, where)
+            class_K[here_K] = label_K[here_K] >= 0.5
+    return class_K
+
+
 def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
-    score_N, right_N, problem_N = steps.score_N, steps.right_N, steps.problem_N.astype(str).tolist()
-    enough = len(set(problem_N)) >= PROBLEMS_PER_BIN
-    bins = int(np.clip(len(set(problem_N)) // PROBLEMS_PER_BIN, 1, BINS))
+    score_N, right_N, problem_N = steps.score_N, steps.right_N, group_numbers(steps.problem_N)
+    problems = len(np.unique(problem_N))
+    enough = problems >= PROBLEMS_PER_BIN
+    bins = int(np.clip(problems // PROBLEMS_PER_BIN, 1, BINS))
     null_R = ece_if_calibrated(score_N, right_N, problem_N, bins, seed=seed)
     plain = float(ece(score_N, right_N, bins))
     square_N = (score_N - right_N) ** 2
@@ -360,7 +467,7 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
         "ece": ece_interval(score_N, right_N, problem_N, bins, seed=seed).json() | {"plain": jsonable(plain)},
         "ece_if_calibrated": {"mean": jsonable(null_R.mean()), "high": jsonable(np.quantile(null_R, 0.95))},
         "miscalibrated": bool(plain > np.quantile(null_R, 0.95)) if enough else None,
-        "brier": bootstrap(lambda weight_RN: weighted_mean(square_N, weight_RN), problem_N, seed=seed).json()
+        "brier": interval_of(mean_draws(square_N, problem_N, seed=seed)).json()
         | {key: jsonable(x) for key, x in brier(score_N, right_N, bins)._asdict().items() if key != "brier"},
         "auroc": jsonable(auroc(score_N, right_N)),
         "curve": reliability_curve(score_N, right_N, problem_N, seed=seed, bins=bins),
@@ -372,11 +479,13 @@ def _one_hot(bin_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, "N B"]:
 
 
 def run(options: Any) -> Report:
-    import os
-
     from jprm.methods.evaluate.calibration_map import NAME, store_calibration
     from jprm.methods.evaluate.run import load_and_score
 
+    if options.model is None:
+        if options.store is not None:
+            raise ValueError("--store keeps the map in a model's folder: name it with --model")
+        return tables_report(options.data, options.calibrate, options.neutral, seed=0) | {"too_long": 0}
     prm, request = load_and_score(BENCHMARK, options)
     report = figures(request)
     if options.store is not None:
