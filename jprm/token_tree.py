@@ -270,9 +270,21 @@ def _labels(
 
 
 def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) -> Float32[np.ndarray, " M"]:
-    """Returns the number that each node carries under `key`."""
+    """Returns the number that each node carries under `key`.
+
+    A record's `classes`, for each step a name, a list of names or None, are numbers too: whether a step has the class.
+    """
     values = [node.extra.get(key) for node in tree.nodes]
-    if values and all(value is None for value in values):
+    absent_everywhere = values and all(value is None for value in values)
+    if absent_everywhere and field == "extras" and "classes" in tree.extra:
+        classes = tree.extra["classes"]
+        if not isinstance(classes, list) or len(classes) != len(tree.steps):
+            raise ValueError(
+                f"problem {name!r}: classes must be a list with a name, a list of names or null for each step"
+            )
+        for node, given in zip(tree.steps, classes, strict=True):
+            values[node] = None if given is None else float(key in ([given] if isinstance(given, str) else given))
+    elif absent_everywhere:
         raise ValueError(f"problem {name!r}: no node has {key!r}, which data.{field} names")
     for index, value in enumerate(values):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -51,6 +51,7 @@ class Case:
     options: tuple = ()
     alone: bool = True  # the loss of trees packed together is the sum of each alone
     tokenised: Callable[[ReasoningTree], TokenTree] | None = None  # by default as `data.supervise` says
+    extras: tuple = ()
 
 
 def sampled(tree):
@@ -64,6 +65,15 @@ def sampled(tree):
     ]
     advantage = [(-1.0) ** g * np.linspace(0.5, 1.5, len(one.ids)) for g, one in enumerate(samples)]
     return group_tree(tree.problem, prompt, samples, advantage)
+
+
+def with_kinds(tree):
+    """The tree with two numbers at its steps, of which some have none."""
+    nodes = tuple(
+        dataclasses.replace(node, extra={"sum": float(i % 3 == 0)} | ({"unit": float(i % 2)} if i != 2 else {}))
+        for i, node in enumerate(tree.nodes)
+    )
+    return token_tree(dataclasses.replace(tree, nodes=nodes), Characters(end=1), extras=("sum", "unit"))
 
 
 def pull(params, rows, config):
@@ -86,6 +96,8 @@ CASES = {
     "next_token": Case("next_token", "language", TOKEN, "token"),
     "likelihood": Case("likelihood", "quantile"),
     "policy_gradient": Case("policy_gradient", "language", TOKEN, "token", reference=True, tokenised=sampled),
+    "named_outputs": Case("named_outputs", "sigmoid=right,sum,unit", tokenised=with_kinds, extras=("sum", "unit")),
+    "softmax": Case("named_outputs", "softmax=right,sum,unit", tokenised=with_kinds, extras=("sum", "unit")),
     "bradley_terry": Case("bradley_terry", "scalar"),
     "pqm": Case("pqm", "scalar"),
     "td_lambda": Case("td_lambda", "ensemble", VALUE, "outcome"),
@@ -125,7 +137,7 @@ def case(request):
 def value_of(case):
     """A function of rows: the loss, the count, the summed metrics and the gradient, compiled once a shape."""
     config, inner = model(case)
-    task = ObjectiveConfig(config, case.target, reference=case.reference, supervise=case.supervise)
+    task = ObjectiveConfig(config, case.target, reference=case.reference, supervise=case.supervise, extras=case.extras)
     both = {"model": inner} | ({"reference": model(case, 1)[1]} if case.reference else {})
     objective = objectives.find(case.objective, dict(case.options))
     objectives.check(objective, task)

@@ -9,7 +9,9 @@ Only the head knows how many logits there are and what they mean. Everything els
     head.judge(logit_BSC, target_BS)             # scores and correct steps, for metrics
     head.target                                  # which labels it takes
 
-A published model brings its own `Readout` in place of the record's. To add a head, write a record.
+A published model brings its own `Readout` in place of the record's. To add a head, write a record. One of named
+outputs, such as kinds of errors, needs none: `sigmoid=correct,wrong_sum,copied` gives each a probability of its own,
+and `softmax=correct,wrong_sum,copied` one of each that sum to 1. The first is the score.
 
 Outputs beyond the score go with it into records, under `outputs`. `quantile` and `ensemble` give `low` and `high`,
 which a search can go by in place of the score (`jprm.score.scorer.PRM.by`).
@@ -21,7 +23,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +83,19 @@ class Weighted:
         return score_BS
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Unless:
+    """An output: a probability, and 0 where another output is above a limit."""
+
+    output: Output
+    other: Output
+    limit: float
+
+    def __call__(self, logit_BSC: Float[Array, "*B C"]) -> Float[Array, "*B"]:
+        return jnp.where(self.other(logit_BSC) > self.limit, 0.0, self.output(logit_BSC))
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A kind of target, and the fields of an experiment that give it."""
@@ -96,6 +111,8 @@ PROBABILITY = Target("probability", _STEPS, ("positive", "negative", "drop", "no
 """The probability that a step is correct, in [0, 1], hard or soft."""
 CLASS = Target("class", ("step",), ("third",), 1.0)
 """0, 1 or 2: negative, neutral, positive."""
+NAMED = Target("named outputs", ("step",), ("positive", "negative", "drop", "none"), 0.5)
+"""Whether a step has each of several named properties: its label for the first, `data.extras` for the others."""
 TOKEN = Target("token", ("token",), ("none",), -math.inf)
 """The id of the token that comes next; every token counts as correct."""
 
@@ -269,10 +286,22 @@ def find(name: str) -> Head:
     """Returns the registered head, or the one that `module:NAME` names. Raises ValueError where there is none.
 
     `channels=N` is a head of N channels without a meaning: that of a published model, whose adapter reads them.
+    `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have an output of each name; the first is the score.
     """
+    if match := re.fullmatch(r"(sigmoid|softmax)=(\w+(?:,\w+)+)", name):
+        return of_names(cast(Any, match[1]), tuple(match[2].split(",")))
     if match := re.fullmatch(r"channels=([1-9]\d{0,3})", name):
         return Head(tuple(f"channel_{i}" for i in range(int(match[1]))), UNREAD, PROBABILITY)
     return find_part(name, HEADS, "head", Head)
+
+
+def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) -> Head:
+    """Returns the head of named outputs. Raises ValueError for a name twice, or `score`, which is the first's."""
+    if len(set(names)) < len(names) or "score" in names:
+        raise ValueError(f"head {activation}={','.join(names)}: names must differ, and `score` is that of the first")
+    one_hot = {name: tuple(float(name == other) for other in names) for name in names}
+    outputs = {name: Weighted(activation, factors) for name, factors in one_hot.items()}
+    return Head(names, Readout(score=outputs[names[0]], **outputs), NAMED)
 
 
 def of_channels(count: int) -> str:

@@ -39,7 +39,7 @@ from jaxtyping import Array, Bool, Float, Scalar
 from jprm.experiment import LOG_RATIO, ObjectiveConfig, TargetConfig
 from jprm.io.storage import path_of
 from jprm.model import heads
-from jprm.model.heads import CLASS, HEADS, PROBABILITY, TOKEN, Head, Target
+from jprm.model.heads import CLASS, HEADS, NAMED, PROBABILITY, TOKEN, Head, Target
 from jprm.model.layers.experts import balance
 from jprm.model.mesh import at_tokens
 from jprm.model.transformer import step_logits, step_logits_and_sums
@@ -143,6 +143,55 @@ ternary_cross_entropy = Pointwise(likelihood, CLASS)
 """Of three classes: -log p[class], classes 0, 1, 2 being negative, neutral, positive."""
 
 squared_error = Pointwise(brier, PROBABILITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedOutputs(OfSteps):
+    """Cross-entropy of a head of named outputs (`sigmoid=` or `softmax=` names), such as kinds of errors.
+
+    The first output learns the labels, by `TargetConfig`; the others learn the numbers in [0, 1] of `data.extras` with
+    their names, such as the `classes` of records, wherever a step has one. Of a softmax the first is what is left: a
+    step with several classes has an equal share of each. The count is the number of steps with any of these.
+    """
+
+    target = NAMED
+    supervise = ("step",)
+
+    def of_logits(self, logit_BSC, rows, config):
+        head = heads.find(config.model.head)
+        assert head.readout is not None
+        first, *others = head.channels
+        extra_BSK = jnp.stack([rows.extras[name] for name in others], axis=-1)
+        known_BSK = ~jnp.isnan(extra_BSK) & rows.owned[..., None]
+        extra_BSK = jnp.where(known_BSK, extra_BSK, 0.0)
+        if config.model.head.startswith("softmax"):
+            target_BS, weight_BS = 1.0 - jnp.max(extra_BSK, axis=-1), jnp.any(known_BSK, axis=-1).astype(jnp.float32)
+            target_BSC = jnp.concatenate([target_BS[..., None], extra_BSK], axis=-1)
+            share_BSC = target_BSC / jnp.sum(target_BSC, axis=-1, keepdims=True)
+            total = -jnp.sum(weight_BS[..., None] * share_BSC * jax.nn.log_softmax(logit_BSC, axis=-1))
+            weight_BSC = jnp.broadcast_to(weight_BS[..., None], target_BSC.shape)
+        else:
+            target_BS, weight_BS = targets(rows, config.target)
+            target_BSC = jnp.concatenate([target_BS[..., None], extra_BSK], axis=-1)
+            weight_BSC = jnp.concatenate([weight_BS[..., None], known_BSK.astype(weight_BS.dtype)], axis=-1)
+            log_BSC = target_BSC * jax.nn.log_sigmoid(logit_BSC) + (1 - target_BSC) * jax.nn.log_sigmoid(-logit_BSC)
+            total = -jnp.sum(weight_BSC * log_BSC)
+        judged = {
+            "scores" if name == first else name: Judged(
+                head.readout[name](logit_BSC), target_BSC[..., i] >= 0.5, weight_BSC[..., i]
+            )
+            for i, name in enumerate(head.channels)
+        }
+        return total, jnp.sum(jnp.max(weight_BSC, axis=-1)), judged
+
+    def check(self, config: ObjectiveConfig) -> None:
+        super().check(config)
+        if missing := [name for name in heads.find(config.model.head).channels[1:] if name not in config.extras]:
+            raise ValueError(
+                f"head {config.model.head!r}: data.extras lacks {', '.join(missing)}: it names the numbers, or the"
+                " `classes` of records, that outputs after the first learn"
+            )
+
 
 next_token = Pointwise(likelihood, TOKEN)
 """Language modelling: -log p[token], targets being the ids of tokens."""
@@ -528,6 +577,7 @@ OBJECTIVES: dict[str, Objective | str] = {
     "ternary_cross_entropy": ternary_cross_entropy,
     "squared_error": squared_error,
     "next_token": next_token,
+    "named_outputs": NamedOutputs(),
     "likelihood": Pointwise(likelihood),  # of any head that has one
     "policy_gradient": "jprm.methods.rl.policy_gradient:policy_gradient",  # on groups that `jprm.methods.rl` samples
     "bradley_terry": bradley_terry,

@@ -26,7 +26,7 @@ from jaxtyping import Float
 
 from jprm.layout import Layout
 from jprm.model.config import ModelConfig
-from jprm.model.heads import Readout, find
+from jprm.model.heads import Readout, Unless, find
 from jprm.model.mesh import put_rows, row_parts
 from jprm.model.transformer import step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
@@ -227,14 +227,28 @@ class PRM:
     def by(self, output: str) -> PRM:
         """Returns this model with another of its named outputs, such as `low`, as the score.
 
-        Raises ValueError for an output that it does not have.
+        `NAME unless OTHER > LIMIT` scores 0 where another output is above a limit, so that no such step is chosen.
+        Raises ValueError for an output that the model does not have, and for a limit where 0 is not the worst score.
         """
-        if output not in self.output_names:
-            raise ValueError(
-                f"{self.name}: has no output {output!r}, only {', '.join(self.output_names)}; `low` and `high` are"
-                " those of the heads quantile and ensemble"
-            )
-        return self if output == "score" else dataclasses.replace(self, readout=Readout(score=self.readout[output]))
+        if output == "score":
+            return self
+        name, filtered, condition = output.partition(" unless ")
+        other, above, limit = condition.partition(" > ")
+        for wanted in (name, other) if filtered else (name,):
+            if wanted not in self.output_names:
+                raise ValueError(
+                    f"{self.name}: has no output {wanted!r}, only {', '.join(self.output_names)}; `low` and `high` are"
+                    " those of the heads quantile and ensemble"
+                )
+        if not filtered:
+            return dataclasses.replace(self, readout=Readout(score=self.readout[name]))
+        try:
+            readout = Unless(self.readout[name], self.readout[other], float(limit if above else "no limit"))
+        except ValueError:
+            raise ValueError(f"{output!r}: write it as `NAME unless OTHER > 0.5`") from None
+        if self.scale.weight != "score":
+            raise ValueError(f"{output!r}: {self.name} scores no probabilities, of which 0 is the worst")
+        return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
         """Compiles what rows of so many tokens need, and runs nothing: the call that scores such rows compiles no more.

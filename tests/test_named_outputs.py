@@ -1,0 +1,172 @@
+"""Heads of named outputs: what they learn by hand, from records to served scores, and an output as a filter."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from refusing import refused
+from tiny import Characters
+from tiny_run import MODEL, chains, experiment, lines, make_data
+
+from jprm import loading, objectives
+from jprm.apps import cli
+from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.io.jsonl import write_records
+from jprm.model import heads
+from jprm.objectives import NamedOutputs
+from jprm.rows import empty_rows
+from jprm.token_tree import token_tree
+from jprm.train import train
+from jprm.tree import tree_of
+
+KINDS = ("bad", "cut")
+
+
+def with_classes(records):
+    """Chains whose steps have the class of their word: several, none, and not labelled where it is 'far'."""
+    for record in records:
+        found = [[kind for kind in KINDS if kind in step] for step in record["steps"]]
+        record["classes"] = [
+            None if "far" in step else kinds[0] if len(kinds) == 1 else kinds
+            for step, kinds in zip(record["steps"], found, strict=True)
+        ]
+    return records
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_the_loss_is_that_by_hand(activation):
+    config = ObjectiveConfig(
+        dataclasses.replace(MODEL, head=f"{activation}=right,bad,cut"),
+        TargetConfig("correctness", "none", "keep"), extras=KINDS,
+    )  # fmt: skip
+    objective = NamedOutputs()
+    objectives.check(objective, config)
+    logit_BSC = np.random.default_rng(0).normal(size=(1, 5, 3)).astype(np.float32)
+    nan = np.nan
+    label, bad, cut = [1, 0.25, 1, 1, 0], [0, 1, 1, nan, 0.5], [0, 0, 1, nan, nan]
+    owned = [True, True, True, True, False]  # the last slot is another row's
+    rows = dataclasses.replace(
+        empty_rows(1, 8, 5), label=np.array([label], np.float32), weight=np.array([[1, 1, 0, 1, 0]], np.float32),
+        owned=np.array([owned]), extras={"bad": np.array([bad], np.float32), "cut": np.array([cut], np.float32)},
+    )  # fmt: skip
+    total, count, metrics = jax.jit(objective.of_logits, static_argnums=2)(logit_BSC, rows, config)
+    expected, steps = 0.0, 0
+    for s, (z, w) in enumerate(zip(logit_BSC[0].astype(float), [1, 1, 0, 1, 0], strict=True)):
+        known = [(bad[s], 1), (cut[s], 2)] if owned[s] else []
+        known = [(t, k) for t, k in known if not np.isnan(t)]
+        if activation == "sigmoid":
+            for t, k, weight in [(label[s], 0, w), *((t, k, 1) for t, k in known)]:
+                expected -= weight * (t * np.log(sigmoid(z[k])) + (1 - t) * np.log(1 - sigmoid(z[k])))
+            steps += bool(w or known)
+        elif known:
+            target = np.zeros(3)
+            for t, k in known:
+                target[k] = t
+            target[0] = 1 - target.max()
+            expected -= (target / target.sum() * (z - np.log(np.exp(z).sum()))).sum()
+            steps += 1
+    assert float(total) == pytest.approx(expected, rel=1e-5) and float(count) == steps
+    assert set(metrics) == {"scores", "bad", "cut"}
+
+
+def test_classes_are_numbers_of_steps():
+    record = {"problem": "p", "steps": ["a", "b", "c"], "classes": [["bad", "cut"], None, []], "labels": [1, 1, 0]}
+    tree = token_tree(tree_of(record), Characters(), extras=KINDS)
+    for key, value in (("bad", [1, np.nan, 0]), ("cut", [1, np.nan, 0])):
+        np.testing.assert_array_equal(tree.extras[key][np.argsort(tree.node_M)], np.float32(value))
+    refused(ValueError, "classes", token_tree, tree_of(record | {"classes": ["bad"]}), Characters(), extras=KINDS)
+
+
+@pytest.mark.parametrize("name", ["sigmoid=right,right", "softmax=score,bad", "sigmoid=right", "sigmoid=a,b c"])
+def test_names_that_are_none_are_refused(name):
+    with pytest.raises(ValueError, match="head"):
+        heads.find(name)
+
+
+def test_an_output_without_numbers_is_refused():
+    config = ObjectiveConfig(
+        dataclasses.replace(MODEL, head="sigmoid=right,bad,cut"),
+        TargetConfig("rating", "drop", "keep"),
+        extras=("bad",),
+    )
+    refused(ValueError, "cut", objectives.check, NamedOutputs(), config)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a head with two kinds of errors, which every step's word shows."""
+    folder = tmp_path_factory.mktemp("named")
+    make_data(folder)
+    for name, count in (("train", 60), ("valid", 20)):
+        write_records(folder / f"{name}.jsonl", with_classes(chains(count, seed=count)))
+    run = experiment(
+        folder, model=dataclasses.replace(MODEL, head="sigmoid=right,bad,cut"), objective="named_outputs",
+        extras=KINDS, steps=30, log_every=10, checkpoint_every=30,
+    )  # fmt: skip
+    train(run, folder / "run")
+    return folder
+
+
+def test_kinds_are_learnt_scored_and_filtered(trained):
+    last = lines(trained / "run" / "metrics.jsonl")[-1]
+    assert last["valid_bad_auroc"] > 0.9 and last["valid_cut_auroc"] > 0.9 and last["valid_auroc"] > 0.9
+    scores = {}
+    for name, by in (("plain", []), ("bad", ["--by", "bad"]), ("kept", ["--by", "right unless cut > 0.3"])):
+        command = ["score", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl")]
+        out = trained / f"{name}.jsonl"
+        assert cli.main([*command, "--output", str(out), *by]) == 0
+        scores[name] = [json.loads(line) for line in out.read_text().splitlines()]
+    vetoed = 0
+    for plain, bad, kept in zip(scores["plain"], scores["bad"], scores["kept"], strict=True):
+        outputs = plain["outputs"]
+        assert set(outputs) == {"right", "bad", "cut"} and outputs["right"] == plain["scores"]
+        assert bad["scores"] == outputs["bad"]
+        expected = [0.0 if cut > 0.3 else x for x, cut in zip(plain["scores"], outputs["cut"], strict=True)]
+        assert kept["scores"] == expected
+        vetoed += expected.count(0.0)
+    assert vetoed > 5
+    command = ["eval", "classes", "--model", str(trained / "run"), "--data", str(trained / "valid.jsonl")]
+    assert cli.main([*command, "--json", str(trained / "classes.json")]) == 0
+
+
+@pytest.mark.parametrize(
+    "by", ["right unless cut", "right unless none > 0.5", "none unless cut > 0.5", "right unless cut > x"]
+)
+def test_filters_that_are_none_are_refused(trained, by, capsys):
+    command = ["score", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl"), "--by", by]
+    assert cli.main([*command, "--output", str(trained / "refused.jsonl")]) == 2
+    assert not (trained / "refused.jsonl").exists()
+
+
+def test_another_filter_does_not_continue_a_file(trained, capsys):
+    command = ["score", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl")]
+    command += ["--output", str(trained / "again.jsonl")]
+    assert cli.main(command) == 0
+    before = (trained / "again.jsonl").read_bytes()
+    assert cli.main([*command, "--by", "bad"]) == 2 and (trained / "again.jsonl").read_bytes() == before
+
+
+def test_a_softmax_reads_as_a_token_classifier(trained, tmp_path):
+    run = dataclasses.replace(
+        loading_experiment(trained), model=dataclasses.replace(MODEL, head="softmax=right,bad,cut"), steps=4
+    )
+    train(run, tmp_path / "run")
+    assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["id2label"] == {"0": "right", "1": "bad", "2": "cut"}
+    record = chains(1, seed=5)[0]
+    one, other = (loading.load(tmp_path / name).outputs_of([tree_of(record)])[0] for name in ("run", "exported"))
+    for name in KINDS:
+        np.testing.assert_allclose(one[name], other[name], atol=1e-6)
+
+
+def loading_experiment(folder):
+    from jprm.experiment import read
+
+    return read(folder / "run" / "experiment.json")
