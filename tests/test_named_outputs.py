@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from refusing import refused
 from tiny import Characters
-from tiny_run import MODEL, chains, experiment, lines, make_data
+from tiny_run import MODEL, chains, experiment, lines, make_data, one_device
 
 from jprm import loading, objectives
 from jprm.apps import cli
@@ -107,14 +107,15 @@ def trained(tmp_path_factory):
         write_records(folder / f"{name}.jsonl", with_classes(chains(count, seed=count)))
     run = experiment(
         folder, model=dataclasses.replace(MODEL, head="sigmoid=right,bad,cut"), objective="named_outputs",
-        extras=KINDS, steps=30, log_every=10, checkpoint_every=30,
+        extras=KINDS, steps=90, log_every=30, checkpoint_every=90,
     )  # fmt: skip
-    train(run, folder / "run")
+    with one_device():
+        train(run, folder / "run")
     return folder
 
 
 def test_kinds_are_learnt_scored_and_filtered(trained):
-    last = lines(trained / "run" / "metrics.jsonl")[-1]
+    last = lines(trained / "run")[-1]
     assert last["valid_bad_auroc"] > 0.9 and last["valid_cut_auroc"] > 0.9 and last["valid_auroc"] > 0.9
     scores = {}
     for name, by in (("plain", []), ("bad", ["--by", "bad"]), ("kept", ["--by", "right unless cut > 0.3"])):
@@ -152,17 +153,22 @@ def test_another_filter_does_not_continue_a_file(trained, capsys):
     assert cli.main([*command, "--by", "bad"]) == 2 and (trained / "again.jsonl").read_bytes() == before
 
 
-def test_a_softmax_reads_as_a_token_classifier(trained, tmp_path):
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation):
     run = dataclasses.replace(
-        loading_experiment(trained), model=dataclasses.replace(MODEL, head="softmax=right,bad,cut"), steps=4
+        loading_experiment(trained),
+        model=dataclasses.replace(MODEL, head=f"{activation}=right,bad,cut", qk_norm=False),
+        steps=4,
     )
-    train(run, tmp_path / "run")
+    with one_device():
+        train(run, tmp_path / "run")
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["id2label"] == {"0": "right", "1": "bad", "2": "cut"}
     record = chains(1, seed=5)[0]
     one, other = (loading.load(tmp_path / name).outputs_of([tree_of(record)])[0] for name in ("run", "exported"))
-    for name in KINDS:
+    assert ("problem_type" in config) == (activation == "sigmoid")
+    for name in ("score", "right", *KINDS):
         np.testing.assert_allclose(one[name], other[name], atol=1e-6)
 
 

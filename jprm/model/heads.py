@@ -143,9 +143,10 @@ class Head:
 
     @property
     def classifier(self) -> bool:
-        """Whether the channels are classes of one softmax, as other libraries' token classifiers have them."""
+        """Whether the channels are classes of one softmax, or labels of a sigmoid each, as other libraries' token
+        classifiers have them."""
         score = self.readout.score if self.readout else None
-        return isinstance(score, Weighted) and score.activation == "softmax"
+        return isinstance(score, Weighted) and (score.activation == "softmax" or self.target == NAMED)
 
     def likelihood(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> Float[Array, "*B"]:
         """Returns the logarithm of the targets' likelihood. Raises ValueError where the head has none."""

@@ -18,7 +18,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ from jprm.methods.export import FileDtype, Format, writing
 from jprm.methods.export.writing import Tensor
 from jprm.methods.gguf import open_gguf
 from jprm.methods.peft import PREFIX
-from jprm.model.heads import HEADS, TOKEN, find, of_channels
+from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
 from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import Int8
@@ -220,6 +220,7 @@ def config_json(
             "label2id": {label: i for i, label in enumerate(labels)},
             "classifier_dropout": 0.0,
         }
+        | ({"problem_type": "multi_label_classification"} if c.head.startswith("sigmoid=") else {})
     )
 
 
@@ -334,14 +335,23 @@ CALIBRATION = "calibration.json"
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
     """Returns the record of jprm's own layout and head, which the exported folder is read by."""
+    readout = find(prm.config.head).readout
+    assert readout is not None
+    outputs = cast(dict[str, Weighted], dict(readout.outputs))
+    factors = {
+        name: {label: factor for label, factor in zip(labels, output.factors, strict=True) if factor}
+        for name, output in outputs.items()
+    }
+    score = factors.pop("score")
     return {
         "name": experiment.name,
         "problem": ["{bos}{problem}", "\n"],
         "step": ["{step}", "\n"],
         "channels": list(labels),
-        "score": {label: 1 for label in labels[1:]},
-        "activation": "softmax",
+        "score": score,
+        "activation": outputs["score"].activation,
         "semantics": prm.semantics,
+        **({"outputs": factors} if factors else {}),
     }
 
 
