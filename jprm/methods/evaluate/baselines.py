@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jprm.options import find_part
 from jprm.tree import ReasoningTree, chains_of
@@ -50,10 +50,11 @@ def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
     return of_pools
 
 
-def doubted(key_K: Float[np.ndarray, " K"]) -> Chosen:
-    """Returns chains by a number of each; those below the mean are doubted."""
-    mean = key_K.mean() if len(key_K) else 0.0
-    return Chosen(key_K, np.where(key_K < mean - 1e-9, DOUBTED, 1.0))
+def doubted(key_K: Float[np.ndarray, " K"], pool_K: Int[np.ndarray, " K"] | None = None) -> Chosen:
+    """Returns chains by a number of each; those below the mean of their pool are doubted. By default they are one."""
+    pool_K = np.zeros(len(key_K), int) if pool_K is None else pool_K
+    mean_P = np.bincount(pool_K, key_K) / np.maximum(np.bincount(pool_K), 1)
+    return Chosen(key_K, np.where(key_K < mean_P[pool_K] - 1e-9, DOUBTED, 1.0))
 
 
 def _characters(tree: ReasoningTree, chain: list[int]) -> float:

@@ -97,17 +97,19 @@ def vote_accuracy(
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
-    # Only ratios of weights matter. Products of many steps' scores are below float32's range, so each pool's largest
-    # weight is scaled into [1/2, 1) by a power of two, which keeps ties.
-    top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
-    weight_PNK = np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])
     correct_PC = _class_correct(class_PN, correct_PN)
     if not len(size_P):
         raise ValueError("no problems to vote on")
     if size_P.max() <= ENUMERATE:
-        pools = zip(class_PN, correct_PC, weight_PNK, size_P, strict=True)
-        value_PnK = np.stack([_enumerated(c[:n], right, w[:n], n_max) for c, right, w, n in pools])
+        value_PnK = np.zeros((len(size_P), n_max, weight_PNK.shape[2]))
+        for size in np.unique(size_P):
+            at_once = max(1, BATCH_BYTES // (8 * 2**size * correct_PC.shape[1] * weight_PNK.shape[2]))
+            of_size = np.flatnonzero(size_P == size)
+            for some in np.split(of_size, range(at_once, len(of_size), at_once)):
+                weight_BNK = _scaled(weight_PNK[some, :size], in_pool_PN[some, :size])
+                value_PnK[some] = _enumerated(class_PN[some, :size], correct_PC[some], weight_BNK, n_max)
         return Votes(value_PnK, np.zeros(value_PnK.shape[1:]))
+    weight_PNK = _scaled(weight_PNK, in_pool_PN)
     if trials < 2:
         raise ValueError(f"a standard error needs at least 2 trials, not {trials}")
     mean_PnK, variance_PnK = _sampled(
@@ -116,6 +118,15 @@ def vote_accuracy(
     # Orders are drawn independently for each problem, so the variances of the problems' means add.
     standard_error_nK = np.sqrt(np.asarray(variance_PnK, float).sum(0) / trials) / len(size_P)
     return Votes(np.asarray(mean_PnK, float), standard_error_nK)
+
+
+def _scaled(weight_PNK, in_pool_PN):
+    """Returns weights times a power of two, which keeps ties, for every pool and weighting: the largest in [1/2, 1).
+
+    Only ratios of weights matter, and products of many steps' scores are below float32's range.
+    """
+    top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
+    return np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])
 
 
 def _class_correct(class_PN, correct_PN):
@@ -129,20 +140,21 @@ def _class_correct(class_PN, correct_PN):
     return right_PC / np.maximum(count_PC, 1)
 
 
-def _enumerated(class_N, correct_C, weight_NK, n_max):
-    """Returns the exact expectation for one problem, (n_max, K), over all subsets of its samples."""
-    member_NC = class_N[:, None] == np.arange(len(correct_C))
-    chosen_MN = (np.arange(1, 2 ** len(class_N))[:, None] >> np.arange(len(class_N))) & 1
-    total_MCK = np.einsum("mn,nc,nk->mck", chosen_MN, member_NC, weight_NK)
-    top_M1K = total_MCK.max(1, keepdims=True)
+def _enumerated(class_BN, correct_BC, weight_BNK, n_max):
+    """Returns the exact expectations for problems of N samples each, (B, n_max, K), over all subsets of the samples."""
+    size = class_BN.shape[1]
+    member_BNC = class_BN[:, :, None] == np.arange(correct_BC.shape[1])
+    chosen_MN = (np.arange(1, 2**size)[:, None] >> np.arange(size)) & 1
+    total_BMCK = np.einsum("mn,bnc,bnk->bmck", chosen_MN, member_BNC, weight_BNK)
+    top_BM1K = total_BMCK.max(2, keepdims=True)
     # Equal sums added in different orders must still tie: compare them to 12 digits of the largest.
-    total_MCK = np.round(total_MCK / np.where(top_M1K > 0, top_M1K, 1), 12)
-    present_MC = chosen_MN @ member_NC > 0
-    total_MCK = np.where(present_MC[:, :, None], total_MCK, -1.0)
-    winner_MCK = present_MC[:, :, None] & (total_MCK == total_MCK.max(1, keepdims=True))
-    value_MK = np.einsum("mck,c->mk", winner_MCK, correct_C) / np.maximum(winner_MCK.sum(1), 1)
+    total_BMCK = np.round(total_BMCK / np.where(top_BM1K > 0, top_BM1K, 1), 12)
+    present_BMC1 = (chosen_MN @ member_BNC > 0)[..., None]
+    total_BMCK = np.where(present_BMC1, total_BMCK, -1.0)
+    winner_BMCK = present_BMC1 & (total_BMCK == total_BMCK.max(2, keepdims=True))
+    value_BMK = np.einsum("bmck,bc->bmk", winner_BMCK, correct_BC) / np.maximum(winner_BMCK.sum(2), 1)
     size_M = chosen_MN.sum(1)
-    return np.stack([value_MK[size_M == n].mean(0) for n in range(1, n_max + 1)])
+    return np.stack([value_BMK[:, size_M == n].mean(1) for n in range(1, n_max + 1)], axis=1)
 
 
 @functools.partial(jax.jit, static_argnames=("n_max", "trials"))
