@@ -1,17 +1,21 @@
 """Ray: classes for pipelines, and shards on a cluster whose nodes die."""
 
 import functools
+import http.server
 import json
+import threading
 
 import numpy as np
 import pytest
 import tiny_run as tiny
+from fleet_storm import Policy
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from test_shards import arithmetic, files, verify  # noqa: F401  (a fixture)
 from tiny_run import chains, pool_of, trees
 
 import jprm
-from jprm.io.jsonl import RecordError
+from jprm.apps import cli
+from jprm.io.jsonl import RecordError, write_records
 from jprm.methods import fleet
 
 
@@ -98,3 +102,41 @@ def test_a_dead_process_costs_no_record_and_doubles_none(cluster, tmp_path):
         return number * number
 
     assert sorted(fleet.run_shards(work, 6, workers=(2, 2))) == [(number, number**2) for number in range(6)]
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """The file of a policy whose server answers by a function of prompt and seed."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Policy)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_address[1]}/v1", "model": "stand-in"}))
+    yield path
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("kind", ["outcomes", "teacher", "mc"])
+def test_labels_by_outcomes_models_and_rollouts_are_those_of_the_commands(tiny_run, tmp_path, policy, kind):
+    records = [
+        {"problem": f"p {i}", "steps": ["a", "b"][: 1 + i % 2], "answer": str(i % 3)} for i in range(4)
+    ] if kind == "mc" else [{**pool_of(chains(3, seed=i)), "answer": "2"} for i in range(3)]  # fmt: skip
+    if kind == "outcomes":
+        for i, sample in enumerate(sample for record in records for sample in record["samples"]):
+            sample.pop("correct", None)
+            sample["answer"] = str(i % 3)
+    write_records(tmp_path / "in.jsonl", records)
+    make, options = {
+        "outcomes": (functools.partial(fleet.by_outcome, "answer"), ["--verifier", "answer"]),
+        "teacher": (functools.partial(fleet.by_teacher, tiny_run.folder), ["--model", str(tiny_run.folder)]),
+        "mc": (
+            functools.partial(fleet.by_rollouts, policy, k=4, estimate="soft"),
+            ["--policy", str(policy), "--rollouts", str(tmp_path / "r.jsonl"), "--k", "4", "--estimate", "soft"],
+        ),
+    }[kind]
+    command = ["label", kind, "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    with tiny.one_device():
+        assert cli.main([*command, *options]) == 0
+        found = fleet.Label(make)(fleet.batch_of(records))["record"]
+    assert list(found) == (tmp_path / "out.jsonl").read_text().splitlines()
