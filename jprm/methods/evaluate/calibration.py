@@ -84,7 +84,7 @@ def ece(
     bin_N = equal_mass_bins(score_N, bins)
     gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
     weight_RN = np.ones(len(gap_N)) if weight_RN is None else np.asarray(weight_RN, float)
-    gap_RB = weight_RN @ (gap_N[:, None] * _one_hot(bin_N))
+    gap_RB = np.apply_along_axis(lambda weight_N: np.bincount(bin_N, weight_N * gap_N), -1, weight_RN)
     with np.errstate(invalid="ignore"):
         return np.abs(gap_RB).sum(-1) / weight_RN.sum(-1)
 
@@ -139,17 +139,18 @@ def ece_interval(
 
 def _gaps(score_N, right_N, groups, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns each bin's mean gap times its fraction of steps, (B,), and draws of its noise, (R, B)."""
-    gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
-    one_hot_NB = _one_hot(equal_mass_bins(score_N, bins))
-    noise_N = gap_N - one_hot_NB @ (gap_N @ one_hot_NB / one_hot_NB.sum(0))
+    gap_N, bin_N = np.asarray(right_N, float) - np.asarray(score_N, float), equal_mass_bins(score_N, bins)
+    gap_B = np.bincount(bin_N, gap_N)
+    noise_N = gap_N - (gap_B / np.maximum(np.bincount(bin_N), 1))[bin_N]
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
-    noise_GB = np.zeros((group_N.max(initial=-1) + 1, one_hot_NB.shape[1]))
-    np.add.at(noise_GB, group_N, noise_N[:, None] * one_hot_NB)
-    groups_B = np.array([len(np.unique(group_N[in_bin_N > 0])) for in_bin_N in one_hot_NB.T])
-    noise_GB *= np.sqrt(groups_B / np.maximum(groups_B - 1, 1))  # centred on a mean that was itself estimated
-    sign_RG = np.random.default_rng(seed).choice([-1.0, 1.0], size=(NULL_DRAWS, len(noise_GB)))
+    G, B = int(group_N.max(initial=-1)) + 1, len(gap_B)
+    cell_N = group_N * B + bin_N
+    noise_GB = np.bincount(cell_N, noise_N, G * B).reshape(G, B)
+    groups_B = (np.bincount(cell_N, minlength=G * B).reshape(G, B) > 0).sum(0)
+    noise_GB = noise_GB * np.sqrt(groups_B / np.maximum(groups_B - 1, 1))  # the mean was itself estimated
+    sign_RG = np.random.default_rng(seed).choice([-1.0, 1.0], size=(NULL_DRAWS, G))
     total = max(len(gap_N), 1)
-    return gap_N @ one_hot_NB / total, sign_RG @ noise_GB / total
+    return gap_B / total, sign_RG @ noise_GB / total
 
 
 def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> Brier:
@@ -472,10 +473,6 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
         "auroc": jsonable(auroc(score_N, right_N)),
         "curve": reliability_curve(score_N, right_N, problem_N, seed=seed, bins=bins),
     }
-
-
-def _one_hot(bin_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, "N B"]:
-    return (bin_N[:, None] == np.arange(bin_N.max(initial=-1) + 1)).astype(float)
 
 
 def run(options: Any) -> Report:
