@@ -232,7 +232,7 @@ GET: dict[str, Operation] = {
 def document(paths: Sequence[str], key: bool) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document of the routes in `paths`; `key`: whether clients need one."""
     found: dict[str, dict[str, Any]] = {}
-    for verb, operations in (("get", GET), ("post", POST)):
+    for verb, operations in (("post", POST), ("get", GET)):
         for path, operation in operations.items():
             if path in paths:
                 found.setdefault(path, {})[verb] = _operation(path, verb, operation)
