@@ -11,6 +11,8 @@ import platform
 import sys
 
 SWITCH, FOLDER = "JPRM_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"
+LEAST, LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"
+"""What a program must take to be kept. jax's second leaves out all programs of a small model, of which there are many."""
 
 
 def enable_compile_cache() -> None:
@@ -20,7 +22,13 @@ def enable_compile_cache() -> None:
     the cache off. A folder that cannot be written is no error: programs are then compiled again.
     """
     jax = sys.modules.get("jax")
-    if os.environ.get(SWITCH) == "0" or FOLDER in os.environ or (jax and jax.config.jax_compilation_cache_dir):
+    if os.environ.get(SWITCH) == "0":
+        return
+    if LEAST not in os.environ:
+        os.environ[LEAST] = LEAST_SECONDS
+        if jax:
+            jax.config.update(LEAST.lower(), float(LEAST_SECONDS))
+    if FOLDER in os.environ or (jax and jax.config.jax_compilation_cache_dir):
         return
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = pathlib.Path(caches) / "jprm" / "xla" / platform.node()  # programs for a CPU fit the host's processor
