@@ -1,13 +1,13 @@
 """A server as its users meet it: how long until it answers, and what many clients get, beside `jprm score`.
 
-    python experiments/bench/serve_http.py MODEL CHAINS.jsonl [--clients 1 8 32] [--seconds 15] [--longest 8192]
+    python experiments/bench/serve_http.py MODEL CHAINS.jsonl [--clients 1 8 32] [--seconds 8] [--rounds 3]
 
 Starts `jprm serve MODEL` in a process of its own, first with an empty cache of compiled programs, then with the cache
 that the first start has left. Measured from the start of the process: until the port is open, until a first chain has
 its scores, and until `/ready` says that nothing is left to compile. Then a closed loop over HTTP: every client sends
-one chain, and the next when it has the answer. Its rate is compared with `PRM.score_many`, the loop of `jprm score`, on
-the same chains, compiled before and timed alone on the machine; a score that differs from it by more than 1e-4 is an
-error, as is any status but 200.
+one chain, and the next when it has the answer. Its rate is compared with that of `PRM.score_many`, the loop of `jprm
+score`, on the same chains, compiled before. The two are measured in turns. A score that differs from it by more than
+1e-4 is an error, as is any status but 200.
 
 The last line is one JSON object: seconds cold and warm, and by number of clients chains a second, their ratio to
 `jprm score`, the 50th and 99th percentile of the seconds to an answer, and errors.
@@ -22,10 +22,13 @@ import json
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tyro
@@ -39,12 +42,13 @@ import itertools, json, sys, time
 import jprm
 from jprm.tree import read_records
 prm, records = jprm.load(sys.argv[1]), list(read_records(sys.argv[2]))
-scored = list(prm.score_many(records))
-many = list(itertools.islice(itertools.cycle(records), int(sys.argv[3]) * len(records)))
-began = time.perf_counter()
-for _ in prm.score_many(many):
-    pass
-print(json.dumps({"rate": len(many) / (time.perf_counter() - began), "scores": [one["scores"] for one in scored]}))
+print(json.dumps([one["scores"] for one in prm.score_many(records)]), flush=True)
+for line in sys.stdin:
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < float(line):
+        some = itertools.islice(itertools.cycle(records), done % len(records), done % len(records) + 64)
+        done += sum(1 for _ in prm.score_many(some))
+    print(json.dumps(done / (time.perf_counter() - began)), flush=True)
 """
 
 
@@ -52,9 +56,9 @@ def main(
     model: tyro.conf.Positional[pathlib.Path],
     chains: tyro.conf.Positional[pathlib.Path],
     clients: tuple[int, ...] = (1, 8, 32),
-    seconds: float = 15.0,
+    seconds: float = 8.0,
     longest: int = 8192,
-    rounds: int = 1,
+    rounds: int = 3,
     starts: tuple[str, ...] = ("cold", "warm"),
 ) -> None:
     """Measure one model's server.
@@ -62,44 +66,59 @@ def main(
     Args:
         model: The folder of a model.
         chains: Chains of it, as JSON Lines.
-        clients: Numbers of clients, one after the other.
-        seconds: Time of each load.
+        clients: Numbers of clients.
+        seconds: Time of each load, and of scoring without a server beside it.
         longest: The server's `--longest`.
-        rounds: How often `jprm score` goes through the chains.
+        rounds: How often every number of clients is measured, each time after scoring without a server.
         starts: Starts to time; the server of the last one has the load.
     """
     records = [json.loads(line) for line in chains.read_text(encoding="utf-8").splitlines()]
-    offline = [sys.executable, "-c", OFFLINE, str(model), str(chains), str(rounds)]
-    expected = json.loads(subprocess.run(offline, capture_output=True, text=True, check=True).stdout)
-    result: dict = {"model": model.name, "score": expected["rate"]}
-    print("jprm score", result["score"], flush=True)
+    offline = subprocess.Popen(
+        [sys.executable, "-c", OFFLINE, str(model), str(chains)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    expected = json.loads(offline.stdout.readline())  # pyright: ignore[reportOptionalMemberAccess]
+    result: dict = {"model": model.name}
     with tempfile.TemporaryDirectory() as cache:
         for start in starts:
-            command = [
-                sys.executable,
-                "-m",
-                "jprm",
-                "serve",
-                str(model),
-                "--port",
-                str(PORT),
-                "--longest",
-                str(longest),
-            ]
+            options = ["--port", str(PORT), "--longest", str(longest)]
             began = time.perf_counter()
-            process = subprocess.Popen(command, env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache})
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jprm", "serve", str(model), *options],
+                env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
+            )
             try:
                 result[start] = until(began, records[0])
                 print(start, result[start], flush=True)
                 if start == starts[-1]:
-                    for count in clients:
-                        found = load(count, records, expected["scores"], seconds)
-                        result[f"{count} clients"] = found | {"ratio": found["chains_per_second"] / result["score"]}
-                        print(count, result[f"{count} clients"], flush=True)
+                    result |= loads(offline, clients, rounds, records, expected, seconds)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(120)
+    offline.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
     print(json.dumps(result))
+
+
+def loads(
+    offline: subprocess.Popen, clients: Sequence[int], rounds: int, records: list[dict], expected: list, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Returns for each number of clients the medians over rounds, and all ratios to scoring without a server."""
+    found: dict[int, list[dict[str, float]]] = {count: [] for count in clients}
+    for turn in range(rounds):
+        for count in clients if turn % 2 else clients[::-1]:
+            offline.stdin.write(f"{seconds}\n")  # pyright: ignore[reportOptionalMemberAccess]
+            offline.stdin.flush()  # pyright: ignore[reportOptionalMemberAccess]
+            score = json.loads(offline.stdout.readline())  # pyright: ignore[reportOptionalMemberAccess]
+            got = load(count, records, expected, seconds)
+            found[count].append(got | {"score": score, "ratio": got["chains_per_second"] / score})
+            print(count, found[count][-1], flush=True)
+    return {
+        f"{count} clients": {name: statistics.median(one[name] for one in rows) for name in rows[0]}
+        | {"ratios": sorted(one["ratio"] for one in rows), "errors": sum(one["errors"] for one in rows)}
+        for count, rows in found.items()
+    }
 
 
 def until(began: float, record: dict) -> dict[str, float]:
