@@ -12,7 +12,7 @@ import sys
 
 SWITCH, FOLDER = "JPRM_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"
 LEAST, LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"
-"""What a program must take to be kept. jax's second leaves out all programs of a small model, of which there are many."""
+"""What a program must take to be kept. jax's own second leaves out the programs of small models, which are many."""
 
 
 def enable_compile_cache() -> None:
