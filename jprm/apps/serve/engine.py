@@ -140,10 +140,10 @@ class Programs:
         say(f"compiled for rows of {there} tokens in {sum(self.seconds.values()):.1f} s")
 
     def _compile(self, tokens: int) -> None:
-        if tokens in self.seconds:
+        if tokens in self.seconds or tokens in self.failed:
             return
         with self._one:
-            if tokens in self.seconds:
+            if tokens in self.seconds or tokens in self.failed:
                 return
             began = time.monotonic()
             try:
