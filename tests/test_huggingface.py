@@ -73,6 +73,7 @@ NEW = {
 }  # fmt: skip
 """The families of 2026: their gradients are compared too."""
 KINDS |= NEW
+HYBRIDS = ("qwen3_5", "qwen3_next")
 IDS = (np.random.default_rng(0).permutation(128)[:48]).tolist()
 
 
@@ -115,8 +116,10 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
     model = make(tmp_path, kind)
     config = model_config(tmp_path, attention="reference", remat="nothing")
     found, wanted = states(load_decoder(tmp_path, config), config), expected(model)
-    # Two layers of float32 sums in another order, on states of size about one.
-    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
+    # Two layers of float32 sums in another order, on states of size about one. A norm divides DeltaNet's outputs by
+    # their own size, so that rounding grows: transformers' own float32 is 1e-4 from its float64 there.
+    near = 1e-3 if kind in HYBRIDS else 1e-4
+    np.testing.assert_allclose(found, wanted, atol=near, rtol=near)
     assert np.abs(wanted).max() > 1
 
 
@@ -139,8 +142,9 @@ def test_gradients_equal_those_of_transformers(tmp_path, kind):
     found = jax.jit(jax.grad(lambda x: (transformer.hidden({"decoder": x}, config, rows)[0] * weight_TD).sum()))(
         decoder
     )
-    # Sums of float32 in another order; gradients are as large as 100.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-3), found, wanted)
+    # Sums of float32 in another order. Gradients are as large as 100, and 1,000 where states pass through norms.
+    near = 1e-1 if kind in HYBRIDS else 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=near, rtol=1e-3), found, wanted)
 
 
 def test_the_scalings_change_the_numbers():

@@ -60,9 +60,10 @@ def join(*flat: dict) -> dict:
 
 SUMMED: dict[str, tuple[int, ...]] = {
     "embed": (-1,),
-    **{role: layers.summed(weight) for role, weight in layers.builtin().items() if weight.inputs and not weight.wide},
+    **{role: layers.summed(weight) for role, weight in layers.builtin().items() if weight.inputs},
 }
-"""Roles stored as int8, and the axes that their products sum over, counted from the last. Other axes are channels."""
+"""Matrices, and the axes that their products sum over, counted from the last. Other axes are channels. As int8 are
+stored those that are not WIDE."""
 
 WIDE = {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
 """Roles that are float32 whatever the others are."""
@@ -95,7 +96,7 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
-    if dtype == "int8" and role in SUMMED:
+    if dtype == "int8" and role in SUMMED and role not in WIDE:
         return quantized(x, SUMMED[role])
     known = role in WIDE or role.endswith(("norm", "bias")) or role in layers.builtin()
     if dtype == "int8" and not known:
