@@ -4,7 +4,9 @@ import pytest
 from test_tpu import compiled_step, mesh_of
 
 from jprm.apps.plan import counts, hlo
+from jprm.model import layers
 from jprm.model.config import DeltaNetConfig, ExpertsConfig, ModelConfig
+from jprm.model.mesh import row_parts
 
 PLAIN = dict(
     vocab_size=512, width=256, heads=4, kv_heads=2, head_dim=128, mlp_width=256, rope_theta=1e4, norm_eps=1e-6,
@@ -22,7 +24,13 @@ MIXED = dict(layers=2, mlps=("experts",), experts=ExpertsConfig(count=8, used=2,
     pytest.param("hybrid", "v5e:2x2", dict(fsdp=2, tensor=2), marks=pytest.mark.slow),
     ("mixed", "v6e:2x2", dict(fsdp=2, expert=2)),
 ])  # fmt: skip
-def test_a_step_compiles(name, topology, sizes, dtype):
+def test_a_step_compiles_and_computes_what_the_model_needs(name, topology, sizes, dtype):
+    """Of experts those that tokens use, though the gradient of a grouped product is of all by XLA itself."""
     config = ModelConfig(**PLAIN, **{"hybrid": HYBRID, "mixed": MIXED}[name], dtype=dtype)
-    compiled, _ = compiled_step(mesh_of(topology, **sizes), config, 1, 4, 512, 64)
-    assert counts.count(hlo.parse(compiled.as_text())).flops > 0
+    mesh = mesh_of(topology, **sizes)
+    compiled, state = compiled_step(mesh, config, 1, 4, 512, 64)
+    rows = 4 // row_parts(mesh)
+    program = counts.count(hlo.parse(compiled.as_text()), kernels=layers.kernels(config, rows, 512, mesh.shape))
+    assert not program.uncounted
+    ratio = program.flops * mesh.size / counts.model_flops(config, state.trained, 4, 512, 64)
+    assert 1 < ratio < 2  # the forward pass is computed twice, 4/3; a block of keys is as long as half of a row

@@ -18,6 +18,7 @@ from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import Experiment
 from jprm.methods.evaluate.blocks import Table
+from jprm.model import layers
 from jprm.model.attention import find as find_attention
 from jprm.model.heads import find as find_head
 from jprm.model.layers.dense import chunk_count
@@ -87,8 +88,7 @@ def plan(
     if text is not None:
         say("reading the compiled program")
         at_once = micro_rows // row_parts(mesh)  # rows of a device
-        flops_of = find_attention(model.attention).flops
-        kernels = flops_of(model, at_once, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
+        kernels = layers.kernels(model, at_once, data.tokens, mesh.shape)
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
         result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
         if not scoring:

@@ -40,8 +40,7 @@ from jprm.methods.policy import decoding, sampler
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.rollout import packed
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
-from jprm.model import decode
-from jprm.model.attention import find
+from jprm.model import decode, layers
 from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, row_parts, spec
@@ -307,7 +306,7 @@ def _placed(arrays: Any, mesh: Mesh) -> Any:
 def _kernels(experiment: Experiment, mesh: Mesh) -> Mapping[str, float]:
     model, data = experiment.model, experiment.data
     rows = data.micro_rows // row_parts(mesh)
-    return find(model.attention).flops(model, rows, data.tokens, mesh.shape["tensor"], mesh.shape["context"])
+    return layers.kernels(model, rows, data.tokens, mesh.shape)
 
 
 def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:

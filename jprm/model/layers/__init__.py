@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jprm.model.attention import find as find_attention
-from jprm.model.mesh import gathered_weight, reshape, sharding, spec
+from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
 
 KINDS = {
@@ -86,6 +86,7 @@ class Kind:
     settings: (config) to arrays (L, ...) of numbers that differ between layers, or None.
     refuses: (config, context) to why the model, or rows in `context` parts, are not supported; None where they are.
     flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
+    kernels: (config, rows, tokens, the mesh's sizes) to FLOPs of every kernel's call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
     cached: what decoding needs of a mixer (`jprm.model.decode.Cached`); None: nothing is kept of earlier tokens.
     """
@@ -97,6 +98,7 @@ class Kind:
     settings: Callable[[ModelConfig], Any] = lambda config: None
     refuses: Callable[[ModelConfig, int], str | None] = lambda config, context: None
     flops: Callable[[ModelConfig, int, int], float] = lambda config, tokens, layer: 0.0
+    kernels: Callable[[ModelConfig, int, int, Mapping[str, int]], dict[str, float]] = lambda *_: {}
     used: Callable[[ModelConfig, str], float] = lambda config, role: 1.0
     cached: Any = None
 
@@ -153,6 +155,12 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
     return found
 
 
+def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
+    """Returns the FLOPs of a call of each kernel that a model's layers use (`Kind.kernels`)."""
+    each = (find(name).kernels(config, rows, tokens, split) for name in names(config))
+    return {name: flops for found in each for name, flops in found.items()}
+
+
 def builtin() -> dict[str, Weight]:
     """Returns the parameters of all kinds that jprm has, by role."""
     norms = {role: Weight("D", value=None) for role in NORMS}
@@ -197,14 +205,6 @@ def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | Non
     return jnp.tensordot(x, w, axes, preferred_element_type=wide, out_sharding=place).astype(x.dtype)
 
 
-def flat(function: Callable[[Array], Array], x_BTD: Float[Array, "B T D"], config: ModelConfig) -> Array:
-    """Returns the function of rows and tokens as one axis where attention is made for CPUs (`Implementation.flat`)."""
-    if not find_attention(config.attention).flat or x_BTD.ndim != 3:
-        return function(x_BTD)
-    B, T, D = x_BTD.shape
-    return reshape(function(reshape(x_BTD, (B * T, D), "batch")), (B, T, D), "batch")
-
-
 def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:
     """Returns the gate's activation: GELU (by tanh) for Gemma, SiLU for the others."""
     return jax.nn.gelu(gate, approximate=True) if config.design == "gemma" else jax.nn.silu(gate)
@@ -221,10 +221,11 @@ def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], conf
     return {name: gathered_weight(x, axes[name]) if name in axes else x for name, x in w.items()}
 
 
-def local(function: Callable, axes: list, out: Any) -> Callable:
+def local(function: Callable, axes: list, out: Any, check: bool = True) -> Callable:
     """Returns the function of arrays whose axes are named, computed by every device on its own rows and heads.
 
-    `axes` and `out` are trees of logical axes, up to the last that is split, for arguments and results.
+    `axes` and `out` are trees of logical axes, up to the last that is split, for arguments and results. `check`: JAX
+    infers along which axes of the mesh numbers differ; Pallas kernels that do not say so need it off.
     """
     if sharding() is None:
         return function
@@ -233,6 +234,6 @@ def local(function: Callable, axes: list, out: Any) -> Callable:
 
     def mapped(*arguments):
         arguments = jax.tree.map(jax.sharding.reshard, arguments, places)
-        return jax.shard_map(function, in_specs=places, out_specs=results)(*arguments)
+        return jax.shard_map(function, in_specs=places, out_specs=results, check_vma=check)(*arguments)
 
     return mapped

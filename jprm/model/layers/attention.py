@@ -198,8 +198,12 @@ def flops(config: ModelConfig, tokens: int, layer: int) -> float:
     return 4.0 * config.heads * config.head_dim * pairs
 
 
+def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
+    return attention.find(config.attention).flops(config, rows, tokens, split["tensor"], split["context"])
+
+
 def refuses(config: ModelConfig, context: int) -> str | None:
     return attention.find(config.attention).refuses(config, None, context)
 
 
-ATTENTION = Kind(WEIGHTS, sizes, apply, plan, settings, refuses, flops)
+ATTENTION = Kind(WEIGHTS, sizes, apply, plan, settings, refuses, flops, kernels)

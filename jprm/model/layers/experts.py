@@ -12,6 +12,7 @@ probabilities by expert, and of tokens.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 
 import jax
@@ -45,7 +46,7 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, here, c
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
-    own = local(functools.partial(_experts, tokens_split=parts(x_BTD) > 1, config=config), places, tokens)
+    own = local(functools.partial(_experts, config=config), places, tokens, check=False)
     y_BTD = own(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
     if config.experts.shared_width:
         s = gathered_weights({role: w[role] for role in WEIGHTS if role.startswith("shared")}, WEIGHTS, config)
@@ -72,21 +73,18 @@ def routed(x_BTD, router_DN, config: ModelConfig):
     return probability_BTN, weight_BTP.astype(x_BTD.dtype), expert_BTP
 
 
-def _experts(
-    x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, tokens_split: bool, config: ModelConfig
-):  # fmt: skip
+def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
     """Returns one device's part: the sum over chosen experts, of all devices along `expert` and `tensor`."""
-    mesh = jax.sharding.get_abstract_mesh()
-    split = {} if mesh.empty else dict(mesh.shape)
-    if not mesh.empty and (names := spec("embed")[0]):
-        gate_EDF, up_EDF = (jax.lax.all_gather(w, names, axis=1, tiled=True) for w in (gate_EDF, up_EDF))
-        down_EFD = jax.lax.all_gather(down_EFD, names, axis=2, tiled=True)
-    (B, T, D), ring = x_BTD.shape, split.get("expert", 1)
-    first = jax.lax.axis_index("expert") * gate_EDF.shape[0] if ring > 1 else 0
+    (B, T, D), split = x_BTD.shape, dict(jax.sharding.get_abstract_mesh().shape)
     x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
+    weights, ring = [gate_EDF, up_EDF, down_EFD], split.get("expert", 1)
+    if split:
+        gather = functools.partial(jax.lax.all_gather, axis_name=spec("embed")[0], tiled=True)
+        weights = [gather(gate_EDF, axis=1), gather(up_EDF, axis=1), gather(down_EFD, axis=2)]
+    first = jax.lax.axis_index("expert") * gate_EDF.shape[0] if ring > 1 else 0
 
     def of_device(x_ND, weight_NP, expert_NP):
-        return _own_experts(x_ND, weight_NP, expert_NP - first, gate_EDF, up_EDF, down_EFD, config)
+        return _own_experts(x_ND, weight_NP, expert_NP - first, *weights, config)
 
     def turn(carry, _):
         x_ND, weight_NP, expert_NP, y_ND = carry
@@ -97,11 +95,8 @@ def _experts(
     if ring == 1:
         y_ND = of_device(x_ND, weight_NP, expert_NP)
     else:  # after a full turn tokens are at home again
-        zero_ND = jnp.zeros_like(x_ND) + 0 * gate_EDF[0, 0, 0]
-        y_ND = jax.lax.scan(turn, (x_ND, weight_NP, expert_NP, zero_ND), length=ring)[0][3]
+        y_ND = jax.lax.scan(turn, (x_ND, weight_NP, expert_NP, jnp.zeros_like(x_ND)), length=ring)[0][3]
     y_ND = jax.lax.psum(y_ND, "tensor") if "tensor" in split else y_ND
-    if split.get("context", 1) > 1 and not tokens_split:  # a single token, from which parameters are shaped
-        y_ND = jax.lax.pmean(y_ND, "context")
     return y_ND.reshape(B, T, D)
 
 
@@ -112,11 +107,42 @@ def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config:
     order_X = jnp.argsort(mine_X, stable=True)
     count_E = jnp.sum(mine_X[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
     x_XD = x_ND[order_X // P]
-    gate_XF, up_XF = (jax.lax.ragged_dot(x_XD, w, count_E) for w in (gate_EDF, up_EDF))
-    y_XD = jax.lax.ragged_dot(activated(gate_XF, config) * up_XF, down_EFD, count_E)
+    gate_XF, up_XF = (grouped(x_XD, w, count_E) for w in (gate_EDF, up_EDF))
+    y_XD = grouped(activated(gate_XF, config) * up_XF, down_EFD, count_E)
     used_X1 = (jnp.arange(N * P) < jnp.sum(count_E))[:, None]
     y_XD = jnp.where(used_X1, y_XD, 0) * weight_NP.reshape(N * P, 1)[order_X]
     return jnp.zeros_like(x_ND).at[order_X // P].add(y_XD.astype(x_ND.dtype))
+
+
+@jax.custom_vjp
+def grouped(x_XD, w_EDF, count_E):
+    """Returns the first count_E[0] rows times the first matrix, the next count_E[1] times the second, and so on.
+
+    The compiler for TPUs makes a kernel of it, and of the rows' gradient. The matrices' gradient it would compute as E
+    products of all rows, so that there is a kernel of JAX's for it (MegaBlocks, Gale et al. 2022).
+    """
+    return jax.lax.ragged_dot(x_XD, w_EDF, count_E)
+
+
+def _grouped_backward(saved, dy_XF):
+    x_XD, w_EDF, count_E = saved
+    (dx_XD,) = jax.vjp(lambda x_XD: jax.lax.ragged_dot(x_XD, w_EDF, count_E), x_XD)[1](dy_XF)
+
+    def plain(x_XD, dy_XF, count_E):
+        return jax.vjp(lambda w_EDF: jax.lax.ragged_dot(x_XD, w_EDF, count_E), w_EDF)[1](dy_XF)[0]
+
+    def kernel(x_XD, dy_XF, count_E):
+        from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+        (X, D), F = x_XD.shape, dy_XF.shape[1]
+        return tgmm(x_XD.T, dy_XF, count_E, w_EDF.dtype, (math.gcd(X, 512), min(D, 512), min(F, 512)))
+
+    if len(x_XD) % 128:
+        return dx_XD, plain(x_XD, dy_XF, count_E), None
+    return dx_XD, jax.lax.platform_dependent(x_XD, dy_XF, count_E, tpu=kernel, default=plain), None
+
+
+grouped.defvjp(lambda *of: (grouped(*of), of), _grouped_backward)
 
 
 def balance(sums: Mapping[str, Array]) -> Array:
@@ -142,4 +168,12 @@ def refuses(config: ModelConfig, context: int) -> str | None:
     return None
 
 
-EXPERTS = Kind(WEIGHTS, sizes, apply, plan, refuses=refuses, used=used)
+def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
+    """Returns the FLOPs of a product with one matrix of each of a device's experts, where all are used alike."""
+    c = config.experts
+    own = rows * tokens // split["context"] * c.used / split["expert"]
+    product = 2.0 * own * config.width * c.width / split["tensor"]
+    return {"ragged-dot-none": product, "tgmm": product, "ragged-dot-metadata": 1.0}  # the last: a table of tiles
+
+
+EXPERTS = Kind(WEIGHTS, sizes, apply, plan, refuses=refuses, used=used, kernels=kernels)
