@@ -21,10 +21,11 @@ from jaxtyping import Array, Float, Int
 
 from jprm.model import layers
 from jprm.model.attention import PROJECTED, SAVED, capped
+from jprm.model.attention import find as find_attention
 from jprm.model.config import ModelConfig, step_layer
 from jprm.model.heads import find
 from jprm.model.layers import Weight, rms_norm
-from jprm.model.mesh import at_tokens, embedding_lookup, row_parts, sharding
+from jprm.model.mesh import at_tokens, embedding_lookup, reshape, row_parts, sharding
 from jprm.model.parameters import Int8
 from jprm.rows import Rows
 
@@ -100,19 +101,28 @@ def block(x_BTD, layer: Mapping[str, Array | Int8], plans: Mapping[str, Any], he
     plans: by kind, `Kind.plan`; here: by kind, the layer's entry of `Kind.settings`; index: which layer of the pattern.
     Returns the stream and the kinds' sums.
     """
-    w, sums = cast_weights(layer, config, index), {}
+    w, sums, flat = cast_weights(layer, config, index), {}, find_attention(config.attention).flat
+    B, T, D = x_BTD.shape
+
+    def rows(x):
+        return reshape(x, (B, T, D), "batch") if flat else x
+
+    def stream(x_BTD):
+        return reshape(x_BTD, (B * T, D), "batch") if flat else x_BTD
+
+    x = stream(x_BTD)  # where attention is made for CPUs B and T are one axis
     for part, name in zip(("attention", "mlp"), layers.kinds_of(config, index), strict=True):
-        y_BTD = normed(x_BTD, w, f"{part}_norm", config)
+        y_BTD = rows(normed(x, w, f"{part}_norm", config))
         y_BTD, more = layers.find(name).apply(y_BTD, w, plans[name], here[name], config)
-        x_BTD, sums = x_BTD + normed(y_BTD, w, f"{part}_post_norm", config), sums | more
+        x, sums = x + normed(stream(y_BTD), w, f"{part}_post_norm", config), sums | more
         if part == "attention":
-            x_BTD = checkpoint_name(x_BTD, PROJECTED)
-    return x_BTD, sums
+            x = checkpoint_name(x, PROJECTED)
+    return rows(x), sums
 
 
 def normed(x_BTD, w: Mapping[str, Array], role: str, config: ModelConfig):
     """Returns the stream after this norm, where the model has it."""
-    return layers.flat(lambda x: rms_norm(x, w[role], config.norm_eps), x_BTD, config) if role in w else x_BTD
+    return rms_norm(x_BTD, w[role], config.norm_eps) if role in w else x_BTD
 
 
 def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:

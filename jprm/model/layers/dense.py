@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from jprm.model.attention import find as find_attention
 from jprm.model.config import ModelConfig
-from jprm.model.layers import Kind, Weight, activated, flat, gathered_weights, product
-from jprm.model.mesh import gathered_weight, split_in_chunks, stream
+from jprm.model.layers import Kind, Weight, activated, gathered_weights, product
+from jprm.model.mesh import gathered_weight, reshape, split_in_chunks, stream
 
 WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weight("FD", "F")}
 
@@ -23,7 +23,8 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, here, conf
     """Returns the MLP's output. Without a split of tokens CPUs take B and T as one axis: see `Implementation.flat`."""
     w = {role: w[role] for role in WEIGHTS}
     if find_attention(config.attention).flat:
-        return flat(lambda x: gated(x, w, config), x_BTD, config), {}
+        y_XD = gated(reshape(x_BTD, (-1, x_BTD.shape[-1]), "batch"), w, config)
+        return reshape(y_XD, x_BTD.shape, "batch"), {}
     if config.remat in ("full", "attention") and x_BTD.ndim == 3:
         return cast(Array, chunked_mlp(x_BTD, with_chunks(w), config)), {}
     return gated(x_BTD, gathered_weights(w, WEIGHTS, config), config), {}
