@@ -77,14 +77,14 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: 
     """Returns one device's part: the sum over chosen experts, of all devices along `expert` and `tensor`."""
     (B, T, D), split = x_BTD.shape, dict(jax.sharding.get_abstract_mesh().shape)
     x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
-    weights, ring = [gate_EDF, up_EDF, down_EFD], split.get("expert", 1)
+    ring = split.get("expert", 1)
     if split:
         gather = functools.partial(jax.lax.all_gather, axis_name=spec("embed")[0], tiled=True)
-        weights = [gather(gate_EDF, axis=1), gather(up_EDF, axis=1), gather(down_EFD, axis=2)]
+        gate_EDF, up_EDF, down_EFD = gather(gate_EDF, axis=1), gather(up_EDF, axis=1), gather(down_EFD, axis=2)
     first = jax.lax.axis_index("expert") * gate_EDF.shape[0] if ring > 1 else 0
 
     def of_device(x_ND, weight_NP, expert_NP):
-        return _own_experts(x_ND, weight_NP, expert_NP - first, *weights, config)
+        return _own_experts(x_ND, weight_NP, expert_NP - first, gate_EDF, up_EDF, down_EFD, config)
 
     def turn(carry, _):
         x_ND, weight_NP, expert_NP, y_ND = carry
