@@ -91,7 +91,7 @@ docs: .venv-docs/installed
 	@touch $@
 
 tutorial: install
-	$(BIN)/python -m pytest -m slow tests/test_tutorial.py
+	$(BIN)/python -m pytest tests/test_tutorial.py
 
 # Each writes to a fresh folder in runs/, which git ignores.
 pod-rehearsal: install

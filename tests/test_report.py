@@ -3,6 +3,8 @@
 The suites' folders come from synthetic scorers, so no model is needed.
 """
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -13,6 +15,7 @@ from browser import WIDE, axe_script, requests_of, violations
 from refusing import refused
 
 from jprm.apps import cli
+from jprm.apps.report import collect as collecting
 from jprm.apps.report import page
 from jprm.apps.report.collect import Page, chains, collect
 from jprm.apps.report.page import svg
@@ -21,9 +24,10 @@ from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import plots, processbench
 from jprm.methods.evaluate.benchmark import Request
-from jprm.methods.evaluate.blocks import Figure, Model, decided, interval
+from jprm.methods.evaluate.blocks import Figure, Model, decided, interval, points
 from jprm.methods.evaluate.processbench import SPLITS
 from jprm.methods.evaluate.suite import Suite, results_of
+from jprm.methods.studies import diagnostics
 from jprm.tree import tree_of
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
@@ -192,6 +196,55 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
     refused(ValueError, "suite", collect, [folders[0], tmp_path / "drop"])
 
 
+def test_the_page_begins_with_three_sentences_that_follow_the_figures(folders):
+    (model, _) = collect(folders).models
+    report, rule = model.results["best_of_n"]["pool"], model.results["model"]["rule"]
+    said, use = page.lead(model), report["rules"][rule]
+    assert len(said) == 3
+    for sentence, kind in ((said[0], "best_of_n"), (said[2], "weighted_vote")):
+        for rival in ("best_baseline", "one_sample"):
+            assert points(use[f"{kind}_minus_{rival}"]) in sentence
+    one = np.mean([np.mean([s["correct"] for s in pool["samples"]]) for pool in records(3.0)["pool"]])
+    difference = use["best_of_n"]["value"][-1] - one
+    assert use["best_of_n_minus_one_sample"]["value"] == pytest.approx(difference, abs=1e-6)
+
+
+def test_the_first_figure_of_processbench_is_tuned_off_the_chains_it_judges(folders):
+    results = collect(folders).models[0].results
+    ((_, figure),) = processbench.headline(results)  # the one file tunes the threshold
+    assert figure["value"] == results["processbench"]["average"]["cross_fit"]["value"]
+
+
+def test_what_is_not_computed_is_not_called_none():
+    reason = {"not_computed": "too few problems"}
+    assert all("too few problems" in line for line in diagnostics.tables({"wrong_process": reason}))
+    said = list(diagnostics.tables({"wrong_process": reason, "nonsense": {"finding": False}}))
+    assert len(said) == 2 and "1" in said[0]
+
+
+def test_equal_chains_are_shown_once_and_counted():
+    sample = {"steps": ["a", "b"], "correct": True, "scores": [0.9, 0.8]}
+    pool = {"problem": "p", "samples": [sample, {**sample, "steps": ["a", "c"]}, sample, {**sample, "correct": False}]}
+    data = chains(["m"], [{"pool": [tree_of(pool)]}])
+    assert (data["all"], data["distinct"]) == (4, 3)
+    assert [(item["t"], item["o"], item.get("n", 1)) for item in data["items"]] == [
+        (["a", "b"], True, 2), (["a", "c"], True, 1), (["a", "b"], False, 1),
+    ]  # fmt: skip
+
+
+def test_a_page_holds_the_first_chains_of_each_order_and_not_more_than_its_room(monkeypatch):
+    pools = [tree_of(pool) for pool in records(3.0)["pool"]]
+    whole = chains(["m"], [{"pool": pools}])
+    monkeypatch.setattr(collecting, "BYTES", 4000)
+    some = chains(["m"], [{"pool": pools}])
+    assert 0 < len(some["items"]) < len(whole["items"]) == whole["distinct"] == some["distinct"]
+    assert len(json.dumps([some["items"], some["problems"]], ensure_ascii=False)) < 4400
+    lowest = [min(item["c"][0]) for item in whole["items"] if not item["o"]]
+    assert max(lowest) in [min(item["c"][0]) for item in some["items"] if not item["o"]]
+    shown = {(some["problems"][item["p"]], *item["t"]) for item in some["items"]}
+    assert shown <= {(whole["problems"][item["p"]], *item["t"]) for item in whole["items"]}
+
+
 def test_trees_are_shown_depth_first_and_ratings_as_probabilities():
     tree = records(1.0)["rated"][0]
     (item,) = chains(["m"], [{"rated": [tree_of(tree)]}])["items"]
@@ -287,6 +340,32 @@ def test_the_keyboard_searches_turns_pages_and_clears(opened):
     browser.wait(f"return {where} === {json.dumps(everything)}")
     browser.press("j")
     assert browser.run("return document.activeElement.tagName") == "ARTICLE"
+
+
+def test_tables_are_copied_as_text_in_three_forms(opened):
+    browser, _ = opened
+    browser.run("navigator.clipboard.writeText = text => { window.copied = text; return Promise.resolve(); }")
+    rows = browser.run("return [...document.querySelector('section table').rows].length")
+    texts = {}
+    for name in ("Markdown", "LaTeX", "CSV"):
+        browser.run(
+            "[...document.querySelectorAll('.copy button')].find(b => b.textContent === arguments[0]).click()", name
+        )
+        texts[name] = browser.run("return window.copied")
+    (head, *_) = lines = list(csv.reader(io.StringIO(texts["CSV"])))
+    assert len(lines) == rows and {len(line) for line in lines} == {len(head)}
+    assert texts["Markdown"].count("\n") == rows + 1 and texts["LaTeX"].count(r" \\") == rows
+
+
+def test_no_column_is_cut_in_print(opened):
+    browser, _ = opened
+    browser.size(718, 1000)  # A4 within its margins
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    browser.run("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > t.parentElement.clientWidth)"
+    assert browser.run(f"return {wide}.length") == 0
+    assert browser.run("return document.documentElement.scrollWidth") <= 718
+    browser.cdp("Emulation.setEmulatedMedia", media="")
 
 
 def test_formulas_bring_their_script_and_other_pages_do_not_grow(browser, written, tmp_path):

@@ -14,7 +14,6 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from jprm.apps import cli
 
@@ -44,7 +43,6 @@ def served(port):
     raise AssertionError("the server is not ready")
 
 
-@pytest.mark.slow
 def test_every_block_runs(smollm2_gguf, one_device, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with socket.socket() as free:

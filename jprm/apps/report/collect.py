@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jprm.io.jsonl import dump
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Scores
 from jprm.methods.evaluate.benchmarks import registered
@@ -25,6 +27,9 @@ from jprm.tree import ReasoningTree, chains_of, steps_only
 AROUND = "around"
 """The extra of a trajectory's steps: `before`, [role, text] of each message since the last turn; `thoughts`;
 `calls`, [name, arguments] each."""
+
+BYTES = 2_000_000
+"""Of the chains on a page, as JSON: with its figures and scripts it stays below 3 MB."""
 
 BINS, COLUMNS = 10, 12
 """Size of the heat maps: bins of the score, and steps; the last column holds all later ones."""
@@ -139,7 +144,9 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
 
     `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
     wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null), and
-    where a model is a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step.
+    where a model is a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step. Equal
+    chains are one item, whose `n` says how many. `all` and `distinct` are the numbers of chains; where they exceed
+    `BYTES`, `items` holds those that the page's orders show first, and random others.
     """
     problems: dict[str, int] = {}
     items = []
@@ -150,7 +157,75 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
             columns = scores_of(trees)
             told = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
             items += [{"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(told, order) for order in orders]
-    return {"models": list(names), "files": list(scores[0]), "problems": list(problems), "items": items}
+    some = {"models": list(names), "files": list(scores[0]), "all": len(items)}
+    items = _merged(items)
+    return some | {"distinct": len(items)} | _shown(items, list(problems))
+
+
+def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns each item once, with the number of those equal to it as `n` where there are several."""
+    count = collections.Counter(texts := [dump(item) for item in items])
+    first = dict(zip(reversed(texts), reversed(items), strict=True))
+    return [first[text] | ({"n": times} if times > 1 else {}) for text, times in count.items()]
+
+
+def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
+    """Returns `problems` and `items`: all that `BYTES` holds, taken in turns from the page's orders and at random."""
+    models = range(len(items[0]["c"])) if items else ()
+    orders = [np.argsort([-key(item, m) for item in items], kind="stable") for key in ORDERS for m in models]
+    orders.append(np.random.default_rng(0).permutation(len(items)))
+    size = [len(dump(item).encode()) for item in items]
+    taken: set[int] = set()
+    there: set[int] = set()
+    room = BYTES
+    for i in itertools.chain.from_iterable(zip(*orders, strict=True)):
+        i = int(i)
+        p: int = items[i]["p"]
+        cost = size[i] + (0 if p in there else len(problems[p].encode()))
+        if i not in taken and cost <= room:
+            taken.add(i)
+            there.add(p)
+            room -= cost
+    place = {p: new for new, p in enumerate(sorted(there))}
+    return {
+        "problems": [problems[p] for p in place],
+        "items": [items[i] | {"p": place[items[i]["p"]]} for i in sorted(taken)],
+    }
+
+
+def _is_wrong(item: Mapping[str, Any]) -> bool | None:
+    """Returns whether a step is labelled incorrect or, where no step has a label, the answer is; as page.js."""
+    labels = [label for label in item["l"] if label is not None]
+    return min(labels) < 0.5 if labels else None if item["o"] is None else not item["o"]
+
+
+def _convincing(item: Mapping[str, Any], m: int) -> float:
+    """Returns the score of a wrong chain by its lowest step, of a tree by the wrong step that scores highest."""
+    scores = item["c"][m]
+    if not _is_wrong(item):
+        return -1.0
+    if "d" not in item:
+        return min(scores, default=0.0)
+    return max(
+        (s for s, label in zip(scores, item["l"], strict=True) if label is not None and label < 0.5), default=0.0
+    )
+
+
+def _doubted(item: Mapping[str, Any], m: int) -> float:
+    return 1.0 - min(item["c"][m], default=1.0) if _is_wrong(item) is False else -1.0
+
+
+def _far_from_label(item: Mapping[str, Any], m: int) -> float:
+    pairs = zip(item["c"][m], item["l"], strict=True)
+    return max((abs(score - label) for score, label in pairs if label is not None), default=0.0)
+
+
+def _apart(item: Mapping[str, Any], _: int) -> float:
+    return max((max(scores) - min(scores) for scores in zip(*item["c"], strict=True)), default=0.0)
+
+
+ORDERS = (_convincing, _doubted, _far_from_label, _apart)
+"""The page's orders: what an item and the number of a model rank by."""
 
 
 def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:

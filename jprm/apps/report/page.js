@@ -106,7 +106,8 @@
       const outcome = item.o === null || item.o === undefined ? "" : item.o ? ", answer right" : ", answer wrong";
       const what = item.d ? "tree" : !item.labelled ? "chain" : item.w ? "chain with an error" : "chain without an error";
       card.setAttribute("aria-label", `${page * PAGE + i + 1} of ${shown.length}`);
-      card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}: ${what}${outcome}`));
+      const times = item.n ? `, ${item.n} equal ones` : "";
+      card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}: ${what}${outcome}${times}`));
       card.append(mathematics.write(element("p", "problem"), data.problems[item.p]));
       const steps = element("ol");
       steps.append(...item.t.map((_, k) => step(item, k, m)));
@@ -141,6 +142,43 @@
                   j: () => focusCard(1), k: () => focusCard(-1) }[event.key];
     if (act) { event.preventDefault(); act(); }
   });
+  // Tables as text: Markdown for issues, LaTeX for papers (booktabs), CSV for everything else.
+  const cells = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+  const LATEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "–": "--", "<": "$<$", ">": "$>$" };
+  const latex = (text) => text.replace(/[&%$#_{}]|[\\~^–<>]/g, (one) => LATEX[one] || "\\" + one).replace(/^[+-]\d.*/, "$$$&$$");
+  const forms = {
+    Markdown: (rows) => rows.flatMap((row, i) => [row, ...(i ? [] : [row.map((_, k) => (k ? "--:" : "---"))])])
+      .map((row) => `| ${row.map((cell) => cell.replaceAll("|", "\\|")).join(" | ")} |\n`).join(""),
+    LaTeX: (rows) => {
+      const [head, ...body] = rows.map((row) => row.map(latex).join(" & ") + " \\\\\n");
+      return `\\begin{tabular}{l${"r".repeat(rows[0].length - 1)}}\n\\toprule\n${head}\\midrule\n${body.join("")}\\bottomrule\n\\end{tabular}\n`;
+    },
+    CSV: (rows) => rows.map((row) => row.map((cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell)).join(",") + "\n").join(""),
+  };
+  async function copy(text) {
+    try { await navigator.clipboard.writeText(text); return; } catch { /* an older browser, or no permission */ }
+    const area = document.body.appendChild(element("textarea"));
+    area.value = text;
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  for (const scroll of document.querySelectorAll("section .scroll")) {
+    const bar = element("p", "copy soft", "Copy as ");
+    for (const name of Object.keys(forms)) {
+      const button = element("button", "", name);
+      button.type = "button";
+      button.setAttribute("aria-label", `Copy ${scroll.getAttribute("aria-label")} as ${name}`);
+      button.addEventListener("click", async () => {
+        await copy(forms[name](cells(scroll.querySelector("table"))));
+        button.textContent = "copied";
+        setTimeout(() => { button.textContent = name; }, 1500);
+      });
+      bar.append(button);
+    }
+    scroll.after(bar);
+  }
+
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
   choose();
 })();

@@ -85,11 +85,7 @@ def report(
         page = collect(folders)
         sections = list(sections_of(page, more or {}))
         verdicts = [(model.name, list(verdict(model))) for model in page.models]
-        leads = [
-            (name, " ".join([*against_trivial(model), lead(sentences)]))
-            for model, (name, sentences) in zip(page.models, verdicts, strict=True)
-            if sentences
-        ]
+        leads = [(model.name, sentences) for model in page.models if (sentences := lead(model))]
         first = First(leads, tiles(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     with atomic_file(out) as file:
@@ -128,10 +124,23 @@ def html(
         sorts=[(key, said) for key, said in SORTS.items() if several or key != "models"],
         files=[("", "all"), *enumerate(page.chains["files"])],
         names=list(enumerate(page.chains["models"])),
+        counts=counts_of(page.chains),
         chains=Markup(embedded(page.chains)),
         css=Markup("".join(text_of_file(file) for file in ("jprm.apps.web:base.css", "jprm.apps.report:page.css"))),
         js=Markup("".join(map(text_of_file, [*(KATEX if has_formulas(page.chains) else ()), *SCRIPTS]))),
     )
+
+
+def counts_of(chains: Mapping[str, Any]) -> str:
+    """Returns how many of the chains are distinct and on the page; empty where all are."""
+    every, distinct, here = (chains.get("all", 0), chains.get("distinct", 0), len(chains["items"]))
+    said = [f"{distinct:,} of {every:,} chains are distinct; equal ones are shown once."] if distinct < every else []
+    if here < distinct:
+        said.append(
+            f"The page holds {here:,} of {distinct:,}: those that come first in each order, and others at random. All"
+            " are in the suite's folder, in scores/."
+        )
+    return " ".join(said)
 
 
 def has_formulas(chains: Mapping[str, Any]) -> bool:
@@ -170,7 +179,15 @@ def against_trivial(model: Model) -> Iterator[str]:
             yield f"{said} the best trivial baseline in {'; '.join(some)}."
 
 
-def lead(sentences: Sequence[tuple[str, str]]) -> str:
+def lead(model: Model) -> list[str]:
+    """Returns the sentences that the page begins with: what benchmarks say, else where baselines are met."""
+    there = [benchmark for name, benchmark in registered().items() if name in model.results]
+    said = [sentence for benchmark in there for sentence in benchmark.lead(model.results)]
+    found = list(verdict(model))
+    return said[:3] or list(against_trivial(model)) or [count_of(found)][: len(found)]
+
+
+def count_of(sentences: Sequence[tuple[str, str]]) -> str:
     """Returns one sentence on a verdict's sentences: how many are of each kind."""
     count = collections.Counter(kind for kind, _ in sentences)
     names = {"good": ("strength", "strengths"), "bad": ("fault", "faults"), "open": ("undecided", "undecided")}
@@ -178,14 +195,18 @@ def lead(sentences: Sequence[tuple[str, str]]) -> str:
     return f"{len(sentences)} finding{'s'[: len(sentences) > 1]}: {', '.join(parts)}."
 
 
-def tiles(models: Sequence[Model]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Returns what the first screen's four figures are, and (model, value, interval) of each."""
-    figures: dict[str, list[tuple[str, str, str]]] = {}
+Tiles = list[tuple[str, list[tuple[str, str, str, str]]]]
+"""Figures of the first screen: what each is, and its (model, value, interval, remark)."""
+
+
+def tiles(models: Sequence[Model]) -> Tiles:
+    """Returns the first screen's four figures."""
+    figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:
         for name, benchmark in registered().items():
             for what, figure in benchmark.headline(model.results) if name in model.results else ():
                 value, _, inside = interval(figure).partition(" ")
-                figures.setdefault(what, []).append((model.name, value, inside))
+                figures.setdefault(what, []).append((model.name, value, inside, figure.get("beside", "")))
     return list(figures.items())[:4]
 
 
@@ -389,7 +410,7 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
         sections.insert(0, ("runs", "Runs", [_together(results)]))
     if figures := list(training(runs)):
         sections.append(("training", "Training", figures))
-    leads = [(name, _lead(sentences)) for name, sentences in verdicts]
+    leads = [(name, [_lead(sentences)]) for name, sentences in verdicts]
     return Page(models, [], chains, []), sections, verdicts, First(leads, _tiles(results))
 
 
@@ -399,10 +420,10 @@ def _lead(sentences: list[tuple[str, str]]) -> str:
 
 
 class First(NamedTuple):
-    """What the first screen says: a sentence for each run, and figures, each with (run, value, interval)."""
+    """What the first screen says: sentences on each model or run, and figures."""
 
-    leads: list[tuple[str, str]]
-    tiles: list[tuple[str, list[tuple[str, str, str]]]]
+    leads: list[tuple[str, list[str]]]
+    tiles: Tiles
 
 
 def kind(sentence: str) -> str:
@@ -414,18 +435,18 @@ def kind(sentence: str) -> str:
     return {"better.": "good", "worse.": "bad"}.get(sentence.rpartition(", ")[2], "open")
 
 
-def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> Tiles:
     """Returns correct answers at the start, of the kept policy and at the end, and the PRM's score at the end."""
-    figures: dict[str, list[tuple[str, str, str]]] = {}
+    figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for name, of in results:
         rows = of["evaluations"]
         kept = (of.get("fresh") or rows[of["best"]]) if of["ended"] else rows[-1]
         for what, row in (("right at the start, %", rows[0]), ("right at the end, %", rows[-1]), ("kept, %", kept)):
             right = {"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}
             value, _, inside = interval(right).partition(" ")
-            figures.setdefault(what, []).append((name, value, inside))
+            figures.setdefault(what, []).append((name, value, inside, ""))
         if "proxy" in rows[0]:
-            score = (name, f"{rows[-1]['proxy']:.2f}", f"from {rows[0]['proxy']:.2f}")
+            score = (name, f"{rows[-1]['proxy']:.2f}", f"from {rows[0]['proxy']:.2f}", "")
             figures.setdefault("PRM's lowest score", []).append(score)
     return list(figures.items())
 

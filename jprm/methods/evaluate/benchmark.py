@@ -99,9 +99,11 @@ class Benchmark:
       reports: the command's reports that an entry in `results.json` holds.
       section: the page's section for one or several models of one suite. By default every figure that has an interval.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
+      lead: sentences on one model's results that the page begins with, three at most of all benchmarks.
       against_trivial: (what, the best trivial baseline, a paired difference from it) of one model's results: the page
-        leads with them.
-      headline: (what, a figure with `value`, `low` and `high`) of one model's results, for the page's first screen.
+        begins with them where no benchmark has a `lead`.
+      headline: (what, a figure with `value`, `low` and `high`, and a remark `beside` it where there is one) of one
+        model's results, for the page's first screen.
       problem_draws: (what a figure is, `jprm.statistics.Draws` of it over problems) of one model's results and scores,
         with the seed `results["seed"]`: models of one suite meet the same resamples. Models are compared by these.
       left_out: (what, count) of records that its figures leave out.
@@ -122,6 +124,7 @@ class Benchmark:
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
     section: Callable[[Sequence[Model]], Iterator[Block]] | None = None
     verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
+    lead: Callable[[Results], Iterator[str]] = lambda results: iter(())
     against_trivial: Callable[[Results], Iterator[tuple[str, str, Mapping[str, Any]]]] = lambda results: iter(())
     headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())
     problem_draws: Callable[[Results, Scores], Iterator[tuple[str, Any]]] = lambda results, scores: iter(())

@@ -286,7 +286,8 @@ def best_of_n_report(
     `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n less majority vote on the same problems, at the largest
     n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal) and those
     of `baselines.py`, whose votes are in `baseline_votes`. The one that is correct most often at the largest n, the
-    majority vote among them, is `best_baseline`; rules have their paired differences from it. Votes are sampled over
+    majority vote among them, is `best_baseline`; rules have their paired differences from it and from `one_sample`,
+    drawn blindly. Votes are sampled over
     `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they are
     None if the file has no answers. `paired` compares all rules with each other and with majority vote
     (`compare_curves`).
@@ -331,9 +332,11 @@ def report_of(
     choices = [name for name in ("majority", "random", *trivial, *map("{}.vote".format, trivial)) if name in curves]
     best = max(choices, key=lambda name: curves[name][:, -1].mean())
     uses = [name for name in curves if name.endswith((".best_of_n", ".weighted_vote"))]
-    ahead_PC = np.stack([curves[name][:, -1] - curves[best][:, -1] for name in uses], axis=1)
-    ahead = mean_differences(ahead_PC, problem_P, seed).json()
-    minus_best = {name: {key: value[i] for key, value in ahead.items()} for i, name in enumerate(uses)}
+    minus = {}
+    for what, base_P in (("best_baseline", curves[best][:, -1]), ("one_sample", curves["random"][:, 0])):
+        ahead_PC = np.stack([curves[name][:, -1] - base_P for name in uses], axis=1)
+        ahead = mean_differences(ahead_PC, problem_P, seed).json()
+        minus |= {(name, what): {key: value[i] for key, value in ahead.items()} for i, name in enumerate(uses)}
     in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
     right_P = np.where(in_pool_PN, pools.correct_PN, 0.0).sum(1)
     return {
@@ -357,8 +360,9 @@ def report_of(
             rule: {kind: intervals.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote")}
             | {"minus_majority": at_most.get(rule)}
             | {
-                f"{kind}_minus_best_baseline": minus_best.get(f"{rule}.{kind}")
+                f"{kind}_minus_{what}": minus.get((f"{rule}.{kind}", what))
                 for kind in ("best_of_n", "weighted_vote")
+                for what in ("best_baseline", "one_sample")
             }
             for rule in RULES
         },
@@ -590,7 +594,9 @@ def _series(label: str, curve: Mapping[str, Any], *, band: bool = False, dashed:
 
 def _rivals(report: Report) -> dict[str, Mapping[str, Any]]:
     rivals = {"oracle": report["pass_at_n"], "majority": report["majority"], "random": report["baselines"]["random"]}
-    rivals["shortest"] = report["baselines"]["shortest"]
+    best = _named(report["best_baseline"]["name"]) if "best_baseline" in report else "shortest"
+    if best not in ("majority vote", "a blind choice"):
+        rivals[best] = _trivial(report)[best]
     return {label: curve for label, curve in rivals.items() if curve is not None}
 
 
@@ -616,6 +622,44 @@ def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapp
         for kind, said in (("best_of_n", f"best of {report['n_max']}"), ("weighted_vote", "the weighted vote")):
             if (less := report["rules"][rule][f"{kind}_minus_best_baseline"]) is not None:
                 yield f"{name}, {said}", base, less
+
+
+def lead(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yields three sentences on the first file: what best of n is better than, where it falls with n, and the vote."""
+    rule = results["model"]["rule"]
+    name, report = next(iter(results["best_of_n"].items()))
+    use, n_max = report["rules"][rule], report["n_max"]
+    if "best_of_n_minus_one_sample" not in use:  # results of an older version
+        return
+    best = use["best_of_n"]
+    yield (
+        f"The best of {n_max} by its scores ({name}, {words(rule)}) is right in {interval(last(best))} %:"
+        f" {_compared(report, use, 'best_of_n')}."
+    )
+    peak = int(np.argmax(best["value"]))
+    top, end = (f"{percent(value)} %" for value in (best["value"][peak], best["value"][-1]))
+    drop = results.get("diagnostics", {}).get("over_optimisation", {}).get(name, {}).get(rule)
+    if peak == n_max - 1:
+        yield f"It is highest at n = {n_max}, the largest: more samples have not made it worse."
+    elif drop is not None and drop["finding"]:
+        yield f"It falls with n: {top} at n = {peak + 1}, {end} at {n_max}."
+    else:
+        yield f"It is highest at n = {peak + 1} with {top}; that it falls, to {end} at {n_max}, is not shown."
+    if (vote := use["weighted_vote"]) is not None:
+        yield (
+            f"A vote of {n_max} weighted by its scores is right in {interval(last(vote))} %:"
+            f" {_compared(report, use, 'weighted_vote')}."
+        )
+
+
+def _compared(report: Report, use: Mapping[str, Any], kind: str) -> str:
+    """Returns how a use of the scores compares with the best trivial baseline and with one sample."""
+    base, one = use[f"{kind}_minus_best_baseline"], use[f"{kind}_minus_one_sample"]
+    if base["low"] is None or one["low"] is None:
+        return f"one sample is in {percent(report['baselines']['random']['value'][0])} %"
+    than_base, than_one = (_SAID[decided(less)][1] for less in (base, one))
+    named = _named(report["best_baseline"]["name"])
+    return f"{than_base} the best trivial baseline, {named} ({points(base)}), and {than_one} one sample ({points(one)})"
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -690,6 +734,7 @@ BENCHMARK = Benchmark(
     reader="pools",
     reports=lambda entry: entry.values(),
     section=section,
+    lead=lead,
     verdict=verdict,
     headline=headline,
     against_trivial=against_trivial,

@@ -444,8 +444,15 @@ def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: S
 
 
 def tables(report: Report) -> Iterator[str]:
-    for name in [name for name, row in rows_of(report) if row.get("finding")] or ["none"]:
+    rows = list(rows_of(report))
+    computed = [(name, row["finding"]) for name, row in rows if "finding" in row]
+    for name in [name for name, finding in computed if finding]:
         yield f"finding: {name}"
+    if computed and not any(finding for _, finding in computed):
+        yield f"no finding in {len(computed)} diagnostics"
+    for name, row in rows:
+        if "not_computed" in row:
+            yield f"not computed: {name}: {row['not_computed']}"
 
 
 def rows_of(report: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -469,7 +476,7 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
                 continue
             key, figure = next((k, v) for k, v in row.items() if isinstance(v, Mapping) and "value" in v and k in MAIN)
             sentence = f"{MAIN[key]}: {interval(figure)}; a finding beyond {percent(row['margin'])}"
-            rows.append([label, "finding" if row["finding"] else "none", sentence])
+            rows.append([label, "finding" if row["finding"] else "no finding", sentence])
     if not rows:
         return
     yield Table("", ("", "", "figure, %"), rows, text=2)
@@ -488,7 +495,8 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     of_rule = [name for name in findings if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
     findings = [name for name in findings if name not in of_rule]
     missing = [name for name, row in rows if "not_computed" in row]
-    said = f"Diagnostics: {len(findings)} finding{'' if len(findings) == 1 else 's'}"
+    computed = len(rows) - len([name for name, row in rows if "not_computed" in row])
+    said = f"Diagnostics: {len(findings)} finding{'' if len(findings) == 1 else 's'} in {computed} computed"
     said += f" ({'; '.join(findings)})." if findings else "."
     if of_rule:
         rules = ", ".join(name.rsplit(", ", 1)[1] for name in of_rule)
