@@ -53,7 +53,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
     package_data={
         "jprm": ["py.typed"],
-        "jprm.apps.annotate": ["annotate.css", "annotate.html", "annotate.js", "guidelines.txt"],
+        "jprm.apps.annotate": ["*.css", "*.html", "*.js", "guidelines.txt"],
         "jprm.methods.kernels": ["gpu_blocks.json"],
         "jprm.apps.plan": ["gpu_targets/*"],
         "jprm.apps.report": ["page.css", "page.html", "page.js"],

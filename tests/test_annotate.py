@@ -102,7 +102,7 @@ def test_no_answer_holds_a_score_a_label_or_where_a_chain_comes_from(tmp_path):
         for secret in (str(SECRET), "secret", "stratum", "gold", "labels", "semantics", "again"):
             assert secret not in answer.text.replace('again"', "").replace("tried again", ""), secret
     shown = answers[0].json()["tasks"][0]
-    assert set(shown) == {"task", "problem", "steps", "after", "acts", "finish", "flagged", "comments"}
+    assert set(shown) == {"task", "problem", "steps", "after", "acts", "finish", "flagged", "comments", "written"}
 
 
 def test_double_gold_and_repeated_chains_come_as_often_as_set(tmp_path):

@@ -11,6 +11,10 @@ Disagreements = Literal["cut", "each"]
 `each`: one record for each."""
 
 
+Written = Literal["positive", "unlabelled"]
+"""The label of a step that an annotator wrote, which has no rating, as for the reader of PRM800K."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StudyConfig:
     """What is labelled how often.

@@ -46,10 +46,11 @@
     if (event.kind === "rate") task.acts.push([event.step, event.rating]);
     else if (event.kind === "choose") task.acts.push([event.step, null]);
     else if (event.kind === "flag") task.flagged = event.on;
+    else if (event.kind === "write") task.written = event.text;
     else if (event.kind === "comment") task.comments.push({ step: event.step, text: event.text });
     else if (event.kind === "finish") { task.finish = event.reason; finished += 1; previous = task; tasks = tasks.filter((one) => one !== task); dry = false; }
     else if (task.finish) { task.finish = null; finished -= 1; }
-    else task.acts.pop();
+    else { task.acts.pop(); task.written = ""; }
   }
 
   // The outbox: one entry of storage an event, so that two windows do not overwrite each other's.
@@ -187,6 +188,10 @@
     at("several").hidden = !several;
     at("several").textContent = several ? `Step ${number}: ${here.length} alternatives` : "";
     at("alternatives").replaceChildren(...(several ? here.map((step, i) => alternative(task, now, step, i)) : []));
+    at("own").hidden = !(task.written && end === "found_error");
+    at("own").replaceChildren(...(task.written ? [element("li", "step right")] : []));
+    if (task.written) at("own").firstChild.append(element("div", "said", "yours"), mathematics.write(element("div", "text"), task.written));
+    at("write").hidden = end !== "found_error";
     at("comments").replaceChildren(...task.comments.map((one) => element("li", "", one.text)));
     at("comments").hidden = !task.comments.length;
     at("flagged").hidden = !task.flagged;
@@ -258,14 +263,27 @@
       dialog.showModal();
       at("comment-text").focus();
     },
+    write() {
+      const task = current();
+      if (!task || stand(task).end !== "found_error") return;
+      at("own-text").value = task.written || "";
+      const dialog = at("own-step");
+      dialog.onclose = () => {
+        const text = at("own-text").value.trim();
+        if (dialog.returnValue === "save" && text !== (task.written || "")) act({ kind: "write", task: task.task, text, seconds: clock.read() });
+      };
+      dialog.returnValue = "";
+      dialog.showModal();
+      at("own-text").focus();
+    },
     chain() { at("chain").focus(); },
     help() { if (!at("guidelines").open) at("guidelines").showModal(); },
   };
   const keys = { 1: "wrong", 2: "neutral", 3: "right", Enter: "next", u: "undo", s: "skip", g: "give_up", b: "bad_problem",
-                 f: "flag", c: "comment", "?": "help", h: "help", ArrowUp: "before", ArrowDown: "after" };
+                 f: "flag", c: "comment", w: "write", "?": "help", h: "help", ArrowUp: "before", ArrowDown: "after" };
 
   document.addEventListener("keydown", (event) => {
-    if (event.target.id === "comment-text" && event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); at("comment-save").click(); return; }
+    if (/^(comment|own)-text$/.test(event.target.id) && event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); event.target.closest("form").querySelector(".main").click(); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || document.querySelector("dialog[open]")) return;
     if (/^(INPUT|TEXTAREA)$/.test(event.target.tagName) || (event.key === "Enter" && event.target.tagName === "BUTTON")) return;
     if (event.key.startsWith("Arrow") && at("several").hidden) return;  // scrolls

@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jprm.apps.annotate.study import Log, Study, chance, open_log, read, scores_of
+from jprm.apps.annotate.quality import figures, standing
+from jprm.apps.annotate.study import Log, Study, chance, events_in, open_log, read, scores_of
 from jprm.apps.annotate.tasks import REASONS, Conflict, Task, Tasks
 from jprm.apps.web import Listen, text_of_file
 from jprm.apps.web.http import HANDLERS, MATH, Refusal, field, file_routes, guards, json_of, key_of, page_route, timed
@@ -46,9 +47,11 @@ def serve(
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listening = socket.create_server((config.host, config.port), family=family)
         host = f"[{config.host}]" if ":" in config.host else config.host
+        address = f"http://{host}:{listening.getsockname()[1]}"
         for name in study.config.annotators:
             secret = f":{key_of_annotator(key, name)}" if key else ""
-            say(f"http://{host}:{listening.getsockname()[1]}/#{name}{secret}")
+            say(f"{address}/#{name}{secret}")
+        say(f"{address}/study{f'#{key_of_study(key)}' if key else ''} shows how the study stands, to you alone")
         counts = ", ".join(f"{len(trees):,} of {pool}" for pool, trees in study.trees.items() if trees)
         say(f"{pathlib.Path(folder)}: {counts}; {len(log.events):,} events so far")
         server = uvicorn.Server(uvicorn.Config(
@@ -64,6 +67,8 @@ FILES = {
     "/chain.js": "jprm.apps.web:chain.js",
     "/annotate.css": "jprm.apps.annotate:annotate.css",
     "/annotate.js": "jprm.apps.annotate:annotate.js",
+    "/study.css": "jprm.apps.annotate:study.css",
+    "/study.js": "jprm.apps.annotate:study.js",
     **MATH,
 }
 PERSONAL = re.compile(r"/v1/annotators/([\w.-]{1,64})/", re.ASCII)
@@ -78,6 +83,8 @@ def make_app(
     def expected(path: str) -> str | None:
         if key is None or not path.startswith("/v1/"):
             return None  # the page itself holds nothing of the study
+        if path == "/v1/study":
+            return key_of_study(key)
         personal = PERSONAL.match(path)
         return key_of_annotator(key, personal[1] if personal else "")
 
@@ -89,17 +96,38 @@ def make_app(
         *file_routes(FILES),
         Route("/v1/annotators/{annotator}/next", _next, methods=["POST"]),
         Route("/v1/annotators/{annotator}/events", _event, methods=["POST"]),
+        page_route("/study", text_of_file("jprm.apps.annotate:study.html"), "study.html"),
+        Route("/v1/study", _study),
         Route("/health", lambda request: PlainTextResponse("ok")),
     ]
     app = Starlette(routes=routes, middleware=guards(config, expected), exception_handlers=HANDLERS)
     app.state.listen, app.state.clock = config, clock
     app.state.tasks, app.state.log, app.state.one_at_a_time = Tasks(study, log.events), log, asyncio.Lock()
+    app.state.one_report = asyncio.Lock()
     return app
 
 
 def key_of_annotator(key: str, annotator: str) -> str:
     """Returns an annotator's own key, which the server's key gives and which does not give it away."""
     return hmac.new(key.encode(), f"annotator {annotator}".encode(), "sha256").hexdigest()[:32]
+
+
+def key_of_study(key: str) -> str:
+    """Returns the key of the study's page, which no annotator has: it tells what their labels are worth."""
+    return hmac.new(key.encode(), b"study", "sha256").hexdigest()[:32]
+
+
+async def _study(request: Request) -> Response:
+    """Returns the report as the file of events has it now, and where every annotator stands. It changes nothing."""
+    state = request.app.state
+    study: Study = state.tasks.study
+
+    def report() -> dict[str, Any]:
+        tasks = Tasks(study, events_in(study.events))
+        return {"name": study.folder.name} | figures(tasks) | {"standing": standing(tasks, state.clock())}
+
+    async with state.one_report:  # of several pages, and no annotator waits for it
+        return JSONResponse(await asyncio.to_thread(report))
 
 
 def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
@@ -118,6 +146,7 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
         "finish": task.finish,
         "flagged": task.flagged,
         "comments": task.comments,
+        "written": task.written,
     } | ({"scores": [round(score, 2) for score in scores_of(tree)]} if tasks.anchored(task) else {})
 
 
@@ -207,12 +236,16 @@ def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str,
         event |= {"step": step, "text": field(body, "text", str).strip()}
         if not 0 < len(event["text"]) <= LONGEST_COMMENT:
             raise Refusal(400, f"text has 1 to {LONGEST_COMMENT:,} characters", "text")
+    elif kind == "write":
+        event |= {"text": field(body, "text", str).strip(), "seconds": _seconds(body)}
+        if len(event["text"]) > LONGEST_COMMENT:
+            raise Refusal(400, f"text has at most {LONGEST_COMMENT:,} characters; none takes the step back", "text")
     elif kind == "finish":
         event |= {"reason": field(body, "reason", str), "seconds": _seconds(body)}
         if event["reason"] not in REASONS:
             raise Refusal(400, f"reason is one of {', '.join(REASONS)}", "reason")
     else:
-        raise Refusal(400, "kind is rate, choose, undo, flag, comment or finish", "kind")
+        raise Refusal(400, "kind is rate, choose, undo, flag, comment, write or finish", "kind")
     if unknown := sorted(set(body) - set(event)):
         raise Refusal(400, f"{unknown[0]} is unknown for {kind}", unknown[0])
     return event | {"time": now}

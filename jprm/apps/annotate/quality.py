@@ -15,20 +15,19 @@ import rich.console
 import rich.table
 from jaxtyping import Float
 
-from jprm.apps.annotate import Disagreements, study
+from jprm.apps.annotate import Disagreements, Written, study
 from jprm.apps.annotate.study import alike, is_chain, scores_of
 from jprm.apps.annotate.tasks import REASONS, Task, Tasks
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
 from jprm.statistics import bootstrap, difference, draws, weighted_mean
-from jprm.tree import NONE, Node, ReasoningTree, record_of
+from jprm.tree import NONE, Node, ReasoningTree, record_of, without_chain
 
 
 def tasks_of(folder: str | os.PathLike) -> Tasks:
-    """Returns a study's tasks. Raises ValueError where it is none, or is being served."""
+    """Returns a study's tasks as they stand, also while it is served. Raises ValueError where it is none."""
     about = study.read(folder)
-    with study.open_log(about.events) as log:
-        return Tasks(about, log.events)
+    return Tasks(about, study.events_in(about.events))
 
 
 def labellings(tasks: Tasks) -> dict[int, list[Task]]:
@@ -54,6 +53,38 @@ def figures(tasks: Tasks) -> dict[str, Any]:
     }  # fmt: skip
 
 
+STUCK_MINUTES = 30
+"""An annotator with an open task and no event for longer is stuck, or gone."""
+
+
+def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
+    """Returns where each annotator stands: `state`, and `minutes` since the last event (None before the first).
+
+    States: `not begun`, `screening failed`, `done` (no task is open), `stuck` (`STUCK_MINUTES`), else `working`.
+    `on` is the problem and the step at which the open task stands that was touched last.
+    """
+    found = {}
+    for name in tasks.study.config.annotators:
+        mine = tasks.of(name)
+        begun = [task for task in mine if task.acts or task.finish or task.comments]
+        opened = [task for task in mine if not task.finish]
+        last = max((task.touched for task in mine), default=None)
+        minutes = None if last is None else max(now - last, 0.0) / 60
+        state = "working"
+        if not begun:
+            state = "not begun"
+        if tasks.screening(name)["passed"] is False:
+            state = "screening failed"
+        elif not opened and begun:
+            state = "done"
+        elif opened and minutes is not None and minutes > STUCK_MINUTES:
+            state = "stuck"
+        at = max(opened, key=lambda task: (bool(task.acts), task.touched), default=None)
+        on = at and {"problem": tasks.tree(at).problem[:200], "step": len(at.path) + 1}
+        found[name] = {"state": state, "minutes": minutes, "on": on}
+    return found
+
+
 def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
     """Returns alpha over the steps that two rated, how often they agree that one is wrong or not, and how often they
     name the same first error of a chain, or none."""
@@ -72,7 +103,7 @@ def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict
     same = [float(len({task.error for task in some}) == 1) for some in chains]
     return {
         "steps": len(units),
-        "alpha": bootstrap(alpha, task_U, seed=seed, fraction=False).json() if units else None,
+        "alpha": _inside(bootstrap(alpha, task_U, seed=seed, fraction=False).json()) if units else None,
         "wrong_or_not": _fraction([float(len({rating == -1 for rating in unit}) == 1) for unit in units], seed, task_U),
         "chains": len(chains),
         "first_error": _fraction(same, seed),
@@ -145,7 +176,7 @@ def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
     wrong_N = [sum(task.wrong.values()) / len(task.wrong) for task in work]
     return {
         "seconds_a_step": _contrast(list(map(_seconds_a_step, work)), late_N, task_N, seed),
-        "rated_wrong": _contrast(wrong_N, late_N, task_N, seed),
+        "rated_wrong": _inside(_contrast(wrong_N, late_N, task_N, seed)),
     }
 
 
@@ -162,6 +193,12 @@ def _contrast(value_N: Sequence[float], second_N: np.ndarray, task_N: Sequence[i
         return weighted_mean(x_N, weight_RN * one_N) - weighted_mean(x_N, weight_RN * (1 - one_N))
 
     return difference(draws(change, task_N, seed=seed)).json()
+
+
+def _inside(figure: dict[str, Any]) -> dict[str, Any]:
+    """Returns a figure whose value is in [-1, 1] with its interval cut to that range, which holds the truth."""
+    ends = {key: min(max(figure[key], -1.0), 1.0) for key in ("low", "high") if figure[key] is not None}
+    return figure | ends
 
 
 DOUBTED = 0.5
@@ -185,8 +222,8 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
     return {
         "shown": int(shown_N.sum()),
         "hidden": int((~shown_N).sum()),
-        "agreement": _contrast(agrees_N, shown_N, chain_N, seed),
-        "with_an_error": _contrast([float(task.error is not None) for task in rated], shown_N, chain_N, seed),
+        "agreement": _inside(_contrast(agrees_N, shown_N, chain_N, seed)),
+        "with_an_error": _inside(_contrast([float(task.error is not None) for task in rated], shown_N, chain_N, seed)),
         "seconds_a_step": _contrast(list(map(_seconds_a_step, rated)), shown_N, chain_N, seed),
     }
 
@@ -315,19 +352,25 @@ def export(
     *,
     disagreements: Disagreements,
     without: Collection[str] = (),
+    written: Written | None = None,
 ) -> dict[str, int]:
     """Writes what is labelled in a study, as chain and tree records with ratings; returns counts.
 
     Tasks that were skipped, and problems called bad, are left out. A task on which an annotator gave up has the
     ratings until then. Tasks with known labels, and second ratings by one annotator, are left out too. Labels of
-    annotators named in `without` do not count.
+    annotators named in `without` do not count. A step that an annotator wrote makes the record a tree, with the step as
+    a further alternative, labelled as `written` says.
+
+    Raises ValueError where steps were written and `written` does not say what their label is.
     """
     tasks = tasks_of(folder)
     check_output(output, tasks.study.events)
     if unknown := sorted(set(without) - set(tasks.study.config.annotators)):
         raise ValueError(f"without: {unknown[0]!r} is no annotator of {os.fspath(folder)}")
+    if written is None and any(task.written for some in labellings(tasks).values() for task in some):
+        raise ValueError(f"{os.fspath(folder)}: annotators wrote steps: give --written positive or unlabelled")
     counts: collections.Counter[str] = collections.Counter(tasks=0)
-    records = list(_records(tasks, disagreements, without, counts))
+    records = list(_records(tasks, disagreements, without, written, counts))
     if not records:
         raise ValueError(f"{os.fspath(folder)}: nothing is labelled yet")
     write_records(output, records)
@@ -335,7 +378,7 @@ def export(
 
 
 def _records(
-    tasks: Tasks, disagreements: str, without: Collection[str], counts: collections.Counter
+    tasks: Tasks, disagreements: str, without: Collection[str], written: str | None, counts: collections.Counter
 ) -> Iterator[dict[str, Any]]:
     for index, some in labellings(tasks).items():
         some = [task for task in some if task.annotator not in without]
@@ -343,15 +386,34 @@ def _records(
         counts.update(f"left out: {task.finish}" for task in some if task not in kept)
         if not kept:
             continue
-        tree = tasks.study.trees["work"][index]
         for group in [kept] if disagreements == "cut" else [[task] for task in kept]:
+            tree = tasks.study.trees["work"][index]
             labels = _agreed(group, tree)
             if not any(label is not None for label in labels):
                 counts["left out: no step agreed on"] += 1
                 continue
             counts["tasks"] += 1
             counts["steps"] += sum(label is not None for label in labels)
-            yield _record(tree, labels, group, [task.annotator for task in group if tasks.anchored(task)])
+            anchored = [task.annotator for task in group if tasks.anchored(task)]
+            if added := [_written(task) for task in group if task.written and _all_wrong(task, tree, labels)]:
+                counts["written"] += len(added)
+                tree = dataclasses.replace(
+                    tree, nodes=(*tree.nodes, *added), kind="tree", extra=without_chain(tree.extra)
+                )
+                labels += [1 if written == "positive" else None] * len(added)
+            yield _record(tree, labels, group, anchored)
+
+
+def _all_wrong(task: Task, tree: ReasoningTree, labels: Sequence[int | None]) -> bool:
+    """Whether the exported labels still call every alternative wrong that the annotator's own step replaces."""
+    parent = task.path[-1] if task.path else -1
+    return all(label == -1 for node, label in zip(tree.nodes, labels, strict=True) if node.parent == parent)
+
+
+def _written(task: Task) -> Node:
+    """Returns an annotator's own step, as the reader of PRM800K gives it."""
+    parent = task.path[-1] if task.path else -1
+    return Node(parent, task.written, origin="human_written", extra={"annotator": task.annotator})
 
 
 def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
@@ -387,6 +449,8 @@ def _record(tree: ReasoningTree, labels: list[int | None], group: list[Task], an
 
 def _node(node: Node, label: int | None, chosen: bool) -> Node:
     """Returns a tree's node as the reader of PRM800K gives it: `chosen` where a path went on."""
+    if node.origin == "human_written":
+        return dataclasses.replace(node, label=label)
     extra = {key: value for key, value in node.extra.items() if key not in ("chosen", "label", "origin", "false")}
     extra |= {"chosen": True} if chosen else {}
     return Node(node.parent, node.text, label, None if label is None else "human", node.correct, extra=extra or NONE)

@@ -28,7 +28,7 @@ from jprm.io.storage import path_of
 from jprm.methods.data.overlap import normalise, problems_in
 from jprm.score.files import stored_scale
 from jprm.score.scale import PROBABILITY, Scale, check_scale
-from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, record_of, without_chain
+from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, record_of, tree_of, without_chain
 
 POOLS = ("work", "gold", "screening")
 EVENTS = "events.jsonl"
@@ -65,10 +65,10 @@ def create(
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
     text = (pathlib.Path(guidelines) if guidelines else pathlib.Path(__file__).with_name("guidelines.txt")).read_text()
-    trees = {
-        pool: list(items_in(path)) if path else [] for pool, path in zip(POOLS, (work, gold, screening), strict=True)
-    }
-    for pool, path in (("gold", gold), ("screening", screening)):
+    known = gold, screening
+    trees = {"work": list(items_in(work))}
+    trees |= {name: list(known_items_in(path)) if path else [] for name, path in zip(POOLS[1:], known, strict=True)}
+    for pool, path in zip(POOLS[1:], known, strict=True):
         for number, tree in enumerate(trees[pool], start=1):
             if not known_wrong(tree):
                 raise RecordError(f"{path}, task {number}", "labels", "are absent", "Tasks that measure have labels.")
@@ -139,6 +139,18 @@ def is_chain(tree: ReasoningTree) -> bool:
 def items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
     """Yields a file's trees, and every chain of its chains and pools. Raises RecordError for a bad record."""
     for tree in _trees(path):
+        yield from [merged(tree)] if tree.kind == "tree" else _chains(tree)
+
+
+def known_items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """As `items_in`, also of a benchmark with labels of steps, as released: ProcessBench, PRMBench, PRM800K."""
+    from jprm.methods.evaluate.run import format_of, source
+
+    reader = source(format_of(path))
+    if reader.name == "jsonl":
+        yield from items_in(path)
+        return
+    for tree in map(tree_of, reader.records(path)):
         yield from [merged(tree)] if tree.kind == "tree" else _chains(tree)
 
 
@@ -297,6 +309,16 @@ class Log:
                 self._failed = True
                 raise LogFailed(f"{self._file.name}: {error.strerror}") from error
             self._end += len(line)
+
+
+def events_in(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Returns the events that a study's file holds now, also while its server writes; none where there is no file.
+
+    An event whose line has no end yet is not confirmed, and left out. Raises RecordError for a line that is not JSON.
+    """
+    path = pathlib.Path(path)
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ class Task:
     finish: str | None = None
     flagged: bool = False
     comments: tuple[Mapping[str, Any], ...] = ()
+    written: str = ""  # the step that the annotator would write after `path`, where every alternative is wrong
 
     @property
     def rated(self) -> bool:
@@ -94,7 +95,8 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any]) -> Task:
     if kind == "undo":
         if event["step"] != (None if task.finish else task.acts[-1].step if task.acts else -1):
             raise Conflict("this is not the last thing done: another window is at work on this task")
-        return dataclasses.replace(task, **({"finish": None} if task.finish else {"acts": task.acts[:-1]}))
+        before = {"finish": None} if task.finish else {"acts": task.acts[:-1], "written": ""}
+        return dataclasses.replace(task, **before)
     if task.finish:
         raise Conflict("the task is finished: undo first")
     path, ratings = task.path, task.ratings
@@ -105,6 +107,10 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any]) -> Task:
         if event["reason"] != complete and event["reason"] in FINISHED:
             raise Conflict("steps are left to rate")
         return dataclasses.replace(task, finish=event["reason"])
+    if kind == "write":
+        if not here or not all(wrong):
+            raise Conflict("a step is written where every alternative is rated wrong")
+        return dataclasses.replace(task, written=event["text"])
     step, lone = event["step"], len(here) == 1
     if step not in here or (lone and step in ratings):
         raise Conflict("this is not a next step: another window is at work on this task")

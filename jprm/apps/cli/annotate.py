@@ -7,8 +7,8 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig
-from jprm.apps.cli.arguments import Commands, Files, print_counts
+from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig, Written
+from jprm.apps.cli.arguments import Commands, Files, one_of, print_counts
 from jprm.apps.web import Listen
 
 annotate = Commands()
@@ -73,8 +73,8 @@ def annotate_serve(
         input: What to label, in this order: chains, the chains of pools, and trees with their alternatives. Labels in
             them never reach the page, and scores only by --anchored-fraction.
         annotators: Names of the annotators. Later calls may add some.
-        gold: Records with labels, mixed in to measure the annotators.
-        screening: Records with labels that every annotator rates first.
+        gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released, mixed in to measure the annotators.
+        screening: The same, which every annotator rates first.
         guidelines: Text of the guidelines, paragraphs between blank lines. Default: short ones.
         double_fraction: Fraction of the tasks that two annotators label.
         gold_fraction: Fraction of an annotator's tasks that are gold.
@@ -106,7 +106,7 @@ def annotate_report(
       jprm annotate report studies/one --json report.json
 
     Args:
-        study: The folder of the study; its server must not run.
+        study: The folder of the study, which may be served meanwhile.
         json: A file for all figures, and the tasks on which two annotators differ.
     """
     import rich.console
@@ -128,6 +128,7 @@ def annotate_export(
     output: Annotated[Path, arg(metavar="G.jsonl")],
     disagreements: Disagreements,
     without: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
+    written: Annotated[Written | None, one_of(Written)] = None,
 ) -> None:
     """Write the labels as records for `jprm prepare jsonl` and `jprm train`, with ratings -1, 0 and 1.
 
@@ -136,12 +137,13 @@ def annotate_export(
       jprm prepare jsonl --source labelled.jsonl --out data/labelled
 
     Args:
-        study: The folder of the study; its server must not run.
+        study: The folder of the study, which may be served meanwhile.
         output: Rated chains and trees, one per line.
         disagreements: Of two annotators. cut: a record has no labels from a step on which they differ. each: it is
             written once for each.
         without: Annotators whose labels do not count.
+        written: The label of steps that annotators wrote. Required where there are any.
     """
     from jprm.apps.annotate.quality import export
 
-    print_counts(export(study, output, disagreements=disagreements, without=without), output)
+    print_counts(export(study, output, disagreements=disagreements, without=without, written=written), output)
