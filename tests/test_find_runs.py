@@ -1,12 +1,13 @@
 """Runs are found at any depth, and none within another."""
 
 import json
+import os
 import uuid
 
 import pytest
 
 from jprm.apps.cli import main
-from jprm.apps.report.runs import find_runs
+from jprm.apps.report.runs import METRICS, find_runs, left_out
 from jprm.checkpoints.kinds import RUN
 from jprm.io.storage import path_of
 
@@ -43,3 +44,14 @@ def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, tmp_path, capsys):
         found.append((tmp_path / f"{name}.json").read_text().replace(str(folder), "RUNS"))
         assert "rate=0.02" in capsys.readouterr().out
     assert json.loads(found[0]) == json.loads(found[1])
+
+
+def test_what_is_not_shown_is_told_with_the_reason(root):
+    for name, file in (("a", RUN), ("a/prm/10", RUN), ("b", RUN), ("half", METRICS)):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / file).write_bytes(b"{}")
+    told = dict(left_out([root], find_runs([root])))
+    assert set(told) == {os.fspath(root / "a/prm/10"), os.fspath(root / "half")}
+    assert os.fspath(root / "a") in told[os.fspath(root / "a/prm/10")]
+    named = [root, root / "a/prm/10"]
+    assert set(dict(left_out(named, find_runs(named)))) == {os.fspath(root / "half")}

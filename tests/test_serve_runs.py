@@ -148,6 +148,31 @@ def test_curves_grow_while_a_run_writes(page, tmp_path):
     assert all(url.startswith(page.url_of_page) or url == "data:," for url in requests_of(page))
 
 
+def test_curves_are_smoothed_and_drawn_over_hours(page, tmp_path):
+    lines = [{"step": 10 * k, "loss": float(k % 2), "seconds": 1800.0} for k in range(1, 11)]
+    make_run(tmp_path / "runs" / "timed", lines)
+    page.wait(NOW + "return document.querySelector('#plots figure p').textContent.includes('timed 0')", 20)
+    page.press("s")
+    page.wait("return document.querySelectorAll('#plots .raw').length > 0")
+    mean, mass = 0.0, 0.0
+    for line in lines:
+        mean, mass = 0.6 * mean + 0.4 * line["loss"], 0.6 * mass + 0.4
+    assert f"timed {mean / mass:.3g}" in readout(page, 0)
+    page.press("x", "j", "\ue012")
+    page.wait("return document.querySelector('#plots figure p').textContent.startsWith('5 h')")
+    page.press("x")
+    page.wait("return document.querySelector('#plots figure p').textContent.startsWith('last')")
+
+
+def test_settings_that_differ_are_columns_and_what_is_not_shown_is_told(page, tmp_path):
+    for name, rate in (("first", 0.1), ("second", 0.2)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(exist_ok=True)
+        (folder / "experiment.json").write_text(json.dumps({"name": "n", "steps": 100, "optimizer": {"rate": rate}}))
+    page.wait(NOW + "return document.getElementById('heads').textContent.includes('rate')", 20)
+    assert "0.1" in page.run("return document.getElementById('runs').textContent")
+
+
 @pytest.mark.slow
 def test_axe_finds_no_violation(page):
     script = axe_script()

@@ -36,24 +36,53 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
     return list(dict.fromkeys(runs))
 
 
-def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
-    """Returns the runs in these folders: `{"differ": [field], "runs": [{"folder", "step", "steps", ...}]}`.
+def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> list[tuple[str, str]]:
+    """Returns what is in the folders and is not among the `runs` found in them: (folder, why).
 
-    A run has `settings`, its values of the fields in which the runs differ, and `metrics`, the last value of everything
-    that its metrics.jsonl holds.
+    Runs within a run are its own, such as the PRMs that a policy's run has refreshed: they are shown where they are
+    named. A folder with metrics alone may be a copy that is not whole.
+    """
+    found = {os.fspath(run) for run in runs}
+    told = []
+    for run in runs:
+        inside = [os.fspath(inner) for inner in run.folders_with(RUN) if os.fspath(inner) not in found]
+        told += [(inner, f"is within the run {os.fspath(run)}: name it to see it") for inner in inside]
+        found |= set(inside)
+    for folder in map(path_of, folders):
+        bare = (os.fspath(other) for other in folder.folders_with(METRICS))
+        told += [(other, f"has {METRICS} and no {RUN}: it is no whole run") for other in bare if other not in found]
+    return told
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the fields in which flat configurations differ, in their order."""
+    fields = dict.fromkeys(field for config in configs for field in config)
+    return [field for field in fields if len({json.dumps(config.get(field)) for config in configs}) > 1]
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration by the dotted paths of its fields."""
+    return flatten_dict(dict(config), sep=".")
+
+
+def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
+    """Returns the runs in these folders: `{"differ": [field], "runs": [{"folder", "step", "steps", ...}], "left_out"}`.
+
+    `left_out` has each folder that is not shown, with the reason. A run has `settings`, its values of the fields in
+    which the runs differ, and `metrics`, the last value of everything that its metrics.jsonl holds.
 
     Raises FileNotFoundError or ValueError, naming the file, for a folder without a run or a damaged one.
     """
     runs = find_runs(folders)
-    configs = [flatten_dict(to_json(read(folder / RUN)), sep=".") for folder in runs]
-    fields = dict.fromkeys(field for config in configs for field in config)
-    differ = [field for field in fields if len({json.dumps(config.get(field)) for config in configs}) > 1]
+    configs = [flat(to_json(read(folder / RUN))) for folder in runs]
+    differ = differing(configs)
     entries = []
     for folder, config in zip(runs, configs, strict=True):
         metrics = last_metrics(folder / METRICS)
         entry = {"folder": os.fspath(folder), "step": metrics.pop("step", 0), "steps": config["steps"]}
         entries.append(entry | {"settings": {field: config.get(field) for field in differ}, "metrics": metrics})
-    return {"differ": differ, "runs": entries}
+    hidden = [{"folder": folder, "reason": reason} for folder, reason in left_out(folders, runs)]
+    return {"differ": differ, "runs": entries, "left_out": hidden}
 
 
 def last_metrics(path: Place) -> dict[str, Any]:
@@ -77,12 +106,20 @@ def lines_of(path: Place) -> list[dict[str, Any]]:
     return parsed
 
 
-def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
-    """Yields the table: a row a run, its differing settings and its figures."""
-    runs = comparison["runs"]
-    fields = [field for field in comparison["differ"] if field not in PLACES] or comparison["differ"]
+def heads_of(differ: Sequence[str]) -> dict[str, str]:
+    """Returns the fields that a table of runs shows, with their heads: the last name where that is enough."""
+    fields = [field for field in differ if field not in PLACES] or differ
     leaves = [field.rpartition(".")[2] for field in fields]
-    heads = [leaf if leaves.count(leaf) == 1 else field for field, leaf in zip(fields, leaves, strict=True)]
+    return {field: leaf if leaves.count(leaf) == 1 else field for field, leaf in zip(fields, leaves, strict=True)}
+
+
+LEFT_OUT = 10
+"""Folders that are named as not shown."""
+
+
+def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
+    """Yields the table: a row a run, its differing settings and its figures; and what is not shown, with the reason."""
+    runs, fields = comparison["runs"], heads_of(comparison["differ"])
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]
     shown += [name for name in SHOWN if name in metrics]
@@ -92,7 +129,11 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table]:
          *(_cell(run["metrics"].get(metric)) for metric in shown)]
         for name, run in zip(names, runs, strict=True)
     ]  # fmt: skip
-    yield Table("Runs", ("", *heads, "step", *(name.replace("_", " ") for name in shown)), rows)
+    yield Table("Runs", ("", *fields.values(), "step", *(name.replace("_", " ") for name in shown)), rows)
+    hidden = comparison["left_out"]
+    yield from (f"not shown: {one['folder']} {one['reason']}" for one in hidden[:LEFT_OUT])
+    if len(hidden) > LEFT_OUT:
+        yield f"not shown: {len(hidden) - LEFT_OUT} more, in the file of --json"
 
 
 def names_of(folders: Sequence[str]) -> list[str]:

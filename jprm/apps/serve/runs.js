@@ -13,7 +13,9 @@
   const LABELS = { valid_loss: "held out", valid_auroc: "held out", gold: "right answers", proxy: "PRM's lowest score", step_seconds_p50: "median", step_seconds_p95: "95th percentile" };
   const runs = new Map();          // by name: what the server says of a run, and its lines so far
   const hidden = new Set();
-  let plots = [], logarithmic = false, failures = 0, timer = 0;
+  let plots = [], logarithmic = false, failures = 0, timer = 0, heads = [], leftOut = [];
+  const weight = () => Number(at("smooth").value), inHours = () => at("axis").value === "hours";
+  const place = (x) => (inHours() ? `${short(x)} h` : `step ${x}`);
 
   function element(name, className, text) {
     const made = document.createElement(name);
@@ -37,16 +39,21 @@
   // Reads what the runs have written since the last time. A file that was replaced begins anew.
   async function read() {
     let changed = false;
-    const list = (await server.call("v1/runs")).data;
+    const { data: list, left_out: out } = await server.call("v1/runs");
+    heads = list.length ? Object.keys(list[0].settings) : [];
+    leftOut = out;
     for (const name of runs.keys()) if (!list.some((one) => one.id === name)) { runs.delete(name); changed = true; }
     for (const [i, said] of list.entries()) {
-      if (!runs.has(said.id)) { runs.set(said.id, { lines: [], file: "", next: 0, damaged: 0 }); changed = true; }
+      if (!runs.has(said.id)) { runs.set(said.id, { lines: [], file: "", next: 0, damaged: 0, clock: 0 }); changed = true; }
       const run = Object.assign(runs.get(said.id), said, { colour: i % 8 });
       for (let more = true; more;) {
         const query = new URLSearchParams({ run: said.id, file: run.file, from: run.next });
         const got = await server.call(`v1/runs/metrics?${query}`);
-        if (got.from === 0 && run.lines.length) { run.lines = []; run.damaged = 0; changed = true; }
-        for (const line of got.lines) run.lines.push(line);
+        if (got.from === 0 && run.lines.length) { run.lines = []; run.damaged = 0; run.clock = 0; changed = true; }
+        for (const line of got.lines) {
+          run.clock += line.seconds || 0;  // of the steps since the line before
+          run.lines.push({ ...line, hours: run.clock / 3600 });
+        }
         run.damaged += got.damaged;
         changed = changed || got.lines.length > 0;
         more = got.next > run.next && got.next < got.end;
@@ -77,10 +84,15 @@
       name.append(label);
       const step = run.lines.reduce((most, line) => Math.max(most, line.step || 0), 0);
       const whole = run.steps !== null && step >= run.steps;
-      row.append(name, element("td", "", run.steps === null ? `${step}` : `${step} of ${run.steps}`),
+      row.append(name, ...heads.map((head) => element("td", "", run.settings[head])), element("td", "", run.steps === null ? `${step}` : `${step} of ${run.steps}`),
         element("td", "state", (whole ? "finished" : since(run.quiet_seconds)) + (run.damaged ? `; ${run.damaged} damaged lines left out` : "")));
       return row;
     });
+    const head = element("tr");
+    head.append(...["Run", ...heads, "Step", "State"].map((text) => { const made = element("th", text === "State" ? "state" : "", text); made.scope = "col"; return made; }));
+    at("heads").replaceChildren(head);
+    at("left-out").replaceChildren(...leftOut.slice(0, 10).map((text) => element("li", "", `Not shown: ${text}`)));
+    at("left-out").hidden = !leftOut.length;
     const focused = [...at("runs").querySelectorAll("input")].indexOf(document.activeElement);
     at("runs").replaceChildren(...rows);
     if (focused >= 0 && rows[focused]) rows[focused].querySelector("input").focus();
@@ -93,14 +105,19 @@
 
   // The curve of a metric: [step, value] of the lines that have it, or of evaluations on held-out problems alone.
   const points = (run, metric, held) => run.lines.filter((line) => metric in line && "step" in line && (!held || "gold" in line))
-    .map((line) => [line.step, line[metric]]);
+    .map((line) => [inHours() ? line.hours : line.step, line[metric]]);
+  // An exponential mean whose first values are not drawn towards 0.
+  function smoothed(points, kept) {
+    let sum = 0, mass = 0;
+    return points.map(([x, value]) => { sum = kept * sum + (1 - kept) * value; mass = kept * mass + 1 - kept; return [x, sum / mass]; });
+  }
   function curvesOf(plot) {
     const found = [];
     for (const run of runs.values())
       if (!hidden.has(run.id))
         plot.curves.forEach((metric, k) => {
           const some = points(run, metric, plot.held);
-          if (some.length) found.push({ run, metric, second: k > 0, points: some });
+          if (some.length) found.push({ run, metric, second: k > 0, raw: weight() ? some : null, points: weight() ? smoothed(some, weight()) : some });
         });
     return found;
   }
@@ -108,7 +125,7 @@
 
   function draw() {
     const known = new Set(PLOTS.flatMap((plot) => plot.curves)), others = new Set();
-    for (const run of runs.values()) for (const line of run.lines) for (const metric of Object.keys(line)) if (!known.has(metric) && metric !== "step") others.add(metric);
+    for (const run of runs.values()) for (const line of run.lines) for (const metric of Object.keys(line)) if (!known.has(metric) && metric !== "step" && metric !== "hours") others.add(metric);
     const wanted = [...PLOTS.map((plot) => [plot, at("plots")]), ...[...others].sort().map((metric) => [{ title: metric.replaceAll("_", " "), curves: [metric] }, at("further")])];
     const before = new Map(plots.map((plot) => [plot.title, plot]));
     plots = wanted.map(([plot, into]) => ({ ...plot, into, curves: plot.curves, found: curvesOf(plot) })).filter((plot) => plot.found.length)
@@ -119,6 +136,9 @@
     }
     at("more").hidden = !at("further").children.length;
     at("legend").textContent = plots.length ? "Where a plot has two kinds of curve, the second is dashed." + (logarithmic ? " Axes are logarithmic where values differ by a factor of 4 and more." : "") : "No run has written metrics yet. The page looks again every 3 seconds.";
+    const away = [...hidden].filter((one) => runs.has(one));
+    if (weight()) at("legend").textContent += ` Pale curves are the values, the others their running mean (${weight()}).`;
+    if (away.length) at("legend").textContent += ` Hidden, by their boxes or keys: ${away.join(", ")}.`;
     plots.forEach(paint);
   }
   function frame(plot) {
@@ -171,11 +191,11 @@
 
   function paint(plot) {
     const { svg, found } = plot, width = svg.clientWidth || 400, left = 48, right = 10, top = 8, bottom = 24;
-    const all = found.flatMap((curve) => curve.points);
+    const all = found.flatMap((curve) => curve.raw || curve.points);
     const most = (k, pick) => all.reduce((best, point) => pick(best, point[k]), all[0][k]);
     // Within a factor of 4 there would be hardly a tick, and the curve looks the same.
     const log = logarithmic && most(1, Math.min) > 0 && most(1, Math.max) > 4 * most(1, Math.min), f = log ? Math.log10 : (y) => y;
-    const first = Math.min(0, most(0, Math.min)), last = Math.max(first + 1, most(0, Math.max));
+    const first = Math.min(0, most(0, Math.min)), last = Math.max(first + (inHours() ? 1e-3 : 1), most(0, Math.max));
     let low = most(1, Math.min), high = most(1, Math.max);
     if (low === high) { low -= log ? low / 2 : Math.abs(low) / 10 || 0.5; high += Math.abs(high) / 10 || 0.5; }
     const margin = (f(high) - f(low)) * 0.04, floor = f(low) - margin, ceiling = f(high) + margin;
@@ -190,6 +210,7 @@
     for (const tick of ticks(first, last)) parts.push(drawn("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": x(tick) > width - 30 ? "end" : "middle" }, short(tick)));
     for (const curve of found) {
       const some = thinned(curve.points, width), kind = `c${curve.run.colour}${curve.second ? " second" : ""}`;
+      if (curve.raw) parts.push(drawn("path", { class: `curve raw ${kind}`, d: thinned(curve.raw, width).map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("") }));
       const d = some.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
       parts.push(drawn("path", { class: `curve ${kind}`, d }));
       if (some.length < 2) parts.push(drawn("circle", { class: `dot ${kind}`, cx: x(some[0][0]), cy: y(some[0][1]), r: 3 }));
@@ -205,10 +226,10 @@
       const point = plot.step === null ? curve.points.at(-1) : curve.points.find((one) => one[0] === plot.step);
       return point ? `${name(curve)} ${short(point[1])}`.trim() : "";
     }).filter(Boolean).join("; ");
-    const text = plot.step === null ? `last: ${says}` : `step ${plot.step}: ${says}`;
+    const text = plot.step === null ? `last: ${says}` : `${place(plot.step)}: ${says}`;
     if (plot.readout.textContent !== text) plot.readout.textContent = text;
     plot.readout.setAttribute("aria-live", plot.step === null ? "off" : "polite");
-    svg.setAttribute("aria-label", `${plot.title}, steps ${first} to ${last}; ${says}`);
+    svg.setAttribute("aria-label", `${plot.title}, ${inHours() ? "hours" : "steps"} ${short(first)} to ${short(last)}; ${says}`);
   }
 
   const acts = {
@@ -216,15 +237,17 @@
     next() { focusPlot(1); },
     previous() { focusPlot(-1); },
     logarithmic() { logarithmic = !logarithmic; draw(); },
+    smooth() { at("smooth").selectedIndex = (at("smooth").selectedIndex + 1) % at("smooth").options.length; draw(); },
+    axis() { at("axis").selectedIndex = 1 - at("axis").selectedIndex; moved(); },
   };
   function focusPlot(by) {
     const shown = plots.filter((plot) => plot.svg.clientWidth), now = shown.findIndex((plot) => plot.svg === document.activeElement);
     const to = shown[now < 0 ? 0 : Math.max(0, Math.min(shown.length - 1, now + by))];
     if (to) { to.svg.focus(); to.figure.scrollIntoView({ block: "nearest" }); }
   }
-  const keys = { "?": "help", j: "next", k: "previous", l: "logarithmic" };
+  const keys = { "?": "help", j: "next", k: "previous", l: "logarithmic", s: "smooth", x: "axis" };
   document.addEventListener("keydown", (event) => {
-    if (event.target.id === "key-text" || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.id === "key-text" || event.target.tagName === "SELECT" || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const run = [...runs.keys()][Number(event.key) - 1];
     if (/^[1-9]$/.test(event.key) && run) { event.preventDefault(); show(run); }
     else if (keys[event.key]) { event.preventDefault(); acts[keys[event.key]](); }
@@ -234,6 +257,9 @@
     if (button) acts[button.dataset.act]();
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) turn(); });
+  function moved() { plots.forEach((plot) => { plot.step = null; }); draw(); }
+  at("smooth").addEventListener("change", draw);
+  at("axis").addEventListener("change", moved);
   at("more").addEventListener("toggle", () => plots.forEach(paint));
   new ResizeObserver(() => plots.forEach(paint)).observe(at("plots"));
   server.asks(turn);

@@ -10,13 +10,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.report.runs import METRICS, find_runs, names_of
+from jprm.apps.report.runs import METRICS, differing, find_runs, flat, heads_of, left_out, names_of, setting
 from jprm.apps.web.http import Refusal
 from jprm.checkpoints.kinds import RUN
 from jprm.io.jsonl import parse
@@ -36,6 +36,10 @@ PART = 2**20
 """Bytes of metrics that one answer reads at most."""
 
 
+LOOK_SECONDS = 60
+"""How often the folders are searched for what is not shown, which walks through all of them."""
+
+
 class Runs:
     """The runs in some folders, those that appear later in a folder of runs included.
 
@@ -44,6 +48,7 @@ class Runs:
 
     def __init__(self, folders: Sequence[str | os.PathLike]):
         self._folders = folders
+        self._looked, self._left_out = -math.inf, []
         find_runs(folders)
 
     def by_name(self) -> dict[str, Place]:
@@ -51,11 +56,26 @@ class Runs:
         folders = find_runs(self._folders)
         return dict(zip(names_of([os.fspath(folder) for folder in folders]), folders, strict=True))
 
+    def states(self) -> dict[str, Any]:
+        """Returns the list of runs, with the settings in which they differ, and what is in the folders beside them."""
+        folders = self.by_name()
+        configs = {name: _config(folder / RUN) for name, folder in folders.items()}
+        settings = {name: flat(config) for name, config in configs.items()}
+        heads = heads_of(differing(list(settings.values())))
+        data = [
+            _state(name, folder, configs[name])
+            | {"settings": {head: setting(settings[name].get(field)) for field, head in heads.items()}}
+            for name, folder in folders.items()
+        ]
+        if time.monotonic() > self._looked + LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._left_out = [f"{at} {reason}" for at, reason in left_out(self._folders, list(folders.values()))]
+        return {"object": "list", "data": data, "left_out": self._left_out}
+
 
 async def runs(request: Request) -> Response:
-    """`GET /v1/runs`: every run, what it is to take, and how long ago it wrote."""
-    states = await asyncio.to_thread(lambda: [_state(*run) for run in request.app.state.runs.by_name().items()])
-    return JSONResponse({"object": "list", "data": states})
+    """`GET /v1/runs`: every run, what it is to take, settings that differ, how long ago it wrote; what is left out."""
+    return JSONResponse(await asyncio.to_thread(request.app.state.runs.states))
 
 
 async def metrics(request: Request) -> Response:
@@ -117,8 +137,7 @@ def read_lines(path: Place, file: str, start: int) -> dict[str, Any]:
     return {"file": now, "from": start, "next": start + len(whole), "end": end, "lines": lines, "damaged": damaged}
 
 
-def _state(name: str, folder: Place) -> dict[str, Any]:
-    config = _config(folder / RUN)
+def _state(name: str, folder: Place, config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         quiet: float | None = max(0.0, time.time() - (folder / METRICS).modified())
     except FileNotFoundError:
