@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from annotating import Desk, chain, make, truth
-from browser import requests_of, served
+from browser import axe_script, requests_of, served, violations
 from refusing import refused
 from test_evaluate_run import processbench_file
 from tiny_run import MODEL, save_tokenizer
@@ -162,3 +162,21 @@ def test_the_pages_are_seen_in_a_browser(browser, tmp_path):
         browser.open("about:blank")
     events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
     assert [event["text"] for event in events if event["kind"] == "write"] == ["So 7."]
+
+
+@pytest.mark.slow
+def test_axe_finds_no_violation_on_the_page_of_the_study(browser, tmp_path):
+    script, folder = axe_script(), make(tmp_path, count=6, double_fraction=1.0)
+    with Desk(folder) as desk, served(desk.app, timeout_graceful_shutdown=5) as (_, port):
+        for name, rating in (("ana", truth), ("ben", lambda text: 1)):
+            for shown in desk.next(name).json()["tasks"]:
+                desk.label(name, shown, rating)
+        for scheme in ("light", "dark"):
+            browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
+            browser.open(f"http://127.0.0.1:{port}/study")
+            browser.wait("return document.querySelectorAll('#annotators tr').length > 5", 20)
+            browser.run(script)
+            assert violations(browser) == [], scheme
+        browser.cdp("Emulation.setEmulatedMedia", features=[])
+        browser.open("about:blank")

@@ -8,13 +8,13 @@
     if (!one || one.value === null) return "";
     return form(one.value) + (one.low === null ? "" : ` [${form(one.low)}, ${form(one.high)}]`);
   }
-  const share = (one) => (one ? `${figure(one, percent)} % of ${one.n}` : "");
+  const share = (one) => (one ? `${figure(one, percent)} % of ${one.n}` : "none yet");
   const signed = (digits, scale = 1) => (x) => (x < 0 ? "" : "+") + (scale * x).toFixed(digits);
   const ago = (minutes) => (minutes === null ? "" : minutes < 1 ? "now" : minutes < 90 ? `${minutes.toFixed(0)} min` : `${(minutes / 60).toFixed(0)} h`);
 
   const ROWS = {
     state: (one, stand) => stand.state,
-    "last event before": (one, stand) => ago(stand.minutes),
+    "last event, ago": (one, stand) => ago(stand.minutes),
     "is on": (one, stand) => (stand.on ? `step ${stand.on.step}: ${stand.on.problem}` : ""),
     tasks: (one) => count(one.tasks),
     steps: (one) => count(one.steps),
