@@ -16,7 +16,7 @@ from jprm import multihost
 from jprm.checkpoints.kinds import RUN
 from jprm.experiment import Experiment, load, override, read
 from jprm.io.storage import Place, path_of
-from jprm.train import Diverged, train
+from jprm.train import Diverged, train, with_streams
 
 Point = tuple[str, ...]
 """The assignments of one run, `a.b=value` each."""
@@ -98,4 +98,5 @@ def finished(folder: Place, experiment: Experiment) -> bool:
     result = folder / "result.json"
     if not result.is_file() or not (folder / RUN).is_file():
         return False
-    return json.loads(result.read_bytes())["step"] >= experiment.steps and read(folder / RUN) == experiment
+    done = json.loads(result.read_bytes())["step"] >= experiment.steps
+    return done and read(folder / RUN) == with_streams(experiment, path_of(folder))
