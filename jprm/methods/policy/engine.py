@@ -252,6 +252,8 @@ class RemoteSampler(Sampler):
             self._pushing = True
             self._turn.wait_for(lambda: not any(self._busy.values()))
         try:
+            if jax.process_count() > 1:
+                multihost.everywhere(True)  # the others' samples have ended too
             self._push(params, name)
         finally:
             with self._turn:
