@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import pathlib
+from typing import Any
 
 from qwen2p5_math_7b_prm800k import experiment as prm_experiment
 
@@ -73,17 +74,27 @@ def write_shapes(folder: pathlib.Path) -> None:
 
 
 def planned(name: str, folder: pathlib.Path) -> dict:
-    """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`; computed once."""
+    """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`; every program is compiled once."""
     from jprm.apps.plan import rl
     from jprm.apps.plan.topologies import find
 
-    file = folder / f"{name}.json"
+    file, measure = folder / f"{name}.json", rl.measure
     if not file.exists():
         slices, _, kind = name.rpartition("x")
         topology = find(kind, int(slices or 1))
         gpu = topology.chip.backend == "gpu"
         config = experiment(folder, topology.devices, topology.slices, gpu)
+
+        def kept(program: str, *rest: Any) -> dict:
+            """Compiles a program once, whatever becomes of the others."""
+            part = folder / f"{name}.{program}.json"
+            if not part.exists():
+                part.write_text(json.dumps(measure(program, *rest)))
+            return json.loads(part.read_text())
+
+        rl.measure = kept
         file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True))))
+        rl.measure = measure
     return json.loads(file.read_text())
 
 
