@@ -105,7 +105,7 @@ def _log_ratio(
             f"{folder / RUN}: its scores are log ratios to a reference model, and it names none. Write the model whose"
             " log-probabilities the data had into its field `reference`"
         )
-    from jprm.score.implicit import LogRatio  # of this kind of model alone
+    LogRatio = find_part("jprm.methods.implicit:LogRatio", {}, "ratio")
 
     with jax.set_mesh(grid):
         params = {"decoder": base.load_decoder(experiment.reference, model, dtype or experiment.reference_dtype)}

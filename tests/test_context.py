@@ -12,13 +12,13 @@ from test_sharding import OPTIMIZER, STEPS, TARGET, moments
 from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, random_tree
 
 from jprm.experiment import TargetConfig
+from jprm.methods.implicit import log_probs
 from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, Sizes, find_blocks, most_pairs
 from jprm.model.attention import attend, plan
 from jprm.model.mesh import MeshConfig, at_tokens, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES, step_logits
 from jprm.objectives import targets
-from jprm.score.implicit import log_probs
 from jprm.train import State
 from jprm.train.optimizer import make_optimizer
 

@@ -38,12 +38,12 @@ from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote
 from jprm.methods.label.files import teacher_labels
 from jprm.methods.rl import rollout
 from jprm.methods.rl.samples import Rollout
+from jprm.methods.scored_files import score_file
 from jprm.methods.search.lockstep import live_scorer
 from jprm.methods.verify import Verdict, verifiers
 from jprm.methods.verify.arithmetic import check_arithmetic
 from jprm.methods.verify.verifiers import Outcome
 from jprm.options import ForeignCode
-from jprm.score.files import score_file
 from jprm.score.scale import PROBABILITY
 from jprm.tree import chains_of, tree_of, with_scores
 

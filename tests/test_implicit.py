@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from tiny import filled, packed_trees, random_tree, visible
 
+from jprm.methods.implicit import parents
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.pack import empty_rows
-from jprm.score.implicit import parents
 
 TREES = [random_tree(seed, 12) for seed in range(20)]
 

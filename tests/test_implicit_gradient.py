@@ -13,14 +13,14 @@ from tiny import TINY, Letters, chain_ids, chain_rows, params
 from tiny_run import VALUE
 
 from jprm.experiment import ObjectiveConfig
+from jprm.methods import implicit
+from jprm.methods.implicit import LogProbability, log_probs
 from jprm.methods.label.files import with_log_probabilities
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.parameters import held_decoder
 from jprm.model.transformer import AXES, head_logits, hidden
 from jprm.objectives import find
 from jprm.pack import pack, token_tree
-from jprm.score import implicit
-from jprm.score.implicit import LogProbability, log_probs
 from jprm.score.scorer import PRM
 from jprm.token_tree import REFERENCE
 

@@ -195,11 +195,11 @@ def write_judge(path, server, **section):
 
 
 def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkeypatch):
+    from jprm.methods import scored_files
     from jprm.methods.judge import judge as module
-    from jprm.score import files
 
     monkeypatch.setattr(module, "CHUNK", 2)
-    monkeypatch.setattr(files, "CHUNK", 2)
+    monkeypatch.setattr(scored_files, "CHUNK", 2)
     server = serve(lambda number, body: reply(YES) if number < 2 else (400, {}, {}))
     records = [{"problem": f"p{i}", "steps": ["a"]} for i in range(4)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

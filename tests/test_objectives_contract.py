@@ -26,13 +26,13 @@ from jprm import objectives
 from jprm import options as parts
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.io.jsonl import write_records
+from jprm.methods.implicit import Implicit
 from jprm.methods.label.files import label_reference
 from jprm.methods.rl.samples import Rollout, group_tree
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import Int8
 from jprm.model.transformer import step_logits
 from jprm.objectives import Mean, summed
-from jprm.objectives.implicit import Implicit
 from jprm.pack import pack, token_tree
 from jprm.rows import empty_rows
 from jprm.token_tree import TokenTree
@@ -287,7 +287,7 @@ def scores_are_what_it_learned(case, folder):
 
 OWN = """
 import dataclasses
-from jprm.objectives.implicit import Implicit
+from jprm.methods.implicit import Implicit
 
 @dataclasses.dataclass(frozen=True)
 class Mine(Implicit):
@@ -329,7 +329,7 @@ def test_runs_that_do_not_record_how_they_score_are_read_by_their_objective(tmp_
         assert read_record(tmp_path / "experiment.json") == (run, 0.5)
     # A clone from which `python -m jprm` runs is the current folder, and its own modules are no one else's.
     monkeypatch.setattr(parts, "_unasked", lambda: str(pathlib.Path(jprm.__file__).resolve().parent.parent))
-    monkeypatch.delitem(sys.modules, "jprm.objectives.implicit")
+    monkeypatch.delitem(sys.modules, "jprm.methods.implicit")
     assert read_record(tmp_path / "experiment.json") == (run, 0.5)
     level = dataclasses.replace(run, objective="cross_entropy", objective_options={})
     (tmp_path / "experiment.json").write_text(written(level))

@@ -14,8 +14,8 @@ from tiny_run import MODEL, VALUE, experiment, make_data, one_device, training
 
 import jprm
 from jprm.io.jsonl import write_records
+from jprm.methods.implicit import LogRatio
 from jprm.methods.label.files import load_reference
-from jprm.score.implicit import LogRatio
 from jprm.statistics import auroc
 from jprm.token_tree import token_tree
 from jprm.tree import read_records, tree_of

@@ -11,9 +11,9 @@ from test_policy_gradient import MODEL, PROMPT, REFERENCE, SMALL, close, evaluat
 from tiny import chain_rows, filled
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.methods.implicit import Implicit
 from jprm.methods.rl.samples import Alternatives, Rollout, of_chains, of_steps, preference_trees
 from jprm.model import transformer
-from jprm.objectives.implicit import Implicit
 from jprm.pack import pack
 
 TASK = ObjectiveConfig(SMALL, TargetConfig("correctness", "none", "keep"), reference=True, supervise="outcome")

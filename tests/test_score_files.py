@@ -15,10 +15,10 @@ from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.run import scorer as scorer_of
 from jprm.methods.label.files import label_teacher
+from jprm.methods.scored_files import identity, score_file
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
-from jprm.score.files import identity, score_file
 from jprm.tree import read_records, tree_of
 
 

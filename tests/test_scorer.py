@@ -16,13 +16,14 @@ from tiny import params
 from tiny_run import chains, pool_of, trees
 
 import jprm
+from jprm.methods import scored_files
+from jprm.methods.implicit import LogRatio
 from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES
 from jprm.pack import PackReport, pack, token_tree
-from jprm.score import files, scorer
-from jprm.score.implicit import LogRatio
+from jprm.score import scorer
 from jprm.tree import chains_of, tree_of
 
 CLOSE = 2e-6
@@ -37,7 +38,7 @@ def short_rows():
         patch.setattr(scorer, "SHORTEST", 128)
         patch.setattr(scorer, "FILLED", 512)
         patch.setattr(scorer, "LONGEST", 512)
-        for module in (scorer, files):
+        for module in (scorer, scored_files):
             patch.setattr(module, "CHUNK", 8)
         yield
 

@@ -81,7 +81,7 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jprm.methods.policy.load.load_policy", lambda path: path)
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
     monkeypatch.setattr("jprm.methods.search.lockstep.live_scorer", lambda prm: prm)
-    monkeypatch.setattr("jprm.score.files.identity", lambda prm: {"model": prm.name})
+    monkeypatch.setattr("jprm.methods.scored_files.identity", lambda prm: {"model": prm.name})
     monkeypatch.setattr(
         "jprm.methods.search.files.search_file", lambda *args, **_: made.append(args[-1]) or {"problems": 1}
     )

@@ -13,6 +13,7 @@ from toy_search import Script
 import jprm
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
+from jprm.methods import scored_files
 from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.sample_cache import PolicyError
@@ -21,7 +22,6 @@ from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import read_problems, search_file
 from jprm.methods.search.lockstep import Rescorer, SearchConfig
-from jprm.score import files as scored_files
 from jprm.tree import RecordError, read_records, record_of, tree_of
 
 PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(5)]

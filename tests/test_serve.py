@@ -17,8 +17,8 @@ from jprm.apps.serve.app import make_app, prefix_cache
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
 from jprm.io.jsonl import dump, write_records
+from jprm.methods.scored_files import score_file
 from jprm.score import scorer
-from jprm.score.files import score_file
 from jprm.tree import tree_of
 
 CONFIG = ServeConfig(longest=256)

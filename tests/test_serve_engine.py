@@ -13,9 +13,9 @@ from refusing import refused
 import jprm
 from jprm.apps.serve.engine import BATCH_TOKENS, Engine
 from jprm.io.jsonl import write_records
+from jprm.methods.scored_files import score_file
 from jprm.model.mesh import MeshConfig
 from jprm.score import scorer
-from jprm.score.files import score_file
 from jprm.tree import tree_of
 
 

@@ -61,7 +61,7 @@ def test_sixteen_shards_of_an_indexed_job_give_the_bytes_of_one_process(files, m
 
 def test_scores_are_equal_since_chunks_stay_together(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setattr("jprm.score.scorer.CHUNK", 4)
-    monkeypatch.setattr("jprm.score.files.CHUNK", 4)
+    monkeypatch.setattr("jprm.methods.scored_files.CHUNK", 4)
     with tiny.one_device():
         prm = jprm.load(tiny_run.folder)
         monkeypatch.setattr("jprm.load", lambda *_, **__: prm)

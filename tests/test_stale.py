@@ -26,8 +26,8 @@ from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.run import Source, scored_trees
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
+from jprm.methods.scored_files import identity, score_file
 from jprm.methods.search.growing_tree import find as method_of
-from jprm.score.files import identity, score_file
 from jprm.train import claim, data_digest
 from jprm.tree import read_records
 

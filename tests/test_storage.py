@@ -15,7 +15,7 @@ from jprm.io import storage
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import atomic_write, check_output, input_of
 from jprm.io.storage import Appended, Remote, path_of
-from jprm.score.files import score_file
+from jprm.methods.scored_files import score_file
 from jprm.score.scorer import CHUNK
 
 COUNT = 3 * CHUNK + 7

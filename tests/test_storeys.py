@@ -82,7 +82,11 @@ def test_circles_are_found():
 
 
 @pytest.mark.parametrize(
-    "statement", ["import jprm; jprm.load; assert callable(jprm.load)", "import jprm.score.scorer, jprm.score.files"]
+    "statement",
+    [
+        "import jprm; jprm.load; assert callable(jprm.load)",
+        "import jprm.score.scorer, jprm.methods.scored_files, jprm.methods.implicit",
+    ],
 )
 def test_scoring_imports_no_trainer(statement):
     code = f"import sys; {statement}; print(sorted({TRAINING_ONLY!r} & {{name.split('.')[0] for name in sys.modules}}))"

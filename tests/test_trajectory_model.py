@@ -16,12 +16,12 @@ from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.layout import native_layout
 from jprm.methods.adapters.load import layout_of
 from jprm.methods.adapters.published import PUBLISHED
+from jprm.methods.implicit import LogRatio
 from jprm.methods.trajectories.tokens import turns_of
 from jprm.methods.trajectories.trees import trajectories_of
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
-from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
 from jprm.tree import chains_of, record_of, steps_only, tree_of
 

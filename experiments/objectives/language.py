@@ -22,14 +22,13 @@ from jaxtyping import Array, Bool, Float
 
 from jprm.experiment import Experiment
 from jprm.io.progress import Bar
+from jprm.methods.implicit import log_probs_of, on_paths, path_sum, scored_tokens
 from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm
 from jprm.model.transformer import norm_scale
 from jprm.objectives import find
-from jprm.objectives.implicit import scored_tokens
 from jprm.pack import Packed
 from jprm.rows import Rows
-from jprm.score.implicit import log_probs_of, on_paths, path_sum
 from jprm.token_tree import Supervise
 from jprm.tree import ReasoningTree, with_scores
 

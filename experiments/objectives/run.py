@@ -28,7 +28,7 @@ import recipes
 import jprm
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
-from jprm.score.files import score_file
+from jprm.methods.scored_files import score_file
 from jprm.score.scorer import PRM
 from jprm.train import Stopped, train
 from jprm.tree import read_trees

@@ -209,7 +209,7 @@ def digest(value: Any) -> str:
     code of a user's function is the text of its file and of the user's files whose parts that file imports. jprm's own
     functions count by their names alone, so that results outlive a release.
 
-    Tokenizers count by their type: `jprm.score.files` adds their files.
+    Tokenizers count by their type: `jprm.methods.scored_files` adds their files.
     """
     return _hashed(_Walk().told(value))
 

@@ -6,7 +6,7 @@ over micro-batches and devices, divided by all counts. `metrics` are sums too (b
 
 An objective may have a method `check(config)` that raises ValueError where it does not fit, before anything is loaded.
 A model scores by its head, unless its objective has a number `log_ratio`: then scores are that number times the sum of
-log(p / p_reference) over a chain's tokens (`jprm.score.implicit`), p_reference being the experiment's reference model.
+log(p / p_reference) over a chain's tokens (`jprm.methods.implicit`), p_reference being the experiment's `reference`.
 The run records the number, so that loading it does not need the objective.
 
 Hyperparameters are fields of a frozen dataclass, with defaults. An experiment sets them in `objective_options`:
@@ -583,9 +583,12 @@ OBJECTIVES: dict[str, Objective | str] = {
     "bradley_terry": bradley_terry,
     "pqm": pqm,
     "td_lambda": td_lambda,
-    "implicit": "jprm.objectives.implicit:implicit",
+    "implicit": "jprm.methods.implicit:implicit",
 }
 """Objectives by name. One written `module:NAME` is imported when it is asked for."""
+
+MOVED = {"jprm.objectives.implicit:implicit": "implicit"}
+"""Names under which earlier runs recorded a registered objective."""
 
 PLAIN = (bool, int, float, str)
 """Types of options, beside Literal."""
@@ -606,7 +609,7 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
     """
     text = source(name, workdir)
     if text is None:
-        return with_options(find_part(name, OBJECTIVES, "objective"), options or {}, name)
+        return with_options(find_part(MOVED.get(name, name), OBJECTIVES, "objective"), options or {}, name)
     path, _, function = name.rpartition(":")
     objective = defined(path, text).get(function)
     if not callable(objective):

@@ -50,7 +50,7 @@ def _logits(logit_BSC: jax.Array) -> dict[str, jax.Array]:
 
 
 class LogScore(Protocol):
-    """Scores that are read from the log-probabilities of tokens (`jprm.score.implicit`), not from a head."""
+    """Scores that are read from the log-probabilities of tokens (`jprm.methods.implicit`), not from a head."""
 
     @property
     def params(self) -> Mapping: ...  # of the reference model, where there is one

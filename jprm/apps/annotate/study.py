@@ -26,7 +26,7 @@ from jprm.io.jsonl import RecordError, dump, parse, write_records
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import path_of
 from jprm.methods.data.overlap import normalise, problems_in
-from jprm.score.files import stored_scale
+from jprm.methods.scored_files import stored_scale
 from jprm.score.scale import PROBABILITY, Scale, check_scale
 from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, record_of, tree_of, without_chain
 

@@ -160,7 +160,7 @@ def tokenise(
     """
     from jprm.experiment import load
     from jprm.io.shards import shard_of
-    from jprm.train.tokenise import tokenise
+    from jprm.methods.data.tokenise import tokenise
 
     made = tokenise(load(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
     print(
@@ -253,7 +253,7 @@ def score(
     """
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output
-    from jprm.score.files import score_file
+    from jprm.methods.scored_files import score_file
     from jprm.score.scorer import CHUNK, PRM, Speed
 
     _check_scorer(model, judge, adapter, dtype, attention, calibrated, by, distributed)

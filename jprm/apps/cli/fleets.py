@@ -217,7 +217,7 @@ def tabulate(
     """
     from jprm.data import load
     from jprm.methods.data import tables
-    from jprm.score.files import stored_scale
+    from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_records
 
     if rows < 1:

@@ -76,9 +76,9 @@ class SearchOptions:
 def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, own: Any) -> None:
         from jprm.methods.acting import TurnScorer, policy_of
+        from jprm.methods.scored_files import identity
         from jprm.methods.search.files import search_file
         from jprm.methods.search.lockstep import SearchConfig, live_scorer
-        from jprm.score.files import identity
 
         chosen = built(method, own)
         if options.by != "score" and options.judge:

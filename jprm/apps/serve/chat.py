@@ -28,12 +28,12 @@ from jprm.apps.serve.score import admit, answer, rule_of, server_of
 from jprm.apps.web.http import Refusal, field, json_of, of_record
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.scored_files import identity
 from jprm.methods.search.files import accept, calibrate, record, way_of
 from jprm.methods.search.growing_tree import CHOICES, METHODS, Problem, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.methods.trajectories.free_text import exchange
 from jprm.options import OptionError, values_of
-from jprm.score.files import identity
 from jprm.tree import ReasoningTree, RecordError
 
 BUDGET, MOST = 8192, 65536

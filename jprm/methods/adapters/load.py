@@ -21,13 +21,13 @@ from jprm.layout import TemplateLayout, control_tokens
 from jprm.methods.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.adapters.record import FILE, Adapter
 from jprm.methods.chat_template import conversation_of
+from jprm.methods.implicit import LogRatio
 from jprm.methods.peft import Merged
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.parameters import Dtype
 from jprm.model.transformer import AXES
-from jprm.score.implicit import LogRatio
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

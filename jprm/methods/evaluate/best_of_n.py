@@ -466,7 +466,7 @@ def run(options: Any) -> Report:
     from jprm.loading import load
     from jprm.methods.adapters.published import named
     from jprm.methods.evaluate.run import scored_files, source
-    from jprm.score.files import stored_scale
+    from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_trees
 
     if options.model is None:

@@ -20,9 +20,9 @@ from jprm.loading import load
 from jprm.methods.data.reader import Reader, read_items
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
+from jprm.methods.scored_files import identity, request_of, write_scores
 from jprm.options import find_part
 from jprm.score import scorer as scorers
-from jprm.score.files import identity, request_of, write_scores
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, read_trees, steps_only
 

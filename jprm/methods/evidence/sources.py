@@ -28,11 +28,11 @@ from jaxtyping import Float
 from jprm.io.outputs import digest
 from jprm.io.storage import sha256_of
 from jprm.methods.answers import canonical_answer
+from jprm.methods.scored_files import identity
 from jprm.methods.verify import verifiers
 from jprm.methods.verify.arithmetic import check_arithmetic
 from jprm.options import find_part
 from jprm.pack import token_tree
-from jprm.score.files import identity
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree, chains_of
 

@@ -38,11 +38,11 @@ from jprm.methods.export import FileDtype, Format, writing
 from jprm.methods.export.writing import Tensor
 from jprm.methods.gguf import open_gguf
 from jprm.methods.peft import PREFIX
+from jprm.methods.scored_files import digest, identity
 from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
 from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import Int8
-from jprm.score.files import digest, identity
 from jprm.score.scorer import PRM
 from jprm.tokenizer import TEMPLATE, JsonTokenizer, load_tokenizer
 

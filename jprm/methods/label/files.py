@@ -26,6 +26,7 @@ from jprm.io.progress import Bar
 from jprm.io.storage import path_of
 from jprm.layout import native_layout
 from jprm.methods.acting import WorldPolicy
+from jprm.methods.implicit import LogProbability
 from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
@@ -33,13 +34,12 @@ from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.label.omega import label_problems
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
+from jprm.methods.scored_files import identity
 from jprm.methods.verify import tests_of, verifiers
 from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labelled
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.score.files import identity
-from jprm.score.implicit import LogProbability
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer

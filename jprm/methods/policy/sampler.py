@@ -31,13 +31,13 @@ from jprm.layout import native_layout, prompt_layout
 from jprm.methods.chat_template import prompt_of
 from jprm.methods.policy import decoding
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.scored_files import digest
 from jprm.model import Dtype, decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, put_rows, row_parts, spec
 from jprm.rows import padded_size
-from jprm.score.files import digest
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32

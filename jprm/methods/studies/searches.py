@@ -117,7 +117,7 @@ def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
 
 def run(options: Any) -> Report:
     from jprm.methods.evaluate.run import by_name
-    from jprm.score.files import stored_scale
+    from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_trees
 
     files = {name: list(read_trees(path)) for name, path in by_name(options.searches).items()}

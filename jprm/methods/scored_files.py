@@ -25,7 +25,6 @@ from jprm.io.outputs import digest as digest_of
 from jprm.io.progress import Bar
 from jprm.io.storage import Growing, path_of
 from jprm.model.config import own_parts
-from jprm.options import find_part
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
 from jprm.tokenizer import Tokenizer, saved_bytes
@@ -61,13 +60,14 @@ def score_file(
     if jax.process_count() > 1 and not multihost.everywhere(path_of(input).is_file()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
     total = count(input) if prepared is None else len(prepared)
-    if calibrated and not isinstance(prm, PRM):
-        raise ValueError(f"{prm.name}: has no stored calibration map")
     mapped, request = None, request_of(prm, input)
     if calibrated:
-        maps = "jprm.methods.evaluate.calibration_map"
-        stored = find_part(f"{maps}:stored_calibration", {}, "calibrated")(prm)
-        mapped = functools.partial(find_part(f"{maps}:mapped", {}, "calibrated"), stored)
+        from jprm.methods.evaluate import calibration_map
+
+        if not isinstance(prm, PRM):
+            raise ValueError(f"{prm.name}: has no stored calibration map")
+        stored = calibration_map.stored_calibration(prm)
+        mapped = functools.partial(calibration_map.mapped, stored)
         request["calibration"] = stored.to_json()
     speed = speed or Speed()
     with contextlib.ExitStack() as stack:
