@@ -15,6 +15,12 @@ from jprm.tree import read_records
 REPORT = "report.json"
 """The file that marks a folder as prepared. It is written last."""
 
+SHARDS = "tokens.json"
+"""The file that marks a folder as whole shards of tokens. It is written last."""
+
+REQUEST = "request.json"
+"""What the shards of a folder that is being written depend on."""
+
 
 def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
     """Returns the records of a prepared folder, read when accessed, or of a JSON Lines file, all in memory.
@@ -52,6 +58,16 @@ def marker(path: str | os.PathLike) -> Place:
     """Returns the file whose content tells whether the records are still the same: a prepared folder's report."""
     place = path_of(path)
     return place / REPORT if place.is_dir() else place
+
+
+def is_shards(path: str | os.PathLike) -> bool:
+    """Returns whether a path is a folder of shards of tokens. Raises ValueError where it is not all written."""
+    place = path_of(path)
+    if (place / SHARDS).is_file():
+        return True
+    if (place / REQUEST).is_file() and not (place / REPORT).is_file():
+        raise ValueError(f"{path}: its shards of tokens are not all written. Run its `jprm tokenise` again")
+    return False
 
 
 class PreparedRecords(Sequence):

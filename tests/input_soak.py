@@ -24,12 +24,13 @@ import tiny_run
 from pod_storm import EXPERIMENT
 from test_token_shards import of
 
+from jprm.data import SHARDS
 from jprm.experiment import to_json
 from jprm.io.outputs import write_json
 from jprm.io.storage import path_of
+from jprm.methods.data.stored_trees import CACHE_VERSION, TokenShards, shard_name, write_shard
 from jprm.token_tree import TokenTree
 from jprm.train.batches import PipelineConfig, rows_of
-from jprm.train.stored_trees import CACHE_VERSION, SHARDS, TokenShards, shard_name, write_shard
 
 HOSTS, SAVED, SHARD = 2, 10, 1 << 21  # processes; batches between two saved positions; tokens of a shard
 PHASES = ("before the first batch", "copying", "between batches", "saving")

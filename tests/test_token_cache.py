@@ -17,10 +17,10 @@ from jprm.experiment import DataConfig
 from jprm.io import folders
 from jprm.io.jsonl import write_records
 from jprm.layout import native_layout
+from jprm.methods.data.stored_trees import TokenTrees, cached_trees, write_trees
 from jprm.token_tree import TokenTree, token_tree
 from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import batches_of
-from jprm.train.stored_trees import TokenTrees, cached_trees, write_trees
 from jprm.tree import tree_of
 
 RECORDS = tiny.trees(40, seed=3)
@@ -82,7 +82,7 @@ def test_what_the_trees_depend_on_makes_other_trees(layout, tmp_path, monkeypatc
     batches([str(path)], layout, cache)
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patch:  # nothing is tokenised again
-        patch.setattr("jprm.train.stored_trees.write_trees", None)
+        patch.setattr("jprm.methods.data.stored_trees.write_trees", None)
         batches([str(path)], layout, cache, tokens=512, seed=7)
     batches([str(path)], layout, cache, supervise="outcome")
     assert len(list(cache.iterdir())) == 2
@@ -103,7 +103,7 @@ def test_a_bad_record_leaves_no_trees(layout, tmp_path):
 
 WRITE = """
 import sys
-from jprm.train.stored_trees import cached_trees
+from jprm.methods.data.stored_trees import cached_trees
 from jprm.token_tree import merged
 def trees():
     print("writing", flush=True)

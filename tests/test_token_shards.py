@@ -12,17 +12,18 @@ import pytest
 import tiny_run as tiny
 from test_token_cache import equal
 
+from jprm.data import SHARDS, is_shards
 from jprm.experiment import DataConfig, OptimizerConfig
 from jprm.io.jsonl import write_records
 from jprm.io.shards import Shard
 from jprm.io.storage import Remote, path_of
 from jprm.layout import native_layout
+from jprm.methods.data.stored_trees import ShardOrder, TokenShards, shard_name
 from jprm.methods.data.tokenise import tokenise
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.tokenizer import load_tokenizer
 from jprm.train import Trainer
 from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, training_batches, trees_of
-from jprm.train.stored_trees import SHARDS, ShardOrder, TokenShards, is_shards, shard_name
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Scalar
 
-from jprm import multihost, objectives
+from jprm import data, multihost, objectives
 from jprm.checkpoints import base, store
 from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.devices import OPTIONS
@@ -71,7 +71,6 @@ from jprm.train.batches import (
 )
 from jprm.train.callbacks import Goodput, Profile, Trackers, Watchdog, changed_compiler, versions
 from jprm.train.optimizer import Guarded, guard, make_optimizer, schedule, skipped
-from jprm.train.stored_trees import SHARDS
 
 # ------------------------------------------------------------------------------------------------------------- the step
 
@@ -621,8 +620,8 @@ def data_digest(path: str) -> str:
     Shards of tokens are told by their index, which holds the digest of each.
     """
     place = path_of(path)
-    if (place / SHARDS).is_file():
-        return digest((place / SHARDS).read_text())
+    if (place / data.SHARDS).is_file():
+        return digest((place / data.SHARDS).read_text())
     return digest(place.contents())
 
 

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import grain
 import jax
@@ -28,13 +28,15 @@ from jaxtyping import Int64
 
 from jprm import data, multihost
 from jprm.experiment import Experiment
+from jprm.io.outputs import stamp_of
+from jprm.io.storage import path_of
 from jprm.layout import Layout, native_layout
 from jprm.model.mesh import spec
+from jprm.options import find_part
 from jprm.pack import PackReport, TooLong, pack
 from jprm.rows import PER_TOKEN, Rows, empty_rows
 from jprm.token_tree import REFERENCE, Supervise, TokenTree, token_tree
 from jprm.tokenizer import Tokenizer, saved_bytes
-from jprm.train.stored_trees import TokenShards, TokenTrees, cached_trees, files_of, is_shards
 from jprm.tree import ReasoningTree, tree_of
 
 
@@ -71,8 +73,8 @@ def _batches(
         window=config.window, seed=config.seed, shuffle=not once,
         epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows, siblings=config.siblings,
     )  # fmt: skip
-    if isinstance(sources[0], TokenShards) and not once:
-        endless = [cast(TokenShards, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]
+    if isinstance(sources[0], Endless) and not once:
+        endless = [cast(Endless, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]
         weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
         return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=True)
     stored = not isinstance(sources[0], grain.MapDataset)
@@ -98,10 +100,11 @@ def _mixed(sources: Sequence[grain.MapDataset[Any]], weights: Sequence[float]) -
 def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> list[Source]:
     """Returns each file's records or token trees; every process calls this as often as the others."""
     config = experiment.data
-    shards = [file for file in files if is_shards(file)]
+    shards = [file for file in files if data.is_shards(file)]
     if len(shards) == len(files):
         about = trees_depend_on(experiment, layout)
-        return [TokenShards(file, about, config.cache, config.cache_gb * 1e9) for file in files]
+        shards_of = find_part(f"{STORED}:TokenShards", {}, "shards")
+        return [shards_of(file, about, config.cache, config.cache_gb * 1e9) for file in files]
     if shards:
         raise ValueError(f"{shards[0]}: is shards of tokens, and other data are records: run `jprm tokenise` on all")
     sources = [grain.MapDataset.source(data.load(file)) for file in files]
@@ -114,13 +117,17 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
     return list(sources)
 
 
-def _token_trees(experiment: Experiment, source: grain.MapDataset, files: Sequence[str], layout: Layout) -> TokenTrees:
+def _token_trees(
+    experiment: Experiment, source: grain.MapDataset, files: Sequence[str], layout: Layout
+) -> Sequence[TokenTree]:
     """Returns the source's token trees from `data.cache`, where process 0 writes them first if they are not there.
 
     A process that does not see that folder, because it is on another host's disk, writes its own.
     """
     config = experiment.data
-    about = {"files": [files_of(file) for file in files], **trees_depend_on(experiment, layout)}
+    files_of = [[stamp_of(part) for part in path_of(file).files()] for file in files]
+    about = {"files": files_of, **trees_depend_on(experiment, layout)}
+    cached_trees = find_part(f"{STORED}:cached_trees", {}, "cached")
     trees = trees_of((cast(dict[str, Any], source[i]) for i in range(len(source))), experiment, layout)
 
     def write() -> None:
@@ -447,5 +454,18 @@ def unstacked(rows: Rows) -> Iterator[Rows]:
     return (jax.tree.map(lambda x, i=i: x[i], rows) for i in range(len(rows.tokens)))
 
 
-Source = grain.MapDataset | TokenTrees | TokenShards
+STORED = "jprm.methods.data.stored_trees"
+"""Token trees on disk: a cache and shards. Imported where an experiment has them."""
+
+
+@runtime_checkable
+class Endless(Protocol):
+    """Token trees that come in an order of their own, such as those of shards."""
+
+    def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
+        """Returns the endless order of trees of stream k of n."""
+        ...
+
+
+Source = grain.MapDataset | Sequence[TokenTree]
 """Records by index, or their token trees: of `data.cache`, or of shards."""

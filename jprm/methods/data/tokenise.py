@@ -1,4 +1,4 @@
-"""`jprm tokenise`: an experiment's records as shards of tokens (`jprm.train.stored_trees`), by all cores, resumable.
+"""`jprm tokenise`: an experiment's records as shards of tokens (`stored_trees.py`), by all cores, resumable.
 
 Each shard is written whole by one worker, and beside it what it holds. A command that runs again writes what is
 missing; several machines write a part each. Whoever finds all shards there writes the folder's index.
@@ -22,15 +22,16 @@ import grain
 import numpy as np
 
 from jprm import data
+from jprm.data import REQUEST, SHARDS
 from jprm.experiment import Experiment
 from jprm.io.outputs import differing, write_json
 from jprm.io.progress import Bar
 from jprm.io.shards import Shard
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.layout import native_layout
+from jprm.methods.data.stored_trees import CACHE_VERSION, shard_name, write_shard
 from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import check_supervision, trees_depend_on, trees_of
-from jprm.train.stored_trees import CACHE_VERSION, REQUEST, SHARDS, shard_name, write_shard
 
 TOKENS = 1 << 24
 """Of a shard, about: 40 MB compressed."""

@@ -23,8 +23,9 @@ from typing import IO, Any
 import grain
 import numpy as np
 
+from jprm.data import SHARDS
 from jprm.io.folders import made_once
-from jprm.io.outputs import check_version, differing, stamp_of
+from jprm.io.outputs import check_version, differing
 from jprm.io.progress import Bar
 from jprm.io.storage import Remote, cache_folder, is_remote, path_of
 from jprm.token_tree import TokenTree
@@ -36,11 +37,6 @@ _KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
           "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
 _TYPES = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32, "name": np.uint8}
 """Of the arrays of a `TokenTree`, where they are not int64, which is stored as int32."""
-
-
-def files_of(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Returns what identifies the data at a path: its file, or all files of its folder, with sizes and times."""
-    return [stamp_of(file) for file in path_of(path).files()]
 
 
 def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:
@@ -158,12 +154,6 @@ def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
 # order of `_arrays`, of four bytes an element, and the name. The records of all shards were shuffled before they were
 # divided, so that a shard is a sample of all data.
 
-SHARDS = "tokens.json"
-"""The file that marks a folder as whole shards of tokens. It is written last."""
-
-REQUEST = "request.json"
-"""What the shards of a folder that is being written depend on."""
-
 TOGETHER = 4
 """Shards whose trees a stream shuffles with each other."""
 
@@ -204,16 +194,6 @@ def _read_tree(record: bytes, extras: Sequence[str]) -> TokenTree:
             start += 4 * sizes[kind]
     arrays["name"] = np.frombuffer(record, np.uint8, sizes["name"], start)
     return _tree(arrays, problem, extras)
-
-
-def is_shards(path: str | os.PathLike) -> bool:
-    """Returns whether a path is a folder of shards of tokens. Raises ValueError where it is not all written."""
-    place = path_of(path)
-    if (place / SHARDS).is_file():
-        return True
-    if (place / REQUEST).is_file() and not (place / "report.json").is_file():
-        raise ValueError(f"{path}: its shards of tokens are not all written. Run its `jprm tokenise` again")
-    return False
 
 
 class TokenShards(Sequence[TokenTree]):
