@@ -14,8 +14,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
+from jprm.apps.serve.rewards import text_spans
 from jprm.methods.rl import credit
-from jprm.tokenizer import JsonTokenizer, load_tokenizer, text_spans
+from jprm.tokenizer import JsonTokenizer, load_tokenizer
 from jprm.tree import tree_of
 
 TEXTS = [

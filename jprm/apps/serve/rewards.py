@@ -19,6 +19,7 @@ computed once.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from jprm.methods.trajectories.free_text import exchange
 from jprm.methods.trajectories.records import content_of, is_trajectory
 from jprm.score.aggregate import chain_scores
 from jprm.score.scorer import PRM
-from jprm.tokenizer import Tokenizer, text_spans
+from jprm.tokenizer import Tokenizer
 from jprm.tree import ReasoningTree, RecordError, as_written, tree_of
 
 Span = tuple[int, int]
@@ -391,3 +392,57 @@ def _written(
 
 def _known(score: float) -> float | None:
     return as_written(score) if np.isfinite(score) else None
+
+
+# ---- The text of token ids.
+
+PENDING = 64
+"""Tokens that may wait for the end of a character: it has at most four bytes, and broken ones would wait for ever."""
+
+
+def text_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """Returns the text of T ids without special tokens, and for each token the span of characters that it completes.
+
+    The spans follow one another and cover the text. A character that several tokens make up belongs to the last of
+    them. The others, and special tokens, have an empty span.
+
+    Raises ValueError for ids beyond the vocabulary.
+    """
+    if ids and not 0 <= min(ids) <= max(ids) < max(tokenizer.vocab_size, 1 + max(tokenizer.special_ids, default=-1)):
+        raise ValueError(f"token ids reach from {min(ids)} to {max(ids)}: they are of another tokenizer")
+    kept = [i for i in ids if i not in tokenizer.special_ids]
+    parts: list[str] = []  # the characters that each kept token completes
+    begin = read = 0  # kept[begin:read] is context: some tokenizers drop the white space that a text begins with
+    done = 0  # characters of the text of kept[begin:] that are in `parts`
+    for at in range(len(kept)):
+        now = tokenizer.decode(kept[begin : at + 1])
+        certain = now.rstrip("\ufffd") if at + 1 < len(kept) and at - read < PENDING else now
+        parts.append(certain[done:])
+        done = max(done, len(certain))
+        if certain == now:
+            begin, read = read, at + 1
+            done = len(tokenizer.decode(kept[begin:read]))
+    text = tokenizer.decode(kept)
+    if "".join(parts) != text:  # of a run of bytes with a broken one, Llama's decoder gives up all
+        parts = _parts_of_prefixes(tokenizer, kept, text)
+    spans, stop, rest = [], 0, iter(parts)
+    for i in ids:
+        start, stop = stop, stop + (0 if i in tokenizer.special_ids else len(next(rest)))
+        spans.append((start, stop))
+    return text, spans
+
+
+def _parts_of_prefixes(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[str]:
+    """Returns the characters of the text that each token makes certain, by decoding every beginning of the ids."""
+    if len(ids) > PREFIXES:
+        raise ValueError(f"token ids: {len(ids):,} of them with broken characters, of {PREFIXES:,} at most")
+    parts, stop = [], 0
+    for at in range(len(ids)):
+        certain = text if at + 1 == len(ids) else os.path.commonprefix([tokenizer.decode(ids[: at + 1]), text])
+        parts.append(text[stop : max(stop, len(certain))])
+        stop = max(stop, len(certain))
+    return parts
+
+
+PREFIXES = 4096
+"""Tokens that may be decoded beginning by beginning, which takes the square of their number."""
