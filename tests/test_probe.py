@@ -7,9 +7,9 @@ import pytest
 from refusing import refused
 from tiny_run import experiment, lines, make_data, one_device, training
 
+from jprm.methods import head_init
+from jprm.methods.head_init import Steps, fitted_head
 from jprm.model.heads import HEADS
-from jprm.train import head_init
-from jprm.train.head_init import Steps, fitted_head
 
 
 def made_up(count=3000, seed=0):

@@ -16,6 +16,7 @@ import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
 from jprm.methods.cache import LiveTrees, PrefixCache
 from jprm.methods.export.export import export
+from jprm.methods.head_init import labelled_steps
 from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer
 from jprm.model.lora import LoraConfig
@@ -23,7 +24,6 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import at_slots
 from jprm.train import initial_state
 from jprm.train.batches import check_supervision
-from jprm.train.head_init import labelled_steps
 from jprm.tree import tree_of
 
 

@@ -9,8 +9,7 @@ from refusing import refused
 from tiny_run import equal, lines, make_data, params, training, untimed
 
 from jprm.apps import cli
-from jprm.apps.cli import grid as sweeps
-from jprm.apps.cli.grid import finished, grid
+from jprm.apps.cli.runs import finished, grid, run_grid
 from jprm.apps.report.runs import compare
 from jprm.experiment import load
 
@@ -39,17 +38,19 @@ def swept(tmp_path_factory):
 
     steps, trained = [], []
 
+    whole = training.train
+
     def train(experiment, workdir):
         trained.append(workdir.name)
         preempted = len(trained) == 2
-        training.train(experiment, workdir, [lambda line: preempted and os.kill(os.getpid(), signal.SIGTERM)])
+        whole(experiment, workdir, [lambda line: preempted and os.kill(os.getpid(), signal.SIGTERM)])
 
     line = ["sweep", folder / "e.py", "--workdir", folder / "runs", "--json", folder / "runs.json"]
     line += ["--set", f"optimizer.learning_rate={','.join(RATES)}", "seed=3"]
     with one_device(), pytest.MonkeyPatch.context() as patch:
         make_step = training.make_step
         patch.setattr(training, "make_step", lambda *args: steps.append(make_step(*args)) or steps[-1])
-        patch.setattr(sweeps, "train", train)
+        patch.setattr(training, "train", train)
         with pytest.raises(SystemExit) as stop:
             cli.main(list(map(str, line)))
         statuses = stop.value.code, cli.main(list(map(str, line)))
@@ -140,6 +141,6 @@ def test_a_grid_that_is_none_is_refused(settings, message):
 
 
 def test_a_wrong_value_is_refused_before_anything_runs(swept, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeps, "train", None)
-    refused(ValueError, "seed", sweeps.sweep, swept[0] / "e.py", ["seed=1,x"], tmp_path)
-    refused(ValueError, r"profile=\(3, 2\)", sweeps.sweep, swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)
+    monkeypatch.setattr(training, "train", None)
+    refused(ValueError, "seed", run_grid, swept[0] / "e.py", ["seed=1,x"], tmp_path)
+    refused(ValueError, r"profile=\(3, 2\)", run_grid, swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)

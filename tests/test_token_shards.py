@@ -18,8 +18,7 @@ from jprm.io.jsonl import write_records
 from jprm.io.shards import Shard
 from jprm.io.storage import Remote, path_of
 from jprm.layout import native_layout
-from jprm.methods.data.stored_trees import ShardOrder, TokenShards, shard_name
-from jprm.methods.data.tokenise import tokenise
+from jprm.methods.data.stored_trees import ShardOrder, TokenShards, shard_name, tokenise
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.tokenizer import load_tokenizer
 from jprm.train import Trainer

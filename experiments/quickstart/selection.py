@@ -25,9 +25,9 @@ import jprm
 from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.study import select
 from jprm.checkpoints import base
+from jprm.methods.head_init import Steps, fitted_head
 from jprm.model.heads import Head, find
 from jprm.statistics import auroc
-from jprm.train.head_init import Steps, fitted_head
 from jprm.tree import chains_of, read_records, tree_of
 
 FIRST, ROUND, ROUNDS = 20, 20, 9

@@ -57,6 +57,7 @@ from jprm.model.lora import init as init_adapters
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import held_decoder, join, split
 from jprm.objectives import COPY, Judged, Objective, divisor, means, names, source, summed
+from jprm.options import find_part
 from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -519,8 +520,9 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
     """Returns the state with its head fitted on the first rows of training."""
-    from jprm.train.head_init import fitted_head, labelled_steps
-
+    labelled_steps, fitted_head = (
+        find_part(f"jprm.methods.head_init:{name}", {}, "probe_rows") for name in ("labelled_steps", "fitted_head")
+    )
     batches = training_batches(experiment, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
     micro_batches = itertools.chain.from_iterable(map(unstacked, batches))

@@ -160,7 +160,7 @@ def tokenise(
     """
     from jprm.experiment import load
     from jprm.io.shards import shard_of
-    from jprm.methods.data.tokenise import tokenise
+    from jprm.methods.data.stored_trees import tokenise
 
     made = tokenise(load(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
     print(
