@@ -10,9 +10,9 @@ import pytest
 from tiny import TINY, Letters, chain_ids, chain_rows, hidden, logits, packed_trees, params, path, random_tree
 
 from jprm.methods.cache import LiveTrees
+from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig
-from jprm.model.layers import deltanet
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.transformer import AXES
 from jprm.rows import empty_rows

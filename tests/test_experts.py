@@ -10,13 +10,13 @@ import pytest
 from tiny import TINY, logits, packed_trees, params, random_tree
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.methods.layers import experts
 from jprm.model import lora
 from jprm.model.config import ExpertsConfig
-from jprm.model.layers import experts
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import held_decoder
 from jprm.model.transformer import AXES
-from jprm.objectives import cross_entropy
+from jprm.objectives import balance, cross_entropy
 
 MIXED = dataclasses.replace(
     TINY, qkv_bias=False, attention="reference", mlps=("experts", "dense"), layers=3,
@@ -83,7 +83,7 @@ def test_sums_are_of_real_tokens_and_all_layers(rows):
 def test_uniform_routing_has_the_least_balance():
     even = {"chosen": jnp.full(4, 5.0), "probability": jnp.full(4, 2.5), "tokens": jnp.float32(10)}
     uneven = even | {"chosen": jnp.array([10.0, 10, 0, 0]), "probability": jnp.array([5.0, 5, 0, 0])}
-    assert float(experts.balance(even)) == pytest.approx(2) and float(experts.balance(uneven)) == pytest.approx(4)
+    assert float(balance(even)) == pytest.approx(2) and float(balance(uneven)) == pytest.approx(4)
 
 
 def test_adapters_and_int8_are_of_each_expert(rows):

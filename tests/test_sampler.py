@@ -15,11 +15,10 @@ import jprm
 from jprm.checkpoints import store
 from jprm.experiment import to_json
 from jprm.layout import prompt_layout
-from jprm.methods.policy import decoding, sampler
+from jprm.methods.policy import decode, decoding, sampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, progress_table
-from jprm.model import decode
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import AXES, head_logits
 from jprm.tokenizer import load_tokenizer

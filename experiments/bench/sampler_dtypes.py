@@ -10,8 +10,8 @@ import argparse
 
 import jax
 import numpy as np
-from jprm.gguf_file import packaged
 
+from jprm.methods.gguf import packaged
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler

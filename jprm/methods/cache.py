@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from jprm.model import decode
+from jprm.methods.policy import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, find
 from jprm.model.mesh import put_rows, row_parts, sharding, spec

@@ -48,7 +48,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DeltaNetConfig:
-    """Layers of kind `deltanet` (`jprm.model.layers.deltanet`); value heads share key heads in order."""
+    """Layers of kind `deltanet` (`jprm.methods.layers.deltanet`); value heads share key heads in order."""
 
     key_heads: int = 0
     value_heads: int = 0
@@ -67,7 +67,7 @@ class DeltaNetConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
-    """MLPs of kind `experts` (`jprm.model.layers.experts`)."""
+    """MLPs of kind `experts` (`jprm.methods.layers.experts`)."""
 
     count: int = 0
     used: int = 0  # for each token

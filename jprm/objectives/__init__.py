@@ -40,7 +40,6 @@ from jprm.experiment import LOG_RATIO, ObjectiveConfig, TargetConfig
 from jprm.io.storage import path_of
 from jprm.model import heads
 from jprm.model.heads import CLASS, HEADS, NAMED, PROBABILITY, TOKEN, Head, Target
-from jprm.model.layers.experts import balance
 from jprm.model.mesh import at_tokens
 from jprm.model.transformer import step_logits, step_logits_and_sums
 from jprm.options import OptionError, defined, described, find_part, values_of
@@ -93,6 +92,13 @@ class OfSteps:
         if neutral not in head.target.neutral:
             takes = " or ".join(head.target.neutral)
             raise ValueError(f"target.neutral={neutral!r} does not fit head {name!r}, which takes {takes}")
+
+
+def balance(sums: Mapping[str, Array]) -> Array:
+    """Returns N sum_n (choices of n / tokens) (probability of n), as transformers does over all layers (Fedus et al.
+    2021, eq. 4 to 6): the number of experts a token uses where all are used alike."""
+    tokens = jnp.maximum(sums["tokens"], 1)
+    return len(sums["chosen"]) * jnp.sum(sums["chosen"] / tokens * sums["probability"] / tokens)
 
 
 # --------------------------------------------------------------------------------------------------- one step at a time

@@ -36,11 +36,11 @@ from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.experiment import Experiment, read
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
-from jprm.methods.policy import decoding, sampler
+from jprm.methods.policy import decode, decoding, sampler
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.rollout import packed
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
-from jprm.model import decode, layers
+from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, row_parts, spec
@@ -186,7 +186,7 @@ def programs(
 
 
 def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, own: Mesh) -> dict:
-    """Returns the shapes of the sampler's copy, `jprm.model.decode.decoding_copy`."""
+    """Returns the shapes of the sampler's copy, `jprm.methods.policy.decode.decoding_copy`."""
     dtype, times = config.sampler_dtype or model.dtype, decode.repeats(model, own.shape["tensor"])
 
     def stored(function: Callable, params: Mapping) -> dict:

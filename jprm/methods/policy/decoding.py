@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jprm.model import decode
+from jprm.methods.policy import decode
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape, sharding
 from jprm.model.transformer import head_logits

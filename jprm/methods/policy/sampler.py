@@ -29,10 +29,10 @@ from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
 from jprm.layout import native_layout, prompt_layout
 from jprm.methods.chat_template import prompt_of
-from jprm.methods.policy import decoding
+from jprm.methods.policy import decode, decoding
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.scored_files import digest
-from jprm.model import Dtype, decode
+from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.lora import merge

@@ -31,9 +31,9 @@ from jprm.options import find_part
 
 KINDS = {
     "attention": "jprm.model.layers.attention:ATTENTION",
-    "deltanet": "jprm.model.layers.deltanet:DELTANET",
+    "deltanet": "jprm.methods.layers.deltanet:DELTANET",
     "dense": "jprm.model.layers.dense:DENSE",
-    "experts": "jprm.model.layers.experts:EXPERTS",
+    "experts": "jprm.methods.layers.experts:EXPERTS",
 }
 """Name to kind, imported when it is asked for. A config may also name one of the user's own module, `module:NAME`."""
 
@@ -88,7 +88,7 @@ class Kind:
     flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
     kernels: (config, rows, tokens, the mesh's sizes) to FLOPs of every kernel's call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
-    cached: what decoding needs of a mixer (`jprm.model.decode.Cached`); None: nothing is kept of earlier tokens.
+    cached: what decoding needs of a mixer (`jprm.methods.policy.decode`); None: nothing is kept of earlier tokens.
     """
 
     weights: Mapping[str, Weight]

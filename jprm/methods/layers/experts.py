@@ -145,13 +145,6 @@ def _grouped_backward(saved, dy_XF):
 grouped.defvjp(lambda *of: (grouped(*of), of), _grouped_backward)
 
 
-def balance(sums: Mapping[str, Array]) -> Array:
-    """Returns N sum_n (choices of n / tokens) (probability of n), as transformers does over all layers (Fedus et al.
-    2021, eq. 4 to 6): the number of experts a token uses where all are used alike."""
-    tokens = jnp.maximum(sums["tokens"], 1)
-    return len(sums["chosen"]) * jnp.sum(sums["chosen"] / tokens * sums["probability"] / tokens)
-
-
 def sizes(config: ModelConfig) -> dict[str, int]:
     c = config.experts
     return {"D": config.width, "N": c.count, "E": c.count, "F": c.width, "S": c.shared_width, "U": 1}

@@ -19,11 +19,12 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from jprm.methods.layers import deltanet
 from jprm.model import Dtype, layers
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.layers import attention as attention_kind
-from jprm.model.layers import deltanet, rms_norm
+from jprm.model.layers import rms_norm
 from jprm.model.layers.attention import Rotation
 from jprm.model.mesh import copied, reshape, sharding, spec
 from jprm.model.parameters import Int8, held
