@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -244,4 +245,7 @@ def finished(folder: Place, experiment: Experiment) -> bool:
     result = folder / "result.json"
     if not result.is_file() or not (folder / RUN).is_file():
         return False
-    return json.loads(result.read_bytes())["step"] >= experiment.steps and read(folder / RUN) == experiment
+    there = read(folder / RUN)
+    streams = experiment.data.streams or there.data.streams  # a run writes how many it has where none are named
+    experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, streams=streams))
+    return json.loads(result.read_bytes())["step"] >= experiment.steps and there == experiment
