@@ -15,7 +15,6 @@ from tiny_run import MODEL
 
 import jprm
 from jprm.apps import cli
-from jprm.checkpoints.huggingface import load_decoder, model_config
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
 from jprm.io.storage import only_run
@@ -25,6 +24,7 @@ from jprm.methods.chat_template import prompt_of
 from jprm.methods.export import export as exporting
 from jprm.methods.export import writing
 from jprm.methods.export.export import export
+from jprm.methods.huggingface import load_decoder, model_config
 from jprm.model.config import RopeScaling
 from jprm.model.heads import HEADS
 from jprm.model.lora import LoraConfig

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_hostile_models import CONFIG
 
-from jprm.checkpoints import huggingface
 from jprm.checkpoints.safetensors import Tensors
+from jprm.methods import huggingface
 from jprm.methods.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
 

@@ -15,10 +15,9 @@ from test_gguf import write
 from tiny import TINY, params
 
 import jprm
-from jprm.checkpoints import huggingface
 from jprm.experiment import read
 from jprm.io.worker import Worker
-from jprm.methods import gguf
+from jprm.methods import gguf, huggingface
 from jprm.methods.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
 

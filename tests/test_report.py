@@ -19,7 +19,7 @@ from jprm.apps.report import collect as collecting
 from jprm.apps.report import page
 from jprm.apps.report.collect import Page, chains, collect
 from jprm.apps.report.page import svg
-from jprm.apps.report.training import training
+from jprm.apps.report.runs import training
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import plots, processbench

@@ -74,7 +74,7 @@ def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLi
     return importlib.import_module(MODULES[kind]), local_copy(path)
 
 
-MODULES = {"huggingface": "jprm.checkpoints.huggingface", "peft": "jprm.methods.peft", "gguf": "jprm.methods.gguf"}
+MODULES = {"huggingface": "jprm.methods.huggingface", "peft": "jprm.methods.peft", "gguf": "jprm.methods.gguf"}
 """What reads published weights, by kind of path: `model_config`, `load_decoder`, `open_tensors`, `LANGUAGE_HEAD`."""
 
 

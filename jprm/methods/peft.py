@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jprm.checkpoints import huggingface
-from jprm.checkpoints.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.checkpoints.kinds import PEFT as CONFIG
 from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.folders import local_copy
+from jprm.methods import huggingface
+from jprm.methods.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.model.config import ModelConfig
 from jprm.model.lora import LoraConfig
 from jprm.model.parameters import Dtype

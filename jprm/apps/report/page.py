@@ -25,7 +25,7 @@ from matplotlib.figure import Figure as Canvas
 
 import jprm
 from jprm.apps.report.collect import Page, collect
-from jprm.apps.report.training import training
+from jprm.apps.report.runs import training
 from jprm.apps.web import text_of_file
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_file, check_output, check_version

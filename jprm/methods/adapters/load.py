@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.checkpoints import huggingface
 from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.layout import TemplateLayout, control_tokens
+from jprm.methods import huggingface
 from jprm.methods.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.adapters.record import FILE, Adapter
 from jprm.methods.chat_template import conversation_of

@@ -12,7 +12,7 @@ of the chain. So F1 at every threshold takes two sorts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -33,8 +33,8 @@ from jprm.methods.evaluate.blocks import (
     points,
     words,
 )
-from jprm.methods.evaluate.scored import ScoreError, scores_of
-from jprm.statistics import Draws, difference, draws, jsonable, weighted_mean
+from jprm.methods.evaluate.scored import F1, ScoreError, harmonic_mean, scores_of, weighted_f1
+from jprm.statistics import Draws, difference, draws, jsonable
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -45,20 +45,6 @@ Scored = Mapping[str, Sequence[ReasoningTree]]
 
 FOLDS = 5
 """Folds of the cross-fitted threshold: each is judged by a threshold tuned on the others."""
-
-
-class F1(NamedTuple):
-    """`f1` and its two parts, as fractions; arrays where thresholds or weights are. NaN where a part has no chains."""
-
-    f1: Any
-    error_accuracy: Any
-    correct_accuracy: Any
-
-
-def harmonic_mean(a: Any, b: Any) -> Any:
-    """Returns 2ab / (a + b), or 0 where both are 0."""
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
 
 
 def right_interval(
@@ -84,16 +70,6 @@ def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: fl
 def f1(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> F1:
     """Returns F1 at one threshold."""
     return weighted_f1(right_at(first_error_N, scores, threshold), first_error_N, np.ones(len(scores)))
-
-
-def weighted_f1(
-    right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
-) -> F1:
-    """Returns the F1 of predictions under each row of chain weights, as a bootstrap draws them."""
-    error_N = np.asarray(first_error_N) >= 0
-    error = weighted_mean(right_N, weight_RN * error_N)
-    correct = weighted_mean(right_N, weight_RN * ~error_N)
-    return F1(harmonic_mean(error, correct), error, correct)
 
 
 def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Float[np.ndarray, " K"], F1]:

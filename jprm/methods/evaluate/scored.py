@@ -1,12 +1,14 @@
-"""Scores of trees as arrays. A missing score is an error that names its step, never a step left out."""
+"""Scores of trees as arrays: a missing score is an error that names its step, never a step left out. Their F1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
+from jprm.statistics import weighted_mean
 from jprm.tree import ReasoningTree
 
 
@@ -38,3 +40,30 @@ def scores_of(
             )
         raise ScoreError(f"{where}: {value}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. {fix}")
     return np.split(score_M, np.cumsum(sizes)[:-1]) if trees else []
+
+
+# ------------------------------------------------------------------- the F1 of chains with and without a first error
+
+
+class F1(NamedTuple):
+    """`f1` and its two parts, as fractions; arrays where thresholds or weights are. NaN where a part has no chains."""
+
+    f1: Any
+    error_accuracy: Any
+    correct_accuracy: Any
+
+
+def harmonic_mean(a: Any, b: Any) -> Any:
+    """Returns 2ab / (a + b), or 0 where both are 0."""
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
+
+
+def weighted_f1(
+    right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
+) -> F1:
+    """Returns the F1 of predictions under each row of chain weights, as a bootstrap draws them."""
+    error_N = np.asarray(first_error_N) >= 0
+    error = weighted_mean(right_N, weight_RN * error_N)
+    correct = weighted_mean(right_N, weight_RN * ~error_N)
+    return F1(harmonic_mean(error, correct), error, correct)

@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, left_out_words, words
-from jprm.methods.evaluate.processbench import weighted_f1
-from jprm.methods.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.scored import ScoreError, scores_of, weighted_f1
 from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 

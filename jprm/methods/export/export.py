@@ -23,14 +23,14 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jprm.checkpoints import base, huggingface, kinds, store
+from jprm.checkpoints import base, kinds, store
 from jprm.checkpoints.kinds import PUBLISHED
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
 from jprm.experiment import Experiment, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
-from jprm.methods import peft
+from jprm.methods import huggingface, peft
 from jprm.methods.chat_template import template_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import figures_in

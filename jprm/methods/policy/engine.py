@@ -39,11 +39,11 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from jprm import multihost
-from jprm.checkpoints.huggingface import LANGUAGE_HEAD, name_of
 from jprm.checkpoints.kinds import FileDtype
 from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
+from jprm.methods.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
