@@ -7,7 +7,8 @@ that the first start has left. Measured from the start of the process: until the
 its scores, and until `/ready` says that nothing is left to compile. Then a closed loop over HTTP: every client sends
 one chain, and the next when it has the answer. Its rate is compared with that of `PRM.score_many`, the loop of `jprm
 score`, on the same chains, compiled before. The two are measured in turns. A score that differs from it by more than
-1e-4 is an error, as is any status but 200.
+1e-4 is an error, as is any status but 200. On a machine that others use, processor time tells more than rates: `cpu` of
+the server and `score_cpu`, both in seconds a chain.
 
 The last line is one JSON object: seconds cold and warm, and by number of clients chains a second, their ratio to
 `jprm score`, the 50th and 99th percentile of the seconds to an answer, and errors.
@@ -44,11 +45,12 @@ from jprm.tree import read_records
 prm, records = jprm.load(sys.argv[1]), list(read_records(sys.argv[2]))
 print(json.dumps([one["scores"] for one in prm.score_many(records)]), flush=True)
 for line in sys.stdin:
-    began, done = time.perf_counter(), 0
+    began, done, busy = time.perf_counter(), 0, time.process_time()
     while time.perf_counter() - began < float(line):
         some = itertools.islice(itertools.cycle(records), done % len(records), done % len(records) + 64)
         done += sum(1 for _ in prm.score_many(some))
-    print(json.dumps(done / (time.perf_counter() - began)), flush=True)
+    rate, busy = done / (time.perf_counter() - began), time.process_time() - busy
+    print(json.dumps({"score": rate, "score_cpu": busy / done}), flush=True)
 """
 
 
@@ -93,7 +95,7 @@ def main(
                 result[start] = until(began, records[0])
                 print(start, result[start], flush=True)
                 if start == starts[-1]:
-                    result |= loads(offline, clients, rounds, records, expected, seconds)
+                    result |= loads(offline, process.pid, clients, rounds, records, expected, seconds)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(120)
@@ -102,7 +104,13 @@ def main(
 
 
 def loads(
-    offline: subprocess.Popen, clients: Sequence[int], rounds: int, records: list[dict], expected: list, seconds: float
+    offline: subprocess.Popen,
+    server: int,
+    clients: Sequence[int],
+    rounds: int,
+    records: list[dict],
+    expected: list,
+    seconds: float,
 ) -> dict[str, dict[str, Any]]:
     """Returns for each number of clients the medians over rounds, and all ratios to scoring without a server."""
     found: dict[int, list[dict[str, float]]] = {count: [] for count in clients}
@@ -111,14 +119,23 @@ def loads(
             offline.stdin.write(f"{seconds}\n")  # pyright: ignore[reportOptionalMemberAccess]
             offline.stdin.flush()  # pyright: ignore[reportOptionalMemberAccess]
             score = json.loads(offline.stdout.readline())  # pyright: ignore[reportOptionalMemberAccess]
+            busy = cpu_seconds(server)
             got = load(count, records, expected, seconds)
-            found[count].append(got | {"score": score, "ratio": got["chains_per_second"] / score})
+            cpu = (cpu_seconds(server) - busy) / got["answers"]
+            ratios = {"ratio": got["chains_per_second"] / score["score"], "cpu_ratio": score["score_cpu"] / cpu}
+            found[count].append(got | score | {"cpu": cpu} | ratios)
             print(count, found[count][-1], flush=True)
     return {
         f"{count} clients": {name: statistics.median(one[name] for one in rows) for name in rows[0]}
         | {"ratios": sorted(one["ratio"] for one in rows), "errors": sum(one["errors"] for one in rows)}
         for count, rows in found.items()
     }
+
+
+def cpu_seconds(process: int) -> float:
+    """Returns the processor time of a process so far, of all its threads (Linux)."""
+    words = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def until(began: float, record: dict) -> dict[str, float]:
@@ -170,7 +187,7 @@ def load(count: int, records: list[dict], expected: list[list[float]], seconds: 
             ended.result()
     rate = len(waits) / (time.perf_counter() - began)
     p50, p99 = np.percentile(waits, [50, 99]).tolist()
-    return {"chains_per_second": rate, "p50": p50, "p99": p99, "errors": len(errors)}
+    return {"chains_per_second": rate, "p50": p50, "p99": p99, "answers": len(waits), "errors": len(errors)}
 
 
 if __name__ == "__main__":
