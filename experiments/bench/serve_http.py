@@ -23,6 +23,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-PORT = 8765
+with socket.create_server(("127.0.0.1", 0)) as _free:
+    PORT = _free.getsockname()[1]
 TOLERANCE = 1e-4
 """Of a score: rows that are packed otherwise round otherwise."""
 
