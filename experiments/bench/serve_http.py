@@ -180,8 +180,9 @@ def load(count: int, records: list[dict], expected: list[list[float]], seconds: 
                 return
             status, body = ask(connection, "/v1/score", records[turn % len(records)])
             waits.append(time.perf_counter() - sent)
+            right = expected[turn % len(records)]
             scores = json.loads(body)["record"]["scores"] if status == 200 else []
-            if not np.allclose(scores, expected[turn % len(records)], rtol=0, atol=TOLERANCE):
+            if len(scores) != len(right) or not np.allclose(scores, right, rtol=0, atol=TOLERANCE):
                 errors.append(status)
 
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
