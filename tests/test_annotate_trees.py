@@ -52,57 +52,64 @@ def random_tree(rng, size):
     return ReasoningTree("p", tuple(nodes))
 
 
-def allowed(tree, history, finish):
+def allowed(tree, history, finish, recovers):
     """By the rules in words: all acts that are possible after these, and the finish that is due."""
     here, ratings = [i for i, node in enumerate(tree.nodes) if node.parent == -1], {}
     for kind, step, rating in history:
         if kind == "rate":
             ratings[step] = rating
-        if kind == "choose" or (len(here) == 1 and rating >= 0):
+        if kind == "choose" or (len(here) == 1 and (recovers or rating >= 0)):
             here = [i for i, node in enumerate(tree.nodes) if node.parent == step]
-    due = "found_error" if here and all(ratings.get(i) == -1 for i in here) else None if here else "solution"
+    due = (
+        "found_error"
+        if here and not recovers and all(ratings.get(i) == -1 for i in here)
+        else None
+        if here
+        else "solution"
+    )
     if finish:
         return set(), due
     if len(here) == 1:
         return {("rate", here[0], r) for r in (-1, 0, 1) if here[0] not in ratings}, due
     acts = {("rate", i, r) for i in here for r in (-1, 0, 1)}
     if all(i in ratings for i in here):
-        acts |= {("choose", i, None) for i in here if ratings[i] >= 0}
+        acts |= {("choose", i, None) for i in here if recovers or ratings[i] >= 0}
     return acts, due
 
 
-def test_what_may_be_done_is_what_the_rules_say():
+@pytest.mark.parametrize("recovers", [False, True])  # of a trajectory
+def test_what_may_be_done_is_what_the_rules_say(recovers):
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 4, 6, 9) * 5:
         tree = random_tree(rng, size)
         after, task, history = alternatives_of(tree), Task("t", "ana", "work", 0, False, 0.0, 0.0), []
         for _ in range(30):
-            acts, due = allowed(tree, history, task.finish)
+            acts, due = allowed(tree, history, task.finish, recovers)
             for kind, step, rating in itertools.product(("rate", "choose"), range(size), (-1, 0, 1)):
                 event = {"kind": kind, "step": step, "rating": rating, "seconds": 1.0, "time": 1.0}
                 if (kind, step, rating if kind == "rate" else None) in acts:
-                    changed(task, after, event)
+                    changed(task, after, event, recovers)
                 else:
                     with pytest.raises(Conflict):
-                        changed(task, after, event)
+                        changed(task, after, event, recovers)
             for reason in ("solution", "found_error"):
                 event = {"kind": "finish", "reason": reason, "seconds": 0.0, "time": 1.0}
                 if task.finish or reason != due:
                     with pytest.raises(Conflict):
-                        changed(task, after, event)
+                        changed(task, after, event, recovers)
                 else:
-                    assert changed(task, after, event).rated
+                    assert changed(task, after, event, recovers).rated
             options = sorted(acts, key=str)
             if history and (not options or rng.random() < 0.25):
                 kind, step, _ = history.pop()
                 with pytest.raises(Conflict):
-                    changed(task, after, {"kind": "undo", "step": step + 1, "time": 1.0})
-                task = changed(task, after, {"kind": "undo", "step": step, "time": 1.0})
+                    changed(task, after, {"kind": "undo", "step": step + 1, "time": 1.0}, recovers)
+                task = changed(task, after, {"kind": "undo", "step": step, "time": 1.0}, recovers)
             else:
                 kind, step, rating = options[rng.integers(len(options))]
                 history.append((kind, step, rating))
                 event = {"kind": kind, "step": step, "rating": rating, "seconds": 1.0, "time": 1.0}
-                task = changed(task, after, event)
+                task = changed(task, after, event, recovers)
             assert task.ratings == {step: rating for kind, step, rating in history if kind == "rate"}
 
 

@@ -1,8 +1,9 @@
 "use strict";
 (() => {
-  const at = (id) => document.getElementById(id), { element } = chains;
+  const at = (id) => document.getElementById(id), { element, around, folded } = chains;
   const WORD = { "-1": "wrong", 0: "neutral", 1: "right" }, SIGN = { "-1": "✗", 0: "–", 1: "✓" };
   const QUESTION = { skip: "Skip this task?", give_up: "Give up on this task?", bad_problem: "Call the problem bad?" };
+  const opened = new Set();  // what the annotator opened of what is folded, by its task and its place
   const RETRY_MS = [500, 1000, 2000, 5000, 10000];
 
   // Who: `#name` or `#name:key` of the address, which no request and no log of a server holds.
@@ -33,10 +34,10 @@
     let here = task.after[0];
     for (const [step, rating] of task.acts) {
       if (rating !== null) ratings[step] = rating;
-      if (rating === null || (here.length === 1 && rating !== -1)) { path.push(step); here = task.after[step + 1]; }
+      if (rating === null || (here.length === 1 && (rating !== -1 || task.around))) { path.push(step); here = task.after[step + 1]; }
     }
     const left = here.filter((step) => ratings[step] === undefined);
-    const end = !here.length ? "solution" : here.every((step) => ratings[step] === -1) ? "found_error" : null;
+    const end = !here.length ? "solution" : !task.around && here.every((step) => ratings[step] === -1) ? "found_error" : null;
     return { ratings, path, here, left, end, several: here.length > 1 };
   }
   function apply(event) {
@@ -152,20 +153,38 @@
   }
 
   // A row of the path, of the next step, or of an alternative to it.
-  function row(task, step, rating, name, now) {
+  // `shared`: the context before it stands above all alternatives.
+  function row(task, step, rating, name, now, shared) {
     const made = element("li", `step${now ? " now" : ""}${rating === undefined ? "" : ` ${WORD[rating]}`}`), said = element("div", "said");
     said.append(element("span", "number", name));
     if (rating !== undefined) said.append(element("span", `${WORD[rating]}mark`, `${SIGN[rating]} ${WORD[rating]}`));
-    made.append(said, mathematics.write(element("div", "text"), task.steps[step]));
+    const [before, calls] = task.around ? around({ ...task.around[step], ...(shared ? { before: [] } : {}) }) : [], text = element("div");
+    if (before) text.append(before);
+    if (task.steps[step].trim() || !calls) text.append(mathematics.write(element("div", "text"), task.steps[step]));
+    if (calls) text.append(calls);
+    made.append(said, text);
+    keepOpen(made, `${task.task} ${step}`);
     if (task.scores) made.append(element("p", "model", `model: ${task.scores[step].toFixed(2)}`));
     if (now) { made.tabIndex = -1; made.setAttribute("aria-current", "step"); }
     return made;
   }
+  function keepOpen(root, name) {
+    root.querySelectorAll("details").forEach((fold, i) => {
+      const key = `${name} ${i}`;
+      fold.open = opened.has(key);
+      fold.addEventListener("toggle", () => (fold.open ? opened.add(key) : opened.delete(key)));
+    });
+  }
   function alternative(task, now, step, i) {
-    const made = row(task, step, now.ratings[step], letter(i), step === cursor && !now.end);
+    const made = row(task, step, now.ratings[step], letter(i), step === cursor && !now.end, common(task, now.here));
     if (!now.left.length && !task.after[step + 1].length) made.append(element("p", "model", "no step follows"));
-    made.addEventListener("click", () => { if (!getSelection().toString()) to(step); });
+    made.addEventListener("click", (event) => { if (!getSelection().toString() && !event.target.closest("summary")) to(step); });
     return made;
+  }
+  // The messages that stand before every one of the alternatives, null where they differ.
+  function common(task, here) {
+    const all = task.around && here.map((step) => task.around[step].before);
+    return all && all.length > 1 && all.every((one) => JSON.stringify(one) === JSON.stringify(all[0])) ? all[0] : null;
   }
   const letter = (i) => String.fromCharCode(65 + i % 26) + (i < 26 ? "" : Math.floor(i / 26));
   // The best rated of the alternatives, and of equals one that a step follows.
@@ -182,15 +201,23 @@
     const now = stand(task), { ratings, path, here, left, end, several } = now, number = path.length + 1;
     if (!here.includes(cursor)) cursor = left.length ? left[0] : best(task, now);
     if (timed !== task.task + task.acts.length) { timed = task.task + task.acts.length; clock.start(); }
+    const unit = task.around ? "turn" : "step", Unit = task.around ? "Turn" : "Step";
+    at("given").textContent = task.around ? "Task" : "Problem";
+    at("solution").firstChild.data = task.around ? "Trajectory " : "Solution ";
     mathematics.write(at("problem"), task.problem);
+    at("at-hand").replaceChildren(...(task.tools || []).map(([name, schema]) => folded(`tool ${name}`, schema)));
+    keepOpen(at("at-hand"), `${task.task} tools`);
+    at("common").replaceChildren(...((several && common(task, here)) || []).map(([role, text]) => folded(role, text)));
+    keepOpen(at("common"), `${task.task} ${path.length} common`);
     at("steps").replaceChildren(...path.map((step, i) => row(task, step, ratings[step], `${i + 1}`)));
-    if (here.length === 1) at("steps").append(row(task, here[0], ratings[here[0]], end ? `${number}` : `Step ${number}`, !end));
+    if (here.length === 1) at("steps").append(row(task, here[0], ratings[here[0]], end ? `${number}` : `${Unit} ${number}`, !end));
     at("several").hidden = !several;
-    at("several").textContent = several ? `Step ${number}: ${here.length} alternatives` : "";
+    at("several").textContent = several ? `${Unit} ${number}: ${here.length} alternatives` : "";
     at("alternatives").replaceChildren(...(several ? here.map((step, i) => alternative(task, now, step, i)) : []));
     at("own").hidden = !(task.written && end === "found_error");
     at("own").replaceChildren(...(task.written ? [element("li", "step right")] : []));
     if (task.written) at("own").firstChild.append(element("div", "said", "yours"), mathematics.write(element("div", "text"), task.written));
+    at("open").hidden = !task.around;
     at("write").hidden = end !== "found_error";
     at("comments").replaceChildren(...task.comments.map((one) => element("li", "", one.text)));
     at("comments").hidden = !task.comments.length;
@@ -199,14 +226,16 @@
     const choose = !end && !left.length, name = letter(here.indexOf(cursor));
     at("rate").hidden = !!(asked || end); at("end").hidden = !(asked || end || choose);
     const texts = { found_error: several ? `No alternative is acceptable at step ${number}.` : `First error: step ${number}.`,
-                    solution: `No error in ${path.length} step${path.length === 1 ? "" : "s"}.`,
-                    choose: ratings[cursor] === -1 ? `${name} is wrong: go on with another.` : `Go on with ${name}?` };
+                    solution: task.around ? `${path.length} turn${path.length === 1 ? "" : "s"}, ${path.filter((step) => ratings[step] === -1).length} rated wrong.`
+                      : `No error in ${path.length} step${path.length === 1 ? "" : "s"}.`,
+                    choose: ratings[cursor] === -1 && !task.around ? `${name} is wrong: go on with another.` : `Go on with ${name}?` };
     at("end-text").textContent = QUESTION[asked] || texts[end || "choose"];
     at("next").firstChild.data = asked || end ? "Next task " : "Go on ";
-    at("next").disabled = !asked && choose && ratings[cursor] === -1;
+    at("next").disabled = !asked && choose && ratings[cursor] === -1 && !task.around;
     if (!moved) return;
-    const rated = WORD[ratings[cursor]], step = several ? `Alternative ${name} of step ${number}${rated ? `, ${rated}` : ""}` : `Step ${number}`;
-    at("live").textContent = asked || end ? at("end-text").textContent : `${step}: ${task.steps[cursor]}${choose ? ". " + at("end-text").textContent : ""}`;
+    const rated = WORD[ratings[cursor]], step = several ? `Alternative ${name} of ${unit} ${number}${rated ? `, ${rated}` : ""}` : `${Unit} ${number}`;
+    const calls = task.around && cursor !== undefined && !end ? task.around[cursor].calls.map(([tool, given]) => ` calls ${tool} ${given}`).join("") : "";
+    at("live").textContent = asked || end ? at("end-text").textContent : `${step}: ${task.steps[cursor]}${calls}${choose ? ". " + at("end-text").textContent : ""}`;
     const target = document.querySelector(".step.now") || at(several ? "alternatives" : "steps").lastElementChild;
     if (target) { if (!end) target.focus({ preventScroll: true }); target.scrollIntoView({ block: path.length || several ? "nearest" : "end" }); }
     if (!path.length && here[0] === cursor && !end) scrollTo(0, 0);
@@ -239,7 +268,7 @@
     next() {
       const task = current(), now = task && stand(task), reason = now && (asked || now.end);
       if (reason) { cursor = null; act({ kind: "finish", task: task.task, reason, seconds: clock.read() }); }
-      else if (now && !now.left.length && now.ratings[cursor] !== -1) act({ kind: "choose", task: task.task, step: cursor, seconds: clock.read() });
+      else if (now && !now.left.length && (now.ratings[cursor] !== -1 || task.around)) act({ kind: "choose", task: task.task, step: cursor, seconds: clock.read() });
     },
     undo() {
       const task = current(), last = task && task.acts[task.acts.length - 1];
@@ -252,7 +281,7 @@
       const task = current();
       if (!task) return;
       const now = stand(task), step = now.end ? null : cursor, name = now.several ? `alternative ${letter(now.here.indexOf(step))} of ` : "";
-      at("comment-on").textContent = step === null ? "On this task" : `On ${name}step ${now.path.length + 1}`;
+      at("comment-on").textContent = step === null ? "On this task" : `On ${name}${task.around ? "turn" : "step"} ${now.path.length + 1}`;
       at("comment-text").value = "";
       const dialog = at("comment");
       dialog.onclose = () => {
@@ -262,6 +291,12 @@
       dialog.returnValue = "";
       dialog.showModal();
       at("comment-text").focus();
+    },
+    open() {
+      const folds = [...document.querySelectorAll("#common details, .step.now details")], open = !folds.every((fold) => fold.open);
+      for (const fold of folds) fold.open = open;
+      const now = document.querySelector(".step.now");
+      if (now) now.scrollIntoView({ block: "nearest" });
     },
     write() {
       const task = current();
@@ -280,12 +315,12 @@
     help() { if (!at("guidelines").open) at("guidelines").showModal(); },
   };
   const keys = { 1: "wrong", 2: "neutral", 3: "right", Enter: "next", u: "undo", s: "skip", g: "give_up", b: "bad_problem",
-                 f: "flag", c: "comment", w: "write", "?": "help", h: "help", ArrowUp: "before", ArrowDown: "after" };
+                 f: "flag", c: "comment", o: "open", w: "write", "?": "help", h: "help", ArrowUp: "before", ArrowDown: "after" };
 
   document.addEventListener("keydown", (event) => {
     if (/^(comment|own)-text$/.test(event.target.id) && event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); event.target.closest("form").querySelector(".main").click(); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || document.querySelector("dialog[open]")) return;
-    if (/^(INPUT|TEXTAREA)$/.test(event.target.tagName) || (event.key === "Enter" && event.target.tagName === "BUTTON")) return;
+    if (/^(INPUT|TEXTAREA)$/.test(event.target.tagName) || (event.key === "Enter" && /^(BUTTON|SUMMARY)$/.test(event.target.tagName))) return;
     if (event.key.startsWith("Arrow") && at("several").hidden) return;  // scrolls
     if (keys[event.key]) { event.preventDefault(); acts[keys[event.key]](); }
   });

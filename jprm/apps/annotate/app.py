@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import os
 import pathlib
 import re
@@ -26,8 +27,9 @@ from starlette.routing import Route
 from jprm.apps.annotate.quality import figures, standing
 from jprm.apps.annotate.study import Log, Study, chance, events_in, open_log, read, scores_of
 from jprm.apps.annotate.tasks import REASONS, Conflict, Task, Tasks
-from jprm.apps.web import Listen, text_of_file
+from jprm.apps.web import Listen, around, text_of_file
 from jprm.apps.web.http import HANDLERS, MATH, Refusal, field, file_routes, guards, json_of, key_of, page_route, timed
+from jprm.tree import ReasoningTree
 
 
 def serve(
@@ -134,8 +136,9 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
     """Returns what the page gets of a task: the texts, and what the annotator said.
 
     `after` has the alternatives after the problem and after every step. Their order is drawn for each annotator: that
-    of the record may be a model's.
+    of the record may be a model's. `around` is what stands around every turn of a trajectory, and `tools` its tools.
     """
+    whole = tasks.study.trees[task.pool][task.index]
     tree, names = tasks.tree(task), (tasks.study.config.seed, "order", task.annotator, task.pool, task.index)
     return {
         "task": task.id,
@@ -147,7 +150,15 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
         "flagged": task.flagged,
         "comments": task.comments,
         "written": task.written,
-    } | ({"scores": [round(score, 2) for score in scores_of(tree)]} if tasks.anchored(task) else {})
+        **({"scores": [round(score, 2) for score in scores_of(tree)]} if tasks.anchored(task) else {}),
+        **({"around": around(whole), "tools": tool_texts(whole)} if whole.of_messages else {}),
+    }
+
+
+def tool_texts(tree: ReasoningTree) -> list[tuple[str, str]]:
+    """Returns the name and the schema of every tool that a tree of messages is written with."""
+    schemas = [tool.get("function", tool) for tool in tree.tools]
+    return [(schema["name"], json.dumps(schema, ensure_ascii=False, indent=1)) for schema in schemas]
 
 
 async def _next(request: Request) -> Response:

@@ -16,12 +16,12 @@ import rich.table
 from jaxtyping import Float
 
 from jprm.apps.annotate import Disagreements, Written, study
-from jprm.apps.annotate.study import alike, is_chain, scores_of
+from jprm.apps.annotate.study import alike, ends_at_error, rated_tree, scores_of
 from jprm.apps.annotate.tasks import REASONS, Task, Tasks
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
 from jprm.statistics import bootstrap, difference, draws, weighted_mean
-from jprm.tree import NONE, Node, ReasoningTree, record_of, without_chain
+from jprm.tree import NONE, Node, ReasoningTree, record_of, with_labels, with_scores, without_chain
 
 
 def tasks_of(folder: str | os.PathLike) -> Tasks:
@@ -99,7 +99,7 @@ def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict
         return alpha_of(np.einsum("ru,uck->rck", weight_RU, pairs_UCC))
 
     both = [some for some in twice if all(task.rated for task in some)]
-    chains = [some for some in both if is_chain(tasks.tree(some[0]))]
+    chains = [some for some in both if ends_at_error(tasks.tree(some[0]))]
     same = [float(len({task.error for task in some}) == 1) for some in chains]
     return {
         "steps": len(units),
@@ -121,7 +121,7 @@ def _steps(some: Sequence[Task]) -> list[list[int]]:
 def _apart(tasks: Tasks, some: Sequence[Task]) -> dict[str, Any] | None:
     """Returns on what annotators differ: a chain's first error, or which of a tree's steps that they rated is wrong."""
     index, tree = some[0].index, tasks.tree(some[0])
-    if is_chain(tree):
+    if ends_at_error(tree):
         errors = {task.annotator: task.error for task in some}
         return {"task": index, "first_error": errors} if len(set(errors.values())) > 1 else None
     wrong = {task.annotator: task.wrong for task in some}
@@ -388,7 +388,7 @@ def _records(
             continue
         for group in [kept] if disagreements == "cut" else [[task] for task in kept]:
             tree = tasks.study.trees["work"][index]
-            labels = _agreed(group, tree)
+            labels = _agreed(group, rated_tree(tree))
             if not any(label is not None for label in labels):
                 counts["left out: no step agreed on"] += 1
                 continue
@@ -417,11 +417,14 @@ def _written(task: Task) -> Node:
 
 
 def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
-    """Returns the rating of every step, None from any step on which the annotators differ."""
+    """Returns the rating of every step, None from any step on which the annotators differ.
+
+    In a trajectory that step alone has none: its annotators go on from the same turn, whatever they call it.
+    """
     ratings, labels, apart = [task.ratings for task in group], [], set()
     for i, node in enumerate(tree.nodes):
         rated = {some[i] for some in ratings if i in some}
-        if len(rated) > 1 or node.parent in apart:
+        if len(rated) > 1 or (node.parent in apart and not tree.of_messages):
             apart.add(i)
         labels.append(rated.pop() if rated and i not in apart else None)
     return labels
@@ -429,12 +432,15 @@ def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
 
 def _record(tree: ReasoningTree, labels: list[int | None], group: list[Task], anchored: list[str]) -> dict[str, Any]:
     chosen = {step for task in group for step in task.path}
-    nodes = [
-        dataclasses.replace(node, label=label, score=None, outputs=NONE)
-        if tree.kind == "chain"
-        else _node(node, label, i in chosen)
-        for i, (node, label) in enumerate(zip(tree.nodes, labels, strict=True))
-    ]
+    if tree.of_messages:
+        nodes = _turns(tree, labels, chosen)
+    else:
+        nodes = [
+            dataclasses.replace(node, label=label, score=None, outputs=NONE)
+            if tree.kind == "chain"
+            else _node(node, label, i in chosen)
+            for i, (node, label) in enumerate(zip(tree.nodes, labels, strict=True))
+        ]
     extra = {key: value for key, value in tree.extra.items() if key not in ("scores", "labels", "semantics", "outputs")}
     extra["annotators"] = [task.annotator for task in group]
     comments = [{"annotator": task.annotator, **comment} for task in group for comment in task.comments]
@@ -445,6 +451,18 @@ def _record(tree: ReasoningTree, labels: list[int | None], group: list[Task], an
     if any(task.flagged for task in group):
         extra["flagged"] = True
     return record_of(dataclasses.replace(tree, nodes=tuple(nodes), semantics="rating", extra=extra))
+
+
+def _turns(tree: ReasoningTree, labels: Sequence[int | None], chosen: Collection[int]) -> list[Node]:
+    """Returns the nodes of a tree of messages with the labels of its steps, and `chosen` where a path had alternatives.
+
+    All else of the messages stays, but for earlier labels and scores.
+    """
+    label_of: dict[int, int | None] = dict(zip(tree.steps, labels, strict=True))
+    places = [tree.steps[step] for step in chosen] if tree.kind == "tree" else []
+    notes = [{"chosen": True} if i in places and not node.continues else NONE for i, node in enumerate(tree.nodes)]
+    made = with_labels(tree, [label_of.get(i) for i in range(len(tree.nodes))], "rating", "human", notes)
+    return list(with_scores(made, [None] * len(made.nodes), {}).nodes)
 
 
 def _node(node: Node, label: int | None, chosen: bool) -> Node:

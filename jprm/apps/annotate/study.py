@@ -1,7 +1,8 @@
 """A study: the trees to label, who labels them, what is mixed in to measure the labels, and the file of events.
 
-What is labelled are trees, from any record that jprm reads. A chain is a tree whose steps have no alternatives. An
-event is appended to the file and on the disk before it is acknowledged; the file is whole after any kill.
+What is labelled are trees, from any record that jprm reads. A chain is a tree whose steps have no alternatives. Of
+trajectories the turns are labelled (`rated_tree`); the study keeps their messages. An event is appended to the file and
+on the disk before it is acknowledged; the file is whole after any kill.
 """
 
 from __future__ import annotations
@@ -28,7 +29,17 @@ from jprm.io.storage import path_of
 from jprm.methods.data.overlap import normalise, problems_in
 from jprm.methods.scored_files import stored_scale
 from jprm.score.scale import PROBABILITY, Scale, check_scale
-from jprm.tree import SEMANTICS, Node, ReasoningTree, chains_of, read_trees, record_of, tree_of, without_chain
+from jprm.tree import (
+    SEMANTICS,
+    Node,
+    ReasoningTree,
+    chains_of,
+    read_trees,
+    record_of,
+    steps_only,
+    tree_of,
+    without_chain,
+)
 
 POOLS = ("work", "gold", "screening")
 EVENTS = "events.jsonl"
@@ -70,11 +81,11 @@ def create(
     trees |= {name: list(known_items_in(path)) if path else [] for name, path in zip(POOLS[1:], known, strict=True)}
     for pool, path in zip(POOLS[1:], known, strict=True):
         for number, tree in enumerate(trees[pool], start=1):
-            if not known_wrong(tree):
+            if not known_wrong(rated_tree(tree)):
                 raise RecordError(f"{path}, task {number}", "labels", "are absent", "Tasks that measure have labels.")
     if config.anchored_fraction:
         check_scale(stored_scale(work), ("score",), os.fspath(work), "a page that shows scores")
-        for number, tree in enumerate(trees["work"], start=1):
+        for number, tree in enumerate(map(rated_tree, trees["work"]), start=1):
             if not is_chain(tree):
                 remedy = "Anchoring is measured on chains: `jprm annotate select` without --alternatives writes them."
                 raise RecordError(f"{work}, task {number}", "nodes", "have alternatives", remedy)
@@ -136,10 +147,29 @@ def is_chain(tree: ReasoningTree) -> bool:
     return all(node.parent == i - 1 for i, node in enumerate(tree.nodes))
 
 
+def rated_tree(tree: ReasoningTree) -> ReasoningTree:
+    """Returns what is rated of a tree: the steps of a tree of messages, which keep their role; all of others.
+
+    Step i is the node `tree.steps[i]` of the tree of messages.
+    """
+    only = steps_only(tree)
+    if only is tree:
+        return tree
+    return dataclasses.replace(only, nodes=tuple(dataclasses.replace(node, role="assistant") for node in only.nodes))
+
+
+def ends_at_error(tree: ReasoningTree) -> bool:
+    """Whether a tree is rated to its first error only: a chain is, and an agent may recover from a wrong turn."""
+    return is_chain(tree) and not tree.of_messages
+
+
 def items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields a file's trees, and every chain of its chains and pools. Raises RecordError for a bad record."""
-    for tree in _trees(path):
-        yield from [merged(tree)] if tree.kind == "tree" else _chains(tree)
+    """Yields a file's trees and trajectories, and every chain of its chains and pools.
+
+    Raises RecordError for a bad record.
+    """
+    for tree in read_trees(path):
+        yield from _items(tree)
 
 
 def known_items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
@@ -151,33 +181,37 @@ def known_items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
         yield from items_in(path)
         return
     for tree in map(tree_of, reader.records(path)):
+        yield from _items(tree)
+
+
+def _items(tree: ReasoningTree) -> Iterator[ReasoningTree]:
+    if tree.of_messages:
+        yield tree
+    else:
         yield from [merged(tree)] if tree.kind == "tree" else _chains(tree)
 
 
 def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields every chain of a file's chains, pools and trees. Raises RecordError for a bad record.
+    """Yields every chain of a file's chains, pools and trees, and its trajectories. Raises RecordError for a bad one.
 
-    A chain record keeps its further keys; a path of a pool or a tree has the problem's answer alone.
+    A chain record keeps its further keys; a path of a pool or a tree has the problem's answer alone. Trajectories, and
+    trees of them, are whole.
     """
-    for tree in _trees(path):
-        yield from _chains(tree)
+    for tree in read_trees(path):
+        yield from [tree] if tree.of_messages else _chains(tree)
 
 
 def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
     """Yields a file's chains, pools and trees as trees with at most so many alternatives at a step (`pruned`).
 
-    Raises RecordError for a bad record, ValueError for one without scores.
+    Raises RecordError for a bad record or a trajectory, ValueError for one without scores.
     """
-    return (pruned(merged(tree), most) for tree in _trees(path) if tree.nodes)
-
-
-def _trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields a file's trees. Raises RecordError for a trajectory, whose context the page has no place for."""
     for i, tree in enumerate(read_trees(path)):
         if tree.of_messages:
-            remedy = "Label its turns elsewhere, and write `label` into the messages."
+            remedy = "Leave --alternatives out: trajectories, and trees of them, are selected whole."
             raise RecordError(f"{os.fspath(path)}: record {i + 1}", "messages", "is a trajectory", remedy)
-        yield tree
+        if tree.nodes:
+            yield pruned(merged(tree), most)
 
 
 def merged(tree: ReasoningTree) -> ReasoningTree:
@@ -249,10 +283,10 @@ def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
 def alike(tree: ReasoningTree, one: Mapping[int, bool], other: Mapping[int, bool]) -> float:
     """Returns how far two labellings, of steps as wrong or not, agree.
 
-    For a chain that is 1 or 0, whether they have the same first error or none; for a tree with alternatives the
-    fraction of the steps that both label, 0 where there is none.
+    For a chain that is 1 or 0, whether they have the same first error or none; for a trajectory or a tree with
+    alternatives the fraction of the steps that both label, 0 where there is none.
     """
-    if is_chain(tree):
+    if ends_at_error(tree):
         first = (min((step for step, wrong in some.items() if wrong), default=None) for some in (one, other))
         return float(next(first) == next(first))
     both = one.keys() & other.keys()
@@ -359,12 +393,14 @@ def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = 
 
     Raises ValueError where a tree has no scores, or one that the scale has not.
     """
-    left = list({(tree.problem, *((node.parent, node.text) for node in tree.nodes)): tree for tree in trees}.values())
-    scores = {id(tree): scale.fractions(scores_of(tree), repr(tree.problem[:60])).tolist() for tree in left}
+    left = list({(tree.problem, *map(_said, tree.nodes)): tree for tree in trees}.values())
+    rated = {id(tree): rated_tree(tree) for tree in left}
+    scores = {id(tree): scale.fractions(scores_of(rated[id(tree)]), repr(tree.problem[:60])).tolist() for tree in left}
 
     def convincing(tree: ReasoningTree, wrong: bool) -> float | None:
         """Returns the lowest score of the most convincing chain, or of the most convincing one known to be wrong."""
-        chains = [path for path in chains_of(tree) if not wrong or tree.nodes[path[-1]].correct is False]
+        steps = rated[id(tree)]
+        chains = [path for path in chains_of(steps) if not wrong or steps.nodes[path[-1]].correct is False]
         return max((min(scores[id(tree)][i] for i in path) for path in chains), default=None)
 
     rng = np.random.default_rng(config.seed)
@@ -373,7 +409,7 @@ def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = 
     counts = {name: round(count * getattr(config, name)) for name in ("convincing", "rest", "disagreement")}
     pools: dict[str, Callable[[ReasoningTree], float | None]] = {
         "convincing": lambda tree: convincing(tree, wrong=True),
-        "disagreement": lambda tree: _distance(tree, scores[id(tree)]),
+        "disagreement": lambda tree: _distance(rated[id(tree)], scores[id(tree)]),
         "rest": lambda tree: convincing(tree, wrong=False),
     }
     drawn = {int(i) for i in order[: count - sum(counts.values())]}
@@ -393,6 +429,10 @@ def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = 
         dataclasses.replace(left[places[k]], extra={**left[places[k]].extra, "selection": selection[k]})
         for k in rng.permutation(len(places))
     ]
+
+
+def _said(node: Node) -> tuple:
+    return node.parent, node.role, node.text, json.dumps(node.extra.get("tool_calls") or ())
 
 
 def _distance(tree: ReasoningTree, scores: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jprm.apps.annotate.study import Alternatives, Study, alike, alternatives_of, chance, known_wrong
+from jprm.apps.annotate.study import Alternatives, Study, alike, alternatives_of, chance, known_wrong, rated_tree
 from jprm.tree import ReasoningTree
 
 AHEAD = 2
@@ -81,10 +81,11 @@ class Task:
         return next((step for step, wrong in self.wrong.items() if wrong), None)
 
 
-def changed(task: Task, after: Alternatives, event: Mapping[str, Any]) -> Task:
+def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers: bool = False) -> Task:
     """Returns the task, of a tree with these alternatives, after an event. Raises Conflict where it does not fit.
 
-    A step without alternatives that is not rated wrong is chosen with its rating.
+    A step without alternatives that is not rated wrong is chosen with its rating. With `recovers`, of a trajectory, the
+    path may go on from a wrong step as from others: the task ends where no step is left.
     """
     kind = event["kind"]
     task = dataclasses.replace(task, touched=event["time"])
@@ -103,20 +104,20 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any]) -> Task:
     here = after[path[-1] + 1 if path else 0]
     wrong = [ratings.get(step) == -1 for step in here]
     if kind == "finish":
-        complete = "solution" if not here else "found_error" if all(wrong) else None
+        complete = "solution" if not here else "found_error" if all(wrong) and not recovers else None
         if event["reason"] != complete and event["reason"] in FINISHED:
             raise Conflict("steps are left to rate")
         return dataclasses.replace(task, finish=event["reason"])
     if kind == "write":
-        if not here or not all(wrong):
+        if not here or not all(wrong) or recovers:
             raise Conflict("a step is written where every alternative is rated wrong")
         return dataclasses.replace(task, written=event["text"])
     step, lone = event["step"], len(here) == 1
     if step not in here or (lone and step in ratings):
         raise Conflict("this is not a next step: another window is at work on this task")
     if kind == "rate":
-        act = Act(step, event["rating"], event["seconds"], lone and event["rating"] != -1)
-    elif len(ratings.keys() & set(here)) < len(here) or ratings[step] == -1:
+        act = Act(step, event["rating"], event["seconds"], lone and (recovers or event["rating"] != -1))
+    elif len(ratings.keys() & set(here)) < len(here) or (ratings[step] == -1 and not recovers):
         raise Conflict("a step is chosen that is not wrong, when all its alternatives are rated")
     else:
         act = Act(step, None, event["seconds"], True)
@@ -131,7 +132,8 @@ class Tasks:
         self.by_id: dict[str, Task] = {}
         self._of: dict[str, list[str]] = {name: [] for name in study.config.annotators}
         self._on: dict[int, list[str]] = collections.defaultdict(list)  # tasks on each tree of work
-        self.alternatives = {pool: [alternatives_of(tree) for tree in trees] for pool, trees in study.trees.items()}
+        self.trees = {pool: list(map(rated_tree, trees)) for pool, trees in study.trees.items()}
+        self.alternatives = {pool: list(map(alternatives_of, trees)) for pool, trees in self.trees.items()}
         self._seen: dict[str, Mapping[str, Any]] = {}
         config = study.config
         double = config.double_fraction if len(config.annotators) > 1 else 0.0
@@ -144,7 +146,8 @@ class Tasks:
         return [self.by_id[id] for id in self._of.get(annotator, ())]
 
     def tree(self, task: Task) -> ReasoningTree:
-        return self.study.trees[task.pool][task.index]
+        """Returns what is rated in a task; of a trajectory the turns alone."""
+        return self.trees[task.pool][task.index]
 
     def anchored(self, task: Task) -> bool:
         """Whether the annotator sees the model's scores in this task, which chance decides."""
@@ -171,7 +174,7 @@ class Tasks:
         task = self.by_id.get(event["task"])
         if task is None or task.annotator != event["annotator"]:
             raise Conflict("this task is not this annotator's")
-        return changed(task, self.alternatives[task.pool][task.index], event)
+        return changed(task, self.alternatives[task.pool][task.index], event, recovers=self.tree(task).of_messages)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Takes an event. Raises Conflict, and changes nothing, where it does not fit."""

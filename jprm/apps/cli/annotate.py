@@ -27,14 +27,14 @@ def annotate_select(
 ) -> None:
     """Choose what to label: convincing wrong answers above all, and a random part that stands for all.
 
-    Single chains, or with --alternatives trees. A stratum with too few of them is filled at random.
+    Single chains and trajectories, or with --alternatives trees. A stratum with too few of them is filled at random.
 
     For example:
       jprm score --model runs/prm --input pools.jsonl --output scored.jsonl
       jprm annotate select --input scored.jsonl --output queue.jsonl --count 200 --exclude processbench/math.json
 
     Args:
-        input: Chains, pools or trees with scores. Answers are incorrect where `correct` is false.
+        input: Chains, pools, trees or trajectories with scores. Answers are incorrect where `correct` is false.
         output: The chains or trees, one per line, in random order, with the reason under `selection`.
         exclude: Benchmark files, whose problems are left out.
     """
@@ -70,8 +70,8 @@ def annotate_serve(
 
     Args:
         study: The folder of the study: chains, guidelines, and every event in events.jsonl.
-        input: What to label, in this order: chains, the chains of pools, and trees with their alternatives. Labels in
-            them never reach the page, and scores only by --anchored-fraction.
+        input: What to label, in this order: chains, the chains of pools, trees with their alternatives, and turns of
+            trajectories. Labels in them never reach the page, and scores only by --anchored-fraction.
         annotators: Names of the annotators. Later calls may add some.
         gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released, mixed in to measure the annotators.
         screening: The same, which every annotator rates first.
@@ -138,7 +138,7 @@ def annotate_export(
 
     Args:
         study: The folder of the study, which may be served meanwhile.
-        output: Rated chains and trees, one per line.
+        output: Rated chains, trees and trajectories, one per line.
         disagreements: Of two annotators. cut: a record has no labels from a step on which they differ. each: it is
             written once for each.
         without: Annotators whose labels do not count.

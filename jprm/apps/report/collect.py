@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jprm.apps.web import around
 from jprm.io.jsonl import dump
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Scores
@@ -64,21 +65,12 @@ def turns_alone(tree: ReasoningTree) -> ReasoningTree:
     """Returns a tree of messages as its steps, with what is around each in its extra `AROUND`; others as they are."""
     if not tree.of_messages:
         return tree
-    nodes = []
-    for node, i in zip(steps_only(tree).nodes, tree.steps, strict=True):
-        before, at = [], tree.nodes[i].parent
-        while at >= 0 and not tree.nodes[at].is_step:
-            if tree.nodes[at].text != tree.problem:  # which the page shows above
-                before.insert(0, [tree.nodes[at].role, tree.nodes[at].text])
-            at = tree.nodes[at].parent
-        calls = [call.get("function", call) for call in node.extra.get("tool_calls") or ()]
-        around = {
-            "before": before,
-            "thoughts": node.extra.get("reasoning_content") or "",
-            "calls": [[call.get("name"), json.dumps(call.get("arguments"), ensure_ascii=False)] for call in calls],
-        }
-        nodes.append(dataclasses.replace(node, extra={**node.extra, AROUND: around}))
-    return dataclasses.replace(steps_only(tree), nodes=tuple(nodes))
+    only = steps_only(tree)
+    nodes = [
+        dataclasses.replace(node, extra={**node.extra, AROUND: shown})
+        for node, shown in zip(only.nodes, around(tree), strict=True)
+    ]
+    return dataclasses.replace(only, nodes=tuple(nodes))
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:

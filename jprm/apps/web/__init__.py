@@ -1,10 +1,14 @@
-"""What the servers share. Here is what needs no web framework: where a server listens, and the files of its pages."""
+"""What servers and pages share. Here is what needs no web framework: where a server listens, and files of pages."""
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import json
 from importlib import resources
+from typing import Any
+
+from jprm.tree import ReasoningTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +65,33 @@ def names_in(folder: str) -> list[str]:
     """Returns the names of the files in `package:folder`."""
     package, name = folder.split(":")
     return sorted(file.name for file in resources.files(package).joinpath(name).iterdir())
+
+
+def around(tree: ReasoningTree) -> list[dict[str, Any]]:
+    """Returns what a page shows around every step of a tree of messages, as `around` of chain.js takes it.
+
+    `before`: roles and texts of the context since the turn before, without the problem, which pages show above.
+    `thoughts`: of the turn, before its first step. `calls`: names and arguments, after its last step.
+    """
+    nodes, shown = tree.nodes, []
+    goes_on = {node.parent for node in nodes if node.continues}
+    first: dict[int, int] = {}  # the node with which each step's message begins
+    for i in tree.steps:
+        first[i] = first[nodes[i].parent] if nodes[i].continues else i
+        message, before, at = nodes[first[i]].extra, [], nodes[i].parent
+        while at >= 0 and not nodes[at].is_step:
+            if nodes[at].text != tree.problem:
+                before.insert(0, [nodes[at].role, nodes[at].text])
+            at = nodes[at].parent
+        thoughts = message.get("reasoning_content") or message.get("reasoning") or ""
+        calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+        shown.append({
+            "before": before,
+            "thoughts": "" if nodes[i].continues else thoughts,
+            "calls": [] if i in goes_on else [[call["name"], _text(call.get("arguments"))] for call in calls],
+        })  # fmt: skip
+    return shown
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)

@@ -57,5 +57,5 @@ const chains = (() => {
     return [texts, turns, scores];
   }
 
-  return { element, tint, words, around, turnsOf };
+  return { element, tint, words, folded, around, turnsOf };
 })();
