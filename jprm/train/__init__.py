@@ -852,7 +852,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         Diverged: the loss is not finite, or `optimizer` calls the step bad; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
-    workdir, begun = path_of(workdir), time.perf_counter()
+    workdir, begun, first_began = path_of(workdir), time.perf_counter(), time.time()
     with (
         stop_signal() as asked_to_stop,
         Watchdog(workdir, experiment.stall_seconds, experiment.stall_action) as watchdog,
@@ -863,6 +863,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
             Log(workdir, experiment, start, trainer.goodput, callbacks, least) as log,
             Profile(workdir, experiment.profile) as profile,
         ):
+            trainer.goodput.began = min(trainer.goodput.began, first_began)
             trainer.goodput.add("starting", time.perf_counter() - begun)
             stopped = _steps(trainer, log, watchdog, profile, asked_to_stop)
             assert trainer.checkpoints is not None  # this trainer has a folder
