@@ -170,9 +170,8 @@
   }
   function keepOpen(root, name) {
     root.querySelectorAll("details").forEach((fold, i) => {
-      const key = `${name} ${i}`;
-      fold.open = opened.has(key);
-      fold.addEventListener("toggle", () => (fold.open ? opened.add(key) : opened.delete(key)));
+      fold.dataset.fold = `${name} ${i}`;
+      fold.open = opened.has(fold.dataset.fold);
     });
   }
   function alternative(task, now, step, i) {
@@ -201,6 +200,7 @@
     const now = stand(task), { ratings, path, here, left, end, several } = now, number = path.length + 1;
     if (!here.includes(cursor)) cursor = left.length ? left[0] : best(task, now);
     if (timed !== task.task + task.acts.length) { timed = task.task + task.acts.length; clock.start(); }
+    for (const fold of document.querySelectorAll("[data-fold]")) opened[fold.open ? "add" : "delete"](fold.dataset.fold);
     const unit = task.around ? "turn" : "step", Unit = task.around ? "Turn" : "Step";
     at("given").textContent = task.around ? "Task" : "Problem";
     at("solution").firstChild.data = task.around ? "Trajectory " : "Solution ";
@@ -321,7 +321,7 @@
     if (/^(comment|own)-text$/.test(event.target.id) && event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); event.target.closest("form").querySelector(".main").click(); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || document.querySelector("dialog[open]")) return;
     if (/^(INPUT|TEXTAREA)$/.test(event.target.tagName) || (event.key === "Enter" && /^(BUTTON|SUMMARY)$/.test(event.target.tagName))) return;
-    if (event.key.startsWith("Arrow") && at("several").hidden) return;  // scrolls
+    if (event.key.startsWith("Arrow") && (at("several").hidden || event.target.closest(".context"))) return;  // scrolls
     if (keys[event.key]) { event.preventDefault(); acts[keys[event.key]](); }
   });
   document.addEventListener("click", (event) => {

@@ -28,7 +28,9 @@ const chains = (() => {
     const line = text.replace(/\s+/g, " ").trim(), long = line.length > 120 || text.trim().includes("\n");
     const made = element(long ? "details" : "p", "context"), head = long ? element("summary") : made;
     head.append(element("b", "", name), long ? ` ${line.slice(0, 100)}… ${text.length} characters` : ` ${line || "(empty)"}`);
-    if (long) made.append(head, element("div", "text", text));
+    const whole = element("div", "text", text);
+    whole.tabIndex = 0;  // scrolls by keys
+    if (long) made.append(head, whole);
     return made;
   }
 
