@@ -13,8 +13,13 @@ from orbax.checkpoint import v1 as ocp
 from refusing import refused
 from tiny import Characters
 
-from jprm.train.batches import PipelineConfig, packed_batches
+from jprm.train.batches import PipelineConfig, counted_batches
 from jprm.tree import Node, ReasoningTree
+
+
+def packed_batches(*args, **kwargs):
+    """Returns the rows of `counted_batches` alone."""
+    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
 
 
 def letters_tree(i):

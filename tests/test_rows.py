@@ -15,8 +15,13 @@ from jprm.model.mesh import make_mesh, put_rows
 from jprm.objectives import returns, targets
 from jprm.pack import pack, token_tree
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
-from jprm.train.batches import PipelineConfig, packed_batches
+from jprm.train.batches import PipelineConfig, counted_batches
 from jprm.tree import Node, ReasoningTree
+
+
+def packed_batches(*args, **kwargs):
+    """Returns the rows of `counted_batches` alone."""
+    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
 
 
 def numbered(trees):

@@ -261,11 +261,6 @@ COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
 """The counts that `counted_batches` gives, in order."""
 
 
-def packed_batches(*args: Any, **kwargs: Any) -> grain.IterDataset[Rows]:
-    """Returns the rows of `counted_batches` alone."""
-    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
-
-
 def counted_batches(
     source: Sequence[Any] | grain.MapDataset, layout: Layout | None, config: PipelineConfig,
     tree_of: Callable[[Any], ReasoningTree] | None = None,

@@ -20,7 +20,7 @@ from jprm.apps.report.runs import METRICS, differing, find_runs, flat, heads_of,
 from jprm.apps.web.http import Refusal
 from jprm.checkpoints.kinds import RUN
 from jprm.io.jsonl import parse
-from jprm.io.storage import Place, Remote
+from jprm.io.storage import Place, path_of
 from jprm.tree import RecordError
 
 FILES = {
@@ -97,7 +97,8 @@ async def metrics(request: Request) -> Response:
 @contextlib.contextmanager
 def _opened(path: Place) -> Iterator[tuple[IO[bytes], str, int]]:
     """Opens a file; yields it, what tells it from another of its name, and its size."""
-    if isinstance(path, Remote):  # every object is a new one; those of one run begin with the same line
+    path = path_of(path)
+    if path.here is False:  # every object is a new one; those of one run begin with the same line
         content = path.read_bytes()
         yield io.BytesIO(content), hashlib.sha256(content.partition(b"\n")[0]).hexdigest()[:16], len(content)
         return
