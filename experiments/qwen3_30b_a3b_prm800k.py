@@ -4,7 +4,7 @@
     jprm plan experiments/qwen3_30b_a3b_prm800k.py --topology v5p-64
     jprm train experiments/qwen3_30b_a3b_prm800k.py --workdir /shared/runs/qwen3_30b_a3b --distributed auto
 
-It has not been run; tpu/PLANS.md has its plans. The router is trained, with transformers' load-balancing loss;
+It has not been run. The router is trained, with transformers' load-balancing loss;
 --set optimizer.freeze=/router$ model.experts.balance=0 freezes it.
 """
 

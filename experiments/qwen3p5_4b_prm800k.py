@@ -4,8 +4,9 @@
     jprm plan experiments/qwen3p5_4b_prm800k.py --topology v6e-16
     jprm train experiments/qwen3p5_4b_prm800k.py --workdir /shared/runs/qwen3p5_4b --distributed auto
 
-The base is the text model alone (model_type qwen3_5_text). It has not been run; tpu/PLANS.md has its plans. Without the
-base its sizes are those below, which are of the design and were not compared with a published config.json.
+The base is the text model alone (model_type qwen3_5_text). It has not been run, nor planned: such layers compile for
+TPUs at small sizes. Without the base its sizes are those below, which are of the design and were not compared with a
+published config.json.
 """
 
 import os

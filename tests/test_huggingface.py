@@ -118,7 +118,7 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
     found, wanted = states(load_decoder(tmp_path, config), config), expected(model)
     # Two layers of float32 sums in another order, on states of size about one. A norm divides DeltaNet's outputs by
     # their own size, so that rounding grows: transformers' own float32 is 1e-4 from its float64 there.
-    near = 1e-3 if kind in HYBRIDS else 1e-4
+    near = 3e-4 if kind in HYBRIDS else 1e-4
     np.testing.assert_allclose(found, wanted, atol=near, rtol=near)
     assert np.abs(wanted).max() > 1
 
