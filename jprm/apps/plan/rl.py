@@ -167,7 +167,8 @@ def programs(
     some = [_sampling(config, *shallow(copied, own_model, layers), own, problems) for layers in depths(own_model)]
     for name, (_, _, times) in some[0].items():
         variants = {each[name][1][1].layers: each[name][:2] for each in some}
-        runs[name] = Program(variants, resident["sampler"], times, own, host)
+        unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
+        runs[name] = Program(variants, resident["sampler"] - unused, times, own, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
