@@ -1,10 +1,10 @@
-"""Qwen3-30B-A3B on PRM800K: a mixture of 128 experts, of which a token uses 8, on 64 chips.
+"""Qwen3-30B-A3B on PRM800K: a mixture of 128 experts, of which a token uses 8, on a slice of v5p.
 
     export JPRM_BASE=models/Qwen3-30B-A3B-Base JPRM_PREPARED=data/prm800k
-    jprm plan experiments/qwen3_30b_a3b_prm800k.py --topology v5p-64
+    jprm plan experiments/qwen3_30b_a3b_prm800k.py --topology v5p-64 --set data.micro_rows=32
     jprm train experiments/qwen3_30b_a3b_prm800k.py --workdir /shared/runs/qwen3_30b_a3b --distributed auto
 
-It has not been run. The router is trained, with transformers' load-balancing loss;
+It has not been run; tpu/README.md has its plan. The router is trained, with transformers' load-balancing loss;
 --set optimizer.freeze=/router$ model.experts.balance=0 freezes it.
 """
 
