@@ -168,6 +168,7 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
 
 HERE = """
 import sys
+sys.modules["libtpu"] = None  # else vLLM finds a TPU beside the CPU
 import jax, numpy as np
 from jprm.methods.policy import engine as engines
 from jprm.methods.policy.engine import EngineConfig, Probes, SamplerHere
