@@ -159,11 +159,8 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
             without = lambda *args, tied_head=False, **keys: causal_lm(*args, **keys)  # noqa: E731
             patch.setattr(engines.writing, "causal_lm", without)
             remote.engine = dataclasses.replace(config, tolerance=1.0)
-            patch.setattr(RemoteSampler, "_with", lambda self, params, part, before: self._written[-1])
             with pytest.raises(ValueError, match="still serves weights from before"):
-                for push in range(4, 8):
-                    params = jax.tree.map(lambda x: x * 1.003, params)
-                    remote.push(params, f"run@{push}")
+                remote.push(jax.tree.map(lambda x: x * 1.003, params), "run@4")
 
 
 HERE = """
