@@ -114,6 +114,9 @@ class Experiment:
         not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
     reference_dtype: what the reference's decoder is stored as; adapters that train on it share its float32.
     tokenizer: a file or a folder.
+    local_checkpoints: a folder on a disk or in the memory (/dev/shm/...) of every host, for checkpoints every
+        `local_every` steps between those of the run's folder (`jprm.checkpoints.local`). Several processes, and
+        mesh.data of 2 or more.
     stall_action: what the watchdog does then: `report` which process the others wait for, or also `abort`: a process
         that makes no step ends, whatever holds it, and its launcher starts it again.
     trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or `module:NAME`.
@@ -141,6 +144,8 @@ class Experiment:
     checkpoint_every: int = 100
     keep: int = 2  # newest checkpoints kept
     keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
+    local_checkpoints: str = ""
+    local_every: int = 0  # 0: none
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
     stall_action: Literal["report", "abort"] = "report"
     trackers: tuple[str, ...] = ()
@@ -160,6 +165,11 @@ class Experiment:
         if not -(2**63) <= self.seed < 2**63 or not 0 <= self.data.seed < 2**32:
             raise ValueError(
                 f"seed={self.seed} must fit 64 bits, and data.seed={self.data.seed} be from 0 to {2**32 - 1}"
+            )
+        if self.local_every < 0 or bool(self.local_every) != bool(self.local_checkpoints):
+            raise ValueError(
+                f"local_checkpoints={self.local_checkpoints!r} and local_every={self.local_every} go together: a folder"
+                " of every host, and the steps between two checkpoints in it"
             )
         if self.profile != (0, 0) and not 1 <= self.profile[0] <= self.profile[1]:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")

@@ -229,7 +229,7 @@ class Trainer:
         self._compiled: set[tuple[int, ...]] = set()  # shapes of rows
         rates = schedule(experiment.optimizer, experiment.steps)
         self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
-        self.goodput, self.checkpoints, self._lock = Goodput(), None, None
+        self.goodput, self.checkpoints, self.local, self._lock = Goodput(), None, None, None
         try:
             if (folder := self.workdir) is not None:
                 self.position  # noqa: B018  (made first: where its files are missing, nothing is written)
@@ -255,6 +255,8 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         try:
+            if self.local is not None:
+                self.local.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
         finally:
@@ -334,11 +336,22 @@ class Trainer:
         """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
-        state, data, experiment = self.state, self.position.get_state(), to_json(self.experiment)
-        run = {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
-        parts = {"params": join(state.trained, state.frozen), "optimizer": state.optimizer, "run": run}
+        parts = {**saved_arrays(self.state), "run": self._run()}
+        if self.local is not None:
+            self.local.settle()
         with jax.set_mesh(self.mesh):
-            self.checkpoints.save_checkpointables_async(int(state.step), parts, overwrite=True)
+            self.checkpoints.save_checkpointables_async(int(self.state.step), parts, overwrite=True)
+
+    def save_local(self) -> None:
+        """Saves a checkpoint on the hosts (`local_checkpoints`), in the background."""
+        assert self.local is not None and self.checkpoints is not None
+        self.checkpoints.wait()  # of two saves at a time, one would take the other's number
+        self.local.save(int(self.state.step), saved_arrays(self.state), self._run())
+
+    def _run(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds beside arrays."""
+        data, experiment = self.position.get_state(), to_json(self.experiment)
+        return {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
 
     def _models(self) -> dict[str, Any]:
         with jax.set_mesh(self.mesh):
@@ -349,13 +362,30 @@ class Trainer:
         checkpoints = self.checkpoints
         latest = checkpoints.latest if checkpoints is not None else None
         state = initial_state(self.experiment, load_base=latest is None)
-        if checkpoints is not None and latest is not None:
+        newest = self._open_local(state)
+        if newest is not None and (latest is None or newest > latest.step):
+            assert self.local is not None
+            state = self._continued(state, *self.local.restore(newest), newest)
+            if multihost.is_first():
+                print(f"continuing from step {newest} on the hosts of {self.workdir}")
+        elif checkpoints is not None and latest is not None:
             state = self._resumed(state, checkpoints, latest.step)
             if multihost.is_first():
                 print(f"continuing from step {int(state.step)} in {self.workdir}")
         elif self.experiment.probe_rows:
             state = with_fitted_head(self.experiment, state, self.tokenizer)
         return State(state.step, state.trained, state.frozen, state.optimizer, reference_params(self.experiment))
+
+    def _open_local(self, state: State) -> int | None:
+        """Opens the checkpoints of the hosts, if the run has such, and returns their newest step."""
+        if not self.experiment.local_checkpoints or self.workdir is None or jax.process_count() == 1:
+            return None
+        from jprm.checkpoints.local import LocalCheckpoints  # of runs that ask for it
+
+        arrays = store.abstract(saved_arrays(state))
+        self.local = LocalCheckpoints(self.experiment.local_checkpoints, self.mesh, arrays)
+        self.local.settle()
+        return self.local.latest
 
     def _resumed(self, state: State, checkpoints: store.Checkpoints, step: int) -> State:
         """Returns the newest checkpoint's state, its arrays placed like those of `state`."""
@@ -370,14 +400,23 @@ class Trainer:
             optimizer = guard(optimizer)
         elif isinstance(then, Guarded) and not isinstance(now, Guarded):
             optimizer = optimizer.inner
+        return self._continued(state, {"params": loaded["params"], "optimizer": optimizer}, run, step)
+
+    def _continued(self, state: State, arrays: dict[str, Any], run: dict[str, Any], step: int) -> State:
+        """Returns the state of a checkpoint's arrays, and takes the position in the data and the times from `run`."""
         trained, frozen = {}, {}
-        for path, value in split(loaded["params"], "")[0].items():
+        for path, value in split(arrays["params"], "")[0].items():
             (trained if path in state.trained else frozen)[path] = value
         if multihost.is_first() and (sentence := changed_compiler(run.get("versions", {}))):
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
         self.position.set_state(run["data"])
         self.goodput = Goodput(**run["goodput"])
-        return State(jnp.int32(step), trained, frozen, optimizer)
+        return State(jnp.int32(step), trained, frozen, arrays["optimizer"])
+
+
+def saved_arrays(state: State) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint, by part."""
+    return {"params": join(state.trained, state.frozen), "optimizer": state.optimizer}
 
 
 def _recording(objective: Objective, experiment: Experiment, workdir: Place | None) -> Experiment:
@@ -542,8 +581,8 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 
 
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds",
-        "stall_action", "base", "tokenizer", "trackers", "profile", "data.cache", "data.cache_gb",
-        "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
+        "stall_action", "local_checkpoints", "local_every", "base", "tokenizer", "trackers", "profile", "data.cache",
+        "data.cache_gb", "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
 """Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
@@ -913,8 +952,9 @@ def _steps(
         save = end or stop or done % experiment.checkpoint_every == 0
         due = experiment.valid_every > 0 and done % experiment.valid_every == 0
         validate = bool(experiment.data.valid) and (end or due)
-        if save or validate:
-            log.add(*pending, trainer.checkpoints, close=save)  # a step that has diverged is never saved
+        local = trainer.local is not None and done % experiment.local_every == 0 and not save
+        if save or validate or local:
+            log.add(*pending, trainer.checkpoints, close=save or local)  # a step that has diverged is never saved
             pending = None
         if validate:
             watchdog.at(done, "validation")
@@ -926,7 +966,12 @@ def _steps(
                 log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
                 log.flush()  # a run that continues from the checkpoint does not log these steps again
                 trainer.save()
-        if save or validate:
+        elif local:
+            watchdog.at(done, "checkpoint")
+            with goodput.doing("saving"):
+                log.flush()
+                trainer.save_local()
+        if save or validate or local:
             goodput.rest()
         if stop:
             return True
