@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 from etils import epath
 from jax.sharding import Mesh
 from orbax import checkpoint as ocp
@@ -46,6 +47,7 @@ class LocalCheckpoints:
         for name in (STEPS, "persistent"):  # Orbax asks for a folder of persistent steps too, of which it writes none
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._state = state
+        flags.FLAGS.mark_as_parsed()  # Orbax reads one of absl's, which programs of absl parse
         ocp.multihost.initialize_runtime_to_distributed_ids()
         ocp.multihost.initialize_distributed_to_device_ids()
         options = emergency.CheckpointManagerOptions(
