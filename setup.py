@@ -80,6 +80,7 @@ setuptools.setup(
     },
     python_requires=">=3.11",
     install_requires=[
+        "absl-py>=2.5.1",  # Orbax reads a flag of it where hosts keep checkpoints
         "etils[epath]>=1.15.0",
         "flax>=0.12.8",
         "fsspec>=2026.9.0",

@@ -15,8 +15,10 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 from typing import Any
 
+sys.path.append(str(pathlib.Path(__file__).parent))
 from qwen2p5_math_7b_prm800k import experiment as prm_experiment
 
 from jprm.experiment import OptimizerConfig, to_json

@@ -32,7 +32,9 @@ def counted(monkeypatch):
     """The number of trees that the model was asked to score."""
     trees = []
     whole = scorer.PRM._prepared
-    monkeypatch.setattr(scorer.PRM, "_prepared", lambda self, given: trees.extend(given) or whole(self, given))
+    monkeypatch.setattr(
+        scorer.PRM, "_prepared", lambda self, given, *more: trees.extend(given) or whole(self, given, *more)
+    )
     return trees
 
 

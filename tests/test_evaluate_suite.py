@@ -74,11 +74,11 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
     """Killed in the third file: the first two are kept, and no results are there until all is done."""
     whole_scores, calls = scorer.PRM._prepared, []
 
-    def dies(self, trees):
+    def dies(self, trees, *more):
         calls.append(len(trees))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return whole_scores(self, trees)
+        return whole_scores(self, trees, *more)
 
     suite = suites.read_suite(folder / "suite.json")
     with monkeypatch.context() as patch:
@@ -87,7 +87,7 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
             suites.run_suite(tiny_run.folder, suite, tmp_path)
     refused(FileNotFoundError, "results.json", suites.read_results, tmp_path)
     calls.clear()
-    monkeypatch.setattr(scorer.PRM, "_prepared", lambda self, trees: calls.append(1) or whole_scores(self, trees))
+    monkeypatch.setattr(scorer.PRM, "_prepared", lambda *given: calls.append(1) or whole_scores(*given))
     results = suites.run_suite(tiny_run.folder, suite, tmp_path)
     assert len(calls) == 3  # the third and the fourth file, and the edits
     assert json.loads(json.dumps(results)) == suites.read_results(done)

@@ -6,6 +6,7 @@ A new file in experiments/ is tested without a change here.
 import dataclasses
 import functools
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from jprm.train import train
 
 FILES = sorted(Path(__file__).resolve().parent.parent.joinpath("experiments").glob("*.py"))
 SIZES = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width")
-NAMES = [path.stem for path in FILES if "def experiment(" in path.read_text()]
+NAMES = [path.stem for path in FILES if re.search(r"def experiment\(.*-> Experiment:", path.read_text())]
 
 
 @functools.cache

@@ -27,8 +27,9 @@ class Forked(transformer.Layers):
 
     @nn.compact
     def __call__(self, *inputs):
-        experts_L = self.param("experts", nn.initializers.normal(1.0), (self.layers,))
-        return super().__call__(*inputs) * (1 + 0.1 * experts_L.sum()).astype(self.config.dtype)
+        experts_L = self.param("experts", nn.initializers.normal(1.0), (self.stop - self.first,))
+        x_BTD, sums = super().__call__(*inputs)
+        return x_BTD * (1 + 0.1 * experts_L.sum()).astype(self.config.dtype), sums
 
 
 @pytest.fixture

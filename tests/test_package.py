@@ -18,7 +18,7 @@ import jprm
 REPOSITORY = Path(__file__).resolve().parent.parent
 SOURCES = sorted(file for folder in ("jprm", "experiments", "tests") for file in (REPOSITORY / folder).rglob("*.py"))
 
-DISTRIBUTION = {"orbax": "orbax-checkpoint", "yaml": "pyyaml"}
+DISTRIBUTION = {"absl": "absl-py", "orbax": "orbax-checkpoint", "yaml": "pyyaml"}
 """Where a module has another name than the distribution that brings it."""
 
 

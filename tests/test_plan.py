@@ -199,7 +199,7 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     assert {row["moves"] for row in program["collectives"] if row["in_layers"]} == {"weights", "gradients"}
     assert bounds["step"] == max(bounds["compute"], bounds["hbm"], bounds["interconnect"]) and bounds["network"] == 0
     assert bounds["tokens_per_second"] == pytest.approx(8 * 256 / bounds["step"])
-    assert found["input"] == {"hosts": 2, "packers": 2, "tokens_per_second": bounds["tokens_per_second"] / 2}
+    assert found["input"] == {"hosts": 1, "packers": 1, "tokens_per_second": bounds["tokens_per_second"]}
     assert found["epoch"]["chip_hours"] == pytest.approx(8 * 1e6 / bounds["tokens_per_second"] / 3600)
     assert found["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
 

@@ -5,6 +5,7 @@ Needs the package `vllm`. It samples with the devices that vLLM finds; its cache
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,17 +26,17 @@ class VLLM:
     def __init__(self, folder: pathlib.Path, positions: int, dtype: str, rows: int):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else its engine is another process
         try:
-            from vllm import LLM  # pyright: ignore[reportMissingImports]
+            self._vllm: Any = importlib.import_module("vllm")
         except ImportError as error:
             raise FileNotFoundError(f"engine.kind='vllm_here': vllm is not installed here ({error})") from error
-        self._llm = LLM(
+        self._llm = self._vllm.LLM(
             model=str(folder), skip_tokenizer_init=True, max_model_len=positions, max_num_seqs=rows, dtype=dtype,
             generation_config="vllm", enable_prefix_caching=True, enforce_eager=True, disable_log_stats=True,
         )  # fmt: skip
 
     def load(self, params: Mapping[str, Any], config: ModelConfig) -> None:
         """Exchanges the parameters, one after the other, and drops what was computed with the old ones."""
-        import torch  # pyright: ignore[reportMissingImports]
+        torch: Any = importlib.import_module("torch")  # vLLM's
 
         def tensors() -> Iterator[tuple[str, Any]]:
             for name, _, get in (*decoder_tensors(params["decoder"], config), head_tensor(params, config)):
@@ -46,13 +47,11 @@ class VLLM:
 
     def draw(self, jobs: Sequence[tuple[Sequence[int], int]], most: int, eos: int | None) -> list[Sampled]:
         """Returns a sample after each prompt with its seed, at temperature 1 over all tokens."""
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
-
         ends = [] if eos is None else [eos]
         same = dict(
             temperature=1.0, max_tokens=most, logprobs=0, stop_token_ids=ends, ignore_eos=True, detokenize=False
         )
-        some = [SamplingParams(seed=seed, **same) for _, seed in jobs]
+        some = [self._vllm.SamplingParams(seed=seed, **same) for _, seed in jobs]
         prompts = [{"prompt_token_ids": list(prompt)} for prompt, _ in jobs]
         sampled = []
         for output in self._llm.generate(prompts, some, use_tqdm=False):
@@ -64,9 +63,7 @@ class VLLM:
 
     def force(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns the log-probability of every id but the first, of each sequence."""
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
-
-        one = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        one = self._vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = self._llm.generate([{"prompt_token_ids": list(ids)} for ids in sequences], one, use_tqdm=False)
         return [
             [by_id[token].logprob for by_id, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
