@@ -40,12 +40,12 @@ COMMANDS = {
     "search, beam for 48 problems": "search beam --policy inputs/sampler.json --model model --input inputs/tasks.jsonl"
     " --output beam.jsonl --budget 400 --width 4 --expand 4 --max-steps 4",
     "reinforcement learning, 8 updates": "rl inputs/rl.py --workdir rl --set updates=8 checkpoint_every=8 prm=model"
-    " second_prm=null refresh=null",
+    ' second_prm="" refresh.every=0',
 }
 
 
-def prepare(folder: pathlib.Path) -> None:
-    """Writes the inputs, and trains the policy and the PRM that the commands use, with this tree."""
+def prepare(folder: pathlib.Path, tree: pathlib.Path) -> None:
+    """Writes the inputs, and trains the policy and the PRM that the commands use with a tree."""
     folder.mkdir()
     here = pathlib.Path.cwd()
     os.chdir(folder)
@@ -55,9 +55,9 @@ def prepare(folder: pathlib.Path) -> None:
     sums = [(i % 4, i // 4 % 4) for i in range(48)]
     problems = [{"id": f"{i}", "problem": f"{a}+{b}", "answer": str(a + b)} for i, (a, b) in enumerate(sums)]
     write(folder / "inputs/tasks.jsonl", problems)
-    run(REPOSITORY, folder, "prepare jsonl --source inputs/trees.jsonl --out prepared --exclude inputs/valid.jsonl")
-    run(REPOSITORY, folder, f"train inputs/run.py --workdir policy --set {POLICY}")
-    run(REPOSITORY, folder, f"train inputs/run.py --workdir model --set {MODEL} steps=4")
+    run(tree, folder, "prepare jsonl --source inputs/trees.jsonl --out prepared --exclude inputs/valid.jsonl")
+    run(tree, folder, f"train inputs/run.py --workdir policy --set {POLICY}")
+    run(tree, folder, f"train inputs/run.py --workdir model --set {MODEL} steps=4")
 
 
 def write(path: pathlib.Path, records) -> None:
@@ -91,7 +91,7 @@ def main() -> None:
         subprocess.run([*worktree, "add", "-q", "--detach", str(other), args.commit], check=True)
         try:
             prepared = pathlib.Path(scratch) / "prepared"
-            prepare(prepared)
+            prepare(prepared, other)  # this tree reads what an earlier one wrote
             seconds = {name: [] for name in COMMANDS}
             for round in range(args.rounds + 1):
                 for name, command in COMMANDS.items():
