@@ -222,8 +222,9 @@ def _convolved(x_BTX, w_XW, back_BTJ):
 def _rule(q_BTKH, k_BTKH, v_BTKGV, g_BTKG, b_BTKG, plan: Plan, start_BKGHV, config: ModelConfig):
     """Returns outputs (B, T, K, G, V) in float32, and the kept states (B, S, K, G, H, V).
 
-    With G_i the sum of g over i's path in its chunk, up to i, tokens add (I + A)^-1 b (v - exp(G) k'S) to the state,
-    where S is the state that the path enters with and A_ij = b_i exp(G_i - G_j) k_i'k_j for j before i on its path.
+    With G_i the sum of g over i's path in its chunk, up to i, and G_ij that after j, tokens add (I + A)^-1 b
+    (v - exp(G) k'S) to the state, where S is the state that the path enters with and A_ij = b_i exp(G_ij) k_i'k_j for j
+    before i on its path. (G_ij is a sum, not G_i - G_j, of which fast decays would leave few digits.)
     """
     T, (B, N, C) = q_BTKH.shape[1], plan.enters.shape
 
@@ -234,15 +235,17 @@ def _rule(q_BTKH, k_BTKH, v_BTKGV, g_BTKG, b_BTKG, plan: Plan, start_BKGHV, conf
     q, k = (cut(_unit(x)[:, :, :, None])[:, :, :, 0] for x in (q_BTKH, k_BTKH))  # (N, B, K, C, H)
     v, g, b = cut(v_BTKGV), cut(g_BTKG[..., None])[..., 0], cut(b_BTKG[..., None])
     sees = jnp.moveaxis(plan.sees, 1, 0)[:, :, None, None]
-    total = jnp.sum(jnp.where(sees, g[..., None, :], 0), axis=-1)
-    decay = jnp.exp(jnp.where(sees, total[..., :, None] - total[..., None, :], -jnp.inf))
-    kk, qk = (jnp.einsum("NBKIH,NBKJH->NBKIJ", x, k)[:, :, :, None] for x in (k, q * config.deltanet.key_dim**-0.5))
+    of_path = jnp.where(sees, g[..., None, :], 0)
+    total = jnp.sum(of_path, axis=-1)
+    since = jax.lax.cumsum(of_path, of_path.ndim - 1, reverse=True)
+    since = jnp.pad(since[..., 1:], [(0, 0)] * (since.ndim - 1) + [(0, 1)])
+    decay = jnp.exp(jnp.where(sees, since, -jnp.inf))
+    kk = jnp.einsum("NBKIH,NBKJH->NBKIJ", k, k)[:, :, :, None]
     lower = jnp.where(jnp.eye(C, dtype=bool), 0, kk * decay * b)
-    rates = jnp.eye(C) * b
-    solved = jax.scipy.linalg.solve_triangular(lower, rates, lower=True, unit_diagonal=True)
+    solved = _inverse(lower) * jnp.moveaxis(b, -1, -2)
     empty = jnp.repeat(0 * start_BKGHV[:, None], bound(config, T), axis=1)
     log = jnp.concatenate([start_BKGHV[:, None], empty], axis=1)
-    y, log = _chunks(q * config.deltanet.key_dim**-0.5, k, v, total, solved, qk * decay, log, plan)
+    y, log = _chunks(q * config.deltanet.key_dim**-0.5, k, v, total, solved, decay, log, plan)
     y_BTKGV = jnp.moveaxis(y, (0, 4), (1, 2)).reshape(B, N * C, *y.shape[2:4], y.shape[-1])[:, :T]
     return jnp.where(plan.fits[:, None, None, None, None], y_BTKGV, jnp.nan), log
 
@@ -254,63 +257,109 @@ def _unit(x):
 
 
 @jax.custom_vjp
-def _chunks(q, k, v, total, solved, seen, log, plan: Plan):
+def _inverse(lower):
+    """Returns (I + A)^-1 for each A (..., C, C), zero on and above its diagonal.
+
+    [[X, 0], [-Y A' X, Y]] is the inverse of two neighbouring blocks with inverses X and Y and A' of A between them:
+    blocks of 1 become blocks of 2, 4, ... until one holds all. (On CPUs two batched `solve_triangular` at once may wait
+    for each other without end: each waits, on a thread of XLA's pool, for tasks that it has given to that pool.)
+    """
+    C = lower.shape[-1]
+    whole = 1 << max(C - 1, 0).bit_length()
+    lower = jnp.pad(lower, [(0, 0)] * (lower.ndim - 2) + [(0, whole - C)] * 2)
+    of_blocks = jnp.ones((*lower.shape[:-2], whole, 1, 1), lower.dtype) + 0 * lower[..., :1, :1, None]
+    while (size := of_blocks.shape[-1]) < whole:
+        pairs = whole // size // 2
+        first, second = of_blocks[..., 0::2, :, :], of_blocks[..., 1::2, :, :]
+        grid = lower.reshape(*lower.shape[:-2], pairs, 2 * size, pairs, 2 * size)
+        between = jnp.moveaxis(jnp.diagonal(grid, axis1=-4, axis2=-2), -1, -3)[..., size:, :size]
+        corner = -_exactly(second, _exactly(between, first))
+        top = jnp.concatenate([first, 0 * first], axis=-1)
+        of_blocks = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+    return of_blocks[..., 0, :C, :C]
+
+
+def _exactly(a, b):
+    """Returns a @ b with all bits of float32, on devices whose products have fewer."""
+    return jnp.matmul(a, b, precision="highest")
+
+
+def _inverse_forward(lower):
+    inverse = _inverse(lower)
+    return inverse, inverse
+
+
+def _inverse_backward(inverse, gradient):
+    turned = jnp.swapaxes(inverse, -1, -2)
+    return (-jnp.tril(_exactly(turned, _exactly(gradient, turned)), -1),)
+
+
+_inverse.defvjp(_inverse_forward, _inverse_backward)
+
+
+@jax.custom_vjp
+def _chunks(q, k, v, total, solved, decay, log, plan: Plan):
     """Returns outputs (N, B, K, G, C, V), and the log of states (B, S, K, G, H, V) with those of these chunks.
 
-    q, k: (N, B, K, C, H); v: (N, B, K, G, C, V); total: G above, (N, B, K, G, C); solved: (I + A)^-1 b, and seen: the
-    weights of what tokens add, both (N, B, K, G, C, C); log: the state that rows start from, and zeros.
+    q, k: (N, B, K, C, H); v: (N, B, K, G, C, V); total: G_i above, (N, B, K, G, C); solved: (I + A)^-1 b, and decay:
+    exp(G_ij), 0 off the path, both (N, B, K, G, C, C); log: the state that rows start from, and zeros.
     """
-    return _forward(q, k, v, total, solved, seen, log, plan)[0]
+    return _forward(q, k, v, total, solved, decay, log, plan)[0]
 
 
 def _of_chunk(plan: Plan):
     """Returns what a chunk needs of the plan, chunks first; loops turn as often as the row with most states needs."""
-    tables = plan.sees, plan.enters, plan.states, plan.exits, plan.kept
+    tables = plan.enters, plan.states, plan.exits, plan.kept
     return (*(jnp.moveaxis(x, 1, 0) for x in tables), jnp.max(plan.reads, axis=0), jnp.max(plan.writes, axis=0))
 
 
-def _forward(q, k, v, total, solved, seen, log, plan: Plan):
+def _forward(q, k, v, total, solved, decay, log, plan: Plan):
     def chunk(log, inputs):
-        q, k, v, total, solved, seen, (sees, enters, states, exits, kept, reads, writes) = inputs
+        q, k, v, total, solved, decay, (enters, states, exits, kept, reads, writes) = inputs
         of_k, of_q = _read_all(q, k, log, enters, states, reads, v)
-        y, added = _local_part(v, total, solved, seen, of_k, of_q)
+        y, added = _local_part(q, k, v, total, solved, decay, of_k, of_q)
 
         def keep(x, log):
             at = exits[:, x]
-            state = _after(k, total, added, _state_of(log, enters, states, at), sees, at)
+            state = _after(k, total, decay, added, _state_of(log, enters, states, at), at)
             return jax.vmap(lambda log_S, number, state: log_S.at[number].set(state, mode="drop"))(
                 log, kept[:, x], state
             )
 
         return _loop(writes, keep, log), y
 
-    log, y = jax.lax.scan(chunk, log, (q, k, v, total, solved, seen, _of_chunk(plan)))
-    return (y, log), (q, k, v, total, solved, seen, log, plan)
+    log, y = jax.lax.scan(chunk, log, (q, k, v, total, solved, decay, _of_chunk(plan)))
+    return (y, log), (q, k, v, total, solved, decay, log, plan)
 
 
 def _backward(saved, gradients):
-    q, k, v, total, solved, seen, log, plan = saved
+    q, k, v, total, solved, decay, log, plan = saved
     dy, dlog = gradients
 
     def chunk(dlog, inputs):
-        dy, q, k, v, total, solved, seen, (sees, enters, states, exits, kept, reads, writes) = inputs
+        dy, q, k, v, total, solved, decay, (enters, states, exits, kept, reads, writes) = inputs
         of_k, of_q = _read_all(q, k, log, enters, states, reads, v)
-        (_, added), back = jax.vjp(_local_part, v, total, solved, seen, of_k, of_q)
+        (_, added), back = jax.vjp(_local_part, q, k, v, total, solved, decay, of_k, of_q)
+
+        def taken_by(dlog, x):
+            return jax.vmap(lambda log_S, n: log_S.at[n].get(mode="fill", fill_value=0))(dlog, kept[:, x])
 
         def keep(x, carry):
-            dlog, dk, dtotal, dadded = carry
-            at, number = exits[:, x], kept[:, x]
+            # The gradient that this turn takes was read in the one before: XLA copies all of a log that one turn reads
+            # and then writes.
+            dlog, taken, *sums = carry
+            at = exits[:, x]
             state = _state_of(log, enters, states, at)
-            _, after = jax.vjp(functools.partial(_after, sees_BCC=sees, at_B=at), k, total, added, state)
-            taken = jax.vmap(lambda log_S, n: log_S.at[n].get(mode="fill", fill_value=0))(dlog, number)
-            more = after(taken)
+            _, after = jax.vjp(functools.partial(_after, at_B=at), k, total, decay, added, state)
+            *more, dstate = after(taken)
             # The state of a token is read by later chunks alone, whose gradients are all here: its own is complete.
-            dlog = _add(dlog, jnp.where(number < dlog.shape[1], _number_of(enters, states, at), dlog.shape[1]), more[3])
-            return dlog, dk + more[0], dtotal + more[1], dadded + more[2]
+            number = jnp.where(kept[:, x] < dlog.shape[1], _number_of(enters, states, at), dlog.shape[1])
+            dlog = _add(dlog, number, dstate)
+            return dlog, taken_by(dlog, x + 1), *jax.tree.map(jnp.add, sums, more)
 
-        zero = 0 * k, 0 * total, 0 * added
-        dlog, dk, dtotal, dadded = _loop(writes, keep, (dlog, *zero))
-        dv, more, dsolved, dseen, dof_k, dof_q = back((dy, dadded))
+        start = dlog, taken_by(dlog, 0), 0 * k, 0 * total, 0 * decay, 0 * added
+        dlog, _, dk, dtotal, ddecay, dadded = _loop(writes, keep, start)
+        *more, dof_k, dof_q = back((dy, dadded))
 
         def read(x, carry):
             dlog, dq, dk = carry
@@ -321,9 +370,9 @@ def _backward(saved, gradients):
             return _add(dlog, number, dstate), dq + more_q, dk + more_k
 
         dlog, dq, dk = _loop(reads, read, (dlog, 0 * q, dk))
-        return dlog, (dq, dk, dv, dtotal + more, dsolved, dseen)
+        return dlog, jax.tree.map(jnp.add, (dq, dk, 0 * v, dtotal, 0 * solved, ddecay), tuple(more))
 
-    inputs = dy, q, k, v, total, solved, seen, _of_chunk(plan)
+    inputs = dy, q, k, v, total, solved, decay, _of_chunk(plan)
     dlog, of_chunks = jax.lax.scan(chunk, dlog, inputs, reverse=True)
     return *of_chunks, dlog, None
 
@@ -374,19 +423,19 @@ def _read_all(q, k, log, enters, states, reads, v):
     return _loop(reads, add, (0 * v, 0 * v))
 
 
-def _local_part(v, total, solved, seen, of_k, of_q):
+def _local_part(q, k, v, total, solved, decay, of_k, of_q):
     """Returns a chunk's outputs, and what its tokens add to the state, both (B, K, G, C, V)."""
     enter = jnp.exp(total)[..., None]
     added = solved @ (v - enter * of_k)
+    seen = jnp.einsum("BKIH,BKJH->BKIJ", q, k)[:, :, None] * decay
     return enter * of_q + seen @ added, added
 
 
-def _after(k_BKCH, total_BKGC, added_BKGCV, state_BKGHV, sees_BCC, at_B):
+def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
     """Returns the state after the token `at` of the chunk, whose path enters with `state`."""
     at_B = jnp.minimum(at_B, k_BKCH.shape[2] - 1)
     total_BKG1 = jnp.take_along_axis(total_BKGC, at_B[:, None, None, None], axis=3)
-    on_path_BC = jnp.take_along_axis(sees_BCC, at_B[:, None, None], axis=1)[:, 0]
-    left_BKGC = jnp.exp(jnp.where(on_path_BC[:, None, None], total_BKG1 - total_BKGC, -jnp.inf))
+    left_BKGC = jnp.take_along_axis(decay_BKGCC, at_B[:, None, None, None, None], axis=3)[..., 0, :]
     new = jnp.einsum("BKCH,BKGCV->BKGHV", k_BKCH, left_BKGC[..., None] * added_BKGCV)
     return jnp.exp(total_BKG1)[..., None] * state_BKGHV + new
 
