@@ -39,13 +39,14 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 CLOCKS = ("seconds", "update_seconds", "sampling_seconds", "tokens_per_second", "labels_per_second", "goodput", "began",
           "productive", "modified", "step_seconds_p50", "step_seconds_p95", "step_seconds_max", "mfu", "starting",
-          "compiling", "input", "saving", "validating", "lost_starting", "lost_compiling", "lost_input", "lost_saving",
-          "lost_validating", "lost_stops")  # fmt: skip
+          "compiling", "input", "saving", "validating")  # fmt: skip
 """Keys, of JSON or in a progress bar, whose number is a time or a speed."""
 
 VARYING = (
     (r"(/[\w.-]+)*/gate-\w{8}\b", "WORK"),  # the folder in which everything runs
     (r"\b\d+:\d\d:\d\d\b", "CLOCK"),  # of progress bars
+    (r', "lost_\w+": [-+.\w]+', ""),  # of the kinds of time that a clock saw at all
+    (r'("spent": )\{[^}]*\}', r"\1CLOCK"),
     (r"[\d,]+ tokens/s|waited \d+% of [\d.]+ s", "CLOCK"),
     (r'(?s)<svg(?:(?!</svg>).)*"training-goodput-title".*?</svg>', "CLOCK"),
     (r'("commit": )"[\w-]+"', r"\1"),

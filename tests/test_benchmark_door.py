@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_a_suite_a_table_a_page_and_a_comparison(registered, toy_file, tiny_run,
     line = [*folders, "--out", page, "--figures", tmp_path / "figures"]
     assert cli.main(["report", *map(str, line)]) == 0
     text = page.read_text()
-    assert "Final scores &lt;toy&gt;" in text and "Mean final score, %" in text and shown in text
+    assert re.search("<h2[^>]*>Final scores &lt;toy&gt;<", text) and "Mean final score, %" in text and shown in text
     assert "The final score is" in text and "final score: steps before the last" in text
     assert ">final score</th><td>+0.0 points [+0.0, +0.0]</td>" in text
     names = {path.name for path in (tmp_path / "figures").iterdir()}
@@ -162,7 +163,7 @@ def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path
     assert cli.main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     mean = results["own_score"]["mean"]
-    assert "Own &lt;scores&gt;" in page and f"{mean['value']:.4g} [{mean['low']:.4g}, " in page
+    assert re.search("<h2[^>]*>Own &lt;scores&gt;<", page) and f"{mean['value']:.4g} [{mean['low']:.4g}, " in page
     assert f"drawing and comparison of {tmp_path / 'own.py'}:OWN" in page
 
 

@@ -18,6 +18,7 @@ import jprm
 from jprm.apps.plan.plan import training_step
 from jprm.experiment import from_json, load, override, to_json
 from jprm.io.jsonl import write_records
+from jprm.methods.rl.config import RLExperiment
 from jprm.model.config import DeltaNetConfig
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh
 from jprm.train import train
@@ -46,6 +47,12 @@ def whole(request):
 
 def test_there_are_experiments():
     assert "prm800k_smollm2" in NAMES
+
+
+@pytest.mark.parametrize("file", [path for path in FILES if path.stem not in NAMES], ids=lambda path: path.stem)
+def test_an_experiment_of_reinforcement_learning_is_a_record_too(file):
+    whole = load(file, kind=RLExperiment)
+    assert from_json(RLExperiment, to_json(whole)) == whole
 
 
 def test_it_is_a_record_that_json_and_the_command_line_can_hold(whole):

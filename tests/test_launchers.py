@@ -65,7 +65,7 @@ def test_launchers_run_reinforcement_learning_too():
     rl = RUN | {"TASK": "rl"}
     assert "jprm rl x.py" in call("run", "--dry-run", "x.py", "/shared/runs/x", TASK="rl").stdout
     assert re.search(
-        r" TASK=rl .*setsid nohup tpu/run.sh", call("queued", "--dry-run", "launch", **rl, **QUEUED).stdout
+        r" TASK=rl( \w+=\S+)* setsid nohup tpu/run.sh", call("queued", "--dry-run", "launch", **rl, **QUEUED).stdout
     )
     assert "'jprm', 'rl', 'experiments/x.py'" in call("gke", "manifest", **rl, **GKE).stdout
     assert "jprm rl experiments/x.py" in call("slurm", "script", **rl, **SLURM).stdout
