@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from jprm.methods.data.overlap import normalise
@@ -149,7 +149,7 @@ def logistic(
     least, w_F = np.inf, np.zeros(x_MF.shape[1])
     best_F = w_F
     for strength in sorted(STRENGTHS, reverse=True):
-        w_F = minimize(loss, w_F, (x_MF, right_M, strength), method="L-BFGS-B", jac=True).x
+        w_F = scipy.optimize.minimize(loss, w_F, (x_MF, right_M, strength), method="L-BFGS-B", jac=True).x
         if (now := loss(w_F, valid_x_KF, valid_right_K, 0.0)[0]) < least:
             best_F, least = w_F, now
     return lambda x_NF: expit(np.column_stack([standard(x_NF), np.ones(len(x_NF))]) @ best_F)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float, Int
-from scipy.optimize import minimize
 from scipy.special import expit
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -142,7 +142,7 @@ def fit_ranker(train: Chains, valid: Chains) -> Ranker:
     valid_x_MF, valid_pairs = blank.standard(valid.x_MF), pairs_of(valid)
     best, least, weight_F = blank, np.inf, blank.weight_F
     for strength in sorted(STRENGTHS, reverse=True):  # from the stiffest on, each starts where the last one ended
-        weight_F = minimize(pair_loss, weight_F, (x_MF, pairs, strength), method="L-BFGS-B", jac=True).x
+        weight_F = scipy.optimize.minimize(pair_loss, weight_F, (x_MF, pairs, strength), method="L-BFGS-B", jac=True).x
         loss, _ = pair_loss(weight_F, valid_x_MF, valid_pairs)
         if loss < least:
             best, least = dataclasses.replace(blank, weight_F=weight_F, strength=strength), loss
@@ -165,7 +165,7 @@ def calibrated(ranker: Ranker, chains: Chains, floor: float = 1e-3) -> Ranker:
         return float(value), np.array([rest_M @ score_M, rest_M.sum()]) + 2e-6 * theta
 
     bounds = [(floor, None), (None, None)]
-    slope, intercept = minimize(loss, np.array([1.0, 0.0]), method="L-BFGS-B", jac=True, bounds=bounds).x
+    slope, intercept = scipy.optimize.minimize(loss, np.array([1.0, 0.0]), method="L-BFGS-B", jac=True, bounds=bounds).x
     return dataclasses.replace(ranker, slope=float(slope), intercept=float(intercept))
 
 
