@@ -19,6 +19,7 @@ from jprm.model.mesh import MeshConfig, at_tokens, make_mesh, put_rows, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import AXES, step_logits
 from jprm.objectives import targets
+from jprm.rows import empty_rows
 from jprm.train import State
 from jprm.train.optimizer import make_optimizer
 
@@ -128,6 +129,28 @@ def test_a_gemma_model_in_parts():
         b = np.asarray(b)
         # float32 sums in another order, of hundreds of addends; gradients sum many tokens of either sign.
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.slow
+def test_a_thought_of_16384_tokens_in_parts():
+    """A chain of a reasoning model: scores of its steps and gradients, by four devices and by one."""
+    config = dataclasses.replace(TINY, layers=1, attention="blocked", attention_block=512, rope_theta=1e6)
+    length, ends = 16384, np.arange(511, 16384, 512)
+    rows = empty_rows(1, length, len(ends))
+    rows.tokens[0] = np.random.default_rng(0).integers(0, config.vocab_size, length)
+    rows.position[0], rows.until[0] = np.arange(length), length
+    rows.step_end[0], rows.weight[0] = ends, 1
+    weights, run = params(config), jax.jit(model_gradient, static_argnums=0)
+    expected = run(dataclasses.replace(config, attention="paths"), rows, weights)
+    mesh = make_mesh(MeshConfig(1, 1, 1, 4), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        place = jax.tree_util.tree_map_with_path(
+            lambda path, _: jax.NamedSharding(mesh, spec(*AXES[path[-1].key])), weights
+        )
+        found = run(config, put_rows(rows, mesh), jax.device_put(weights, place))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        # float32 sums of tens of thousands of addends, in another order.
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())
 
 
 def test_step_ends_and_targets_are_those_of_whole_rows():
