@@ -45,7 +45,7 @@ CLOCKS = ("seconds", "update_seconds", "sampling_seconds", "tokens_per_second", 
 VARYING = (
     (r"(/[\w.-]+)*/gate-\w{8}\b", "WORK"),  # the folder in which everything runs
     (r"\b\d+:\d\d:\d\d\b", "CLOCK"),  # of progress bars
-    (r', "lost_\w+": [-+.\w]+', ""),  # of the kinds of time that a clock saw at all
+    (r',\s*"lost_\w+": [-+.\w]+', ""),  # of the kinds of time that a clock saw at all
     (r'("spent": )\{[^}]*\}', r"\1CLOCK"),
     (r"[\d,]+ tokens/s|waited \d+% of [\d.]+ s", "CLOCK"),
     (r'(?s)<svg(?:(?!</svg>).)*"training-goodput-title".*?</svg>', "CLOCK"),

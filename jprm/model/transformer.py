@@ -205,10 +205,7 @@ def _scanned(x_BTD, inputs: tuple, plans: Mapping[str, Any], c: ModelConfig, fir
     """
 
     def one(x_BTD, here, w, index: int):
-        # Scan's partial evaluation would move what depends on the plan alone out of the loop, and keep the masks of
-        # every block. The barrier ties them to the layer.
-        x_BTD, own = jax.lax.optimization_barrier((x_BTD, plans))
-        return block(x_BTD, w, own, here, c, index)
+        return block(x_BTD, w, plans, here, c, index)
 
     if c.remat != "nothing":  # a scan needs no guard against CSE
         one = jax.checkpoint(one, policy=REMAT[c.remat], prevent_cse=False, static_argnums=3)

@@ -162,6 +162,7 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here, config: ModelConfig):
     """Returns the layer's output. Heads are split over the mesh, and each device has its rows and heads alone."""
+    x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
     shape = _shape(config, x_BTD.shape[0])
     start = jnp.zeros(shape, jnp.float32, out_sharding=sharding("batch", "kv_heads", None, None, None))

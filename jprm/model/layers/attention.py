@@ -174,10 +174,13 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here
     def rows(x_NX, *axes):
         return reshape(x_NX, (B, T, *x_NX.shape[1:]), "batch", *axes) if own.flat else x_NX
 
+    # Scan's partial evaluation moves what depends on the plan alone out of the loop over layers. That is right for
+    # rotations, but would keep the masks of every block: the barrier ties them to the layer.
+    x_BTD, of_rows = jax.lax.optimization_barrier((x_BTD, plan.rows))
     x_BTD, (cos_BTH, sin_BTH) = flat(x_BTD), map(flat, rotation_of(here, plan.rotations, config))
     growth_BT = None if plan.growth is None else flat(plan.growth)
     qkv = project_heads(x_BTD, w, (cos_BTH, sin_BTH), growth_BT, config)
-    y_BTKGH = own.attend(*(rows(x, None, "kv_heads") for x in qkv), plan.rows, config, here["window"])
+    y_BTKGH = own.attend(*(rows(x, None, "kv_heads") for x in qkv), of_rows, config, here["window"])
     return rows(project_out(flat(y_BTKGH, "kv_heads"), x_BTD, w, config)), {}
 
 
