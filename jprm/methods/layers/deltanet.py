@@ -388,7 +388,11 @@ def _loop(turns, body, carry):
 
 
 def _get(log, number_B):
-    return jax.vmap(lambda log_S, number: log_S[number])(log, number_B)
+    """Returns a state of each row. Numbers are not negative, which XLA cannot know.
+
+    So it cannot move what a product rounds of the state, on TPUs, to all of the log, once a chunk.
+    """
+    return jax.vmap(lambda log_S, number: log_S[number] * (number >= 0))(log, number_B)
 
 
 def _add(log, number_B, state):
