@@ -142,10 +142,13 @@ def test_gradients_equal_those_of_transformers(tmp_path, kind):
     found = jax.jit(jax.grad(lambda x: (transformer.hidden({"decoder": x}, config, rows)[0] * weight_TD).sum()))(
         decoder
     )
-    # Sums of float32 in another order: of the largest number, 2e-4 at most in hybrids (5e-5 where XLA optimises, which
-    # it does not here), 4e-6 in others.
-    near = 4e-4 if kind in HYBRIDS else 2e-5
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=near * np.abs(b).max()), found, wanted)
+    # Sums of float32 in another order: of an array's largest number, 2e-4 at most in hybrids (5e-5 where XLA optimises,
+    # which it does not here), 4e-6 in others. Gradients are as large as 100, and 1,000 where states pass through norms.
+    of_largest, most, near = (4e-4, 1e-1, 2e-4) if kind in HYBRIDS else (2e-5, 1e-3, 0)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=near, atol=min(of_largest * np.abs(b).max(), most)),
+        found, wanted,
+    )  # fmt: skip
 
 
 def test_the_scalings_change_the_numbers():

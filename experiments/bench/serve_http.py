@@ -4,11 +4,13 @@
 
 Starts `jprm serve MODEL` in a process of its own, first with an empty cache of compiled programs, then with the cache
 that the first start has left. Measured from the start of the process: until the port is open, until a first chain has
-its scores, and until `/ready` says that nothing is left to compile. Then a closed loop over HTTP: every client sends
-one chain, and the next when it has the answer, whose scores are checked after the clock has stopped. Its rate is
-compared with that of `PRM.score_many`, the loop of `jprm score`, on the same chains, compiled before: both in
-turns. A score that differs from it by more than 1e-4 is an error, as is any status but 200. On a machine that others
-use, processor time tells more than rates: `cpu` of the server and `score_cpu`, both in seconds a chain.
+its scores, and until `/ready` says that nothing is left to compile.
+
+Then a load over HTTP: every client sends one chain, waits for the answer and sends the next; scores are checked when
+the time is over. Between the loads `PRM.score_many`, the loop of `jprm score`, scores the same chains, and the two
+rates are compared. What was to be compiled is compiled before. An answer counts as an error if its status is not 200,
+or if a score differs by more than 1e-4. On a machine that others use, processor time tells more than rates: `cpu` of
+the server and `score_cpu`, both in seconds a chain.
 
 The last line is one JSON object: seconds cold and warm, and by number of clients chains a second, their ratio to
 `jprm score`, the 50th and 99th percentile of the seconds to an answer, and errors.

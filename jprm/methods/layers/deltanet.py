@@ -360,7 +360,7 @@ def _backward(saved, gradients):
 
         start = dlog, taken_by(dlog, 0), 0 * k, 0 * total, 0 * decay, 0 * added
         dlog, _, dk, dtotal, ddecay, dadded = _loop(writes, keep, start)
-        *more, dof_k, dof_q = back((dy, dadded))
+        more_q, more_k, dv, more_total, dsolved, more_decay, dof_k, dof_q = back((dy, dadded))
 
         def read(x, carry):
             dlog, dq, dk = carry
@@ -371,7 +371,7 @@ def _backward(saved, gradients):
             return _add(dlog, number, dstate), dq + more_q, dk + more_k
 
         dlog, dq, dk = _loop(reads, read, (dlog, 0 * q, dk))
-        return dlog, jax.tree.map(jnp.add, (dq, dk, 0 * v, dtotal, 0 * solved, ddecay), tuple(more))
+        return dlog, (dq + more_q, dk + more_k, dv, dtotal + more_total, dsolved, ddecay + more_decay)
 
     inputs = dy, q, k, v, total, solved, decay, _of_chunk(plan)
     dlog, of_chunks = jax.lax.scan(chunk, dlog, inputs, reverse=True)
