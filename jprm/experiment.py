@@ -22,8 +22,8 @@ from jprm.io.outputs import check_version
 from jprm.io.storage import path_of
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
-from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
+from jprm.model.parameters import LoraConfig
 from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, from_json, frozen
 from jprm.token_tree import REFERENCE, Supervise
 

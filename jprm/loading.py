@@ -17,9 +17,8 @@ from jprm.layout import native_layout
 from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
-from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.model.parameters import Dtype, held_decoder
+from jprm.model.parameters import Dtype, held_decoder, merge
 from jprm.options import find_part
 from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import LONGEST, PRM

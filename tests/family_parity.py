@@ -88,7 +88,7 @@ def sharded_apart(params, config: ModelConfig) -> float:
     wanted = both(params, config, rows)
     mesh = make_mesh(MeshConfig(1, 2, 1, 1, 2) if config.experts.count else MeshConfig(1, 2, 2), jax.devices()[:4])
     place = lambda at, x: jax.device_put(  # noqa: E731
-        x, jax.NamedSharding(mesh, spec(*transformer.AXES[at[-1].key], mesh=mesh))
+        x, jax.NamedSharding(mesh, spec(*transformer.axes_of(at[-1].key), mesh=mesh))
     )
     with jax.set_mesh(mesh):
         found = both(jax.tree_util.tree_map_with_path(place, params), config, put_rows(rows, mesh))

@@ -17,7 +17,7 @@ from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, Sizes, find_block
 from jprm.model.attention import attend, plan
 from jprm.model.mesh import MeshConfig, at_tokens, make_mesh, put_rows, spec
 from jprm.model.parameters import split
-from jprm.model.transformer import AXES, step_logits
+from jprm.model.transformer import axes_of, step_logits
 from jprm.objectives import targets
 from jprm.rows import empty_rows
 from jprm.train import State
@@ -122,7 +122,7 @@ def test_a_gemma_model_in_parts():
     mesh = make_mesh(MeshConfig(1, 2, 1, 4))
     with jax.set_mesh(mesh):
         place = jax.tree_util.tree_map_with_path(
-            lambda path, _: jax.NamedSharding(mesh, spec(*AXES[path[-1].key])), weights
+            lambda path, _: jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))), weights
         )
         found = run(config, put_rows(rows, mesh), jax.device_put(weights, place))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -145,7 +145,7 @@ def test_a_thought_of_16384_tokens_in_parts():
     mesh = make_mesh(MeshConfig(1, 1, 1, 4), jax.devices()[:4])
     with jax.set_mesh(mesh):
         place = jax.tree_util.tree_map_with_path(
-            lambda path, _: jax.NamedSharding(mesh, spec(*AXES[path[-1].key])), weights
+            lambda path, _: jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))), weights
         )
         found = run(config, put_rows(rows, mesh), jax.device_put(weights, place))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

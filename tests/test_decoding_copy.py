@@ -17,14 +17,14 @@ from jprm.methods.policy import decode
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 
 DEVICES = jax.devices()
 
 
 def placed(config, mesh, scale=0.5):
     """The learner's parameters, split over all of its devices."""
-    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key], mesh=mesh)))  # noqa: E731
+    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key), mesh=mesh)))  # noqa: E731
     return jax.tree_util.tree_map_with_path(put, weights(scale, config))
 
 

@@ -14,7 +14,7 @@ from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.rows import empty_rows
 from jprm.score.scorer import PRM
 
@@ -160,7 +160,7 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
     wanted = jax.jit(jax.value_and_grad(loss))(params(HYBRID), rows)
     mesh = make_mesh(MeshConfig(1, 2, 2), jax.devices()[:4])
     check_mesh(HYBRID, mesh, 4, 64)
-    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[at[-1].key], mesh=mesh)))  # noqa: E731
+    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
     with jax.set_mesh(mesh):
         placed = jax.tree_util.tree_map_with_path(place, params(HYBRID))
         found = jax.jit(jax.value_and_grad(loss))(placed, put_rows(rows, mesh))
@@ -173,7 +173,7 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
 
 def test_live_trees_start_from_their_parents_states():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[at[-1].key], mesh=mesh)))  # noqa: E731
+    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
     prm = PRM(
         jax.tree_util.tree_map_with_path(place, params(HYBRID)),
         HYBRID,

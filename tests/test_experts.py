@@ -11,11 +11,11 @@ from tiny import TINY, logits, packed_trees, params, random_tree
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.methods.layers import experts
-from jprm.model import lora
+from jprm.model import parameters
 from jprm.model.config import ExpertsConfig
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import held_decoder
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.objectives import balance, cross_entropy
 
 MIXED = dataclasses.replace(
@@ -33,7 +33,7 @@ def rows():
 
 
 def loss(p, rows, config=MIXED):
-    total, count, metrics = cross_entropy({"model": p}, rows, ObjectiveConfig(config, TARGET, lora.LoraConfig()))
+    total, count, metrics = cross_entropy({"model": p}, rows, ObjectiveConfig(config, TARGET, parameters.LoraConfig()))
     return total, (count, {name: x for name, x in metrics.items() if name != "scores"})
 
 
@@ -60,7 +60,7 @@ def test_a_split_mesh_computes_what_one_device_does(rows, sizes):
     wanted = gradient(params(MIXED), rows, config)
     mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
     check_mesh(config, mesh, 4, 64)
-    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[at[-1].key], mesh=mesh)))  # noqa: E731
+    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
     with jax.set_mesh(mesh):
         placed = jax.tree_util.tree_map_with_path(place, params(MIXED))
         assert placed["decoder"]["layers_0"]["expert_up"].sharding.spec[1] == "expert"
@@ -87,13 +87,15 @@ def test_uniform_routing_has_the_least_balance():
 
 
 def test_adapters_and_int8_are_of_each_expert(rows):
-    config = lora.LoraConfig(rank=2, targets=r"/(query|expert_\w+)$")
-    adapters = lora.init(config, MIXED, "", jax.random.key(0))
-    a, b = (adapters[f"decoder/layers_0/expert_up{end}"] for end in (lora.A, lora.B))
+    config = parameters.LoraConfig(rank=2, targets=r"/(query|expert_\w+)$")
+    adapters = parameters.init_adapters(config, MIXED, "", jax.random.key(0))
+    a, b = (adapters[f"decoder/layers_0/expert_up{end}"] for end in (parameters.A, parameters.B))
     assert a.shape == (2, 4, 16, 2) and b.shape == (2, 4, 2, 8)
     w = params(MIXED)["decoder"]["layers_0"]["expert_up"]
     b = jnp.ones_like(b)
-    merged = lora.add("expert_up", w, {"expert_up" + lora.A: a, "expert_up" + lora.B: b}, config.scale)
+    merged = parameters.with_adapter(
+        "expert_up", w, {"expert_up" + parameters.A: a, "expert_up" + parameters.B: b}, config.scale
+    )
     np.testing.assert_allclose(merged[1, 3], w[1, 3] + config.scale * a[1, 3] @ b[1, 3], atol=1e-5)
     small = {**params(MIXED), "decoder": held_decoder(params(MIXED)["decoder"], "int8")}
     assert small["decoder"]["layers_0"]["expert_down"].scale.shape == (2, 4, 1, 16)

@@ -27,8 +27,8 @@ from jprm.methods.export.export import export
 from jprm.methods.huggingface import load_decoder, model_config
 from jprm.model.config import RopeScaling
 from jprm.model.heads import HEADS
-from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
+from jprm.model.parameters import LoraConfig
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer
 from jprm.tree import tree_of

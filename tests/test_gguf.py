@@ -12,7 +12,7 @@ from tiny import GEMMA, TINY, params
 from jprm.methods.gguf import Reader, load_decoder, model_config, open_gguf
 from jprm.model.config import RopeScaling, frequencies
 from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 
 
 def test_the_hyper_parameters_of_smollm2(smollm2_gguf):
@@ -231,7 +231,7 @@ def test_parameters_are_put_where_the_mesh_wants_them(tmp_path):
     with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
         decoder = load_decoder(file, TINY)
     for name, array in decoder["layers_0"].items():
-        assert array.sharding.spec == spec(*AXES[name])
+        assert array.sharding.spec == spec(*axes_of(name))
     jax.tree.map(np.testing.assert_array_equal, decoder, params()["decoder"])
 
 

@@ -18,7 +18,7 @@ from jprm.checkpoints import base
 from jprm.methods.huggingface import FAMILIES, load_decoder, model_config
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.train import initial_state
 
 REASON = "the extra 'parity' is not installed"
@@ -199,8 +199,8 @@ def test_layers_groups_and_places(tmp_path):
         placed = base.load_decoder(tmp_path, config)
     for part in ("layers_0", "layers_1"):
         for name, array in placed[part].items():
-            assert array.sharding.spec == spec(*AXES[name])
-    assert placed["embed"].sharding.spec == spec(*AXES["embed"])
+            assert array.sharding.spec == spec(*axes_of(name))
+    assert placed["embed"].sharding.spec == spec(*axes_of("embed"))
     jax.tree.map(np.testing.assert_array_equal, placed, parts)
     refused(ValueError, "3 layers", base.model_config, tmp_path, layers=4)
     with pytest.raises(ValueError, match="rope_theta"):

@@ -18,7 +18,7 @@ from jprm.methods.implicit import LogProbability, log_probs
 from jprm.methods.label.files import with_log_probabilities
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.parameters import held_decoder
-from jprm.model.transformer import AXES, head_logits, hidden
+from jprm.model.transformer import axes_of, head_logits, hidden
 from jprm.objectives import find
 from jprm.pack import pack, token_tree
 from jprm.score.scorer import PRM
@@ -38,7 +38,7 @@ PAIRS = np.array([
 def put(grid, path, x):
     """Puts a parameter, or a part of one in int8, where the model expects it."""
     name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)][-1]
-    return jax.device_put(x, jax.NamedSharding(grid, spec(*AXES[name])))
+    return jax.device_put(x, jax.NamedSharding(grid, spec(*axes_of(name))))
 
 
 def rewards(params, reference):

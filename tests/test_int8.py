@@ -17,18 +17,18 @@ from jprm.apps.plan.plan import abstract_rows
 from jprm.checkpoints import base
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.model.parameters import SUMMED, Int8, held, held_decoder, quantized
-from jprm.model.transformer import AXES
+from jprm.model.parameters import Int8, held, held_decoder, quantized, summed_axes
+from jprm.model.transformer import axes_of
 from jprm.tokenizer import load_tokenizer
 
 ROWS = chain_rows([list(range(1, 13)), [5, 4, 3, 2, 1]], 16)
 quantize = jax.jit(quantized, static_argnums=1)
 
 
-@pytest.mark.parametrize("role", SUMMED)
+@pytest.mark.parametrize("role", summed_axes())
 def test_a_channel_is_off_by_half_a_step_of_its_own_scale(role):
-    axes = SUMMED[role]
-    x = np.random.default_rng(0).normal(size=(4,) * len(AXES[role])).astype(np.float32)
+    axes = summed_axes()[role]
+    x = np.random.default_rng(0).normal(size=(4,) * len(axes_of(role))).astype(np.float32)
     small = quantize(x, axes)
     scale = np.abs(x).max(axes, keepdims=True) / 127
     np.testing.assert_allclose(small.scale, scale, rtol=1e-6)
@@ -49,7 +49,7 @@ def test_a_channel_is_off_by_half_a_step_of_its_own_scale(role):
 def test_a_product_over_what_is_summed_is_a_product_of_integers_times_the_scale():
     """The axes that share a scale are those that einsums sum over, so a scale belongs to an output channel."""
     x_BTD = np.array(jax.random.normal(jax.random.key(1), (1, 2, TINY.width)))
-    query = quantized(params()["decoder"]["layers_0"]["query"][0], SUMMED["query"])
+    query = quantized(params()["decoder"]["layers_0"]["query"][0], summed_axes()["query"])
     product = jnp.einsum("BTD,DKGH->BTKGH", x_BTD, query.values.astype(jnp.float32)) * query.scale[0]
     np.testing.assert_allclose(jnp.einsum("BTD,DKGH->BTKGH", x_BTD, query.astype("float32")), product, atol=1e-5)
 

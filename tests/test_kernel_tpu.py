@@ -12,9 +12,8 @@ from tiny import optimised
 
 from jprm.model.attention import attend, plan
 from jprm.model.config import ModelConfig
-from jprm.model.layers.dense import CHUNKS
 from jprm.model.mesh import spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import CHUNKS, axes_of
 
 GIB = 2**30
 
@@ -86,7 +85,7 @@ def test_the_step_of_a_7b_model_holds_no_square_and_gathers_only_weights(topolog
     assert len(kernels(compiled)) == 4  # forward, once more in the backward pass, dq, dk and dv
     assert not [shape for _, shape in shapes(text) if shape.count(T) > 1]
     weights = {path.split("/")[-1]: x.shape for path, x in state.trained.items()}
-    one_layer = {name: shape[1:] if len(AXES[name]) > 2 else shape for name, shape in weights.items()}
+    one_layer = {name: shape[1:] if len(axes_of(name)) > 2 else shape for name, shape in weights.items()}
     mlp = config.width * config.mlp_width
     of_weights = {math.prod(shape) for shape in one_layer.values()} - {mlp} | {mlp // CHUNKS}
     assert not {T * config.width, T * config.mlp_width, B * T * config.width} & of_weights  # a row's activations

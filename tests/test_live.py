@@ -13,7 +13,7 @@ from tiny import TINY, Letters, params
 from jprm.methods import cache
 from jprm.methods.cache import LiveTrees
 from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.rows import padded_size
 from jprm.score import scorer
 from jprm.score.scorer import PRM
@@ -26,7 +26,7 @@ LAYOUT = Letters(end=(28,))
 def make(mesh=None, **changes):
     mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
     config = dataclasses.replace(TINY, **{"attention": "reference", **changes})
-    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
+    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
     placed = jax.tree_util.tree_map_with_path(put, params(config))
     return PRM(placed, config, LAYOUT, mesh, "correctness", "tiny", 1)
 

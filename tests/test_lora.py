@@ -17,10 +17,9 @@ from tiny_run import params as loaded
 import jprm
 from jprm.checkpoints import store
 from jprm.experiment import from_json, override, to_json
-from jprm.model import lora, transformer
-from jprm.model.lora import LoraConfig
+from jprm.model import parameters, transformer
 from jprm.model.mesh import MESH_AXES, make_mesh
-from jprm.model.parameters import join
+from jprm.model.parameters import LoraConfig, join
 from jprm.objectives import find
 from jprm.tokenizer import load_tokenizer
 from jprm.train import initial_state
@@ -32,7 +31,7 @@ GROUPS = dataclasses.replace(TINY, layers=3, layer_groups=(1, 2))
 def adapted(model, config, freeze="", seed=0):
     """Parameters with adapters, none of them zero."""
     rng = np.random.default_rng(seed)
-    adapters = jax.eval_shape(lambda: lora.init(config, model, freeze, jax.random.key(0)))
+    adapters = jax.eval_shape(lambda: parameters.init_adapters(config, model, freeze, jax.random.key(0)))
     flat = {path: rng.normal(size=x.shape).astype(np.float32) for path, x in adapters.items()}
     return join(flatten_dict(params(model), sep="/"), flat), flat
 
@@ -41,17 +40,17 @@ def adapted(model, config, freeze="", seed=0):
 def test_merging_adds_the_product_to_each_layers_matrix(rslora):
     config = dataclasses.replace(LORA, rslora=rslora)
     whole, flat = adapted(GROUPS, config)
-    merged, plain = lora.merge(whole, config), params(GROUPS)
+    merged, plain = parameters.merge(whole, config), params(GROUPS)
     assert jax.tree.structure(merged) == jax.tree.structure(plain)
-    matrices = lora.PRODUCTS.keys() & plain["decoder"]["layers_0"].keys()
+    matrices = parameters.products().keys() & plain["decoder"]["layers_0"].keys()
     assert len(flat) == 2 * 2 * len(matrices)
     for i, layers in enumerate(GROUPS.layer_groups):
         for role, w in plain["decoder"][f"layers_{i}"].items():
             new = np.asarray(merged["decoder"][f"layers_{i}"][role])
-            if role not in lora.PRODUCTS:
+            if role not in parameters.products():
                 np.testing.assert_array_equal(new, w)
                 continue
-            a, b = (flat[f"decoder/layers_{i}/{role}{end}"] for end in (lora.A, lora.B))
+            a, b = (flat[f"decoder/layers_{i}/{role}{end}"] for end in (parameters.A, parameters.B))
             for n in range(layers):  # as matrices (in, out), whatever the heads
                 product = a[n].reshape(-1, 3).astype(np.float64) @ b[n].reshape(3, -1)
                 wanted = w[n] + 6.0 / (3**0.5 if rslora else 3) * product.reshape(w[n].shape)
@@ -61,9 +60,9 @@ def test_merging_adds_the_product_to_each_layers_matrix(rslora):
 def test_targets_and_freezing_choose_the_matrices():
     def chosen(freeze="", **changes):
         found = jax.eval_shape(
-            lambda: lora.init(dataclasses.replace(LORA, **changes), GROUPS, freeze, jax.random.key(0))
+            lambda: parameters.init_adapters(dataclasses.replace(LORA, **changes), GROUPS, freeze, jax.random.key(0))
         )
-        return {path.removesuffix(lora.A) for path in found if path.endswith(lora.A)}
+        return {path.removesuffix(parameters.A) for path in found if path.endswith(parameters.A)}
 
     assert chosen(targets="/(query|value)$", freeze="embed|layers_0") == {
         "decoder/layers_1/query", "decoder/layers_1/value",
@@ -78,11 +77,11 @@ def test_targets_and_freezing_choose_the_matrices():
 def test_parameters_that_adapters_do_not_know_are_refused():
     """A new layer beside frozen matrices would be frozen too, at what it started with."""
     for model in (GROUPS, GEMMA):
-        lora.check(flatten_dict(params(model), sep="/"), "")
+        parameters.check_adapted(flatten_dict(params(model), sep="/"), "")
     new = ["decoder/layers_0/query", "decoder/layers_0/experts", "decoder/router/kernel"]
-    refused(ValueError, "decoder/layers_0/experts", lora.check, new, "")
-    refused(ValueError, "decoder/layers_0/experts", lora.check, new, "router")
-    lora.check(new, "router|experts")
+    refused(ValueError, "decoder/layers_0/experts", parameters.check_adapted, new, "")
+    refused(ValueError, "decoder/layers_0/experts", parameters.check_adapted, new, "router")
+    parameters.check_adapted(new, "router|experts")
 
 
 def test_a_switch_on_any_experiment(tmp_path):
@@ -119,7 +118,7 @@ def test_only_adapters_and_the_head_are_trained_and_have_optimizer_state(run):
     with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
         start = initial_state(trained)
     assert len(start.trained) == 2 * 3 * 2 + 2
-    assert all(path.startswith("head/") or lora.A in path or lora.B in path for path in start.trained)
+    assert all(path.startswith("head/") or parameters.A in path or parameters.B in path for path in start.trained)
     # Two moments a trained number, and two counts.
     assert sum(x.size for x in jax.tree.leaves(start.optimizer)) == 2 * sum(x.size for x in start.trained.values()) + 2
     after, step = stored(folder, trained)
@@ -128,7 +127,7 @@ def test_only_adapters_and_the_head_are_trained_and_have_optimizer_state(run):
         np.testing.assert_array_equal(after[path], value)
     assert all(np.any(after[path] != np.asarray(value)) for path, value in start.trained.items())
     # It starts as the base is: B is zero, A is not.
-    plain = flatten_dict(lora.merge(start.params, trained.lora), sep="/")
+    plain = flatten_dict(parameters.merge(start.params, trained.lora), sep="/")
     assert plain.keys() == start.frozen.keys() | {"head/kernel", "head/bias"}
     for path, value in start.frozen.items():
         np.testing.assert_array_equal(plain[path], value)
@@ -143,7 +142,7 @@ def test_scores_are_the_merged_models(run):
         fresh = jax.eval_shape(lambda: transformer.init(trained.model, jax.random.key(0)))
         assert jax.tree.structure(prm.params) == jax.tree.structure(fresh)
         after, _ = stored(folder, trained)
-        a, b = (after[f"decoder/layers_1/down{end}"][0] for end in (lora.A, lora.B))
+        a, b = (after[f"decoder/layers_1/down{end}"][0] for end in (parameters.A, parameters.B))
         wanted = after["decoder/layers_1/down"][0] + trained.lora.scale * (a @ b)
         np.testing.assert_allclose(prm.params["decoder"]["layers_1"]["down"][0], wanted, atol=1e-6)
         # The loop judged the merged model too, with rows of another length.
@@ -171,9 +170,9 @@ def test_adapters_lie_on_the_mesh_as_their_matrix_does():
     """By types alone: under explicit axes a sharding is part of an array's type, and a wrong one is an error."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((2, 2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)):
         plain = jax.eval_shape(lambda: transformer.init(GROUPS, jax.random.key(0)))
-        born = jax.eval_shape(lambda: lora.init(LORA, GROUPS, "", jax.random.key(0)))
+        born = jax.eval_shape(lambda: parameters.init_adapters(LORA, GROUPS, "", jax.random.key(0)))
         whole = join(flatten_dict(plain, sep="/"), born)
-        merged = jax.eval_shape(lambda params: lora.merge(params, LORA), whole)
+        merged = jax.eval_shape(lambda params: parameters.merge(params, LORA), whole)
     assert jax.tree.map(lambda x: x.sharding.spec, merged) == jax.tree.map(lambda x: x.sharding.spec, plain)
     query_a, query_b, out_a, down_b = (
         tuple(born[f"decoder/layers_1/{name}"].sharding.spec)

@@ -17,8 +17,8 @@ from jprm.checkpoints import base
 from jprm.experiment import override
 from jprm.methods.export.writing import decoder_tensors
 from jprm.model import transformer
-from jprm.model.lora import LoraConfig
 from jprm.model.mesh import make_mesh
+from jprm.model.parameters import LoraConfig
 from jprm.train import initial_state
 
 

@@ -17,7 +17,7 @@ import jprm
 from jprm.checkpoints import base
 from jprm.methods import peft
 from jprm.methods.export.export import export
-from jprm.model.lora import PRODUCTS, LoraConfig
+from jprm.model.parameters import LoraConfig, products
 
 ROLES = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj", "gate": "gate_proj", "up": "up_proj",
@@ -182,7 +182,7 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
     assert tiny.equal(peft.Merged(out).tensor("score.bias"), prm.params["head"]["bias"])
     rounded = jax.tree.map(lambda x: x.astype("bfloat16"), prm.params["decoder"]["layers_1"])
     held = base.load_decoder(out, model, "bfloat16")["layers_1"]
-    assert all(tiny.equal(held[role], rounded[role]) for role in PRODUCTS.keys() & held)
+    assert all(tiny.equal(held[role], rounded[role]) for role in products().keys() & held)
     assert "LoRA: rank 3, scale 2.88675, on query|out|down" in (out / "README.md").read_text()
     fields = json.loads((out / "adapter_config.json").read_text())
     assert fields["target_modules"] == [

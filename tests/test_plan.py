@@ -24,8 +24,8 @@ from jprm.apps.plan.topologies import GIB
 from jprm.methods.evaluate.blocks import show
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.layers.attention import visible_pairs
 from jprm.model.mesh import MESH_AXES, MeshConfig
+from jprm.model.transformer import visible_pairs
 
 SLICES = [
     ("v4-32", "2x2x4", 16, 16), ("v5e-16", "4x4", 16, 16), ("v5p-128", "4x4x4", 64, 64), ("v5p-512", "4x8x8", 256, 256),

@@ -14,7 +14,7 @@ from jprm.methods.policy import sampler as sampling
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.samples import Rollout, rollout_of, sample
 from jprm.model.mesh import spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 
 PROBLEMS = ("abc", "the problem")
 TEMPERATURE = 0.7
@@ -76,7 +76,7 @@ def test_a_draw_is_numbered_by_seed_update_problem_and_sample(policy, drawn):
 
 def test_pushed_parameters_are_sampled_without_compiling_again_and_are_a_copy(drawn):
     policy = make(temperature=TEMPERATURE, top_p=1.0)
-    place = lambda path, x: jax.device_put(x, jax.NamedSharding(policy.mesh, spec(*AXES[path[-1].key])))  # noqa: E731
+    place = lambda path, x: jax.device_put(x, jax.NamedSharding(policy.mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
     changed = weights(0.3)
     placed = jax.tree_util.tree_map_with_path(place, changed)
     sample(policy, PROBLEMS, 6, seed=3, update=5)

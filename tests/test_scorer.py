@@ -21,7 +21,7 @@ from jprm.methods.implicit import LogRatio
 from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.tree import chains_of, tree_of
@@ -191,7 +191,7 @@ def test_two_models_score_a_chain_a_row_too(prm, monkeypatch):
 def test_cudnns_scores_are_those_of_the_reference(prm, devices):
     config = dataclasses.replace(prm.config, head_dim=16, dtype="bfloat16")
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
-    place = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[path[-1].key])))  # noqa: E731
+    place = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
     placed = jax.tree_util.tree_map_with_path(place, params(config))
     reference = dataclasses.replace(prm, config=config, mesh=mesh, params=placed)
     cudnn = dataclasses.replace(reference, config=dataclasses.replace(config, attention="cudnn"))

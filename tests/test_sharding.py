@@ -29,8 +29,7 @@ from jprm.model.mesh import (
     spec,
 )
 from jprm.model.parameters import held_decoder, split
-from jprm.model.transformer import AXES as PARAMETER_AXES
-from jprm.model.transformer import step_logits
+from jprm.model.transformer import axes_of, step_logits
 from jprm.train import State
 from jprm.train.optimizer import make_optimizer
 
@@ -62,7 +61,7 @@ def train(mesh, lead, config=CONFIG, steps=STEPS):
 
 
 def put(name, value, mesh):
-    return jax.device_put(value, None if mesh is None else jax.NamedSharding(mesh, spec(*PARAMETER_AXES[name])))
+    return jax.device_put(value, None if mesh is None else jax.NamedSharding(mesh, spec(*axes_of(name))))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_parameters_are_born_split_and_equal_those_of_one_device():
     # The same random bits, made normal by a loop that rounds the last bit as it likes.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7), found, expected)
     for path, array in jax.tree_util.tree_leaves_with_path(found):
-        place = spec(*PARAMETER_AXES[path[-1].key])
+        place = spec(*axes_of(path[-1].key))
         assert array.sharding.spec == place
         pieces = 2 ** sum(axis is not None for axis in place)
         assert array.addressable_shards[0].data.size * pieces == array.size
@@ -108,7 +107,7 @@ def test_every_mesh_trains_as_one_device_does(alone, sizes, attention, remat):
     for field in ("count", "tokens"):
         assert getattr(metrics, field) == getattr(alone[2], field)
     for path, array in state.trained.items():
-        place = jax.NamedSharding(mesh, spec(*PARAMETER_AXES[path.split("/")[-1]], mesh=mesh))
+        place = jax.NamedSharding(mesh, spec(*axes_of(path.split("/")[-1]), mesh=mesh))
         assert array.sharding == moments(state).mu[path].sharding == moments(state).nu[path].sharding == place
 
 
@@ -210,7 +209,7 @@ def test_gemma_and_int8_type_check_on_a_mesh(attention):
     with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
         logit_BSC, gradient = jax.eval_shape(everything, jax.random.key(0), put_rows(rows, jax.sharding.get_mesh()))
     assert logit_BSC.sharding.spec[0] == ("data", "fsdp")
-    assert gradient["decoder"]["layers_1"]["up"].sharding.spec == spec(*PARAMETER_AXES["up"])
+    assert gradient["decoder"]["layers_1"]["up"].sharding.spec == spec(*axes_of("up"))
 
 
 def test_a_mesh_that_does_not_fit_is_refused():

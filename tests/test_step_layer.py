@@ -19,8 +19,8 @@ from jprm.methods.export.export import export
 from jprm.methods.head_init import labelled_steps
 from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer
-from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.parameters import LoraConfig
 from jprm.rows import at_slots
 from jprm.train import initial_state
 from jprm.train.batches import check_supervision

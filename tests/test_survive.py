@@ -21,7 +21,7 @@ from tiny_run import equal, experiment, lines, make_data, params, training, unti
 import jprm
 from jprm.apps.plan.topologies import CHIPS
 from jprm.experiment import OptimizerConfig, to_json
-from jprm.model.flops import peak
+from jprm.model.parameters import peak
 from jprm.train import SKIPS, Diverged, Stopped, callbacks
 from jprm.train.callbacks import Goodput, Watchdog, held_up
 from jprm.train.optimizer import MEMORY, make_optimizer, schedule, skipped

@@ -14,7 +14,7 @@ from jprm import objectives
 from jprm.experiment import ObjectiveConfig
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.lora import LoraConfig
+from jprm.model.parameters import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
 from jprm.train import make_step

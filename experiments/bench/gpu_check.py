@@ -39,8 +39,8 @@ from jprm.methods.kernels.gpu import Launch, Launches
 from jprm.model.attention import attend, check, plan
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
-from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.model.parameters import LoraConfig
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
 from jprm.train import initial_state, make_step

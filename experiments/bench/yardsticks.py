@@ -28,7 +28,7 @@ from jprm.checkpoints import base
 from jprm.methods.gguf import packaged
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.rows import Rows
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -162,7 +162,7 @@ def parameters(config: ModelConfig) -> dict:
     kernel_DC = np.random.default_rng(0).normal(size=(config.width, 2)).astype(np.float32) / config.width**0.5
     head = {"kernel": kernel_DC, "bias": np.zeros(2, np.float32)}
     mesh = jax.sharding.get_mesh()
-    placed = {name: jax.device_put(x, jax.NamedSharding(mesh, spec(*AXES[name]))) for name, x in head.items()}
+    placed = {name: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(name)))) for name, x in head.items()}
     return {"decoder": base.load_decoder(smollm2(), config), "head": placed}
 
 

@@ -20,10 +20,9 @@ from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
-from jprm.model.lora import merge
 from jprm.model.mesh import put, spec
-from jprm.model.parameters import Dtype, held_decoder
-from jprm.model.transformer import AXES
+from jprm.model.parameters import Dtype, held_decoder, merge
+from jprm.model.transformer import axes_of
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
@@ -63,7 +62,7 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
         raise ValueError(
             f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
         )
-    place = jax.NamedSharding(jax.sharding.get_mesh(), spec(*AXES["kernel"]))
+    place = jax.NamedSharding(jax.sharding.get_mesh(), spec(*axes_of("kernel")))
     return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 

@@ -20,8 +20,8 @@ from jaxtyping import Array
 from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import put, spec
-from jprm.model.parameters import SUMMED, Dtype, Int8, held, join, new_parameters, quantized
-from jprm.model.transformer import AXES, init
+from jprm.model.parameters import Dtype, Int8, held, join, new_parameters, quantized, summed_axes
+from jprm.model.transformer import axes_of, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
           "norm_eps", "mixers", "mlps", "qkv_bias", "qk_norm", "qk_width_norm", "attention_gate", "design", "windows",
@@ -30,7 +30,7 @@ FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "
 """Fields in which a file and a config must agree; a config may have fewer layers."""
 
 Slot = tuple[str, int | None]
-"""A role, a key of `transformer.AXES`, and its layer: None for what is not in a layer."""
+"""A role, as in `transformer.axes_of`, and its layer: None for what is not in a layer."""
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -63,14 +63,14 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
 def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
     """Returns one layer's parameter as files have it, (out, in)."""
     shape = file_shapes(config)[role]
-    if role not in SUMMED or role == "embed":
+    if role not in summed_axes() or role == "embed":
         return np.ascontiguousarray(array.reshape(shape))
     return np.ascontiguousarray(array.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2))
 
 
 def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a file's tensor as one layer's parameter of the shape, a view: the inverse of `to_file`."""
-    if role not in SUMMED or role == "embed":
+    if role not in summed_axes() or role == "embed":
         return array.reshape(shape)
     return array.swapaxes(-1, -2).reshape(shape)
 
@@ -132,8 +132,8 @@ def load(
         for role, stack in shape.items():
             array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
             for i, at in enumerate(of_role[role][2]):
-                layer = _place(role, get(role, at, stack.shape[1:]), AXES[role][1:])
-                array = _fill(array, layer, i, SUMMED.get(role, ()))
+                layer = _place(role, get(role, at, stack.shape[1:]), axes_of(role)[1:])
+                array = _fill(array, layer, i, summed_axes().get(role, ()))
             params[part][role] = array
     return params
 
@@ -142,7 +142,7 @@ def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = N
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)
-    return put(array, jax.sharding.NamedSharding(mesh, spec(*(axes or AXES[role]))))
+    return put(array, jax.sharding.NamedSharding(mesh, spec(*(axes or axes_of(role)))))
 
 
 _held = jax.jit(held, static_argnames=("role", "dtype"))

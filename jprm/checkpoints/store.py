@@ -24,7 +24,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jprm.experiment import Experiment
 from jprm.io.storage import Place, Remote, cache_folder, path_of
-from jprm.model import lora, transformer
+from jprm.model import parameters, transformer
 from jprm.model.parameters import join, new_parameters
 
 FOLDER = "checkpoints"
@@ -105,7 +105,7 @@ def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, n
     """
 
     def init(key: jax.Array) -> dict:
-        adapters = lora.init(experiment.lora, experiment.model, experiment.optimizer.freeze, key)
+        adapters = parameters.init_adapters(experiment.lora, experiment.model, experiment.optimizer.freeze, key)
         return join(flatten_dict(transformer.init(experiment.model, key), sep="/"), adapters)
 
     with open_checkpoints(folder) as checkpoints:

@@ -23,8 +23,7 @@ from jprm.io.folders import local_copy
 from jprm.methods import huggingface
 from jprm.methods.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.model.config import ModelConfig
-from jprm.model.lora import LoraConfig
-from jprm.model.parameters import Dtype
+from jprm.model.parameters import Dtype, LoraConfig
 
 FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 

@@ -1,11 +1,12 @@
-"""Parameters as flat dicts {path: array}, split into trained and frozen ones, or stored in a smaller type to score."""
+"""Parameters as flat dicts {path: array}: trained or frozen, stored in a smaller type, adapted by LoRA. And FLOPs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import get_args
 
 import jax
@@ -15,6 +16,9 @@ from jaxtyping import Array, Float
 from jaxtyping import Int8 as Int8Values
 
 from jprm.model import Dtype, layers
+from jprm.model.config import ModelConfig
+from jprm.model.heads import find as find_head
+from jprm.model.mesh import sharding
 
 
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
@@ -58,15 +62,17 @@ def join(*flat: dict) -> dict:
 # A matrix in int8 has one scale per channel and takes a quarter of its float32 memory. Each layer's weights are
 # dequantised when the layer is computed; products and sums stay in the computation's dtype.
 
-SUMMED: dict[str, tuple[int, ...]] = {
-    "embed": (-1,),
-    **{role: layers.summed(weight) for role, weight in layers.builtin().items() if weight.inputs},
-}
-"""Matrices, and the axes that their products sum over, counted from the last. Other axes are channels. As int8 are
-stored those that are not WIDE."""
 
-WIDE = {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
-"""Roles that are float32 whatever the others are."""
+@functools.cache
+def summed_axes() -> dict[str, tuple[int, ...]]:
+    """Returns the matrices, and the axes that their products sum over, counted from the last. Others are channels."""
+    return {"embed": (-1,)} | {r: layers.summed(weight) for r, weight in layers.builtin().items() if weight.inputs}
+
+
+@functools.cache
+def wide() -> set[str]:
+    """Returns the roles that are float32 whatever the others are."""
+    return {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
 
 
 @jax.tree_util.register_dataclass
@@ -96,18 +102,221 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
-    if dtype == "int8" and role in SUMMED and role not in WIDE:
-        return quantized(x, SUMMED[role])
-    known = role in WIDE or role.endswith(("norm", "bias")) or role in layers.builtin()
+    if dtype == "int8" and role in summed_axes() and role not in wide():
+        return quantized(x, summed_axes()[role])
+    known = role in wide() or role.endswith(("norm", "bias")) or role in layers.builtin()
     if dtype == "int8" and not known:
         raise ValueError(
             f"dtype='int8': the axes that products with {role!r} sum over are not known. Add them to"
-            " jprm.model.parameters.SUMMED, or use bfloat16"
+            " jprm.model.parameters.summed_axes, or use bfloat16"
         )
-    return x.astype("bfloat16" if dtype == "bfloat16" and not (role in WIDE or role.endswith("norm")) else "float32")
+    return x.astype("bfloat16" if dtype == "bfloat16" and not (role in wide() or role.endswith("norm")) else "float32")
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def held_decoder(decoder: dict, dtype: Dtype) -> dict:
     """Returns all parameters of a decoder as they are stored, each in its place on the mesh."""
     return jax.tree_util.tree_map_with_path(lambda path, x: held(path[-1].key, x, dtype), decoder)
+
+
+# ------------------------------------------------------------------------------------------------------------ adapters
+#
+# LoRA: a low-rank change A B of each chosen matrix (Hu et al. 2022), as parameters of their own. The adapter of
+# `decoder/layers_0/query` is `decoder/layers_0/query_lora_a`, (L, in, r), and `..._lora_b`, (L, r, out), stacked by
+# layer and sharded like the matrix. `merge` replaces the matrix by W + scale A B before the forward pass, so the model
+# knows nothing of adapters.
+
+A, B = "_lora_a", "_lora_b"
+TRAINED = rf"({A}|{B})$|^(head|steps)/"
+"""Matches what is trained with adapters: the adapters, and the head and the step layer, which are new."""
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """rank 0: no adapters, every parameter is trained.
+
+    alpha: A B is scaled by alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski 2023).
+    targets: pattern, matched (re.search) against paths such as `decoder/layers_0/query`. Matrices
+        that `optimizer.freeze` matches get no adapter. There is no dropout.
+    """
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: str = r"/(query|key|value|out|gate|up|down)$"
+    rslora: bool = False
+
+    def __post_init__(self):
+        if self.rank < 0 or not 0 < self.alpha < math.inf:
+            raise ValueError(f"lora.rank={self.rank} must not be negative, and lora.alpha={self.alpha} be positive")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+@functools.cache
+def products() -> dict[str, str]:
+    """Returns A B by the matrix's name; letters as in `jprm.model.layers`, L, the layer, and R, the rank."""
+    return {role: layers.product_of(weight) for role, weight in layers.builtin().items() if weight.inputs}
+
+
+def adapter_shapes(
+    role: str, size: Mapping[str, int], count: int, rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shapes of A and B for a stack of `count` matrices whose axes have these sizes."""
+    size = {**size, "L": count, "R": rank}
+    a, b = products()[role].split("->")[0].split(",")
+    return tuple(size[letter] for letter in a), tuple(size[letter] for letter in b)
+
+
+def adapter_axes(role: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """Returns the logical axes of A and B: the matrix's own, and the rank, which is not split."""
+    operands, product = products()[role].split("->")
+    of = dict(zip(product, layers.weight_of(role).places, strict=True))
+    a, b = operands.split(",")
+    return tuple(of.get(letter) for letter in a), tuple(of.get(letter) for letter in b)
+
+
+def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
+    """Returns adapters as a flat, sharded dict {path: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
+
+    Raises ValueError where `targets` matches no matrix, or `freeze` matches them all.
+    """
+    if not config.rank:
+        return {}
+    paths = [
+        (f"decoder/layers_{i}/{role}", role, size, len(at))
+        for i, span in enumerate(layers.spans(model))
+        for role, (_, size, at) in _in_order(layers.stacks(model, *span)).items()
+    ]
+    chosen = [
+        (path, role, size, count)
+        for path, role, size, count in paths
+        if re.search(config.targets, path) and not (freeze and re.search(freeze, path))
+    ]
+    if not chosen:
+        known = ", ".join(path for path, *_ in paths)
+        raise ValueError(f"lora.targets={config.targets!r} names no matrix that is not frozen; matrices are {known}")
+    adapters = {}
+    for i, (path, role, size, count) in enumerate(chosen):
+        (a, b), (a_axes, b_axes) = adapter_shapes(role, size, count, config.rank), adapter_axes(role)
+        bound = math.prod(size[letter] for letter in layers.weight_of(role).inputs) ** -0.5
+        adapters[path + A] = jax.random.uniform(
+            jax.random.fold_in(key, i), a, jnp.float32, -bound, bound, out_sharding=sharding(*a_axes)
+        )
+        adapters[path + B] = jnp.zeros(b, jnp.float32, out_sharding=sharding(*b_axes))
+    return adapters
+
+
+def _in_order(stacks: Mapping) -> dict:
+    """Returns the matrices of a group in the order of `products`, by which they are numbered for random keys."""
+    return {role: stacks[role] for role in products() if role in stacks}
+
+
+def check_adapted(paths: Iterable[str], freeze: str) -> None:
+    """Raises ValueError naming parameters that are neither trained with adapters nor known to stay as they are.
+
+    A new layer's parameters would be frozen in silence. What `freeze` matches is meant to be frozen.
+    """
+    plain = "|".join(layers.builtin().keys() - products().keys())
+    kept = rf"^decoder/(embed|final_norm|layers_\d+/({plain}))$"  # never gets an adapter and stays as it is
+    unknown = [
+        path for path in paths
+        if not (re.search(TRAINED, path) or re.search(kept, path) or path.rpartition("/")[2] in products())
+        and not (freeze and re.search(freeze, path))
+    ]  # fmt: skip
+    if unknown:
+        raise ValueError(
+            f"lora: {', '.join(sorted(unknown))}: adapters do not know these parameters and would freeze them. Match"
+            " them with optimizer.freeze, add their products to jprm.model.parameters.products, or set lora.rank=0"
+        )
+
+
+def merge(params: Mapping, config: LoraConfig) -> dict:
+    """Returns the plain model's parameters: each matrix W with an adapter becomes W + scale A B, in float32."""
+    if not config.rank:
+        return dict(params)
+
+    def merged(stack: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, Array]:
+        return {
+            role: with_adapter(role, w, stack, config.scale) if role + A in stack else w for role, w in plain.items()
+        }
+
+    decoder = {
+        name: merged(params["decoder"][name], part) if isinstance(part, Mapping) else part
+        for name, part in without_adapters(params["decoder"]).items()
+    }
+    return {**params, "decoder": decoder}
+
+
+def without_adapters(decoder: Mapping) -> dict:
+    """Returns the decoder's parameters as they are without A and B."""
+    return {
+        name: {role: w for role, w in part.items() if not role.endswith((A, B))} if isinstance(part, Mapping) else part
+        for name, part in decoder.items()
+    }
+
+
+def with_adapter(role: str, w: Array, stack: Mapping[str, Array], scale: float) -> Array:
+    """Returns W + scale A B in full float32 precision, which is not the default of a TPU's matrix products."""
+    ab = jnp.einsum(
+        products()[role], stack[role + A], stack[role + B], precision="highest",
+        out_sharding=sharding(*layers.weight_of(role).places),
+    )  # fmt: skip
+    return w + scale * ab
+
+
+# --------------------------------------------------------------------------------------------------------------- FLOPs
+#
+# FLOPs count matrix products and attention's visible pairs (Chowdhery et al. 2022, appendix B): 2 per parameter and
+# token in the forward pass; 2 more for the gradient of its input, where anything below is trained; 2 more for its own
+# gradient, where it is trained. Rematerialisation does not count.
+
+PEAK = {
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12, "TPU7x": 2307e12 / 2, "NVIDIA A100": 312e12, "NVIDIA H100": 989.5e12, "NVIDIA H200": 989.5e12,
+    "NVIDIA B200": 2250e12,
+}  # fmt: skip
+"""Published FLOPs a second in bfloat16 of a device, by the beginning of jax's name for it, with the sources in
+`jprm.apps.plan.topologies`. A TPU7x chip is two devices."""
+
+
+def peak(device_kind: str) -> float | None:
+    """Returns a device's published FLOPs a second, None where they are not known, as a CPU's."""
+    found = [name for name in PEAK if device_kind.startswith(name)]
+    return PEAK[max(found, key=len)] if found else None
+
+
+def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
+    """Returns the number of parameters of each matrix of a layer, by name, as far as a token meets them."""
+    kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
+    return {
+        name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)
+        for kind in kinds for name, weight in kind.weights.items() if weight.inputs and weight.when(model)
+    }  # fmt: skip
+
+
+def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
+    """Returns the FLOPs of one update on `rows` rows, or of scoring them if `trained` (parameter paths) is empty.
+
+    The adapters' own products are not counted: they are thousands of times smaller than their matrices'.
+    """
+    groups = range(len(model.layer_groups))
+    in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
+    first = next((i for i in groups if in_group[i]), len(model.layer_groups))
+    if "decoder/embed" in trained:
+        first = -1
+    total = 0.0
+    for i, span in enumerate(layers.spans(model)):
+        backward = i >= first
+        for layer in range(*span):
+            for name, parameters in matrices(model, layer).items():
+                learnt = f"decoder/layers_{i}/{name}" in trained
+                total += (2 + 2 * backward + 2 * learnt) * parameters * tokens
+            # What is no product with a matrix, and twice as much for its gradients.
+            of_kinds = (layers.find(name).flops(model, tokens, layer) for name in layers.kinds_of(model, layer))
+            total += (3 if backward else 1) * sum(of_kinds)
+    head = model.width * find_head(model.head).size(model.vocab_size)
+    head += model.width**2 * model.head_hidden
+    return rows * (total + (6 if trained else 2) * head * slots)

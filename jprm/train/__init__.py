@@ -49,13 +49,20 @@ from jprm.io.storage import Place, path_of
 from jprm.layout import native_layout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
-from jprm.model.flops import model_flops, peak
 from jprm.model.heads import find
-from jprm.model.lora import TRAINED, merge, without_adapters
-from jprm.model.lora import check as check_adapted
-from jprm.model.lora import init as init_adapters
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
-from jprm.model.parameters import held_decoder, join, split
+from jprm.model.parameters import (
+    TRAINED,
+    check_adapted,
+    held_decoder,
+    init_adapters,
+    join,
+    merge,
+    model_flops,
+    peak,
+    split,
+    without_adapters,
+)
 from jprm.objectives import COPY, Judged, Objective, divisor, means, names, source, summed
 from jprm.options import find_part
 from jprm.pack import PackReport

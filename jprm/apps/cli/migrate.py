@@ -247,7 +247,7 @@ def experiment_file(found: Found, examples: int | None = None) -> tuple[str, lis
     trackers = tuple(name for name in reports if name in ("tensorboard", "wandb", "mlflow"))
     name = str(given["run_name"] or pathlib.PurePath(str(given["output_dir"])).name or "prm")
     adapters = "" if found.lora is None else f"\n        lora=LoraConfig({_lora(found.lora, lost)}),"
-    imports = "" if found.lora is None else "\nfrom jprm.model.lora import LoraConfig"
+    imports = "" if found.lora is None else "\nfrom jprm.model.parameters import LoraConfig"
     more = {
         "dtype": "bfloat16" if given["bf16"] else "float32",
         "remat": "full" if given["gradient_checkpointing"] else "nothing",

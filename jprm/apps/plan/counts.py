@@ -15,7 +15,7 @@ import numpy as np
 
 from jprm.apps.plan.hlo import Array, Computation, Instruction, Module
 from jprm.apps.plan.topologies import Topology
-from jprm.model.flops import matrices, model_flops
+from jprm.model.parameters import matrices, model_flops
 
 __all__ = ["Bounds", "Program", "bounds", "count", "matrices", "model_flops", "totals"]
 

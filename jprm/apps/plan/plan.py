@@ -21,10 +21,9 @@ from jprm.methods.evaluate.blocks import Table
 from jprm.model import layers
 from jprm.model.attention import find as find_attention
 from jprm.model.heads import find as find_head
-from jprm.model.layers.dense import chunk_count
-from jprm.model.lora import merge
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_parts, row_places
-from jprm.model.transformer import AXES, REMAT
+from jprm.model.parameters import merge
+from jprm.model.transformer import REMAT, axes_of, chunk_count
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
 from jprm.train import State, initial_state, make_step, reference_params
@@ -160,8 +159,8 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
         for role, x in group.items() if name.startswith("layers_") else ():
             split = math.prod(mesh.shape[axis] for axis in x.sharding.spec if axis in ("tensor", "expert"))
             sizes.add(x.size // x.shape[0] // split)
-            if "mlp" in AXES.get(role, ()):
-                sizes.add(x.size // x.shape[0] // split // chunk_count(x.shape[AXES[role].index("mlp")] // split))
+            if "mlp" in axes_of(role):
+                sizes.add(x.size // x.shape[0] // split // chunk_count(x.shape[axes_of(role).index("mlp")] // split))
     return sizes
 
 

@@ -42,9 +42,8 @@ from jprm.methods.rl.rollout import packed
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
 from jprm.model import layers
 from jprm.model.config import ModelConfig
-from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, row_parts, spec
-from jprm.model.parameters import held_decoder
+from jprm.model.parameters import held_decoder, merge
 from jprm.rows import padded_size
 
 

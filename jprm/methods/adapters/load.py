@@ -27,7 +27,7 @@ from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.parameters import Dtype
-from jprm.model.transformer import AXES
+from jprm.model.transformer import axes_of
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
@@ -107,7 +107,7 @@ class _Model:
         """Returns the decoder and the head, each in its place on the mesh."""
         with jax.set_mesh(grid):
             decoder = huggingface.load_decoder(self.place, self.config, self.dtype, self.file)
-            spots = {name: NamedSharding(grid, spec(*AXES[name])) for name in head}
+            spots = {name: NamedSharding(grid, spec(*axes_of(name))) for name in head}
         return {"decoder": decoder, "head": {name: jax.device_put(head[name], spots[name]) for name in head}}
 
     def _language_head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -40,9 +40,8 @@ from jprm.methods.gguf import open_gguf
 from jprm.methods.peft import PREFIX
 from jprm.methods.scored_files import digest, identity
 from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
-from jprm.model.lora import PRODUCTS, A, B, merge
 from jprm.model.mesh import make_mesh
-from jprm.model.parameters import Int8
+from jprm.model.parameters import A, B, Int8, merge, products
 from jprm.score.scorer import PRM
 from jprm.tokenizer import TEMPLATE, JsonTokenizer, load_tokenizer
 
@@ -293,7 +292,7 @@ def _peft_tensors(prm: PRM, experiment: Experiment) -> dict[str, np.ndarray]:
     first = 0
     for group, layers in enumerate(prm.config.layer_groups):
         stack = params["decoder"][f"layers_{group}"]
-        for role in (role for role in PRODUCTS if role + A in stack):
+        for role in (role for role in products() if role + A in stack):
             a, b = np.asarray(stack[role + A]), np.asarray(stack[role + B])
             rank = a.shape[-1]
             for i in range(layers):

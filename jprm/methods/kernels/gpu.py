@@ -29,11 +29,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
-from jprm.model.attention import HIDDEN, SAVED, Implementation, ampere_or_later, capability, capped, with_backward
-from jprm.model.attention.blocked import unsplit
+from jprm.model.attention import (
+    HIDDEN,
+    SAVED,
+    Implementation,
+    ampere_or_later,
+    capability,
+    capped,
+    unsplit,
+    with_backward,
+)
 from jprm.model.config import ModelConfig
-from jprm.model.layers.attention import UNBOUNDED
 from jprm.model.mesh import parts, reshape, spec
+from jprm.model.transformer import UNBOUNDED
 
 LOG2_E = math.log2(math.e)
 

@@ -25,8 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int
 
-from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, with_backward
-from jprm.model.attention.blocked import unsplit
+from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, unsplit, with_backward
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape, spec
 

@@ -20,15 +20,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jprm.methods.layers import deltanet
-from jprm.model import Dtype, layers
+from jprm.model import Dtype, layers, transformer
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
-from jprm.model.layers import attention as attention_kind
 from jprm.model.layers import rms_norm
-from jprm.model.layers.attention import Rotation
 from jprm.model.mesh import copied, reshape, sharding, spec
 from jprm.model.parameters import Int8, held
-from jprm.model.transformer import AXES, cast_weights, embed, norm_scale, normed, settings_of
+from jprm.model.transformer import ATTENTION, Rotation, axes_of, cast_weights, embed, norm_scale, normed, settings_of
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
 """What is kept of every group of layers, by kind of mixer, with a leading axis of layers if several of a group have it.
@@ -128,7 +126,7 @@ def forward(
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
-    where = Place(*attention_kind.positions(position_BT, config), position_BT, start, age_B)
+    where = Place(*transformer.positions(position_BT, config), position_BT, start, age_B)
     if length_B is None:
         length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
 
@@ -218,8 +216,8 @@ class Place:
 
 def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, config: ModelConfig):
     """Returns attention's output, and the rows' keys and values."""
-    rotation = attention_kind.rotation_of(here, place.rotations, config)
-    q_BTKGH, *kv = attention_kind.project_heads(y_BTD, w, rotation, place.growth, config)
+    rotation = transformer.rotation_of(here, place.rotations, config)
+    q_BTKGH, *kv = transformer.project_heads(y_BTD, w, rotation, place.growth, config)
     kv = tuple(x.swapaxes(1, 2) for x in kv)
     if own is not None:
         kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, place.start, 2), own, kv)
@@ -238,7 +236,7 @@ def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, c
         )
         for a, b in ((i, min(i + QUERIES, T)) for i in range(0, T, QUERIES))
     ]
-    return attention_kind.project_out(jnp.concatenate(y_BTKGH, axis=1), y_BTD, w, config), kv
+    return transformer.project_out(jnp.concatenate(y_BTKGH, axis=1), y_BTD, w, config), kv
 
 
 # ---- A copy of a model for decoding: every layer alone, in the type it is stored as, on the mesh that decodes.
@@ -299,7 +297,7 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 
     def place(path, x) -> PartitionSpec:
         role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
-        split = tuple(spec(*(AXES[role] if role in AXES else (None,) * x.ndim), mesh=mesh))
+        split = tuple(spec(*(axes_of(role) or (None,) * x.ndim), mesh=mesh))
         # A scale of int8 weights has size 1 along the axes that products sum over.
         return PartitionSpec(*(axis if size > 1 else None for axis, size in zip(split, x.shape, strict=True)))
 
@@ -329,12 +327,12 @@ def stored_rest(params: Mapping, dtype: Dtype) -> dict:
 
 def _repeated(role: str, w: Array, times: int) -> Array:
     """Returns a layer's parameter with every key-value head `times` times, and its query heads shared out."""
-    if times == 1 or role not in attention_kind.WEIGHTS or "K" not in attention_kind.WEIGHTS[role].axes:
+    if times == 1 or role not in ATTENTION.weights or "K" not in ATTENTION.weights[role].axes:
         return w
-    axis, axes = AXES[role].index("kv_heads"), [None if name == "kv_heads" else name for name in AXES[role]]
+    axis, axes = axes_of(role).index("kv_heads"), [None if name == "kv_heads" else name for name in axes_of(role)]
     if (place := sharding(*axes)) is not None:
         w = jax.sharding.reshard(w, place)
-    if "G" not in attention_kind.WEIGHTS[role].axes:
+    if "G" not in ATTENTION.weights[role].axes:
         return jnp.repeat(w, times, axis=axis)
     K, G = w.shape[axis : axis + 2]
     return reshape(w, (*w.shape[:axis], K * times, G // times, *w.shape[axis + 2 :]), *axes)

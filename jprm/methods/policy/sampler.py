@@ -35,8 +35,8 @@ from jprm.methods.scored_files import digest
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
-from jprm.model.lora import merge
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, put_rows, row_parts, spec
+from jprm.model.parameters import merge
 from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

@@ -19,8 +19,8 @@ from jprm.methods.rl.credit import CreditConfig
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.heads import of_channels
-from jprm.model.lora import LoraConfig
 from jprm.model.mesh import MeshConfig
+from jprm.model.parameters import LoraConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,9 @@ from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
 
 KINDS = {
-    "attention": "jprm.model.layers.attention:ATTENTION",
+    "attention": "jprm.model.transformer:ATTENTION",
     "deltanet": "jprm.methods.layers.deltanet:DELTANET",
-    "dense": "jprm.model.layers.dense:DENSE",
+    "dense": "jprm.model.transformer:DENSE",
     "experts": "jprm.methods.layers.experts:EXPERTS",
 }
 """Name to kind, imported when it is asked for. A config may also name one of the user's own module, `module:NAME`."""
@@ -160,6 +160,14 @@ def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int
     """Returns the FLOPs of a call of each kernel that a model's layers use (`Kind.kernels`)."""
     each = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for found in each for name, flops in found.items()}
+
+
+def weight_of(role: str) -> Weight:
+    """Returns the parameter of the role, of those that jprm has. Raises KeyError where there is none."""
+    if role in NORMS:
+        return Weight("D", value=None)
+    found = next((weights for name in KINDS if role in (weights := find(name).weights)), {})
+    return found[role]
 
 
 def builtin() -> dict[str, Weight]:
