@@ -9,11 +9,9 @@ from typing import Any
 import jax
 
 from jprm.checkpoints import base, store
-from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.devices import enable_compile_cache, quiet_without_tpu
-from jprm.experiment import Experiment, read_record, semantics
+from jprm.experiment import RUN, Experiment, kind_of, read_record, semantics
 from jprm.io.storage import Place, path_of
-from jprm.layout import native_layout
 from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -22,7 +20,7 @@ from jprm.model.parameters import Dtype, held_decoder, merge
 from jprm.options import find_part
 from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import LONGEST, PRM
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 
 VERIFIER = "verifier.json"
 """In the folder of a fused verifier, which `jprm fuse fit` writes."""

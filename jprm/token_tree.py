@@ -17,8 +17,8 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int32
 
-from jprm.layout import Layout
 from jprm.options import find_part
+from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]

@@ -26,7 +26,6 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
-from jprm.layout import native_layout
 from jprm.methods.adapters import load as loading
 from jprm.methods.adapters import published as publications
 from jprm.methods.adapters import record
@@ -40,7 +39,7 @@ from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
-from jprm.tokenizer import JsonTokenizer
+from jprm.tokenizer import JsonTokenizer, native_layout
 
 CLOSE = 1e-4
 """Two layers of float32 sums in another order, on logits of a few units."""

@@ -18,8 +18,8 @@ from jprm.apps.annotate.quality import export, figures, tasks_of
 from jprm.apps.annotate.study import rated_tree, select_file
 from jprm.apps.annotate.tasks import Tasks
 from jprm.io.jsonl import write_records
-from jprm.layout import native_layout
 from jprm.token_tree import token_tree
+from jprm.tokenizer import native_layout
 from jprm.tree import NONE, read_records, tree_of, with_labels
 
 ONCE = {"repeat_fraction": 0.0, "gold_fraction": 0.0}

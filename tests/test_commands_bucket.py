@@ -22,9 +22,9 @@ from toy_policy import Markov
 from jprm.apps import cli
 from jprm.apps.report.runs import names_of
 from jprm.apps.serve import app as serving
-from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.store import MARK
 from jprm.data import load
+from jprm.experiment import kind_of
 from jprm.io.folders import is_whole, whole_folder
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote, named_in

@@ -18,7 +18,6 @@ from jprm.apps import cli
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
 from jprm.io.storage import only_run
-from jprm.layout import native_layout
 from jprm.methods import gguf
 from jprm.methods.chat_template import prompt_of
 from jprm.methods.export import export as exporting
@@ -30,7 +29,7 @@ from jprm.model.heads import HEADS
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import LoraConfig
 from jprm.score.scorer import PRM
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 
 KINDS = {

@@ -8,7 +8,7 @@ import pytest
 
 from jprm.apps.cli import main
 from jprm.apps.report.runs import METRICS, find_runs, left_out
-from jprm.checkpoints.kinds import RUN
+from jprm.experiment import RUN
 from jprm.io.storage import path_of
 
 

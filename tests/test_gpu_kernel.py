@@ -17,14 +17,13 @@ from test_attention import WINDOW
 from test_kernel import by_rule, close, long_rows, made, with_gradients
 from tiny import TINY, filled, packed_trees, reasoning_trees
 
-from jprm.layout import native_layout
 from jprm.methods.data.step_labels import PRM800K
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 from jprm.model.attention import check, find, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.pack import pack, token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 
 REFERENCE = dataclasses.replace(TINY, attention="reference")

@@ -14,7 +14,6 @@ from refusing import refused
 from test_attention import WINDOW, by_hand
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
-from jprm.layout import native_layout
 from jprm.methods.data.step_labels import PRM800K
 from jprm.methods.kernels.tpu import (
     FIRST,
@@ -32,7 +31,7 @@ from jprm.model.attention import attend, find, plan
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 
 REFERENCE = dataclasses.replace(TINY, attention="reference")

@@ -28,13 +28,12 @@ from tiny import (
     visible,
 )  # fmt: skip
 
-from jprm.layout import native_layout
 from jprm.methods.data.step_labels import PRM800K
 from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
 from jprm.objectives import likelihood
 from jprm.pack import pack, token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import Node, tree_of
 
 PATHS = dataclasses.replace(TINY, attention="paths", attention_block=32)

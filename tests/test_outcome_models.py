@@ -22,7 +22,6 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
-from jprm.layout import TemplateLayout
 from jprm.methods.adapters import load as loading
 from jprm.methods.adapters.published import PUBLISHED
 from jprm.methods.cache import LiveTrees
@@ -30,7 +29,7 @@ from jprm.methods.chat_template import render
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
 from jprm.score import scorer
-from jprm.tokenizer import JsonTokenizer
+from jprm.tokenizer import JsonTokenizer, TemplateLayout
 from jprm.tree import tree_of
 
 CLOSE = 1e-4

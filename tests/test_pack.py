@@ -15,12 +15,11 @@ from refusing import refused
 from tiny import Characters
 
 from jprm.experiment import TargetConfig
-from jprm.layout import native_layout
 from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.objectives import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import Node, ReasoningTree
 
 LAYOUT = Characters()

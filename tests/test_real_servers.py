@@ -22,7 +22,6 @@ from tiny import params as random_params
 
 import jprm
 from jprm.experiment import to_json
-from jprm.layout import native_layout
 from jprm.methods import gguf
 from jprm.methods.export.export import export
 from jprm.methods.judge.load import load_judge
@@ -34,7 +33,7 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 
 pytestmark = pytest.mark.slow
 

@@ -14,14 +14,13 @@ from tiny_run import experiment, make_data, one_device, save_tokenizer
 import jprm
 from jprm.checkpoints import store
 from jprm.experiment import to_json
-from jprm.layout import prompt_layout
 from jprm.methods.policy import decode, decoding, sampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, progress_table
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import axes_of, head_logits
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, prompt_layout
 from jprm.train import initial_state
 
 MODEL = dataclasses.replace(TINY, head="language")

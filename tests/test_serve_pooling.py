@@ -9,7 +9,7 @@ from test_serve import CHAIN, call, engine, post, prm  # noqa: F401  (fixtures, 
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.pooling import activated
-from jprm.layout import TemplateLayout
+from jprm.tokenizer import TemplateLayout
 
 
 def ids_of(prm, chain=CHAIN):  # noqa: F811

@@ -10,11 +10,10 @@ from refusing import refused
 from tiny_run import save_tokenizer
 
 from jprm import steps
-from jprm.layout import TemplateLayout, native_layout
 from jprm.methods.data.readers import find
 from jprm.methods.label.monte_carlo import prefixes_of
 from jprm.token_tree import token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import TemplateLayout, load_tokenizer, native_layout
 from jprm.tree import RecordError, record_of, tree_of
 
 PIECES = [

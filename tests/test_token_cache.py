@@ -16,10 +16,9 @@ import tiny_run as tiny
 from jprm.experiment import DataConfig
 from jprm.io import folders
 from jprm.io.jsonl import write_records
-from jprm.layout import native_layout
 from jprm.methods.data.stored_trees import TokenTrees, cached_trees, write_trees
 from jprm.token_tree import TokenTree, token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import batches_of
 from jprm.tree import tree_of
 

@@ -17,10 +17,9 @@ from jprm.experiment import DataConfig, OptimizerConfig
 from jprm.io.jsonl import write_records
 from jprm.io.shards import Shard
 from jprm.io.storage import Remote, path_of
-from jprm.layout import native_layout
 from jprm.methods.data.stored_trees import ShardOrder, TokenShards, shard_name, tokenise
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train import Trainer
 from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, training_batches, trees_of
 

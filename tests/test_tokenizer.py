@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from refusing import refused
 from tokenizers import pre_tokenizers
 
-from jprm.layout import native_layout
-from jprm.tokenizer import JsonTokenizer, load_tokenizer
+from jprm.tokenizer import JsonTokenizer, load_tokenizer, native_layout
 
 SAMPLES = [
     "How many seconds are in 7.8 minutes?",

@@ -13,7 +13,6 @@ from trajectories import branched, labelled, trajectory
 
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
-from jprm.layout import native_layout
 from jprm.methods.adapters.load import layout_of
 from jprm.methods.adapters.published import PUBLISHED
 from jprm.methods.implicit import LogRatio
@@ -23,6 +22,7 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.score.scorer import PRM
+from jprm.tokenizer import native_layout
 from jprm.tree import chains_of, record_of, steps_only, tree_of
 
 TOKENIZER = read_by_jprm("qwen3")

@@ -16,11 +16,11 @@ from test_export import untrained
 from jprm import experiment as experiments
 from jprm.apps import cli
 from jprm.apps.cli.migrate import experiment_file, read
-from jprm.layout import native_layout
 from jprm.methods.export.export import export
 from jprm.pack import pack
 from jprm.rows import empty_rows
 from jprm.token_tree import token_tree
+from jprm.tokenizer import native_layout
 from jprm.train import Trainer
 from jprm.tree import tree_of
 

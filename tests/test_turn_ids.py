@@ -8,11 +8,10 @@ import pytest
 from chat_templates import FAMILIES, QWEN25, tokenizer, unmarked
 from trajectories import TOOLS, branched, trajectory
 
-from jprm.layout import native_layout, prompt_layout
 from jprm.methods.chat_template import ChatTemplate, render_turns
 from jprm.methods.trajectories.tokens import turns_of
 from jprm.token_tree import geometry, token_tree
-from jprm.tokenizer import JsonTokenizer, load_tokenizer
+from jprm.tokenizer import JsonTokenizer, load_tokenizer, native_layout, prompt_layout
 from jprm.tree import chains_of, tree_of
 
 SEEDS = range(200)

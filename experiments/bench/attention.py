@@ -31,13 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 import yardsticks
 
-from jprm.layout import native_layout
 from jprm.methods.data.readers import find
 from jprm.methods.kernels.cpu import path_pairs
 from jprm.model.attention import attend, plan
 from jprm.model.config import ModelConfig
 from jprm.pack import pack, token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 
 BLOCK = {"paths": 128, "blocked": 256}

@@ -23,11 +23,10 @@ from train_speed import experiment
 
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
-from jprm.layout import Layout, native_layout
 from jprm.methods.data.readers import find
 from jprm.methods.data.stored_trees import TokenTrees, tokenise
 from jprm.pack import pack
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import Layout, load_tokenizer, native_layout
 from jprm.train.batches import batches_of
 
 

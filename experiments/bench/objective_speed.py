@@ -22,12 +22,11 @@ import yardsticks
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.layout import native_layout
 from jprm.methods.data.readers import find
 from jprm.model.mesh import put_rows
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train import Trainer
 from jprm.tree import tree_of
 

@@ -23,13 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import yardsticks
 
-from jprm.layout import native_layout
 from jprm.methods.data.readers import find
 from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig, ModelConfig
 from jprm.pack import pack, token_tree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import chains_of, tree_of
 
 RULE = DeltaNetConfig(key_heads=2, value_heads=4, key_dim=128, value_dim=128)

@@ -26,10 +26,9 @@ import jax
 import yardsticks
 
 from jprm.checkpoints import base
-from jprm.layout import native_layout
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 
 SAMPLES = (1, 4, 19)
 

@@ -33,11 +33,10 @@ import yardsticks
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.io.jsonl import write_records
-from jprm.layout import Layout, native_layout
 from jprm.methods.data.readers import find
 from jprm.model.mesh import put_rows
 from jprm.model.transformer import REMAT
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import Layout, load_tokenizer, native_layout
 from jprm.train import Trainer
 from jprm.train.batches import batches_of
 

@@ -18,12 +18,11 @@ from jaxtyping import Array, Float, Int
 
 from jprm import objectives
 from jprm.experiment import Experiment, ObjectiveConfig
-from jprm.layout import native_layout
 from jprm.model.heads import find
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows
 from jprm.token_tree import Supervise
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import ReasoningTree, with_scores
 
 DEPTH = 15

@@ -21,7 +21,7 @@ from heads import orders
 from jaxtyping import Array, Bool, Float
 
 from jprm.experiment import Experiment
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar
 from jprm.methods.implicit import log_probs_of, on_paths, path_sum, scored_tokens
 from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm

@@ -17,9 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jprm.checkpoints import base
-from jprm.io.outputs import atomic_file
-from jprm.io.progress import Bar
-from jprm.layout import Layout, native_layout
+from jprm.io.outputs import Bar, atomic_file
 from jprm.methods.gguf import packaged
 from jprm.model.config import ModelConfig
 from jprm.model.layers import spans
@@ -28,7 +26,7 @@ from jprm.model.transformer import Layers, embed, plans_of
 from jprm.pack import Packed, pack, token_tree
 from jprm.rows import Rows
 from jprm.token_tree import Supervise
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import Layout, load_tokenizer, native_layout
 from jprm.tree import ReasoningTree, read_trees
 
 CHUNK = 32

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar
 from jprm.methods.label.config import Adaptive, MonteCarloConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_trees, prefixes_of
 from jprm.methods.policy.protocol import Prefix, Sample

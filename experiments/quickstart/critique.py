@@ -34,7 +34,6 @@ import task
 import jprm
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
-from jprm.layout import Layout
 from jprm.methods.evaluate.blocks import Table, interval, show
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
@@ -42,6 +41,7 @@ from jprm.methods.label.config import CritiqueConfig
 from jprm.methods.label.files import label_critique
 from jprm.pack import token_tree
 from jprm.statistics import auroc, bootstrap, weighted_mean
+from jprm.tokenizer import Layout
 from jprm.train import Stopped, train
 from jprm.tree import ReasoningTree, read_records, tree_of
 

@@ -28,12 +28,12 @@ import critique
 
 import jprm
 from jprm.io.outputs import write_json
-from jprm.layout import Layout
 from jprm.methods.evaluate.best_of_n import pools_of
 from jprm.methods.evaluate.blocks import Table, percent, show
 from jprm.methods.judge.judge import Judge
 from jprm.methods.studies.equal_cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 from jprm.score.scorer import PRM
+from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of, with_scores
 
 PROBLEMS, SAMPLES = 100, 16

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from jprm.checkpoints import store
-from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.experiment import read
+from jprm.experiment import RUN, kind_of, read
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig

@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from jprm import multihost
 from jprm.experiment import TargetConfig
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.mesh import at_tokens, gathered, put_rows

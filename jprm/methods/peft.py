@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jprm.checkpoints.kinds import PEFT as CONFIG
-from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
+from jprm.experiment import PEFT as CONFIG
+from jprm.experiment import kind_of
 from jprm.io.folders import local_copy
 from jprm.methods import huggingface
 from jprm.methods.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD

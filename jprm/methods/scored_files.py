@@ -20,9 +20,8 @@ from jax.sharding import Mesh
 
 from jprm import multihost
 from jprm.io.jsonl import Rejects, count, dump, read_lines
-from jprm.io.outputs import continued, cut, finish, input_of, stored_request
+from jprm.io.outputs import Bar, continued, cut, finish, input_of, stored_request
 from jprm.io.outputs import digest as digest_of
-from jprm.io.progress import Bar
 from jprm.io.storage import Growing, path_of
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale

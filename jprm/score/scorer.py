@@ -24,7 +24,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from jprm.layout import Layout
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, Unless, find
 from jprm.model.mesh import put_rows, row_parts
@@ -34,6 +33,7 @@ from jprm.rows import Rows, padded_size, padded_sizes
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.token_tree import TokenTree, chain_lengths, geometry
+from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree, as_written, chain_tree, scored, tree_of
 
 CHUNK = 64

@@ -38,15 +38,22 @@ from jaxtyping import Array, Scalar
 
 from jprm import data, multihost, objectives
 from jprm.checkpoints import base, store
-from jprm.checkpoints.kinds import RUN, kind_of
 from jprm.devices import OPTIONS
-from jprm.experiment import Experiment, ObjectiveConfig, OptimizerConfig, from_json, read, to_json, written
+from jprm.experiment import (
+    RUN,
+    Experiment,
+    ObjectiveConfig,
+    OptimizerConfig,
+    from_json,
+    kind_of,
+    read,
+    to_json,
+    written,
+)
 from jprm.io.folders import folder_lock
 from jprm.io.jsonl import parse
-from jprm.io.outputs import atomic_file, atomic_write, differing, digest, text_of_module, write_json
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar, atomic_file, atomic_write, differing, digest, text_of_module, write_json
 from jprm.io.storage import Place, path_of
-from jprm.layout import native_layout
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
 from jprm.model.heads import find
@@ -67,7 +74,7 @@ from jprm.objectives import COPY, Judged, Objective, divisor, means, names, sour
 from jprm.options import find_part
 from jprm.pack import PackReport
 from jprm.rows import Rows
-from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train.batches import (
     Streams,
     batches_of,

@@ -30,13 +30,12 @@ from jprm import data, multihost
 from jprm.experiment import Experiment
 from jprm.io.outputs import stamp_of
 from jprm.io.storage import path_of
-from jprm.layout import Layout, native_layout
 from jprm.model.mesh import spec
 from jprm.options import find_part
 from jprm.pack import PackReport, TooLong, pack
 from jprm.rows import PER_TOKEN, Rows, empty_rows
 from jprm.token_tree import REFERENCE, Supervise, TokenTree, token_tree
-from jprm.tokenizer import Tokenizer, saved_bytes
+from jprm.tokenizer import Layout, Tokenizer, native_layout, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
 

@@ -18,8 +18,7 @@ import jprm
 from jprm.apps.cli.arguments import Folder, print_counts
 from jprm.io import shards
 from jprm.io.jsonl import dump
-from jprm.io.outputs import check_output, input_of
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar, check_output, input_of
 from jprm.io.storage import Place, path_of
 
 

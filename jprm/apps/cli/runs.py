@@ -239,8 +239,7 @@ def run_grid(
 
 def finished(folder: Place, experiment: Experiment) -> bool:
     """Returns whether the folder holds this experiment's run, trained to its last step."""
-    from jprm.checkpoints.kinds import RUN
-    from jprm.experiment import read
+    from jprm.experiment import RUN, read
 
     result = folder / "result.json"
     if not result.is_file() or not (folder / RUN).is_file():

@@ -32,8 +32,7 @@ from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.counts import Collective
 from jprm.apps.plan.plan import compiled, expected, layer_sizes, node, scoring_step, seconds, training_step
 from jprm.apps.plan.topologies import GIB, Topology, devices
-from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.experiment import Experiment, read
+from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
 from jprm.methods.policy import decode, decoding, sampler

@@ -9,8 +9,7 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from jprm.checkpoints.kinds import RUN
-from jprm.experiment import read, to_json
+from jprm.experiment import RUN, read, to_json
 from jprm.io.storage import Place, is_remote, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Block, Figure, Table
 from jprm.methods.evaluate.plots import COLOURS

@@ -19,8 +19,7 @@ from flax.traverse_util import flatten_dict
 
 from jprm.apps.report.collect import drawn_figures, read_suites
 from jprm.apps.report.runs import METRICS, last_metrics, names_of, setting
-from jprm.checkpoints.kinds import RUN
-from jprm.experiment import read, to_json
+from jprm.experiment import RUN, read, to_json
 from jprm.io.storage import Place, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Table
 from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs

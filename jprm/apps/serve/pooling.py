@@ -21,10 +21,9 @@ from starlette.responses import JSONResponse, Response
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import admit, answer, check_size, server_of, usage
 from jprm.apps.web.http import Refusal, field, json_of, worked
-from jprm.layout import TemplateLayout
 from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
-from jprm.tokenizer import JsonTokenizer
+from jprm.tokenizer import JsonTokenizer, TemplateLayout
 
 _REFUSED = {
     "messages": "a chat template is not applied here: send its text or token ids as `input`",

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.apps.report.runs import METRICS, differing, find_runs, flat, heads_of, left_out, names_of, setting
 from jprm.apps.web.http import Refusal
-from jprm.checkpoints.kinds import RUN
+from jprm.experiment import RUN
 from jprm.io.jsonl import parse
 from jprm.io.storage import Place, path_of
 from jprm.tree import RecordError

@@ -12,11 +12,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jprm.checkpoints.kinds import PUBLISHED, kind_of
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
+from jprm.experiment import PUBLISHED, kind_of
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
-from jprm.layout import TemplateLayout, control_tokens
 from jprm.methods import huggingface
 from jprm.methods.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.adapters.record import FILE, Adapter
@@ -29,7 +28,7 @@ from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.parameters import Dtype
 from jprm.model.transformer import axes_of
 from jprm.score.scorer import PRM
-from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.tokenizer import TemplateLayout, Tokenizer, control_tokens, load_tokenizer
 
 
 def load(

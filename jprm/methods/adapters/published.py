@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
-from jprm.checkpoints import kinds
-from jprm.checkpoints.kinds import kind_of
 from jprm.checkpoints.safetensors import Tensors, read_json
+from jprm.experiment import PEFT, kind_of
+from jprm.experiment import PUBLISHED as CONFIG
 from jprm.io.storage import named_in, path_of
 from jprm.methods.adapters.record import FILE, Adapter
 from jprm.options import OptionError, find_part, values_of
@@ -225,7 +225,7 @@ _RECORDS = (
         channels=("wrong", "right"),
         score={"right": 1.0},
     ),
-    # jprm.layout.native_layout, as `jprm convert` exports it
+    # jprm.tokenizer.native_layout, as `jprm convert` exports it
     Adapter(
         name="jprm",
         problem=("{bos}{problem}", "\n"),
@@ -344,12 +344,12 @@ def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
 
     Raises ValueError where config.json names none, or no label or several say correct and the adapter has no score.
     """
-    fields = read_json(folder / kinds.PUBLISHED)
+    fields = read_json(folder / CONFIG)
     table = fields.get("id2label")
     table = table if isinstance(table, dict) else {}
     labels = tuple(str(table.get(str(i), "")) for i in range(len(table)))
     if not labels or "" in labels or len(set(labels)) < len(labels) or "score" in labels:
-        raise ValueError(f"{folder / kinds.PUBLISHED}: id2label is {table!r}: it must name every class, each otherwise")
+        raise ValueError(f"{folder / CONFIG}: id2label is {table!r}: it must name every class, each otherwise")
     good = correct_of(labels)
     if not adapter.score and len(good) != 1:
         raise ValueError(
@@ -376,7 +376,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
     if (folder / FILE).is_file():
         return read(folder / FILE)
     lora = kind_of(folder) == "peft"
-    fields = read_json(folder / (kinds.PEFT if lora else kinds.PUBLISHED))
+    fields = read_json(folder / (PEFT if lora else CONFIG))
     architectures = fields.get("architectures")
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     parts = folder.resolve().parts[-3:]  # a download's cache has the model's name two above the files

@@ -22,9 +22,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from jprm.layout import Template
 from jprm.score.aggregate import DEFAULT_RULE, RULES
 from jprm.score.scale import WEIGHTS, Scale
+from jprm.tokenizer import Template
 from jprm.tree import SEMANTICS
 
 FILE = "adapter.json"

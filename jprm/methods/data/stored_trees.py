@@ -32,13 +32,11 @@ from jprm import data
 from jprm.data import REQUEST, SHARDS
 from jprm.experiment import Experiment
 from jprm.io.folders import made_once
-from jprm.io.outputs import check_version, differing, write_json
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar, check_version, differing, write_json
 from jprm.io.shards import Shard
 from jprm.io.storage import Place, Remote, cache_folder, is_remote, path_of, sha256_of
-from jprm.layout import native_layout
 from jprm.token_tree import TokenTree
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import check_supervision, trees_depend_on, trees_of
 
 CACHE_VERSION = 1

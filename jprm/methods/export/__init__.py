@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jprm.checkpoints.kinds import FileDtype
+from jprm.experiment import FileDtype
 
 __all__ = ["FileDtype", "Format"]
 

@@ -23,10 +23,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jprm.checkpoints import base, kinds, store
-from jprm.checkpoints.kinds import PUBLISHED
+from jprm.checkpoints import base, store
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
-from jprm.experiment import Experiment, read, to_json
+from jprm.experiment import PEFT, PUBLISHED, RUN, Experiment, kind_of, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
@@ -79,12 +78,12 @@ def export(
     """
     out = path_of(out)
     if not isinstance(model, PRM):
-        if kinds.kind_of(model) != "run":
+        if kind_of(model) != "run":
             return _language_model(path_of(model), out, dtype, format, shard_bytes)
-        if find(read(path_of(model) / kinds.RUN).model.head).target == TOKEN:
+        if find(read(path_of(model) / RUN).model.head).target == TOKEN:
             return _policy(path_of(model), out, dtype, format, shard_bytes)
     prm = load(model)
-    experiment = read(path_of(prm.name) / kinds.RUN)
+    experiment = read(path_of(prm.name) / RUN)
     if format == "peft":
         _check_peft(prm, experiment)
     if prm.config.steps:
@@ -94,7 +93,7 @@ def export(
     labels = find(prm.config.head).channels
 
     def write(partial: pathlib.Path) -> None:
-        single, config_name = (peft.FILE, kinds.PEFT) if format == "peft" else (FILE, PUBLISHED)
+        single, config_name = (peft.FILE, PEFT) if format == "peft" else (FILE, PUBLISHED)
         if format == "peft":
             arrays = _peft_tensors(prm, experiment)
             fields = _peft_json(experiment, arrays)
@@ -116,7 +115,7 @@ def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_b
     """Writes the policy of a run's folder as a causal language model, adapters merged."""
     if format != "transformers":
         raise ValueError(f"{folder}: writes steps and scores none; --format transformers writes a policy")
-    experiment, mesh = read(folder / kinds.RUN), make_mesh(devices=jax.local_devices())
+    experiment, mesh = read(folder / RUN), make_mesh(devices=jax.local_devices())
     with jax.set_mesh(mesh):
         params, step = store.load_params(folder, experiment, mesh)
         params = merge(params, experiment.lora)
@@ -133,7 +132,7 @@ def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_b
 
 def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, shard_bytes: int) -> Place:
     """Writes a base model that jprm did not train, from a GGUF file say, with its chat template where it has one."""
-    if kinds.kind_of(path) == "peft" or format != "transformers":
+    if kind_of(path) == "peft" or format != "transformers":
         raise ValueError(f"{path}: was not trained here; a run's folder, and of a language model --format transformers")
     config, mesh = base.model_config(path, head=of_channels(0)), make_mesh(devices=jax.local_devices()[:1])
     with jax.set_mesh(mesh):
@@ -173,7 +172,7 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
         check_sums(local_copy(out))
         tidy(out)
         return out
-    last = kinds.PEFT if about["format"] == "peft" else PUBLISHED
+    last = PEFT if about["format"] == "peft" else PUBLISHED
     with whole_folder(out, asked, last=last) as partial:
         writing.write_json(partial / EXPORT, about)
         write(partial)

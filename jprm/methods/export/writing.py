@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jprm.checkpoints import decoder
-from jprm.checkpoints.kinds import PUBLISHED, FileDtype
 from jprm.checkpoints.safetensors import FILE, INDEX
+from jprm.experiment import PUBLISHED, FileDtype
 from jprm.io.outputs import atomic_file, atomic_write
 from jprm.methods.huggingface import LANGUAGE_HEAD, fused, name_of
 from jprm.model import layers

@@ -21,10 +21,8 @@ from jprm import data, loading
 from jprm.checkpoints import base
 from jprm.devices import enable_compile_cache
 from jprm.io.jsonl import dump, parse, write_records
-from jprm.io.outputs import check_input, check_output, continued, cut, digest, finish, input_of
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar, check_input, check_output, continued, cut, digest, finish, input_of
 from jprm.io.storage import path_of
-from jprm.layout import native_layout
 from jprm.methods.acting import WorldPolicy
 from jprm.methods.implicit import LogProbability
 from jprm.methods.judge.critiques import KEY, cost, read
@@ -42,7 +40,7 @@ from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE
-from jprm.tokenizer import load_tokenizer
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import ReasoningTree, as_written, chains_of, read_records, record_of, tree_of, with_labels, without_chain
 
 Path = str | os.PathLike

@@ -39,8 +39,8 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from jprm import multihost
-from jprm.checkpoints.kinds import FileDtype
 from jprm.checkpoints.safetensors import Tensors
+from jprm.experiment import FileDtype
 from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
 from jprm.methods.huggingface import LANGUAGE_HEAD, name_of

@@ -23,11 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int8
 
 from jprm.checkpoints import base, store
-from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.experiment import read
+from jprm.experiment import RUN, kind_of, read
 from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
-from jprm.layout import native_layout, prompt_layout
 from jprm.methods.chat_template import prompt_of
 from jprm.methods.policy import decode, decoding
 from jprm.methods.policy.protocol import Prefix, Sample
@@ -38,7 +36,7 @@ from jprm.model.heads import find, of_channels
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, put_rows, row_parts, spec
 from jprm.model.parameters import merge
 from jprm.rows import padded_size
-from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout, prompt_layout
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32
 """The least tokens of a padded prompt, and of the room for a sample at first. Both are doubled where needed."""

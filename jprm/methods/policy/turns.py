@@ -28,14 +28,13 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from jprm.layout import control_tokens
 from jprm.methods.cache import Slots
 from jprm.methods.chat_template import render
 from jprm.methods.environment import Episode, Message, World
 from jprm.methods.policy import decoding
 from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler
 from jprm.rows import padded_size
-from jprm.tokenizer import Tokenizer
+from jprm.tokenizer import Tokenizer, control_tokens
 
 SLOTS = 4096
 """Slots of a conversation's tokens at first. They are doubled whenever they are full."""

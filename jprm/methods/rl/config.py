@@ -10,8 +10,7 @@ from typing import Any, Literal
 from flax.core import FrozenDict
 
 from jprm.checkpoints import base
-from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, frozen, read
+from jprm.experiment import RUN, DataConfig, Experiment, OptimizerConfig, TargetConfig, frozen, kind_of, read
 from jprm.io.storage import path_of
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import credit as credits

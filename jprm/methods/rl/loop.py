@@ -29,7 +29,6 @@ from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
-from jprm.layout import Layout, native_layout
 from jprm.methods import environment
 from jprm.methods.chat_template import template_of
 from jprm.methods.environment import World
@@ -49,6 +48,7 @@ from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.score.scale import check_scale
 from jprm.statistics import mean_differences
+from jprm.tokenizer import Layout, native_layout
 from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim, data_digest, keep_digests, stop_signal
 from jprm.train.callbacks import Watchdog
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from jprm import multihost
-from jprm.checkpoints.kinds import RUN, kind_of
-from jprm.experiment import Experiment, read
+from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Place, path_of
 from jprm.methods.policy.protocol import Policy, Prefix

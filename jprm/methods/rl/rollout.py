@@ -18,7 +18,6 @@ from jaxtyping import Bool, Float
 from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
-from jprm.layout import Layout
 from jprm.methods.evaluate.best_of_n import shown_n
 from jprm.methods.evidence.verifier import Verifier as Fused
 from jprm.methods.policy.sampler import Sampler
@@ -38,6 +37,7 @@ from jprm.rows import Rows, empty_rows, padded_size
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, weighted_mean
 from jprm.token_tree import TokenTree
+from jprm.tokenizer import Layout
 from jprm.train import Trainer
 from jprm.train.batches import micro_batches, unstacked
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, tree_of

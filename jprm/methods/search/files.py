@@ -20,8 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm import data
 from jprm.io.jsonl import Rejects, dump, parse, read_lines, reject_with, write_records
-from jprm.io.outputs import atomic_file, check_output, check_own, check_unchanged, continued, digest, input_of
-from jprm.io.progress import Bar
+from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, digest, input_of
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract_answer
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
