@@ -221,10 +221,10 @@ class AsyncClient:
             empty = [{**sample, "scores": []} for sample in record.get("samples", ())]
             return Scored({**record, **({"samples": empty} if "samples" in record else {"scores": []})}, [])
         answer = await self._post("/v1/score", self._with(body | {"rule": rule, "prompt_cache_key": caller}))
-        found = answer["record"]
+        scored = answer["record"]
         for i in blank:  # from the first on, so that every later place is right
-            found["samples"].insert(i, {**record["samples"][i], "scores": []})
-        return Scored(found, answer["chains"])
+            scored["samples"].insert(i, {**record["samples"][i], "scores": []})
+        return Scored(scored, answer["chains"])
 
     def _with(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a request's body with the model's name, without what is None."""

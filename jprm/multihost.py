@@ -152,12 +152,12 @@ def parts(costs: Sequence[float], count: int) -> list[list[int]]:
 
     Graham's rule (1969): the dearest part is at most 4/3 of the best possible. Equal costs give every count-th item.
     """
-    found, load = [[] for _ in range(count)], [0.0] * count
+    members, load = [[] for _ in range(count)], [0.0] * count
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         least = load.index(min(load))
-        found[least].append(i)
+        members[least].append(i)
         load[least] += costs[i]
-    return [sorted(part) for part in found]
+    return [sorted(part) for part in members]
 
 
 def everywhere(condition: bool) -> bool:

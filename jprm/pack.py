@@ -125,8 +125,8 @@ def pack(
     report = PackReport()
     parts: list[Part] = []
     for index, tree in enumerate(trees):
-        own, counts = split(tree, index, tokens, slots, too_long=too_long, chains=chains, siblings=siblings)
-        parts += own
+        pieces, counts = split(tree, index, tokens, slots, too_long=too_long, chains=chains, siblings=siblings)
+        parts += pieces
         report += counts
     sizes = [(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts]
     bins = [[i] for i in range(len(parts))] if chains else _best_fit(sizes, tokens, slots)

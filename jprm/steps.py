@@ -123,10 +123,10 @@ RULES: dict[str, Callable[[str], Iterator[int]]] = {
 
 def _counted(pattern: re.Pattern[str], text: str) -> Iterator[int]:
     """Yields where numbered lines begin, if there are two or more and their numbers count up from 0 or 1."""
-    found = list(pattern.finditer(text))
-    numbers = [int(match[1]) for match in found]
-    if len(found) > 1 and numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        yield from (match.start() for match in found)
+    matches = list(pattern.finditer(text))
+    numbers = [int(match[1]) for match in matches]
+    if len(matches) > 1 and numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        yield from (match.start() for match in matches)
 
 
 def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
@@ -162,8 +162,8 @@ def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
 
 def _fence_end(text: str, fence: str, at: int) -> int:
     """Returns where the line after the closing fence begins, or the end of the text."""
-    found = re.compile(rf"^[ ]{{0,3}}{re.escape(fence)}[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, at)
-    return found.end() if found else len(text)
+    end = re.compile(rf"^[ ]{{0,3}}{re.escape(fence)}[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, at)
+    return end.end() if end else len(text)
 
 
 def _covered(spans: tuple[list[int], list[int]], at: int) -> bool:

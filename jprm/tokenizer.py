@@ -94,8 +94,8 @@ class JsonTokenizer:
     def vocab_size(self) -> int:
         """An added special token does not count, as no text gives it: published ones may be beyond the model's ids."""
         added = (i for i, token in self.inner.get_added_tokens_decoder().items() if not token.special)
-        given = (i for i in (self.bos, self.eos) if i is not None)
-        return 1 + max([*self.inner.get_vocab(with_added_tokens=False).values(), *added, *given], default=-1)
+        ends = (i for i in (self.bos, self.eos) if i is not None)
+        return 1 + max([*self.inner.get_vocab(with_added_tokens=False).values(), *added, *ends], default=-1)
 
     def encode(self, text: str) -> list[int]:
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
@@ -112,8 +112,8 @@ class JsonTokenizer:
     def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a trusted text, as `encode_control`, and where in the text each token begins."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
-            made = self._control.encode(_checked(text), add_special_tokens=False)
-        return made.ids, [begin for begin, _ in made.offsets]
+            encoding = self._control.encode(_checked(text), add_special_tokens=False)
+        return encoding.ids, [begin for begin, _ in encoding.offsets]
 
     @functools.cached_property
     def specials(self) -> re.Pattern[str] | None:
@@ -124,9 +124,9 @@ class JsonTokenizer:
 
     @functools.cached_property
     def _control(self) -> tokenizers.Tokenizer:
-        made = tokenizers.Tokenizer.from_str(self.inner.to_str())
-        made.encode_special_tokens = False
-        return made
+        copy = tokenizers.Tokenizer.from_str(self.inner.to_str())
+        copy.encode_special_tokens = False
+        return copy
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
@@ -175,8 +175,8 @@ class SentencePieceTokenizer:
         return self.inner.decode([int(i) for i in ids])
 
     def token_id(self, token: str) -> int | None:
-        found = self.inner.piece_to_id(token)
-        return found if self.inner.id_to_piece(found) == token else None  # an unknown piece maps to <unk>
+        index = self.inner.piece_to_id(token)
+        return index if self.inner.id_to_piece(index) == token else None  # an unknown piece maps to <unk>
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
@@ -204,12 +204,12 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     """
     path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE))
     if path.is_dir():
-        found = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
+        if not files:
             raise FileNotFoundError(f"{path}: holds neither tokenizer.json nor tokenizer.model")
-        if of_model and found[0].suffix == ".json" and not (path / CONFIG).is_file():
+        if of_model and files[0].suffix == ".json" and not (path / CONFIG).is_file():
             raise FileNotFoundError(f"{path / CONFIG}: not there; it names the token that begins a text. Fetch it too")
-        path = found[0]
+        path = files[0]
     if path.suffix not in LOADERS:
         give = "Give a folder, a tokenizer.json, a tokenizer.model or a .gguf file"
         if not path.exists():
@@ -550,5 +550,5 @@ def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> Template
 
 def control_tokens(tokenizer: Tokenizer, text: str) -> dict[str, int]:
     """Returns the control tokens in a text by name: the tokenizer's tokens of the forms <|im_start|> and [INST]."""
-    found = {name: tokenizer.token_id(name) for name in _CONTROL.findall(text)}
-    return {name: i for name, i in found.items() if i is not None}
+    ids = {name: tokenizer.token_id(name) for name in _CONTROL.findall(text)}
+    return {name: i for name, i in ids.items() if i is not None}

@@ -81,9 +81,9 @@ class LocalCheckpoints:
         wanted = ocp.args.PyTreeRestore(item=self._state, restore_args=args)
         path = self._run(step)
         with jax.set_mesh(NO_MESH):
-            found = self._inner.restore(step, args=ocp.args.Composite(state=wanted))
+            restored = self._inner.restore(step, args=ocp.args.Composite(state=wanted))
             runs = multihost.shared(json.loads(path.read_text()) if path.exists() else None)
-        return found["state"], next(run for run in runs if run is not None)
+        return restored["state"], next(run for run in runs if run is not None)
 
     def settle(self) -> None:
         """Waits for the last save, and makes Orbax number its next one alike in all processes.

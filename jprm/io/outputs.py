@@ -325,8 +325,8 @@ class _Walk:
             return code
         self.files[file] = code
         used = {value if isinstance(value, types.ModuleType) else _home(value) for value in vars(module).values()}
-        own = [each for each in used if each is not None and not _file(each).startswith(LIBRARIES)]
-        return _hashed([code, [self._module(each) for each in sorted(own, key=lambda each: each.__name__)]])
+        modules = [each for each in used if each is not None and not _file(each).startswith(LIBRARIES)]
+        return _hashed([code, [self._module(each) for each in sorted(modules, key=lambda each: each.__name__)]])
 
 
 def _hashed(value: Any) -> str:

@@ -326,12 +326,12 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
     """
     asked = []
     for path, manifest in zip(paths, manifests, strict=True):
-        own, request = input_of(_beside(path, ".input")), stored_request(path)
+        stamps, request = input_of(_beside(path, ".input")), stored_request(path)
         about = {key: manifest[key] for key in ("source", "unit", "shards")}
         about |= {"command": manifest["settings"].get("command")}
         if manifest["counts"]:
             settings = {"settings": manifest["settings"]}
-            about |= settings | {"request": {key: value for key, value in request.items() if key not in own}}
+            about |= settings | {"request": {key: value for key, value in request.items() if key not in stamps}}
         asked.append(about)
     whole = next((each for each in asked if "request" in each), asked[0])
     for path, each in zip(paths, asked, strict=True):

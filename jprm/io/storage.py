@@ -69,13 +69,13 @@ class Local(pathlib.PosixPath):
 
     def folders_with(self, name: str) -> list[Local]:
         """Returns the folders below this one that hold a file of the name, in order; none within another of them."""
-        found = []
+        folders = []
         for folder, within, files in os.walk(self):
             within.sort()
             if name in files and folder != os.fspath(self):
-                found.append(Local(folder))
+                folders.append(Local(folder))
                 within.clear()
-        return sorted(found)
+        return sorted(folders)
 
     def stamp(self) -> dict[str, Any]:
         """Returns what changes with the file's content, without reading it; a copy has another stamp."""
@@ -270,11 +270,11 @@ class Remote(os.PathLike):
 
     def folders_with(self, name: str) -> list[Remote]:
         """Returns the folders below this one that hold an object of the name, in order; none within another of them."""
-        found: list[Remote] = []
+        folders: list[Remote] = []
         for folder in sorted({file.parent.url for file in self.files() if file.name == name and file.parent != self}):
-            if not any(folder.startswith(f"{outer.url}/") for outer in found):
-                found.append(Remote(folder))
-        return found
+            if not any(folder.startswith(f"{outer.url}/") for outer in folders):
+                folders.append(Remote(folder))
+        return folders
 
     def stamp(self) -> dict[str, Any]:
         """Returns the object's size and what changes with its content. Raises FileNotFoundError."""

@@ -82,17 +82,17 @@ def check(name: str, config: ModelConfig, backend: str | None = None, context: i
 
     backend: of jax, or None for any.
     """
-    found = find(name)
-    if reason := found.refuses(config, backend, context):
+    implementation = find(name)
+    if reason := implementation.refuses(config, backend, context):
         raise ValueError(reason)
-    return found
+    return implementation
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:
     """Returns what `config.attention` needs to know of the rows. Raises ValueError where it refuses them, or this
     backend."""
-    own = check(config.attention, config, jax.default_backend(), parts(until_BT))
-    return own.plan(until_BT, position_BT, config)
+    implementation = check(config.attention, config, jax.default_backend(), parts(until_BT))
+    return implementation.plan(until_BT, position_BT, config)
 
 
 def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: ModelConfig, window=None) -> Float[Array, "B T K G H"]:
@@ -249,12 +249,12 @@ def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once
             seen_BTS &= position_BT[:, :, None] - rows.position[:, None, :S] < rows.window
         return _softmax(q_BKGTH, k_BKSH, v_BKSH, seen_BTS, config.attention_softcap)
 
-    found = []
+    outputs = []
     for a in range(0, T, block):
         b = min(a + block, T)
         end = b if S == T else S  # of keys: the device with the row's last queries needs them all
-        found.append(of_block(q_BKGTH[:, :, :, a:b], k_BKSH[:, :, :end], v_BKSH[:, :, :end], rows, a, first))
-    return jnp.concatenate(found, axis=3)
+        outputs.append(of_block(q_BKGTH[:, :, :, a:b], k_BKSH[:, :, :end], v_BKSH[:, :, :end], rows, a, first))
+    return jnp.concatenate(outputs, axis=3)
 
 
 def _softmax(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"], softcap: float):

@@ -149,25 +149,27 @@ def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
 
 def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]]:
     """Returns the parameters of the layers from `first` to `stop`: role to (weight, sizes, the layers that have it)."""
-    found: dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]] = {}
+    stack: dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]] = {}
     for layer in range(first, stop):
         for role, (weight, size) in roles(config, layer).items():
-            found[role] = (weight, size, (*found.get(role, (None, None, ()))[2], layer))
-    return found
+            stack[role] = (weight, size, (*stack.get(role, (None, None, ()))[2], layer))
+    return stack
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
     """Returns the FLOPs of a call of each kernel that a model's layers use (`Kind.kernels`)."""
     each = (find(name).kernels(config, rows, tokens, split) for name in names(config))
-    return {name: flops for found in each for name, flops in found.items()}
+    return {name: flops for some in each for name, flops in some.items()}
 
 
 def weight_of(role: str) -> Weight:
     """Returns the parameter of the role, of those that jprm has. Raises KeyError where there is none."""
     if role in NORMS:
         return Weight("D", value=None)
-    found = next((weights for name in KINDS if role in (weights := find(name).weights)), {})
-    return found[role]
+    for name in KINDS:
+        if role in (weights := find(name).weights):
+            return weights[role]
+    raise KeyError(role)
 
 
 def builtin() -> dict[str, Weight]:

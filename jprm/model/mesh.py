@@ -332,8 +332,8 @@ def _gather_backward(axis: int, place: P, _, dw):
         count = math.prod(jax.lax.axis_size(name) for name in split)
         first = jnp.moveaxis(dw, axis, 0)
         parts = first.reshape(count, first.shape[0] // count, -1)
-        own = jax.lax.psum(jax.lax.psum_scatter(parts, split, scatter_dimension=0), others)
-        return jnp.moveaxis(own.reshape(-1, *first.shape[1:]), 0, axis)
+        part = jax.lax.psum(jax.lax.psum_scatter(parts, split, scatter_dimension=0), others)
+        return jnp.moveaxis(part.reshape(-1, *first.shape[1:]), 0, axis)
 
     terms = P(*place[:axis], None, *place[axis + 1 :], unreduced=frozenset(_over()))
     return (jax.shard_map(scatter, in_specs=terms, out_specs=place, check_vma=False)(dw),)
@@ -351,8 +351,8 @@ def split_in_chunks(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax
     place = jax.typeof(w).sharding
     before, (name, *after) = tuple(place.spec)[:axis], tuple(place.spec)[axis:]
     parts = place.mesh.shape[name] if name else 1
-    own = w.shape[axis] // parts
-    shape = *w.shape[:axis], parts, count(own), own // count(own), *w.shape[axis + 1 :]
+    width = w.shape[axis] // parts
+    shape = *w.shape[:axis], parts, count(width), width // count(width), *w.shape[axis + 1 :]
     explicit = AxisType.Explicit in place.mesh.axis_types
     w = jnp.reshape(w, shape, out_sharding=P(*before, name, None, None, *after) if explicit else None)
     return jnp.moveaxis(w, axis + 1, 0)

@@ -284,8 +284,8 @@ PEAK = {
 
 def peak(device_kind: str) -> float | None:
     """Returns a device's published FLOPs a second, None where they are not known, as a CPU's."""
-    found = [name for name in PEAK if device_kind.startswith(name)]
-    return PEAK[max(found, key=len)] if found else None
+    kinds = [name for name in PEAK if device_kind.startswith(name)]
+    return PEAK[max(kinds, key=len)] if kinds else None
 
 
 def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:

@@ -160,11 +160,11 @@ class Layers(nn.Module):
     @nn.compact
     def __call__(self, x_BTD, plans: Mapping[str, Any]):
         """Returns the residual stream, and the kinds' numbers summed over layers."""
-        c, found = self.config, layers.stacks(self.config, self.first, self.stop)
-        stack = {role: _layer_param(self, role, c, *of_role) for role, of_role in found.items()}
+        c, stacks = self.config, layers.stacks(self.config, self.first, self.stop)
+        stack = {role: _layer_param(self, role, c, *of_role) for role, of_role in stacks.items()}
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
         stack = {
-            role: w if found[role][0].wide or isinstance(w, Int8) else w.astype(c.dtype) for role, w in stack.items()
+            role: w if stacks[role][0].wide or isinstance(w, Int8) else w.astype(c.dtype) for role, w in stack.items()
         }
         here = jax.tree.map(lambda x_L: jnp.asarray(x_L[self.first : self.stop]), settings_of(c))
         totals: dict[str, Array] = {}
@@ -173,7 +173,7 @@ class Layers(nn.Module):
             for start, end in ((first, stop - (stop - first) % repeats), (stop - (stop - first) % repeats, stop)):
                 if start == end:
                     continue
-                part = {role: _cut(w, found[role][2], start, end) for role, w in stack.items()}
+                part = {role: _cut(w, stacks[role][2], start, end) for role, w in stack.items()}
                 part = {role: w for role, w in part.items() if w is not None}
                 inputs = (
                     part,
@@ -232,11 +232,11 @@ def _scanned(x_BTD, inputs: tuple, plans: Mapping[str, Any], c: ModelConfig, fir
         total: dict[str, Array] = {}
         place = dict.fromkeys(w, 0)  # of the next layer that has the role, in its part of the stack
         for i in range(repeats):
-            own = {}
+            layer = {}
             for role in layers.roles(c, first + i):
-                own[role] = jax.tree.map(lambda x, n=place[role]: x[n], w[role])
+                layer[role] = jax.tree.map(lambda x, n=place[role]: x[n], w[role])
                 place[role] += 1
-            x_BTD, sums = one(x_BTD, jax.tree.map(lambda x, n=i: x[n], here), own, first + i)
+            x_BTD, sums = one(x_BTD, jax.tree.map(lambda x, n=i: x[n], here), layer, first + i)
             total |= {name: total.get(name, 0) + x for name, x in sums.items()}
         return x_BTD, total
 
