@@ -170,7 +170,7 @@ class AsyncClient:
             if not batches or sum(map(len, batches[-1])) + len(group) > self.batch:
                 batches.append([])
             batches[-1].append(group)
-        found: dict[int, dict[str, Any]] = {}
+        rewarded: dict[int, dict[str, Any]] = {}
 
         async def send(some: list[list[int]]) -> None:
             places = [i for group in some for i in group]
@@ -182,10 +182,10 @@ class AsyncClient:
                     raise
                 await _together(send(half) for half in (some[: len(some) // 2], some[len(some) // 2 :]))
                 return
-            found.update(zip(places, answer["samples"], strict=True))
+            rewarded.update(zip(places, answer["samples"], strict=True))
 
         await _together(map(send, batches))
-        return [found[i] for i in range(len(samples))]
+        return [rewarded[i] for i in range(len(samples))]
 
     async def rerank(
         self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None

@@ -119,7 +119,7 @@ def check(mesh: Mesh) -> None:
     replicas: dict[int, set[int]] = {}
     for place, device in np.ndenumerate(mesh.devices):
         replicas.setdefault(device.process_index, set()).add(place[axis])
-    if several := [process for process, found in replicas.items() if len(found) > 1]:
+    if several := [process for process, holders in replicas.items() if len(holders) > 1]:
         raise ValueError(
             f"local_checkpoints: process {several[0]} has devices of several replicas (mesh.data). Use a mesh in which"
             " every host belongs to one"

@@ -77,8 +77,8 @@ def shard_of(text: str, environment: Mapping[str, str] = os.environ) -> Shard:
     """
     index, slash, count = text.partition("/")
     if index == "auto":
-        index, given = _of_scheduler(environment)
-        count = count if slash else given
+        index, jobs = _of_scheduler(environment)
+        count = count if slash else jobs
         if not count:
             raise ValueError("--shard auto: the scheduler does not tell how many shards there are: write auto/N")
     if not (index.isdecimal() and count.isdecimal()):
@@ -133,15 +133,15 @@ def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any],
     Raises:
       ValueError: a file of another input or unit is there.
     """
-    own, request = _beside(output, ".input"), {**source, "unit": unit}
-    with continued(own, request) as file:
+    part, request = _beside(output, ".input"), {**source, "unit": unit}
+    with continued(part, request) as file:
         if file is not None:
             file.truncate(0)
             for index, block in divided(lines, shard.count, unit):
                 if index == shard.index:
                     file.write(b"".join(block))
-            finish(file, own, request)
-    return own
+            finish(file, part, request)
+    return part
 
 
 def write_manifest(

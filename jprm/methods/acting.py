@@ -127,15 +127,15 @@ class WorldPolicy:
 
         Raises RecordError where it does not begin as the world does.
         """
-        made, _ = steps_of_messages(tree)
-        self.records[tree.problem] = {**made.extra, "problem": tree.problem, "answer": tree.answer}
+        steps, _ = steps_of_messages(tree)
+        self.records[tree.problem] = {**steps.extra, "problem": tree.problem, "answer": tree.answer}
         self._known.pop(Prefix(tree.problem), None)
         first = next(i for i, node in enumerate(tree.nodes) if node.is_step)
         said = [(node.role, node.text) for node in tree.nodes[:first]]
         if said != [(message["role"], content_of(message)) for message in self.opening(tree.problem)]:
             reason = "do not begin as the environment does with this record"
             raise RecordError(f"problem {tree.problem[:60]!r}", "messages", reason, "Give the task's own keys with it.")
-        return made
+        return steps
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
         """Returns a tree of steps as one of messages."""
@@ -180,23 +180,25 @@ class TurnScorer(Rescorer):
         self._policy, self.finished = policy, policy.finished
 
     def _score(self, trees: list[ReasoningTree]) -> list[np.ndarray]:
-        made = [messages_of_steps(tree, self._policy.opening(tree.problem)) for tree in trees]
-        scores = super()._score([tree for tree, _ in made])
-        return [np.asarray(score_N)[turn_M] for score_N, (_, turn_M) in zip(scores, made, strict=True)]
+        trajectories = [messages_of_steps(tree, self._policy.opening(tree.problem)) for tree in trees]
+        scores = super()._score([tree for tree, _ in trajectories])
+        return [np.asarray(score_N)[turn_M] for score_N, (_, turn_M) in zip(scores, trajectories, strict=True)]
 
     def written(self, record: dict[str, Any]) -> dict[str, Any]:
         """Returns a search's record with messages in place of steps: a tree, whose choice is the node of a turn."""
         tree = tree_of(record)
-        made, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
+        trajectory, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
         choice = dict(record["search"])
         if choice["chosen"] is not None:
             at = choice["chosen"] if tree.kind == "tree" else chains_of(tree)[choice["chosen"]][-1]
             choice["chosen"] = turns[at]
         nodes = []
-        for node in made.nodes:
+        for node in trajectory.nodes:
             draws = [{**d, "from": turns[d["from"]] if d["from"] >= 0 else -1} for d in node.extra.get("draws", ())]
             nodes.append(dataclasses.replace(node, extra={**node.extra, "draws": draws}) if draws else node)
-        return record_of(dataclasses.replace(made, nodes=tuple(nodes), extra={**made.extra, "search": choice}))
+        return record_of(
+            dataclasses.replace(trajectory, nodes=tuple(nodes), extra={**trajectory.extra, "search": choice})
+        )
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
@@ -300,16 +302,16 @@ def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[
     for step in tree.nodes:
         parent = ends[step.parent] if step.parent >= 0 else first
         for k, message in enumerate(json.loads(step.text)["messages"]):
-            own = _node(message, parent)
+            node = _node(message, parent)
             if not k:
                 turns.append(len(nodes))
-                extra = {**own.extra, **step.extra}
-                own = dataclasses.replace(
-                    own, label=step.label, origin=step.origin, correct=step.correct, score=step.score,
+                extra = {**node.extra, **step.extra}
+                node = dataclasses.replace(
+                    node, label=step.label, origin=step.origin, correct=step.correct, score=step.score,
                     outputs=step.outputs, extra=extra,
                 )  # fmt: skip
             parent = len(nodes)
-            nodes.append(own)
+            nodes.append(node)
         ends.append(parent)
     return dataclasses.replace(tree, nodes=tuple(nodes), kind="tree"), turns
 

@@ -97,8 +97,8 @@ def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
     if start >= 0:
         return _braced(text, text.index("{", start))
     for marker, stop in ((_HASHES, _LINE), (_PHRASE, _STOP)):
-        if (found := _last_after(text, marker, stop)) is not None:
-            return _plain(found)
+        if (last := _last_after(text, marker, stop)) is not None:
+            return _plain(last)
     if len(heading) > 1:
         return _plain(text.strip().partition("\n")[0])
     if not any(c.isdigit() for c in text):
@@ -108,14 +108,14 @@ def extract_answer(text: str, *, limit_s: float = LIMIT_S) -> str | None:
 
 def _last_after(text: str, marker: re.Pattern, stop: re.Pattern) -> str | None:
     """Returns what the last marker introduces, up to `stop`, in time linear in the text."""
-    found, at = None, 0
+    answer, at = None, 0
     while mark := marker.search(text, at):
         at = mark.end()
         if at < len(text) and (end := stop.search(text, at + 1)):
-            found, at = text[mark.end() : end.start()], end.start()
+            answer, at = text[mark.end() : end.start()], end.start()
         elif mark.group().endswith((" ", "\t")):
-            found = ""  # truncated
-    return found
+            answer = ""  # truncated
+    return answer
 
 
 def _plain(text: str) -> str | None:
@@ -223,13 +223,13 @@ def _numbers(parsed: Any) -> list[list[float]] | None:
         members = [parsed.start, parsed.end]
     if not all(isinstance(member, sympy.Expr) for member in members):
         return None
-    found = set()
+    numbers = set()
     for member in members:
         at = {symbol: 1 + zlib.crc32(symbol.name.encode()) / 2**32 for symbol in member.free_symbols}
         number = complex(member.evalf(15, subs=at))
-        found.add((number.real, number.imag))
-    finite = all(map(math.isfinite, (part for number in found for part in number)))
-    return sorted(map(list, found)) if finite else None
+        numbers.add((number.real, number.imag))
+    finite = all(map(math.isfinite, (part for number in numbers for part in number)))
+    return sorted(map(list, numbers)) if finite else None
 
 
 if __name__ == "__main__":

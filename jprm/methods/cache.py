@@ -138,11 +138,11 @@ class Slots:
                 from_P[p], to_P[p] = start, after
             rows = put_rows((tokens_PT, path_PS, above_P, length_P, from_P), mesh)
             place_PT, to_P = jax.device_put((place_PT, to_P), NamedSharding(mesh, spec()))
-            given = (self.model.params, self.model.config, self._pool, *rows, place_PT, to_P)
+            arguments = (self.model.params, self.model.config, self._pool, *rows, place_PT, to_P)
             if run:
-                self._pool = _extend(*given)
+                self._pool = _extend(*arguments)
             else:
-                _extend.lower(*given).compile()
+                _extend.lower(*arguments).compile()
 
     def past(self, paths: Sequence[np.ndarray], S: int) -> decode.Past:
         """Returns copies of keys and values, a row for each path of slots, padded to S: a loop reads them often."""
@@ -182,10 +182,10 @@ class Slots:
             end_PE[p, : len(end)], parent_PE[p, : len(end)] = end, parent
         with jax.set_mesh(mesh):
             rows = put_rows((end_PE, parent_PE), mesh)
-            given = (prm.params, prm.config, prm.readout, self._pool, *rows)
-            outputs = _outputs(*given) if run else {}
+            arguments = (prm.params, prm.config, prm.readout, self._pool, *rows)
+            outputs = _outputs(*arguments) if run else {}
             if not run:
-                _outputs.lower(*given).compile()
+                _outputs.lower(*arguments).compile()
         return {name: np.asarray(value_PE)[: len(ends)] for name, value_PE in outputs.items()}
 
 

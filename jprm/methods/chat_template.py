@@ -184,12 +184,12 @@ def _prepare():
     environment.globals["raise_exception"] = refuse
 
     def text_of(question: dict[str, Any], messages: list, reply: bool) -> str:
-        given = {"messages": messages, "tools": question.get("tools"), "documents": None}
-        given |= {"add_generation_prompt": reply, **question["tokens"]}
+        variables = {"messages": messages, "tools": question.get("tools"), "documents": None}
+        variables |= {"add_generation_prompt": reply, **question["tokens"]}
         parts.clear()
         marked.clear()
         size = 0
-        for part in compiled(question["template"]).generate(**given):
+        for part in compiled(question["template"]).generate(**variables):
             parts.append(part)
             if (size := size + len(part)) > LONGEST_TEXT:
                 raise ValueError(f"its text has more than {LONGEST_TEXT:,} characters")

@@ -177,10 +177,10 @@ def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
         divisor_H = file.tensor(_FREQUENCIES)
         scaling = RopeScaling("llama3", float(divisor_H.max(initial=0)) or 1.0, 8192, 1.0, 4.0)
         plain_H = frequencies(head_dim, theta)
-        found = divisor_H.shape == plain_H.shape and np.allclose(
+        linear = divisor_H.shape == plain_H.shape and np.allclose(
             divisor_H * frequencies(head_dim, theta, scaling), plain_H, rtol=1e-4, atol=0
         )
-        if not found:
+        if not linear:
             raise ValueError(f"{file.path}: tensor {_FREQUENCIES} is not of Llama 3.1's scaling, and is not supported")
         return scaling
     if kind == "none":

@@ -244,35 +244,35 @@ class Fused:
 
 def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
     """Returns how a layer's tensors are fused in files of the model's family; `phi`: as Phi-3's."""
-    found = []
+    rules = []
     H, heads, kv = config.head_dim, config.heads, config.kv_heads
     if phi:
         attention = zip(("query", "key", "value"), (heads * H, kv * H, kv * H), strict=True)
         mlp = [(NAMES[role], config.mlp_width) for role in ("gate", "up")]
-        found.append(Fused("self_attn.qkv_proj.weight", tuple((NAMES[role], rows) for role, rows in attention)))
-        found.append(Fused("mlp.gate_up_proj.weight", tuple(mlp)))
+        rules.append(Fused("self_attn.qkv_proj.weight", tuple((NAMES[role], rows) for role, rows in attention)))
+        rules.append(Fused("mlp.gate_up_proj.weight", tuple(mlp)))
     if config.attention_gate:
-        found.append(Fused(NAMES["query"], ((NAMES["query"], H), (NAMES["query_gate"], H)), heads))
+        rules.append(Fused(NAMES["query"], ((NAMES["query"], H), (NAMES["query_gate"], H)), heads))
     if "deltanet" in config.mixers:
         c = config.deltanet
         each = c.value_heads // c.key_heads
         rows = {"query": c.key_dim, "key": c.key_dim, "value": each * c.value_dim, "gate": each * c.value_dim}
         qkv = ("query", "key", "value")
         conv = tuple((NAMES[f"delta_{role}_conv"], c.key_heads * rows[role]) for role in qkv)
-        found.append(Fused("linear_attn.conv1d.weight", conv, squeezed=True))
+        rules.append(Fused("linear_attn.conv1d.weight", conv, squeezed=True))
         if "experts" in config.mlps:  # Qwen3-Next: by key head
             parts = tuple((NAMES[f"delta_{role}"], size) for role, size in rows.items())
-            found.append(Fused("linear_attn.in_proj_qkvz.weight", parts, c.key_heads))
+            rules.append(Fused("linear_attn.in_proj_qkvz.weight", parts, c.key_heads))
             parts = ((NAMES["delta_rate"], each), (NAMES["delta_decay"], each))
-            found.append(Fused("linear_attn.in_proj_ba.weight", parts, c.key_heads))
+            rules.append(Fused("linear_attn.in_proj_ba.weight", parts, c.key_heads))
         else:
             parts = tuple((NAMES[f"delta_{role}"], c.key_heads * rows[role]) for role in qkv)
-            found.append(Fused("linear_attn.in_proj_qkv.weight", parts))
+            rules.append(Fused("linear_attn.in_proj_qkv.weight", parts))
     if "experts" in config.mlps:
         for role in ("gate", "up", "down"):
             part = ((NAMES[f"expert_{role}"], 0),)
-            found.append(Fused(f"mlp.experts.{{}}.{role}_proj.weight", part, experts=config.experts.count))
-    return found
+            rules.append(Fused(f"mlp.experts.{{}}.{role}_proj.weight", part, experts=config.experts.count))
+    return rules
 
 
 def unfused(file: Readable, config: ModelConfig) -> Readable:
@@ -293,12 +293,12 @@ class Unfused:
                 first = rule.name.format(0)
                 if name.endswith("." + first):
                     before = name.removesuffix(first)
-                    own = [before + rule.name.format(e) for e in range(max(rule.experts, 1))]
-                    for whole in own:
+                    wholes = [before + rule.name.format(e) for e in range(max(rule.experts, 1))]
+                    for whole in wholes:
                         self.names.pop(whole, None)
                     for i, (part, _) in enumerate(rule.parts):
                         self.names[before + part] = None
-                        self._part[before + part] = own, rule, i
+                        self._part[before + part] = wholes, rule, i
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -309,8 +309,8 @@ class Unfused:
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._part:
             return tuple(self.file.shape(name))
-        own, rule, i = self._part[name]
-        shape = tuple(self.file.shape(own[0]))
+        wholes, rule, i = self._part[name]
+        shape = tuple(self.file.shape(wholes[0]))
         if rule.experts:
             return rule.experts, *shape
         rest = shape[2:] if rule.squeezed else shape[1:]
@@ -320,10 +320,10 @@ class Unfused:
     def tensor(self, name: str) -> np.ndarray:
         if name not in self._part:
             return self.file.tensor(name)
-        own, rule, i = self._part[name]
+        wholes, rule, i = self._part[name]
         if rule.experts:
-            return np.stack([self.file.tensor(one) for one in own])
-        array = self.file.tensor(own[0])
+            return np.stack([self.file.tensor(one) for one in wholes])
+        array = self.file.tensor(wholes[0])
         array = array[:, 0] if rule.squeezed else array
         first = sum(rows for _, rows in rule.parts[:i])
         array = array.reshape(rule.groups, -1, *array.shape[1:])[:, first : first + rule.parts[i][1]]
@@ -349,10 +349,10 @@ def fused(tensors: Iterable[Tensor], config: ModelConfig) -> Iterable[Tensor]:
             for e in range(rule.experts):
                 yield before + rule.name.format(e), tensor[1][1:], lambda get=tensor[2], e=e: get()[e]
             continue
-        own = waiting.setdefault(before + rule.name, {})
-        own[part] = tensor
-        if len(own) == len(rule.parts):
-            parts = [own[name] for name, _ in rule.parts]
+        parts_of = waiting.setdefault(before + rule.name, {})
+        parts_of[part] = tensor
+        if len(parts_of) == len(rule.parts):
+            parts = [parts_of[name] for name, _ in rule.parts]
             rows, rest = sum(shape[0] for _, shape, _ in parts), parts[0][1][1:]
             shape = (rows, *((1,) if rule.squeezed else ()), *rest)
             yield before + rule.name, shape, functools.partial(_joined, [get for *_, get in parts], rule.groups, shape)
@@ -489,14 +489,14 @@ def _variant(fields: _Fields, family: str, values: Mapping[str, Any]) -> dict[st
         olmo = dict(design="olmo", qk_width_norm=True, rope_theta_local=local)
         return dict(rope_theta=theta, rope_scaling=scaling) | olmo
     theta, scaling = _rope(fields, {"smollm3": 2e6}.get(family, 1e4), family)
-    found: dict[str, Any] = dict(rope_theta=theta, rope_scaling=scaling)
+    variant: dict[str, Any] = dict(rope_theta=theta, rope_scaling=scaling)
     if family == "smollm3":
-        found["rope_layers"] = _rope_layers(fields, values["layers"])
+        variant["rope_layers"] = _rope_layers(fields, values["layers"])
     if family == "ministral3":
         inner = _Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
         if inner.has("llama_4_scaling_beta"):
             positions = inner.count("original_max_position_embeddings")
-            found["query_growth"] = (inner.number("llama_4_scaling_beta"), positions)
+            variant["query_growth"] = (inner.number("llama_4_scaling_beta"), positions)
     if family in ("phi3", *HYBRID):
         inner = fields.fields.get("rope_parameters")
         inner = _Fields(fields.path, inner if isinstance(inner, dict) else {}, "rope_parameters.")
@@ -504,18 +504,18 @@ def _variant(fields: _Fields, family: str, values: Mapping[str, Any]) -> dict[st
         size = int(values["head_dim"] * inner.number("partial_rotary_factor", usual))
         if size % 2 or not 0 < size <= values["head_dim"]:
             raise inner.refuse("partial_rotary_factor", f"rotates {size} of {values['head_dim']}: not a part in pairs")
-        found["rotary_dim"] = 0 if size == values["head_dim"] else size
+        variant["rotary_dim"] = 0 if size == values["head_dim"] else size
     if family in ("qwen3_moe", "qwen3_next"):
-        found |= _experts(fields, family, values["layers"])
+        variant |= _experts(fields, family, values["layers"])
     if family in HYBRID:
-        found |= dict(design="qwen3_next", attention_gate=True, mixers=_mixers(fields, values["layers"]))
+        variant |= dict(design="qwen3_next", attention_gate=True, mixers=_mixers(fields, values["layers"]))
         names = dict(key_heads="num_key_heads", value_heads="num_value_heads", key_dim="key_head_dim",
                      value_dim="value_head_dim", conv="conv_kernel_dim")  # fmt: skip
         of_file = {ours: fields.count(f"linear_{theirs}") for ours, theirs in names.items()}
         if of_file["value_heads"] % of_file["key_heads"] or of_file["conv"] < 2:
             raise fields.refuse("linear_num_key_heads", f"or linear_conv_kernel_dim does not fit: {of_file}")
-        found["deltanet"] = DeltaNetConfig(**of_file)
-    return found
+        variant["deltanet"] = DeltaNetConfig(**of_file)
+    return variant
 
 
 def _rope_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
@@ -637,12 +637,14 @@ def _rope(fields: _Fields, default: float = 10000.0, family: str = "") -> tuple[
     if not isinstance(kind, str) or kind not in _ROPE:
         raise inner.refuse("rope_type", f"{kind!r} is not supported; one of {', '.join(_ROPE)} is")
     mscale = inner.number("mscale", 1.0) == inner.number("mscale_all_dim", 1.0) and kind == "yarn"
-    own = {"partial_rotary_factor"} if family in ("phi3", *HYBRID) else set()
-    own |= {"mrope_section", "mrope_interleaved"} if family in HYBRID else set()  # text: all three positions are equal
+    read = {"partial_rotary_factor"} if family in ("phi3", *HYBRID) else set()
+    read |= {"mrope_section", "mrope_interleaved"} if family in HYBRID else set()  # text: all three positions are equal
     if family == "ministral3":
-        own |= {"llama_4_scaling_beta", "max_position_embeddings"} | ({"mscale", "mscale_all_dim"} if mscale else set())
+        read |= {"llama_4_scaling_beta", "max_position_embeddings"} | (
+            {"mscale", "mscale_all_dim"} if mscale else set()
+        )
     for name, value in content.items():
-        if (name == "partial_rotary_factor" and value == 1) or name in own:
+        if (name == "partial_rotary_factor" and value == 1) or name in read:
             continue
         if name not in {"rope_type", "type", "rope_theta"} | _ROPE[kind] and value is not None:
             raise inner.refuse(name, f"is not supported with rope_type {kind}")

@@ -70,8 +70,8 @@ def score_file(
         request["calibration"] = stored.to_json()
     speed = speed or Speed()
     with contextlib.ExitStack() as stack:
-        own = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))
-        rejects = stack.enter_context(Rejects(own / (output.name + ".rejects")))
+        folder = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))
+        rejects = stack.enter_context(Rejects(folder / (output.name + ".rejects")))
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
         records = iter(lines)
         there = write_scores(prm, records, output, request, total, mapped, speed)

@@ -535,15 +535,15 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here, config: ModelConfig):
     """Returns the output of attention. CPUs take B and T as one axis, queries, keys and values as one product."""
-    own, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
+    implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
-    w = fused_qkv(w) if own.flat else gathered_weights(w, ATTENTION_WEIGHTS, config)
+    w = fused_qkv(w) if implementation.flat else gathered_weights(w, ATTENTION_WEIGHTS, config)
 
     def flat(x_BTX, *axes):
-        return reshape(x_BTX, (B * T, *x_BTX.shape[2:]), "batch", *axes) if own.flat else x_BTX
+        return reshape(x_BTX, (B * T, *x_BTX.shape[2:]), "batch", *axes) if implementation.flat else x_BTX
 
     def rows(x_NX, *axes):
-        return reshape(x_NX, (B, T, *x_NX.shape[1:]), "batch", *axes) if own.flat else x_NX
+        return reshape(x_NX, (B, T, *x_NX.shape[1:]), "batch", *axes) if implementation.flat else x_NX
 
     # Scan's partial evaluation moves what depends on the plan alone out of the loop over layers. That is right for
     # rotations, but would keep the masks of every block: the barrier ties them to the layer.
@@ -551,7 +551,7 @@ def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, her
     x_BTD, (cos_BTH, sin_BTH) = flat(x_BTD), map(flat, rotation_of(here, plan.rotations, config))
     growth_BT = None if plan.growth is None else flat(plan.growth)
     qkv = project_heads(x_BTD, w, (cos_BTH, sin_BTH), growth_BT, config)
-    y_BTKGH = own.attend(*(rows(x, None, "kv_heads") for x in qkv), of_rows, config, here["window"])
+    y_BTKGH = implementation.attend(*(rows(x, None, "kv_heads") for x in qkv), of_rows, config, here["window"])
     return rows(project_out(flat(y_BTKGH, "kv_heads"), x_BTD, w, config)), {}
 
 

@@ -63,7 +63,7 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
     States: `not begun`, `screening failed`, `done` (no task is open), `stuck` (`STUCK_MINUTES`), else `working`.
     `on` is the problem and the step at which the open task stands that was touched last.
     """
-    found = {}
+    state_of = {}
     for name in tasks.study.config.annotators:
         mine = tasks.of(name)
         begun = [task for task in mine if task.acts or task.finish or task.comments]
@@ -81,8 +81,8 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
             state = "stuck"
         at = max(opened, key=lambda task: (bool(task.acts), task.touched), default=None)
         on = at and {"problem": tasks.tree(at).problem[:200], "step": len(at.path) + 1}
-        found[name] = {"state": state, "minutes": minutes, "on": on}
-    return found
+        state_of[name] = {"state": state, "minutes": minutes, "on": on}
+    return state_of
 
 
 def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
@@ -461,8 +461,8 @@ def _turns(tree: ReasoningTree, labels: Sequence[int | None], chosen: Collection
     label_of: dict[int, int | None] = dict(zip(tree.steps, labels, strict=True))
     places = [tree.steps[step] for step in chosen] if tree.kind == "tree" else []
     notes = [{"chosen": True} if i in places and not node.continues else NONE for i, node in enumerate(tree.nodes)]
-    made = with_labels(tree, [label_of.get(i) for i in range(len(tree.nodes))], "rating", "human", notes)
-    return list(with_scores(made, [None] * len(made.nodes), {}).nodes)
+    labelled = with_labels(tree, [label_of.get(i) for i in range(len(tree.nodes))], "rating", "human", notes)
+    return list(with_scores(labelled, [None] * len(labelled.nodes), {}).nodes)
 
 
 def _node(node: Node, label: int | None, chosen: bool) -> Node:

@@ -162,13 +162,15 @@ def tokenise(
     from jprm.io.shards import shard_of
     from jprm.methods.data.stored_trees import tokenise
 
-    made = tokenise(load(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
+    report = tokenise(load(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
     print(
-        f"{out}: {made.written} of {made.shards} shards, {made.records:,} records, {made.tokens:,} tokens in"
-        f" {made.steps:,} steps ({made.labelled:,} labelled), {made.bytes / 1e6:,.1f} MB"
+        f"{out}: {report.written} of {report.shards} shards, {report.records:,} records, {report.tokens:,} tokens in"
+        f" {report.steps:,} steps ({report.labelled:,} labelled), {report.bytes / 1e6:,.1f} MB"
     )
-    if made.written < made.shards:
-        print(f"{made.shards - made.written} shards are of other parts; the last part to finish completes the folder")
+    if report.written < report.shards:
+        print(
+            f"{report.shards - report.written} shards are of other parts; the last part to finish completes the folder"
+        )
 
 
 @app.command
@@ -608,11 +610,11 @@ def extra_hint(error: ModuleNotFoundError) -> str | None:
     """Names the extra of jprm that installs the missing package; None if no extra does."""
     package = _canonical((error.name or "").split(".")[0])
     for requirement in metadata.requires("jprm") or ():
-        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
-        if found and _canonical(found[1]) == package:
+        match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
+        if match and _canonical(match[1]) == package:
             return (
-                f"this command needs {error.name}, which is not installed: pip install 'jprm[{found[2]}]'"
-                f" (in a clone: pip install -e '.[{found[2]}]')"
+                f"this command needs {error.name}, which is not installed: pip install 'jprm[{match[2]}]'"
+                f" (in a clone: pip install -e '.[{match[2]}]')"
             )
     return None
 

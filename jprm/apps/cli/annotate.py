@@ -116,10 +116,10 @@ def annotate_report(
 
     if json:
         check_output(json)
-    found = figures(tasks_of(study))
+    report = figures(tasks_of(study))
     if json:
-        write_json(json, found)
-    show(found, rich.console.Console())
+        write_json(json, report)
+    show(report, rich.console.Console())
 
 
 @annotate.command(name="export")

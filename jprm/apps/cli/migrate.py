@@ -176,7 +176,7 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             values.setdefault(node.targets[0].id, []).append(_literal(node.value, {}))
-    return {name: found[0] for name, found in values.items() if len(found) == 1 and found[0] is not None}
+    return {name: assigned[0] for name, assigned in values.items() if len(assigned) == 1 and assigned[0] is not None}
 
 
 def _literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -202,15 +202,15 @@ def _called(call: ast.Call) -> str:
 
 
 def _keywords(call: ast.Call, names: Mapping[str, Any], of: str, lost: list[str]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for keyword in call.keywords:
         value = _literal(keyword.value, names)
         if keyword.arg is None or (value is None and not _is_none(keyword.value)):
             what = keyword.arg or "**"
             lost.append(f"{of}.{what} (line {keyword.value.lineno}): `{ast.unparse(keyword.value)[:60]}` is no literal")
         else:
-            found[keyword.arg] = value
-    return found
+            values[keyword.arg] = value
+    return values
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -228,38 +228,40 @@ def experiment_file(found: Found, examples: int | None = None) -> tuple[str, lis
 
     Raises ValueError where `max_steps` is not set and `examples` is absent, and for a value of another type.
     """
-    given = {**DEFAULTS, **found.settings}
+    settings = {**DEFAULTS, **found.settings}
     lost = [*found.lost, *_lost(found.settings)]
     number = {
-        key: _number(given, key) for key, value in DEFAULTS.items() if isinstance(value, float | int) and key != "bf16"
+        key: _number(settings, key)
+        for key, value in DEFAULTS.items()
+        if isinstance(value, float | int) and key != "bf16"
     }
     micro, accumulated = int(number["per_device_train_batch_size"]), int(number["gradient_accumulation_steps"])
     steps = _steps(number, micro * accumulated, examples)
     warmup = number["warmup_steps"] or number["warmup_ratio"] * steps
     warmup = round(warmup * steps) if 0 < number["warmup_steps"] < 1 else round(warmup)
-    decay = _DECAYS.get(str(given["lr_scheduler_type"]), "linear")
-    if given["max_length"] is None:
+    decay = _DECAYS.get(str(settings["lr_scheduler_type"]), "linear")
+    if settings["max_length"] is None:
         lost.append(
             "max_length=None: rows have a length. tokens=2048 is written, and longer chains are cut and counted"
         )
-    tokens = 2048 if given["max_length"] is None else int(number.get("max_length", 1024))
-    reports = given["report_to"] if isinstance(given["report_to"], list | tuple) else [given["report_to"]]
+    tokens = 2048 if settings["max_length"] is None else int(number.get("max_length", 1024))
+    reports = settings["report_to"] if isinstance(settings["report_to"], list | tuple) else [settings["report_to"]]
     trackers = tuple(name for name in reports if name in ("tensorboard", "wandb", "mlflow"))
-    name = str(given["run_name"] or pathlib.PurePath(str(given["output_dir"])).name or "prm")
+    name = str(settings["run_name"] or pathlib.PurePath(str(settings["output_dir"])).name or "prm")
     adapters = "" if found.lora is None else f"\n        lora=LoraConfig({_lora(found.lora, lost)}),"
     imports = "" if found.lora is None else "\nfrom jprm.model.parameters import LoraConfig"
     more = {
-        "dtype": "bfloat16" if given["bf16"] else "float32",
-        "remat": "full" if given["gradient_checkpointing"] else "nothing",
+        "dtype": "bfloat16" if settings["bf16"] else "float32",
+        "remat": "full" if settings["gradient_checkpointing"] else "nothing",
     }
     saved = {"log_every": number["logging_steps"], "checkpoint_every": number["save_steps"]}
-    saved |= {"keep": given["save_total_limit"]} if given["save_total_limit"] else {}
-    saved |= {"valid_every": given["eval_steps"]} if given["eval_steps"] else {}
+    saved |= {"keep": settings["save_total_limit"]} if settings["save_total_limit"] else {}
+    saved |= {"valid_every": settings["eval_steps"]} if settings["eval_steps"] else {}
     options = "".join(f"\n        {key}={max(1, int(value))}," for key, value in saved.items())
     kept = "".join(f"\n- {line}" for line in lost) or "\n- nothing"
     text = f'''"""{name}, from TRL's PRM trainer.
 
-    jprm train THIS_FILE --workdir {given["output_dir"]}
+    jprm train THIS_FILE --workdir {settings["output_dir"]}
 
 A chain's ids are TRL's with one newline more, after the problem. A row holds several short chains, so an update of
 {micro * accumulated} rows has more of them than TRL's batch. Not carried over:
@@ -309,8 +311,8 @@ def experiment() -> Experiment:
     return text, lost
 
 
-def _number(given: Mapping[str, Any], key: str) -> float | int:
-    value = given[key]
+def _number(settings: Mapping[str, Any], key: str) -> float | int:
+    value = settings[key]
     if value is None and key in ("max_length", "warmup_steps"):
         return 0
     if isinstance(value, str):  # YAML reads 1e-5 as text

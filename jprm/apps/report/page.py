@@ -167,7 +167,7 @@ def verdict(model: Model) -> Iterator[tuple[str, str]]:
 
 def against_trivial(model: Model) -> Iterator[str]:
     """Yields sentences on where a model is better, worse and not told apart from the best trivial baselines."""
-    found = [
+    sentences = [
         (decided(less), f"{what}: {points(less)} ({base})")
         for name, benchmark in registered().items()
         if name in model.results
@@ -175,7 +175,7 @@ def against_trivial(model: Model) -> Iterator[str]:
         if less["low"] is not None
     ]
     for kind, said in (("better", "Better than"), ("worse", "Worse than"), ("undecided", "Not told apart from")):
-        if some := [text for of_kind, text in found if of_kind == kind]:
+        if some := [text for of_kind, text in sentences if of_kind == kind]:
             yield f"{said} the best trivial baseline in {'; '.join(some)}."
 
 
@@ -183,8 +183,8 @@ def lead(model: Model) -> list[str]:
     """Returns the sentences that the page begins with: what benchmarks say, else where baselines are met."""
     there = [benchmark for name, benchmark in registered().items() if name in model.results]
     said = [sentence for benchmark in there for sentence in benchmark.lead(model.results)]
-    found = list(verdict(model))
-    return said[:3] or list(against_trivial(model)) or [count_of(found)][: len(found)]
+    verdicts = list(verdict(model))
+    return said[:3] or list(against_trivial(model)) or [count_of(verdicts)][: len(verdicts)]
 
 
 def count_of(sentences: Sequence[tuple[str, str]]) -> str:

@@ -42,15 +42,15 @@ def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> lis
     Runs within a run are its own, such as the PRMs that a policy's run has refreshed: they are shown where they are
     named. A folder with metrics alone may be a copy that is not whole.
     """
-    found = {os.fspath(run) for run in runs}
+    seen = {os.fspath(run) for run in runs}
     told = []
     for run in runs:
-        inside = [os.fspath(inner) for inner in run.folders_with(RUN) if os.fspath(inner) not in found]
+        inside = [os.fspath(inner) for inner in run.folders_with(RUN) if os.fspath(inner) not in seen]
         told += [(inner, f"is within the run {os.fspath(run)}: name it to see it") for inner in inside]
-        found |= set(inside)
+        seen |= set(inside)
     for folder in map(path_of, folders):
         bare = (os.fspath(other) for other in folder.folders_with(METRICS))
-        told += [(other, f"has {METRICS} and no {RUN}: it is no whole run") for other in bare if other not in found]
+        told += [(other, f"has {METRICS} and no {RUN}: it is no whole run") for other in bare if other not in seen]
     return told
 
 

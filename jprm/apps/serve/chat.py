@@ -76,11 +76,11 @@ async def chat(request: Request) -> Response:
 
     if asked.stream:
         return StreamingResponse(_events(asked, engine, result, progress), media_type="text/event-stream")
-    found = await result()
-    message = {"role": "assistant", "content": found["content"], "refusal": found["refusal"]}
-    choice = {"index": 0, "message": message, "finish_reason": found["finish_reason"], "logprobs": None}
+    reply = await result()
+    message = {"role": "assistant", "content": reply["content"], "refusal": reply["refusal"]}
+    choice = {"index": 0, "message": message, "finish_reason": reply["finish_reason"], "logprobs": None}
     about = _about(engine, "chat.completion")
-    return JSONResponse(about | {"choices": [choice], "usage": found["usage"], "search": found["search"]})
+    return JSONResponse(about | {"choices": [choice], "usage": reply["usage"], "search": reply["search"]})
 
 
 async def _events(
@@ -103,17 +103,17 @@ async def _events(
                 yield chunk({}, search=state.result())
             else:
                 state.cancel()
-        found = ended.result()
+        answer = ended.result()
     except Refusal as refusal:
         yield _event(json.loads(bytes(refusal.response().body)))
         return
     finally:
         ended.cancel()
-    delta = {"refusal": found["refusal"]} if found["refusal"] else {"content": found["content"]}
+    delta = {"refusal": answer["refusal"]} if answer["refusal"] else {"content": answer["content"]}
     yield chunk(delta)
-    yield chunk({}, found["finish_reason"], search=found["search"])
+    yield chunk({}, answer["finish_reason"], search=answer["search"])
     if asked.usage:
-        yield _event(about | {"choices": [], "usage": found["usage"]})
+        yield _event(about | {"choices": [], "usage": answer["usage"]})
     yield b"data: [DONE]\n\n"
 
 
@@ -145,16 +145,18 @@ def _question(body: Mapping[str, Any], engine: Engine) -> Question:
     if "system" in texts:
         raise Refusal(400, "messages: a system message is set by the policy's own prompt", "messages")
     options = dict(field(body, "search", dict, default={}))
-    own = {name: options.pop(name, None) for name in ("method", "choose", "rule", "seed", "error_rate", "confidence")}
-    name = own["method"] or "best-of-n"
+    search = {
+        name: options.pop(name, None) for name in ("method", "choose", "rule", "seed", "error_rate", "confidence")
+    }
+    name = search["method"] or "best-of-n"
     if name not in METHODS:  # a client must not have the server import a file
         raise Refusal(400, f"search.method is {name!r}: use {', '.join(METHODS)}", "search")
-    if own["choose"] not in (None, *CHOICES):
-        raise Refusal(400, f"search.choose is {own['choose']!r}: use {', '.join(CHOICES)}", "search")
+    if search["choose"] not in (None, *CHOICES):
+        raise Refusal(400, f"search.choose is {search['choose']!r}: use {', '.join(CHOICES)}", "search")
     budget = options.pop("budget", BUDGET)
     if type(budget) is not int or not 1 <= budget <= MOST:
         raise Refusal(400, f"search.budget is {budget!r}: from 1 to {MOST:,} tokens", "search")
-    seed, error_rate, confidence = own["seed"] or 0, own["error_rate"], own["confidence"] or 0.9
+    seed, error_rate, confidence = search["seed"] or 0, search["error_rate"], search["confidence"] or 0.9
     if type(seed) is not int or seed < 0:
         raise Refusal(400, f"search.seed is {seed!r}: a whole number from 0", "search")
     for key, value in {"error_rate": error_rate, "confidence": confidence}.items():
@@ -165,7 +167,11 @@ def _question(body: Mapping[str, Any], engine: Engine) -> Question:
     try:
         values_of(get_type_hints(method), options)
         config = SearchConfig(
-            method(**(defaults | options)), rule_of(engine.prm, own["rule"]), own["choose"] or "weighted", budget, seed
+            method(**(defaults | options)),
+            rule_of(engine.prm, search["rule"]),
+            search["choose"] or "weighted",
+            budget,
+            seed,
         )
     except (OptionError, TypeError, ValueError) as error:
         raise Refusal(400, f"search: {error}", "search") from None
@@ -239,10 +245,10 @@ def _searched(
     verdict = {}
     if asked.error_rate is not None:
         verdict = _accepted(result, known or (), asked)
-    found = result["search"]
-    answered = {key: found[key] for key in ("method", "choose", "rule", "answer", "score", "ended", "policy_tokens")}
-    refusal, content = found.get("reason"), None
-    if found["chosen"] is not None:
+    outcome = result["search"]
+    answered = {key: outcome[key] for key in ("method", "choose", "rule", "answer", "score", "ended", "policy_tokens")}
+    refusal, content = outcome.get("reason"), None
+    if outcome["chosen"] is not None:
         content = "\n".join(_steps(result))
         if verdict and not verdict["accepted"]:
             refusal, content = "the score is below the threshold that the error rate needs: no answer", None
@@ -267,10 +273,10 @@ def _steps(result: Mapping[str, Any]) -> list[str]:
 
 def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: Question) -> dict[str, Any]:
     """Returns what the conformal filter says. Raises Refusal where the calibration was searched otherwise."""
-    own, other = way_of(result, 1), way_of(known[0], 1)
-    if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+    this_way, other = way_of(result, 1), way_of(known[0], 1)
+    if differing := sorted(key for key in this_way.keys() | other.keys() if this_way.get(key) != other.get(key)):
         key = differing[0]
-        reason = f"is {own.get(key)!r}, and {other.get(key)!r} in the calibration"
+        reason = f"is {this_way.get(key)!r}, and {other.get(key)!r} in the calibration"
         raise Refusal(400, f"search.{key} {reason}: a threshold holds for the same search", "search")
     if any(record["problem"] == result["problem"] for record in known):
         raise Refusal(400, "the problem is in the calibration, so that its threshold does not hold", "messages")

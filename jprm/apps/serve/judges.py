@@ -84,9 +84,9 @@ class JudgeEngine(Engine):
 
 
 def judged(outputs: Outputs, about: dict[str, Any]) -> Judged:
-    found = Judged(outputs)
-    found.report = about
-    return found
+    scores = Judged(outputs)
+    scores.report = about
+    return scores
 
 
 def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[str, Any]]) -> Response:
@@ -115,8 +115,8 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
             answers: dict[str, list[Asked]] = {name: [] for name in judges}
             for future, name in asked.items():  # in the order of the steps, whichever came first
                 answers[name] += future.result()[0]
-            found = {name: judgement_of(one.prompt, tree, answers[name]) for name, one in judges.items()}
-            yield _event(final(_joined(judge, found)))
+            judgements = {name: judgement_of(one.prompt, tree, answers[name]) for name, one in judges.items()}
+            yield _event(final(_joined(judge, judgements)))
             yield b"data: [DONE]\n\n"
         except PolicyError as error:
             yield _event(json.loads(bytes(Refusal(502, str(error)).response().body)))
@@ -138,10 +138,10 @@ def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:
     )["critiques"]
 
 
-def _joined(judge: Judge | Rubric, found: dict[str, Judgement]) -> Judged:
+def _joined(judge: Judge | Rubric, judgements: dict[str, Judgement]) -> Judged:
     if isinstance(judge, Rubric):
-        return judged(*judge.joined(found))
-    return judged({"score": found[""].score_N}, found[""].report)
+        return judged(*judge.joined(judgements))
+    return judged({"score": judgements[""].score_N}, judgements[""].report)
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -231,11 +231,11 @@ GET: dict[str, Operation] = {
 
 def document(paths: Sequence[str], key: bool) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document of the routes in `paths`; `key`: whether clients need one."""
-    found: dict[str, dict[str, Any]] = {}
+    described: dict[str, dict[str, Any]] = {}
     for verb, operations in (("post", POST), ("get", GET)):
         for path, operation in operations.items():
             if path in paths:
-                found.setdefault(path, {})[verb] = _operation(path, verb, operation)
+                described.setdefault(path, {})[verb] = _operation(path, verb, operation)
     error = {"type": "object", "properties": {name: ANY for name in ("message", "type", "param", "code")}}
     components: dict[str, Any] = {"schemas": {"Error": {"type": "object", "properties": {"error": error}}}}
     about = {
@@ -245,7 +245,7 @@ def document(paths: Sequence[str], key: bool) -> dict[str, Any]:
             "version": jprm.__version__,
             "description": "Scores of process reward models over HTTP. Errors have OpenAI's form.",
         },
-        "paths": found,
+        "paths": described,
         "components": components,
     }
     if key:
@@ -259,18 +259,18 @@ def _operation(path: str, verb: str, operation: Operation) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer."}
     schema: Schema = {"type": "string"} if operation.content != "application/json" else _object(operation.gives)
     ok["content"] = {operation.content: {"schema": schema}}
-    made: dict[str, Any] = {"operationId": name, "summary": operation.summary, "responses": {"200": ok}}
+    described: dict[str, Any] = {"operationId": name, "summary": operation.summary, "responses": {"200": ok}}
     if verb == "post":
         fault = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        made["responses"]["default"] = {"description": "An error.", "content": fault}
+        described["responses"]["default"] = {"description": "An error.", "content": fault}
         body = {"schema": _object(operation.takes, operation.required), "example": operation.example}
-        made["requestBody"] = {"required": True, "content": {"application/json": body}}
+        described["requestBody"] = {"required": True, "content": {"application/json": body}}
     elif operation.takes:
-        made["parameters"] = [
+        described["parameters"] = [
             {"name": key, "in": "query", "required": key in operation.required, "schema": schema, "description": text}
             for key, (schema, text) in operation.takes.items()
         ]
-    return made
+    return described
 
 
 def _object(fields: Mapping[str, tuple[Schema, str]], required: Sequence[str] = ()) -> Schema:
@@ -282,17 +282,20 @@ def page(document: Mapping[str, Any]) -> str:
     """Returns the document as a page that loads nothing from elsewhere and runs nothing."""
     parts = [_HEAD.format(version=document["info"]["version"])]
     for path, verbs in document["paths"].items():
-        for verb, made in verbs.items():
+        for verb, described in verbs.items():
             parts.append(_text('<section><h2><span class="verb">{}</span> {}</h2><p>{}</p>', verb.upper(), path,
-                               made["summary"]))  # fmt: skip
-            content = made.get("requestBody", {}).get("content", {}).get("application/json", {})
+                               described["summary"]))  # fmt: skip
+            content = described.get("requestBody", {}).get("content", {}).get("application/json", {})
             asked = content.get("schema", {})
             takes = asked.get("properties") or {
-                one["name"]: one["schema"] | {"description": one["description"]} for one in made.get("parameters", ())
+                one["name"]: one["schema"] | {"description": one["description"]}
+                for one in described.get("parameters", ())
             }
-            required = asked.get("required") or [one["name"] for one in made.get("parameters", ()) if one["required"]]
+            required = asked.get("required") or [
+                one["name"] for one in described.get("parameters", ()) if one["required"]
+            ]
             parts.append(_table("Takes", takes, required))
-            (schema,) = (one["schema"] for one in made["responses"]["200"]["content"].values())
+            (schema,) = (one["schema"] for one in described["responses"]["200"]["content"].values())
             parts.append(_table("Gives", schema.get("properties", {}), ()))
             if example := content.get("example"):
                 send = f"curl localhost:8000{path} -H 'Content-Type: application/json' \\\n  -d '{json.dumps(example)}'"

@@ -249,9 +249,9 @@ def _trajectory(sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: f
         stop = len(text.rstrip())  # a turn that is one step ends with its text, calls included
         if turns.count(turn) > 1:
             step = contents[turn][start:end]
-            if (found := text.find(step, cursor[turn])) < 0:
+            if (place := text.find(step, cursor[turn])) < 0:
                 raise Refusal(400, f"{where}: the ids of turn {turn} do not decode to {step[:40]!r}", "ids")
-            cursor[turn] = stop = found + len(step)
+            cursor[turn] = stop = place + len(step)
         holding = [k for k, (a, b) in enumerate(tokens) if a < stop <= b]
         ends.append(begin + (holding[-1] if holding else len(tokens) - 1))
     return Sample(tree, "", spans, [(0, 0)] * edges[-1][1], outcome, (turns, ends))

@@ -157,8 +157,8 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
 
 def _tokenizer(folder: pathlib.Path, model: _Model) -> Tokenizer:
     """Loads the folder's own tokenizer, or its base model's where a LoRA has none."""
-    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return load_tokenizer(folder if own else model.place, model.config.vocab_size, of_model=True)
+    has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return load_tokenizer(folder if has_tokenizer else model.place, model.config.vocab_size, of_model=True)
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:

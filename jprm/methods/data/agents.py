@@ -89,13 +89,13 @@ def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     of the user beside results comes after them.
     """
     request = item.get("request", item) if isinstance(item, Mapping) else {}
-    given = list(_messages(request, "messages", where))
+    conversation = list(_messages(request, "messages", where))
     if isinstance(response := item.get("response"), Mapping):
-        given.append({"role": "assistant", "content": response.get("content")})
+        conversation.append({"role": "assistant", "content": response.get("content")})
     messages: list[Record] = []
     if request.get("system"):
         messages.append({"role": "system", "content": _text(request["system"], where, "system")})
-    for i, message in enumerate(given):
+    for i, message in enumerate(conversation):
         content, place = message.get("content"), f"messages[{i}].content"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, where, place)
         messages += _of_blocks(str(message.get("role")), blocks, where, place)
@@ -182,12 +182,12 @@ def _with_objects(message: Mapping[str, Any]) -> Record:
 
     OpenAI's developer is the system.
     """
-    made = {key: value for key, value in message.items() if value is not None or key == "content"}
-    if made.get("role") == "developer":
-        made["role"] = "system"
-    if isinstance(calls := made.get("tool_calls"), list):
-        made["tool_calls"] = [_call_with_objects(_json(call) if isinstance(call, str) else call) for call in calls]
-    return made
+    record = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if record.get("role") == "developer":
+        record["role"] = "system"
+    if isinstance(calls := record.get("tool_calls"), list):
+        record["tool_calls"] = [_call_with_objects(_json(call) if isinstance(call, str) else call) for call in calls]
+    return record
 
 
 def _call_with_objects(call: Any) -> Any:
@@ -249,10 +249,10 @@ def _of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list
         else:
             remedy = "Only text, thinking, tool_use and tool_result are read: write the rest as text, or remove it."
             raise RecordError(where, field, f"is {kind!r} of the {role}", remedy)
-    made: Record = {"role": role, "content": "".join(texts)}
-    made |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    made |= {"tool_calls": calls} if calls else {}
-    return [*results, *([made] if role == "assistant" or texts else [])]
+    record: Record = {"role": role, "content": "".join(texts)}
+    record |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    record |= {"tool_calls": calls} if calls else {}
+    return [*results, *([record] if role == "assistant" or texts else [])]
 
 
 def _of_parts(role: str, parts: Sequence[Any], where: str, place: str) -> list[Record]:
@@ -290,8 +290,8 @@ def _attributes(attributes: Any, where: str) -> Record:
 
 def _responses(request: Mapping[str, Any], item: Mapping[str, Any], where: str) -> list[Record]:
     """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message."""
-    given = request.get("input") or []
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of(given, where, "input")
+    prompt = request.get("input") or []
+    items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list_of(prompt, where, "input")
     output = item.get("output", (item.get("response") or {}).get("output"))
     items = [*items, *list_of(output if output is not None else [], where, "output")]
     messages: list[Record] = []

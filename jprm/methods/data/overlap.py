@@ -95,11 +95,11 @@ def problems_in(path: str | os.PathLike) -> set[str]:
     Raises:
       RecordError: an item that is not JSON or has no problem, since a half-read benchmark excludes only half.
     """
-    found: set[str] = set()
+    texts: set[str] = set()
     for number, raw in read_items(path):
         where = f"{os.fspath(path)}:{number}"
         problems = list(problems_of(jsonl.parse(raw, where)))
         if not problems:
             raise RecordError(where, "problem", "is absent", "Give a file that a reader of jprm can read.")
-        found.update(map(normalise, problems))
-    return found
+        texts.update(map(normalise, problems))
+    return texts

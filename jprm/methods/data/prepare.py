@@ -308,10 +308,10 @@ def resolved(url: str) -> str:
     """
     if not url.startswith("hf:"):
         return url
-    found = _HUB.fullmatch(url)
-    if found is None:
+    match = _HUB.fullmatch(url)
+    if match is None:
         raise ValueError(f"{url}: is not of the form hf://datasets/OWNER/NAME[@REVISION]/FILE")
-    name, revision, file = found[1], urllib.parse.quote(found[2] or "main", safe=""), urllib.parse.quote(found[3])
+    name, revision, file = match[1], urllib.parse.quote(match[2] or "main", safe=""), urllib.parse.quote(match[3])
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     return f"{endpoint}/datasets/{name}/resolve/{revision}/{file}"
 

@@ -188,13 +188,13 @@ def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """
     steps, critiques = _dialogue(item, where, "a critique")
     problem, first = _parted(_QUESTION.sub("", steps[0]), where, "conversations[0].content")
-    found = [_VERDICT.findall(critique) for critique in critiques]
-    if not all(found):
-        at = next(i for i, verdicts in enumerate(found) if not verdicts)
+    verdicts_of = [_VERDICT.findall(critique) for critique in critiques]
+    if not all(verdicts_of):
+        at = next(i for i, verdicts in enumerate(verdicts_of) if not verdicts)
         raise RecordError(
             where, f"conversations: critique {at + 1}", "has no \\boxed{Yes} or \\boxed{No}", "Is it whole?"
         )
-    labels = [float(verdicts[-1] == "Yes") for verdicts in found]
+    labels = [float(verdicts[-1] == "Yes") for verdicts in verdicts_of]
     texts = [_PARAGRAPH.sub("", step).strip() for step in (first, *steps[1:])]
     yield {"problem": problem, "steps": texts, "labels": labels, "semantics": "correctness"} | _kept(
         item, "conversations"

@@ -101,11 +101,11 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
     kinds |= {"first_error": (int, str, list, type(None)), "correct": (bool, list)}
     columns = {field: getattr(options, field) for field in kinds}
     try:
-        found = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
+        fields = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
     except RecordError as error:
         there = ", ".join(f"{key}={value!r:.60}" for key, value in item.items()) if isinstance(item, dict) else item
         raise RecordError(where, error.field, error.reason, f"This record has {shortened(str(there), 600)}.") from None
-    for chain in _in_lists(found, columns, where):
+    for chain in _in_lists(fields, columns, where):
         if "labels" in chain:
             chain["labels"] = [label_of(label, where, options.labels) for label in chain["labels"]]
             chain["semantics"] = options.semantics
@@ -119,19 +119,19 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
         yield record
 
 
-def _in_lists(found: Record, columns: dict[str, str], where: str) -> Iterator[Record]:
+def _in_lists(record: Record, columns: dict[str, str], where: str) -> Iterator[Record]:
     """Yields one record for every list in `steps`, with its own of the other lists; else the record itself."""
-    steps = found["steps"]
+    steps = record["steps"]
     if not (steps and isinstance(steps, list) and all(isinstance(each, list) for each in steps)):
-        yield found
+        yield record
         return
-    own = [field for field in ("labels", "first_error", "correct") if field in found]
-    for field in own:
-        if not isinstance(found[field], list) or len(found[field]) != len(steps):
+    listed = [field for field in ("labels", "first_error", "correct") if field in record]
+    for field in listed:
+        if not isinstance(record[field], list) or len(record[field]) != len(steps):
             reason = f"is not one for each of the {len(steps)} lists of steps"
             raise RecordError(where, columns[field], reason, "Each list of steps is a chain with its own.")
     for i, chain in enumerate(steps):
-        yield found | {"steps": chain} | {field: found[field][i] for field in own}
+        yield record | {"steps": chain} | {field: record[field][i] for field in listed}
 
 
 def label_of(label: Any, where: str, field: str) -> Any:

@@ -326,11 +326,11 @@ class ShardOrder:
 
     def members(self, group: int) -> list[int]:
         """Returns the shards of a group."""
-        (k, n), count, found = self._stream, len(self._shards.records), []
+        (k, n), count, trees = self._stream, len(self._shards.records), []
         for i in range(group * self._together, (group + 1) * self._together):
             epoch, place = divmod(k + n * i, count)
-            found.append(int(np.random.default_rng([self._seed, 0, epoch]).permutation(count)[place]))
-        return found
+            trees.append(int(np.random.default_rng([self._seed, 0, epoch]).permutation(count)[place]))
+        return trees
 
     def _opened(self, group: int) -> tuple[list[Any], list[int], np.ndarray]:
         members = self.members(group)
@@ -370,13 +370,13 @@ def fetched(remote: Remote, name: str, cache: pathlib.Path, most: float) -> path
 
 def _make_room(cache: pathlib.Path, most: float) -> None:
     """Removes the copies that were used longest ago, until the others have at most so many bytes."""
-    found = []
+    files = []
     for path in cache.glob("*.array_record"):
         with contextlib.suppress(FileNotFoundError):  # another process removed it
             about = path.stat()
-            found.append((about.st_mtime_ns, about.st_size, path))
-    size = sum(bytes for _, bytes, _ in found)
-    for _, bytes, path in sorted(found):
+            files.append((about.st_mtime_ns, about.st_size, path))
+    size = sum(bytes for _, bytes, _ in files)
+    for _, bytes, path in sorted(files):
         if size <= most:
             break
         path.unlink(missing_ok=True)
@@ -532,8 +532,8 @@ def _write(index: int) -> int:
         trees = trees_of((records[int(i)] for i in parts[index]), experiment, layout)
         counts = write_shard(work, trees, experiment.data.extras)
         about = counts | {"bytes": work.stat().st_size, "sha256": sha256_of(work)}
-        with (out / name).replacing() as target, work.open("rb") as made:
-            shutil.copyfileobj(made, target, 1 << 20)
+        with (out / name).replacing() as target, work.open("rb") as written:
+            shutil.copyfileobj(written, target, 1 << 20)
     write_json(_manifest(out, name), about)
     return index
 

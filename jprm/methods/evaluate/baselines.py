@@ -91,5 +91,5 @@ def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndar
 
 def _computed(baselines: dict[str, Any], trees: Sequence[ReasoningTree], text: bool) -> dict[str, Any]:
     names = [name for name, baseline in baselines.items() if text or not isinstance(baseline, str)]
-    found = {name: find_part(name, baselines, "baseline")(trees) for name in names}
-    return {name: each for name, each in found.items() if each is not None}
+    computed = {name: find_part(name, baselines, "baseline")(trees) for name in names}
+    return {name: each for name, each in computed.items() if each is not None}

@@ -32,10 +32,10 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
     """Returns the labelled steps. Raises ScoreError for records without `classes`, or with one that no output has."""
     nodes, labels, problems = [], [], []
     for i, tree in enumerate(trees):
-        given = tree.extra.get("classes")
-        if not isinstance(given, list) or len(given) != len(tree.nodes):
+        classes = tree.extra.get("classes")
+        if not isinstance(classes, list) or len(classes) != len(tree.nodes):
             raise ScoreError(f"record {i}: classes must be a list with one entry a step: a name, a list of names, null")
-        for j, (node, label) in enumerate(zip(tree.nodes, given, strict=True)):
+        for j, (node, label) in enumerate(zip(tree.nodes, classes, strict=True)):
             if label is None:
                 continue
             names = {label} if isinstance(label, str) else set(label) if isinstance(label, list) else {None}
@@ -81,12 +81,12 @@ def figures(request: Request) -> Report:
     `f1_tuned` is at the threshold that `calibrate` gives. `ece` is the class's calibration error as a probability, and
     `ece_if_calibrated` what noise alone would show in 95 % of samples.
     """
-    found = classes_of([tree for trees in request.data.values() for tree in trees])
+    classes = classes_of([tree for trees in request.data.values() for tree in trees])
     tuning = [tree for trees in request.calibrate.values() for tree in trees]
     tuned = classes_of(tuning) if tuning else None
     rows = {}
-    for name, value_N in found.value.items():
-        positive_N, problem_N = found.positive[name], found.problem_N
+    for name, value_N in classes.value.items():
+        positive_N, problem_N = classes.positive[name], classes.problem_N
         threshold = best_threshold(tuned.value[name], tuned.positive[name]) if tuned else None
 
         def interval(statistic, groups=problem_N):
@@ -106,14 +106,14 @@ def figures(request: Request) -> Report:
                 np.quantile(ece_if_calibrated(value_N, positive_N, problem_N, seed=request.seed), 0.95)
             ),
         }
-    top_N = np.array(list(found.value))[np.argmax(np.stack(list(found.value.values())), axis=0)]
-    right_N = np.array([bool(found.positive[name][i]) for i, name in enumerate(top_N)])
-    common = max(float(positive_N.mean()) for positive_N in found.positive.values())
+    top_N = np.array(list(classes.value))[np.argmax(np.stack(list(classes.value.values())), axis=0)]
+    right_N = np.array([bool(classes.positive[name][i]) for i, name in enumerate(top_N)])
+    common = max(float(positive_N.mean()) for positive_N in classes.positive.values())
     return {
-        "n_steps": len(found.problem_N),
-        "n_problems": len(set(found.problem_N)),
+        "n_steps": len(classes.problem_N),
+        "n_problems": len(set(classes.problem_N)),
         "classes": rows,
-        "accuracy": bootstrap(lambda w: (w @ right_N) / w.sum(-1), found.problem_N, seed=request.seed).json(),
+        "accuracy": bootstrap(lambda w: (w @ right_N) / w.sum(-1), classes.problem_N, seed=request.seed).json(),
         "most_frequent_class": common,
         "too_long": request.left_out,
     }

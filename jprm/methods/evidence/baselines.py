@@ -32,12 +32,12 @@ MOST = 400
 def _leaves(name: str, number: str, sign: float, trees: Sequence[ReasoningTree]) -> list[Chosen]:
     """Returns chains by one number of one source."""
     source = evidence.find(name)
-    column, found = source.numbers.index(number), []
+    column, chosen = source.numbers.index(number), []
     for tree in trees:
         (x_NF,) = evidence.read([source], [tree])
         leaves = [chain[-1] for chain in chains_of(tree)]
-        found.append(doubted(sign * x_NF[leaves, column] if leaves else np.zeros(0)))
-    return found
+        chosen.append(doubted(sign * x_NF[leaves, column] if leaves else np.zeros(0)))
+    return chosen
 
 
 def no_false_equation(trees: Sequence[ReasoningTree]) -> list[Chosen]:
@@ -78,12 +78,12 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
             key_M[held_M] = ranker.log_odds(held.x_MF)
             power_P = Vote().powers(*pool_signals(ranker, held))
             weight_M[held_M] = vote_weights(key_M[held_M], power_P[held.problem_M])
-    found, start = [], 0
+    chosen, start = [], 0
     for tree in trees:
         end = start + len(chains_of(tree))
-        found.append(Chosen(key_M[start:end], weight_M[start:end]))
+        chosen.append(Chosen(key_M[start:end], weight_M[start:end]))
         start = end
-    return found
+    return chosen
 
 
 def steps_without_false_equation(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
@@ -98,13 +98,13 @@ STEP_SOURCES = ("arithmetic", "numbers", "form")
 
 def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
     """Returns what text says of each step: the sources' numbers, their change by the step, and its length."""
-    found = []
+    rows = []
     for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
         length_N1 = np.log1p([[len(node.text)] for node in tree.nodes])
         parent_N = np.array([node.parent for node in tree.nodes], int)
         before_NF = np.where(parent_N[:, None] >= 0, x_NF[parent_N], 0.0)
-        found.append(np.concatenate([x_NF, x_NF - before_NF, length_N1], axis=1))
-    return found
+        rows.append(np.concatenate([x_NF, x_NF - before_NF, length_N1], axis=1))
+    return rows
 
 
 def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:

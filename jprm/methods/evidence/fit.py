@@ -231,8 +231,8 @@ def fit(
       ValueError: sources or files twice, a source that is none, too few problems.
       ScoreError, RecordError: a record that is no pool, or whose outcome is not known.
     """
-    for what, given in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
-        if twice := [each for each in given if given.count(each) > 1]:
+    for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
+        if twice := [each for each in names if names.count(each) > 1]:
             raise ValueError(f"the {what} {twice[0]} is there twice: name each once")
     if not sources:
         raise ValueError("no source: name at least one")

@@ -162,12 +162,12 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 
 def answers_of(tree: ReasoningTree) -> list[Any]:
     """Returns the answer of every chain: what the record has, else the value of the last step."""
-    found = []
+    answers = []
     for chain in chains_of(tree):
         leaf = tree.nodes[chain[-1]]
         recorded = leaf.extra["answer"] if "answer" in leaf.extra else value_of_step(leaf.text)
-        found.append(canonical_answer(recorded))
-    return found
+        answers.append(canonical_answer(recorded))
+    return answers
 
 
 def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
@@ -240,11 +240,11 @@ def _of_scores(scores: Callable[[Sequence[ReasoningTree]], Sequence[Any]], scale
     """Returns the `read` of a scorer of steps."""
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-        found = []
+        rows = []
         for tree, score_N in zip(trees, scores(trees), strict=True):
             weight_N = scale.weights(np.asarray(score_N, float))
-            found.append(by_node(tree, [score_rows(weight_N[chain]) for chain in chains_of(tree)]))
-        return found
+            rows.append(by_node(tree, [score_rows(weight_N[chain]) for chain in chains_of(tree)]))
+        return rows
 
     return read
 
@@ -269,11 +269,11 @@ def _verdicts(kind: Any) -> Read:
     check = verifiers.checker(kind)
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-        found = []
+        rows = []
         for tree in trees:
             labels = [verdict.label for verdict in check(tree)]
-            found.append(by_node(tree, [_counts([labels[i] for i in chain]) for chain in chains_of(tree)]))
-        return found
+            rows.append(by_node(tree, [_counts([labels[i] for i in chain]) for chain in chains_of(tree)]))
+        return rows
 
     return read
 
@@ -291,9 +291,9 @@ def _tests(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
 
     Raises RecordError for a record without tests.
     """
-    found = [np.full((len(tree.nodes), 1), np.nan) for tree in trees]
+    rows = [np.full((len(tree.nodes), 1), np.nan) for tree in trees]
     places, programs = [], []
-    for tree, x_N1 in zip(trees, found, strict=True):
+    for tree, x_N1 in zip(trees, rows, strict=True):
         record = verifiers.record_of_problem(tree)
         verifiers.needs_tests(record, tree.problem[:60])
         for chain in chains_of(tree):
@@ -301,7 +301,7 @@ def _tests(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
             programs.append((record, [tree.nodes[i].text for i in chain]))
     for (x_N1, leaf), outcome in zip(places, verifiers.judge_programs(programs), strict=True):
         x_N1[leaf] = outcome.reward
-    return found
+    return rows
 
 
 def _each(read: Callable[[ReasoningTree], Float[np.ndarray, "N F"]]) -> Read:
@@ -352,14 +352,14 @@ def find(name: str) -> Source:
             f"source {name!r} is none of {', '.join(SOURCES)}, prm=DIR, judge=P.json, verdicts=KIND,"
             " module:NAME or FILE.py:NAME"
         )
-    found = find_part(name, SOURCES, "source", Source, files=True)
+    source = find_part(name, SOURCES, "source", Source, files=True)
     if name in SOURCES:
-        return found
-    request = {**found.request, "code": digest(found.read)}
+        return source
+    request = {**source.request, "code": digest(source.read)}
     place, _, attribute = name.rpartition(":")
     if place.endswith(".py"):
         name, request["sha256"] = f"{os.path.abspath(place)}:{attribute}", sha256_of(place)
-    return dataclasses.replace(found, name=name, request=request)
+    return dataclasses.replace(source, name=name, request=request)
 
 
 def _model(kind: str, path: str) -> Source:
@@ -375,9 +375,9 @@ def _model(kind: str, path: str) -> Source:
         scorer: Any = judge
 
         def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
-            found = judge.judgements(trees)
-            spent[0] += sum(judgement.report["tokens"] for judgement in found)
-            return [judgement.score_N for judgement in found]
+            judgements = judge.judgements(trees)
+            spent[0] += sum(judgement.report["tokens"] for judgement in judgements)
+            return [judgement.score_N for judgement in judgements]
     else:
         from jprm.loading import load
 

@@ -150,10 +150,10 @@ class Verifier:
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
         """Returns `{"score": (N,), "vote": (N,)}` for each tree."""
-        found = []
+        outputs = []
         for tree, x_NF in zip(trees, evidence.read(self.sources, trees), strict=True):
             if not tree.nodes:
-                found.append({name: np.zeros(0, np.float32) for name in self.output_names})
+                outputs.append({name: np.zeros(0, np.float32) for name in self.output_names})
                 continue
             leaves = [chain[-1] for chain in chains_of(tree)]
             share = share_of_top(answers_of(tree)) if len(leaves) > 1 else 0.0
@@ -161,8 +161,8 @@ class Verifier:
             power = self.vote.powers(np.array([share]), np.array([distance]))
             log_odds_N = self.ranker.log_odds(x_NF)
             weight_N = vote_weights(log_odds_N, power)
-            found.append({"score": expit(log_odds_N).astype(np.float32), "vote": weight_N.astype(np.float32)})
-        return found
+            outputs.append({"score": expit(log_odds_N).astype(np.float32), "vote": weight_N.astype(np.float32)})
+        return outputs
 
     def contributions(self, tree: ReasoningTree) -> list[dict[str, float]]:
         """Returns for each node what each number adds to its log odds, largest first, zeros left out."""

@@ -146,8 +146,8 @@ def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
         fields = {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
     if family == "ministral3":
         beta, positions = c.query_growth
-        own = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": int(positions)}
-        fields = {"rope_parameters": rope | own}
+        scaling = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": int(positions)}
+        fields = {"rope_parameters": rope | scaling}
     if family == "smollm3":
         fields = {"no_rope_layers": [c.rope_layers[i % len(c.rope_layers)] for i in range(c.layers)]}
     if family in ("qwen3_moe", "qwen3_next"):
@@ -226,8 +226,8 @@ def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[
     @functools.lru_cache(maxsize=1)
     def stack(role: str) -> np.ndarray:
         groups = [params[f"layers_{i}"] for i in range(len(config.layer_groups))]
-        own = [np.asarray(group[role]) for group in groups if role in group]
-        return np.concatenate(own) if len(own) > 1 else own[0]
+        stacks = [np.asarray(group[role]) for group in groups if role in group]
+        return np.concatenate(stacks) if len(stacks) > 1 else stacks[0]
 
     def get(role: str, layer: int | None) -> np.ndarray:
         array = params[role] if layer is None else stack(role)[of_role[role][2].index(layer)]

@@ -86,26 +86,26 @@ def load_plain_judge(path: str | os.PathLike) -> Judge:
 _CRITERIA = 'Write "criteria": {"NAME": {"text": "...", "weight": 1}}.'
 
 
-def _criteria(given: Any, where: str) -> dict[str, Criterion]:
-    if given is None:
+def _criteria(criteria: Any, where: str) -> dict[str, Criterion]:
+    if criteria is None:
         return {}
-    if not isinstance(given, dict) or not given:
+    if not isinstance(criteria, dict) or not criteria:
         raise RecordError(where, "judge.criteria", "is no object, or empty", _CRITERIA)
     try:
-        return {name: from_json(Criterion, fields, f"judge.criteria.{name}") for name, fields in given.items()}
+        return {name: from_json(Criterion, fields, f"judge.criteria.{name}") for name, fields in criteria.items()}
     except OptionError as error:
         raise RecordError(where, error.field, error.reason, _CRITERIA) from None
     except ValueError as error:
         raise RecordError(where, "judge.criteria", str(error), _CRITERIA) from None
 
 
-def _prompt(given: Any, where: str) -> JudgePrompt:
+def _prompt(prompt: Any, where: str) -> JudgePrompt:
     field = "judge.prompt"
-    if isinstance(given, str) and given in PROMPTS:
-        return PROMPTS[given]
-    if not isinstance(given, dict):
-        raise RecordError(where, field, f"is {given!r}, not a known name or an object", _REMEDY)
-    fields = dict(given)
+    if isinstance(prompt, str) and prompt in PROMPTS:
+        return PROMPTS[prompt]
+    if not isinstance(prompt, dict):
+        raise RecordError(where, field, f"is {prompt!r}, not a known name or an object", _REMEDY)
+    fields = dict(prompt)
     like = fields.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in PROMPTS):
         raise RecordError(where, f"{field}.like", f"is {like!r}, not a known name", _REMEDY)

@@ -46,8 +46,8 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, here, c
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
-    own = local(functools.partial(_experts, config=config), places, tokens, check=False)
-    y_BTD = own(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
+    mapped = local(functools.partial(_experts, config=config), places, tokens, check=False)
+    y_BTD = mapped(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
     if config.experts.shared_width:
         s = gathered_weights({role: w[role] for role in WEIGHTS if role.startswith("shared")}, WEIGHTS, config)
         gate, up, mix = (product(x_BTD, s[f"shared_{name}"], config) for name in ("gate", "up", "mix"))
@@ -164,8 +164,8 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
     """Returns the FLOPs of a product with one matrix of each of a device's experts, where all are used alike."""
     c = config.experts
-    own = rows * tokens // split["context"] * c.used / split["expert"]
-    product = 2.0 * own * config.width * c.width / split["tensor"]
+    pairs = rows * tokens // split["context"] * c.used / split["expert"]
+    product = 2.0 * pairs * config.width * c.width / split["tensor"]
     return {"ragged-dot-none": product, "tgmm": product, "ragged-dot-metadata": 1.0}  # the last: a table of tiles
 
 

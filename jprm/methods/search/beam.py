@@ -112,8 +112,8 @@ def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, m
             return None
         if step == max_steps:
             return "max_steps"
-        found = iter((yield [Ask(node, expand, "step") for node in going]))
-        drawn = [[draw for _ in group for draw in next(found)] for group in live]
+        draws = iter((yield [Ask(node, expand, "step") for node in going]))
+        drawn = [[draw for _ in group for draw in next(draws)] for group in live]
     raise AssertionError("unreachable")
 
 

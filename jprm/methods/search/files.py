@@ -366,18 +366,18 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):
-        found = _found(record, i)
+        search = _found(record, i)
         if record["problem"] in seen:
             raise ValueError(f"record {i}: problem: occurs twice; the bound needs one result per problem")
         seen.add(record["problem"])
-        if (score := _score(found, i)) is None:
+        if (score := _score(search, i)) is None:
             continue
-        if found.get("correct") is None:
+        if search.get("correct") is None:
             raise ValueError(
                 f"record {i}: search.correct: is not known. Give the problem its `answer` and search again"
             )
         scores.append(score)
-        right.append(found["correct"])
+        right.append(search["correct"])
     return accept_threshold(np.array(scores), np.array(right, bool), error_rate, confidence=confidence)
 
 
@@ -420,9 +420,9 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
 
 
 def _accepted_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    found = [record["search"] for record in records]
-    taken = [x for x in found if x["accepted"]]
-    counts = {"accepted": len(taken), "abstained": len(found) - len(taken)}
+    searches = [record["search"] for record in records]
+    taken = [x for x in searches if x["accepted"]]
+    counts = {"accepted": len(taken), "abstained": len(searches) - len(taken)}
     if all(x.get("correct") is not None for x in taken):
         counts["accepted_wrong"] = sum(not x["correct"] for x in taken)
     return counts
@@ -445,16 +445,16 @@ def _one_way(records: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]
 
 
 def _found(record: Mapping[str, Any], i: int) -> Mapping[str, Any]:
-    found = record.get("search")
-    if not isinstance(found, Mapping) or "chosen" not in found:
+    search = record.get("search")
+    if not isinstance(search, Mapping) or "chosen" not in search:
         raise ValueError(f"record {i}: search: is absent; the input must be of `jprm search`")
-    return found
+    return search
 
 
-def _score(found: Mapping[str, Any], i: int) -> float | None:
+def _score(search: Mapping[str, Any], i: int) -> float | None:
     """Returns the chosen chain's score; None if nothing was chosen, or by a vote that needs no score."""
-    score = found.get("score")
-    if found["chosen"] is None or score is None:
+    score = search.get("score")
+    if search["chosen"] is None or score is None:
         return None
     if not 0 <= score <= 1:
         raise ValueError(f"record {i}: search.score: is {score}, no probability. Search with a rule that gives one")

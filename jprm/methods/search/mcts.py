@@ -60,10 +60,10 @@ class MCTS:
                     asks = [Ask(leaf, self.expand, "step")]
                     if self.rollouts:
                         asks.append(Ask(leaf, self.rollouts, "end"))
-                    found = yield asks
-                    state.grow(tree, rule, leaf, found[0])
-                    if self.rollouts and found[1]:
-                        value = _rollout_value(tree, rule, found[1])
+                    draws = yield asks
+                    state.grow(tree, rule, leaf, draws[0])
+                    if self.rollouts and draws[1]:
+                        value = _rollout_value(tree, rule, draws[1])
                 state.back_up(path, value)
                 state.close(tree, leaf)
             return "simulations"

@@ -109,14 +109,14 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
             del extra[key]
     if semantics != SEMANTICS[0]:
         del extra["semantics"]
-    made, calls = [], None
+    records, calls = [], None
     for i, message in enumerate(messages):
         message = read_message(message, segment, semantics, where, f"messages[{i}]")
         calls = check_answer(message, calls, where, f"messages[{i}]")
-        made.append(message)
-    if not any(message["role"] == "assistant" for message in made):
+        records.append(message)
+    if not any(message["role"] == "assistant" for message in records):
         raise RecordError(where, "messages", "have no turn of the assistant", "There is nothing to score without one.")
-    return Trajectory(tuple(made), tools, outcome, segment, semantics, extra)
+    return Trajectory(tuple(records), tools, outcome, segment, semantics, extra)
 
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def read_message(message: Any, segment: str, semantics: str, where: str, field: 
         raise RecordError(where, field + ".role", f"is {role!r}", f"Use one of {', '.join(ROLES)}.")
     if message.get("function_call"):
         raise RecordError(where, field + ".function_call", "is the older form of a call", "Write `tool_calls`.")
-    made = {**message, "content": message.get("content")}
-    _content(made["content"], role, where, field)
+    checked = {**message, "content": message.get("content")}
+    _content(checked["content"], role, where, field)
     if (calls := message.get("tool_calls")) is not None:
         _check_calls(calls, role, where, field + ".tool_calls")
     for key in ("reasoning_content", "reasoning"):
@@ -147,8 +147,8 @@ def read_message(message: Any, segment: str, semantics: str, where: str, field: 
     for key in ("tool_call_id", "name"):
         if message.get(key) is not None and not isinstance(message[key], str):
             raise RecordError(where, f"{field}.{key}", f"is {type_name(message[key])}, not text", "Write a string.")
-    _check_marks(made, segment, semantics, where, field)
-    return made
+    _check_marks(checked, segment, semantics, where, field)
+    return checked
 
 
 def content_of(message: Mapping[str, Any]) -> str:
@@ -180,9 +180,9 @@ def check_answer(message: Mapping[str, Any], calls: list | None, where: str, fie
     if calls is None:
         raise RecordError(where, field + ".role", "is 'tool' before any turn", "A tool answers a call of a turn.")
     ids = [call["id"] for call in calls if isinstance(call.get("id"), str)]
-    own = message.get("tool_call_id")
-    if ids and len(ids) == len(calls) and own is not None and own not in ids:
-        reason = f"is {own!r}, and the turn before calls {', '.join(map(repr, ids))}"
+    call_id = message.get("tool_call_id")
+    if ids and len(ids) == len(calls) and call_id is not None and call_id not in ids:
+        reason = f"is {call_id!r}, and the turn before calls {', '.join(map(repr, ids))}"
         raise RecordError(where, field + ".tool_call_id", reason, "Name the call that the tool answers.")
     return calls
 
@@ -250,12 +250,14 @@ def _check_calls(calls: Any, role: str, where: str, field: str) -> None:
         if arguments is not None and not isinstance(arguments, str | Mapping):
             reason = f"is {type_name(arguments)}, neither an object nor its JSON text"
             raise RecordError(where, place + ".function.arguments", reason, "Write an object.")
-        if (own := call.get("id")) is not None:
-            if not isinstance(own, str):
-                raise RecordError(where, place + ".id", f"is {type_name(own)}, not text", "Write a string.")
-            if own in seen:
-                raise RecordError(where, place + ".id", f"{own!r} is of another call too", "Give each call its own.")
-            seen.add(own)
+        if (call_id := call.get("id")) is not None:
+            if not isinstance(call_id, str):
+                raise RecordError(where, place + ".id", f"is {type_name(call_id)}, not text", "Write a string.")
+            if call_id in seen:
+                raise RecordError(
+                    where, place + ".id", f"{call_id!r} is of another call too", "Give each call its own."
+                )
+            seen.add(call_id)
 
 
 def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where: str, field: str) -> None:

@@ -73,7 +73,7 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
     `tree_of_trajectories` is the inverse. A leaf's own `outcome` is its trajectory's.
     """
     inner = {node.parent for node in tree.nodes}
-    extra, made = dict(tree.extra), []
+    extra, trajectories = dict(tree.extra), []
     extra |= {} if tree.answer is None else {"answer": tree.answer}
     tools, outcome, segment = (extra.pop(key, None) for key in ("tools", "outcome", "segment"))
     for leaf in (i for i in range(len(tree.nodes)) if i not in inner):
@@ -83,16 +83,18 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
             index = tree.nodes[index].parent
         groups = nodes_of_messages(tree, path[::-1])
         records = [_record_of_message([tree.nodes[i] for i in group], segment or "turn") for group in groups]
-        own, about = outcome, dict(extra)
+        reward, about = outcome, dict(extra)
         if tree.kind != "trajectory":
-            own = records[-1].pop("outcome", None) if outcome is None else outcome
+            reward = records[-1].pop("outcome", None) if outcome is None else outcome
             about |= {key: records[-1].pop(key) for key in OF_LEAVES if key in records[-1]}
         last = next((record for record in records[::-1] if record["role"] == "assistant"), {})
-        if last.get("correct") is not None and last["correct"] is _reached(own):
+        if last.get("correct") is not None and last["correct"] is _reached(reward):
             del last["correct"]
         about |= {key: None for key in ("tools", "outcome", "segment") if key in tree.extra and tree.extra[key] is None}
-        made.append(Trajectory(tuple(records), tuple(tools or ()), own, segment or "turn", tree.semantics, about))
-    return made
+        trajectories.append(
+            Trajectory(tuple(records), tuple(tools or ()), reward, segment or "turn", tree.semantics, about)
+        )
+    return trajectories
 
 
 def tree_of_trajectories(trajectories: Sequence[Trajectory]) -> ReasoningTree:
@@ -122,9 +124,9 @@ def tree_of_trajectories(trajectories: Sequence[Trajectory]) -> ReasoningTree:
                 above = ends[key]
                 continue
             if last:
-                own = {k: v for k, v in trajectory.extra.items() if k in OF_LEAVES and k not in shared}
-                own |= {} if trajectory.outcome is None else {"outcome": trajectory.outcome}
-                message = {**message, **own}
+                of_leaf = {k: v for k, v in trajectory.extra.items() if k in OF_LEAVES and k not in shared}
+                of_leaf |= {} if trajectory.outcome is None else {"outcome": trajectory.outcome}
+                message = {**message, **of_leaf}
             nodes += _nodes_of_message(message, above, len(nodes), trajectory.segment)
             above = len(nodes) - 1
             if not last:
@@ -133,8 +135,8 @@ def tree_of_trajectories(trajectories: Sequence[Trajectory]) -> ReasoningTree:
     answer = extra.pop("answer", None)
     extra |= {"tools": list(first.tools)} if first.tools else {}
     extra |= {"segment": first.segment} if first.segment != "turn" else {}
-    made = ReasoningTree(first.problem, _with_outcomes(nodes), answer, first.semantics, "tree", extra)
-    return made
+    tree = ReasoningTree(first.problem, _with_outcomes(nodes), answer, first.semantics, "tree", extra)
+    return tree
 
 
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
@@ -317,7 +319,7 @@ def _reached(outcome: Any) -> bool | None:
 
 def _with_outcomes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Returns the nodes with `correct` at each last step whose own `outcome`, or that of a leaf after it, says it."""
-    made = list(nodes)
+    judged = list(nodes)
     for i, node in enumerate(nodes):
         reached = _reached(node.extra.get("outcome"))
         if reached is None:
@@ -325,6 +327,6 @@ def _with_outcomes(nodes: Sequence[Node]) -> tuple[Node, ...]:
         at = i
         while at >= 0 and not nodes[at].is_step:
             at = nodes[at].parent
-        if at >= 0 and made[at].correct is None:
-            made[at] = dataclasses.replace(made[at], correct=reached)
-    return tuple(made)
+        if at >= 0 and judged[at].correct is None:
+            judged[at] = dataclasses.replace(judged[at], correct=reached)
+    return tuple(judged)

@@ -373,13 +373,13 @@ def _subjects(tests):
 
 def _handed_over(tree):
     """Returns the builtins that a test gives to a function that it defines: HumanEval's `check(candidate)`."""
-    own = {statement.name for statement in tree.body if isinstance(statement, ast.FunctionDef)}
-    given = set()
+    defined = {statement.name for statement in tree.body if isinstance(statement, ast.FunctionDef)}
+    handed = set()
     for statement in tree.body:
         call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in own:
-            given |= {arg.id for arg in call.args if isinstance(arg, ast.Name)}
-    return {name for name in given & _BUILTIN if not isinstance(_PYTHON[name], type)}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in defined:
+            handed |= {arg.id for arg in call.args if isinstance(arg, ast.Name)}
+    return {name for name in handed & _BUILTIN if not isinstance(_PYTHON[name], type)}
 
 
 def _global_names(code):
