@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import brentq
-from scipy.special import stdtrit
 
 DRAWS = 1000
 TIE = 1e-12  # what is smaller is rounding
@@ -166,7 +165,7 @@ def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
         error = np.nanstd(drawn.drawn_R, axis=0) * np.sqrt(groups / (groups - 1))
-        t = stdtrit(groups - 1, 0.975)
+        t = scipy.special.stdtrit(groups - 1, 0.975)
         if not fraction:
             return Interval(value, value - t * error, value + t * error)
         spread = np.clip(value * (1 - value), 0, None)
@@ -226,7 +225,7 @@ class Estimate(NamedTuple):
 
     def half(self, level: float) -> float:
         """Returns half the width of the interval that holds the mean at this level, NaN where no variance is known."""
-        quantiles = [stdtrit(freedom, (1 + level) / 2) for _, freedom in self.terms]
+        quantiles = [scipy.special.stdtrit(freedom, (1 + level) / 2) for _, freedom in self.terms]
         variance = sum(t**2 * v for t, (v, _) in zip(quantiles, self.terms, strict=True))
         return math.sqrt(variance) if self.terms else math.nan
 
@@ -246,7 +245,7 @@ class Estimate(NamedTuple):
             return self.half(level) - abs(self.value)
 
         highest = 1 - 1e-12
-        return 1 - cast(float, brentq(beyond, 0, highest)) if beyond(highest) > 0 else 0.0
+        return 1 - cast(float, scipy.optimize.brentq(beyond, 0, highest)) if beyond(highest) > 0 else 0.0
 
 
 def mean_of_runs(runs: Sequence[Draws]) -> Estimate:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from jaxtyping import Bool, Float
-from scipy.special import betainc, betaincinv
 
 GRID = np.concatenate([1 - np.geomspace(1e-6, 1e-2, 40, endpoint=False), np.linspace(0.99, 0, 100)])
 """Thresholds that `accept_threshold` tries; the guarantee needs them fixed before any score is seen. Above 0.99, where
@@ -74,7 +74,7 @@ def false_alarm_threshold(
     k = min(k_max, n)
     if confidence is not None:
         k_K = np.arange(1, k + 1)
-        k = int((betainc(k_K, n + 1 - k_K, alpha) >= confidence).sum())
+        k = int((scipy.special.betainc(k_K, n + 1 - k_K, alpha) >= confidence).sum())
     threshold = float(np.sort(lowest_N)[k - 1]) if k else -math.inf
     return Threshold("false_alarm", threshold, alpha, confidence, n, None)
 
@@ -128,7 +128,7 @@ def clopper_pearson(wrong: Any, n: Any, confidence: float) -> Any:
     Clopper & Pearson 1934: p with P(Bin(n, p) <= wrong) = 1 - confidence, a quantile of Beta(wrong + 1, n - wrong).
     """
     wrong, n = np.asarray(wrong), np.asarray(n)
-    return np.where(wrong >= n, 1.0, betaincinv(wrong + 1, np.maximum(n - wrong, 1), confidence))
+    return np.where(wrong >= n, 1.0, scipy.special.betaincinv(wrong + 1, np.maximum(n - wrong, 1), confidence))
 
 
 def _checked(score_N, alpha: float, confidence: float | None) -> np.ndarray:

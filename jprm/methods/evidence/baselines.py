@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float
-from scipy.special import expit
 
 from jprm.methods.data.overlap import normalise
 from jprm.methods.evaluate.baselines import Chosen, doubted
@@ -144,7 +143,7 @@ def logistic(
         z_M = x_MF @ w_F
         free_F = np.append(w_F[:-1], 0.0)  # the intercept is not shrunk
         value = np.mean(np.logaddexp(0, z_M) - right_M * z_M) + strength / 2 * float(free_F @ free_F)
-        return float(value), x_MF.T @ (expit(z_M) - right_M) / len(z_M) + strength * free_F
+        return float(value), x_MF.T @ (scipy.special.expit(z_M) - right_M) / len(z_M) + strength * free_F
 
     least, w_F = np.inf, np.zeros(x_MF.shape[1])
     best_F = w_F
@@ -152,4 +151,4 @@ def logistic(
         w_F = scipy.optimize.minimize(loss, w_F, (x_MF, right_M, strength), method="L-BFGS-B", jac=True).x
         if (now := loss(w_F, valid_x_KF, valid_right_K, 0.0)[0]) < least:
             best_F, least = w_F, now
-    return lambda x_NF: expit(np.column_stack([standard(x_NF), np.ones(len(x_NF))]) @ best_F)
+    return lambda x_NF: scipy.special.expit(np.column_stack([standard(x_NF), np.ones(len(x_NF))]) @ best_F)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float, Int
-from scipy.special import expit
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Of the regularisation; validation problems choose."""
@@ -95,7 +94,7 @@ def pair_loss(
     """
     score_M = x_MF @ w_F
     gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
-    slope_K = -pairs.weight_K * expit(-gap_K)
+    slope_K = -pairs.weight_K * scipy.special.expit(-gap_K)
     slope_M = np.bincount(pairs.right_K, slope_K, len(x_MF)) - np.bincount(pairs.wrong_K, slope_K, len(x_MF))
     loss = float(pairs.weight_K @ np.logaddexp(0, -gap_K)) + strength / 2 * float(w_F @ w_F)
     return loss, x_MF.T @ slope_M + strength * w_F
@@ -160,7 +159,7 @@ def calibrated(ranker: Ranker, chains: Chains, floor: float = 1e-3) -> Ranker:
 
     def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
         z_M = theta[0] * score_M + theta[1]
-        rest_M = weight_M * (expit(z_M) - chains.correct_M)
+        rest_M = weight_M * (scipy.special.expit(z_M) - chains.correct_M)
         value = weight_M @ (np.logaddexp(0, z_M) - chains.correct_M * z_M) + 1e-6 * theta @ theta
         return float(value), np.array([rest_M @ score_M, rest_M.sum()]) + 2e-6 * theta
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float
-from scipy.special import expit
 
 from jprm.io.jsonl import list_of, number_of, parse
 from jprm.io.outputs import atomic_write, differing
@@ -161,7 +161,9 @@ class Verifier:
             power = self.vote.powers(np.array([share]), np.array([distance]))
             log_odds_N = self.ranker.log_odds(x_NF)
             weight_N = vote_weights(log_odds_N, power)
-            outputs.append({"score": expit(log_odds_N).astype(np.float32), "vote": weight_N.astype(np.float32)})
+            outputs.append(
+                {"score": scipy.special.expit(log_odds_N).astype(np.float32), "vote": weight_N.astype(np.float32)}
+            )
         return outputs
 
     def contributions(self, tree: ReasoningTree) -> list[dict[str, float]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import stdtr
+import scipy  # its parts are loaded when they are first used
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
@@ -557,7 +557,7 @@ def p_worse(before: Evaluation, after: Evaluation) -> float:
     if len(change_P) < 2 or change_P.mean() >= 0:
         return 1.0
     error = change_P.std(ddof=1) / math.sqrt(len(change_P))
-    return float(stdtr(len(change_P) - 1, change_P.mean() / error)) if error else 0.0
+    return float(scipy.special.stdtr(len(change_P) - 1, change_P.mean() / error)) if error else 0.0
 
 
 def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
