@@ -1,5 +1,6 @@
 """Sets up every test before a jax backend starts: eight simulated devices and a cache of compiled programs."""
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -35,6 +36,13 @@ hypothesis.settings.register_profile("fuzz", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+def pytest_collection_finish():
+    """Python's garbage collector walks all that lives, programs and tests too: rarer walks save a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.fixture(scope="session")
