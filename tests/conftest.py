@@ -45,6 +45,15 @@ def pytest_collection_finish():
     gc.set_threshold(200_000, 20, 100)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forgets compiled programs before they map too many pieces of memory: Linux ends a process with 65,530 of them."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.is_file() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of published data: JPRM_DATA, or ../shared/data beside the repository. Skips where it is absent."""
