@@ -189,9 +189,17 @@ def _whole_rows(blocks: Blocks, heads: dict) -> list[Array]:
 def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     (q,) = heads["queries"]
     B, T, K, G, _ = q.shape
+    launch, keys = blocks.launches.forward, _whole_rows(blocks, heads)
+    if launch.lowering == "mosaic":
+        from jprm.methods.kernels import gpu_hopper  # loads an interface of jax that may change with any release
+
+        rows = _numbers(blocks, T), blocks.forward, blocks.until, blocks.position
+        return gpu_hopper.forward(
+            *rows, q, *keys, config, windowed=blocks.window is not None, key=launch.key, stages=launch.stages
+        )
     log = jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)
-    inputs = dict(queries=[q], keys=_whole_rows(blocks, heads))
-    return _run(_forward_kernel, blocks.launches.forward, blocks.forward, blocks, config, inputs, [q], [log])
+    inputs = dict(queries=[q], keys=keys)
+    return _run(_forward_kernel, launch, blocks.forward, blocks, config, inputs, [q], [log])
 
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
@@ -249,11 +257,15 @@ def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inp
             name=kernel.__name__.strip("_"),
         )(*operands)
 
-    first = jax.lax.axis_index("context") * T if T < S else 0
-    numbers = jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
-    operands = (numbers, table, blocks.until, blocks.position, *(x for _, x in taken))
+    operands = (_numbers(blocks, T), table, blocks.until, blocks.position, *(x for _, x in taken))
     # The program's platform need not be the platform of the machine that compiles it.
     return jax.lax.platform_dependent(*operands, cuda=functools.partial(call, False), cpu=functools.partial(call, True))
+
+
+def _numbers(blocks: Blocks, T: int) -> Int[Array, "2"]:
+    """Returns the layer's window, 0 without one, and the row's index of the first of this device's T queries."""
+    first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
+    return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
 
 
 def _forward_kernel(config, launch, windowed, numbers, line, until, position, q, k, v, y, log):
@@ -385,12 +397,16 @@ TUNED = "gpu_blocks.json"
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline."""
+    """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline.
+
+    lowering: `triton`, or `mosaic` for the forward kernel of `jprm.methods.kernels.gpu_hopper`.
+    """
 
     query: int
     key: int
     warps: int
     stages: int
+    lowering: str = "triton"
 
 
 @jax.tree_util.register_static

@@ -1,0 +1,211 @@
+"""The forward kernel of interval attention for Hopper: TMA copies, wgmma products, warpgroups with roles of their own.
+
+It walks the tables of `jprm.methods.kernels.gpu` and returns what that module's backward kernels take, so it can stand
+in for `_forward_kernel` alone. It is written in Pallas and lowered by Mosaic GPU, of jax 0.12 or later.
+
+A program has 128 queries of one head. Two warpgroups compute, each on 64 of them. A third one copies: it walks the same
+line of the table, up to `stages` blocks of keys and values ahead, and waits where a block is still read. Barriers carry
+this. `*_ready` completes when a block's bytes have arrived, `*_free` when both warpgroups have read it.
+
+No GPU has run it yet. jprm takes it only where `experiments/bench/gpu_check.py`, run on a Hopper GPU, found it exact and
+fastest (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from jprm.model.attention import HIDDEN, capped
+from jprm.model.config import ModelConfig
+
+LOG2_E = math.log2(math.e)
+
+ROWS = 64
+"""Queries of a warpgroup: the rows of a wgmma."""
+
+COMPUTING = 2
+"""Warpgroups that compute. One more copies."""
+
+QUERIES = ROWS * COMPUTING
+"""Queries of a program."""
+
+REGISTERS = {"computing": 240, "copying": 24}
+"""Registers of a thread by role. A program's 2 x 240 + 24 fit an SM's 512 for each of 128 threads."""
+
+
+def refuses(H: int, dtype, T: int, S: int, key: int) -> str | None:
+    """Returns why the kernel does not take heads of size H, queries of T tokens and keys of S; None where it does."""
+    if H not in (64, 128) or dtype != jnp.bfloat16:
+        return f"takes heads of 64 or 128 in bfloat16, not {H} in {jnp.dtype(dtype).name}"
+    if T % QUERIES or key % ROWS or S % key:
+        return f"takes queries in blocks of {QUERIES} and keys in blocks of a multiple of {ROWS}, not {T} and {S} by {key}"
+    return None
+
+
+def forward(
+    numbers: Int[Array, "2"], table_BML: Int[Array, "B M L"],
+    until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"],
+    q_BTKGH: Float[Array, "B T K G H"], k_BSKH: Float[Array, "B S K H"], v_BSKH: Float[Array, "B S K H"],
+    config: ModelConfig, windowed: bool, key: int, stages: int, interpret: Any = None,
+) -> tuple[Float[Array, "B T K G H"], Float[Array, "B K G T"]]:  # fmt: skip
+    """Returns attention's output, and the logarithms to base 2 of the sums of its weights.
+
+    numbers: the layer's window, the row's index of query 0. table: a line for each block of queries, made for blocks of
+    QUERIES and of `key` tokens. windowed: whether the layer has a window. interpret: jax's `InterpretGPUParams`, for
+    tests on a CPU. Raises ValueError for what it does not take.
+    """
+    B, T, K, G, H = q_BTKGH.shape
+    S, M, dtype = k_BSKH.shape[1], table_BML.shape[1], q_BTKGH.dtype
+    if reason := refuses(H, dtype, T, S, key) or (f"got a table of {M} lines for {T} queries" * (M * QUERIES != T)):
+        raise ValueError(f"the kernel for Hopper {reason}; choose lowering='triton' in gpu_blocks.json")
+
+    tiled = dict(transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))  # as wgmma reads matrices
+    blocks_of_keys = dict(
+        k=plgpu.SMEM((stages, key, H), dtype, **tiled),
+        v=plgpu.SMEM((stages, key, H), dtype, **tiled),
+        until=plgpu.SMEM((stages, key), jnp.int32),
+        k_ready=plgpu.Barrier(num_arrivals=3 if windowed else 2, num_barriers=stages),  # k, until and position
+        v_ready=plgpu.Barrier(num_barriers=stages),
+        k_free=plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages),
+        v_free=plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages),
+    )
+    of_queries = dict(
+        q=plgpu.SMEM((COMPUTING, ROWS, H), dtype, **tiled),  # and in the end the output
+        log=plgpu.SMEM((COMPUTING, ROWS), jnp.float32),
+        q_ready=plgpu.Barrier(num_arrivals=2 if windowed else 1, num_barriers=COMPUTING),
+    )
+    if windowed:
+        blocks_of_keys["position"] = plgpu.SMEM((stages, key), jnp.int32)
+        of_queries["own_position"] = plgpu.SMEM((COMPUTING, ROWS), jnp.int32)
+    if interpret is not None:
+        of_queries["weight"] = plgpu.SMEM((COMPUTING, ROWS, key), dtype, **tiled)
+
+    def program(numbers, table, until, position, q, k, v, y, log, shared):
+        b, n, group = (jax.lax.axis_index(x) for x in ("rows", "heads", "group"))
+        # The last queries of a row have most work: programs with much work start first.
+        t = M - 1 - jax.lax.axis_index("blocks")
+        whole, needed = table[b, t, 0], table[b, t, 1]
+
+        def block(p):
+            """Returns the stage and the first key of the p-th pair of the line."""
+            return jax.lax.rem(p, jnp.int32(stages)), table[b, t, 2 + p] * key
+
+        @pl.when(group == COMPUTING)
+        def _copy():
+            plgpu.set_max_registers(REGISTERS["copying"], action="decrease")
+            head = jax.lax.div(n, jnp.int32(G))
+
+            def copy(p, _):
+                stage, first = block(p)
+                keys = pl.ds(first, key)
+
+                def take(source, name, ready):
+                    plgpu.copy_gmem_to_smem(source, shared[name].at[stage], shared[ready].at[stage])
+
+                def wait(free):
+                    pl.when(p >= stages)(lambda: plgpu.barrier_wait(shared[free].at[stage]))
+
+                wait("k_free")
+                take(k.at[b, keys, head], "k", "k_ready")
+                take(until.at[b, keys], "until", "k_ready")
+                if windowed:
+                    take(position.at[b, keys], "position", "k_ready")
+                wait("v_free")
+                take(v.at[b, keys, head], "v", "v_ready")
+
+            jax.lax.fori_loop(0, needed, copy, None)
+
+        @pl.when(group < COMPUTING)
+        def _compute():
+            plgpu.set_max_registers(REGISTERS["computing"], action="increase")
+            start = t * QUERIES + group * ROWS
+            q_TH, ready = shared["q"].at[group], shared["q_ready"].at[group]
+            plgpu.copy_gmem_to_smem(q.at[b, pl.ds(start, ROWS), n], q_TH, ready)
+            if windowed:
+                own = position.at[b, pl.ds(numbers[1] + start, ROWS)]
+                plgpu.copy_gmem_to_smem(own, shared["own_position"].at[group], ready)
+            plgpu.barrier_wait(ready)
+
+            def visit(masked: bool, p, state):
+                top_T, total_T, acc_TH = state
+                stage, first = block(p)
+                plgpu.barrier_wait(shared["k_ready"].at[stage])
+                logit_TS = _product(q_TH, shared["k"].at[stage].transpose((1, 0)), (ROWS, key))
+                logit_TS = capped(logit_TS * config.query_scale, config.attention_softcap) * LOG2_E
+                if masked:
+                    seen_TS = _seen(numbers, start, first, shared, stage, group, windowed, logit_TS.shape)
+                    logit_TS = jnp.where(seen_TS, logit_TS, HIDDEN)
+                    plgpu.commit_smem()  # the next copy, which overwrites `until`, comes after these reads
+                plgpu.barrier_arrive(shared["k_free"].at[stage])
+                new_T = jnp.maximum(top_T, jnp.max(logit_TS, axis=1))
+                weight_TS, fade_T = jnp.exp2(logit_TS - _along(new_T, logit_TS.shape, 0)), jnp.exp2(top_T - new_T)
+                total_T = fade_T * total_T + jnp.sum(weight_TS, axis=1)
+                weight_TS = weight_TS.astype(dtype)
+                if interpret is not None:  # the interpreter has no product of a matrix in registers
+                    shared["weight"][group] = weight_TS
+                    plgpu.commit_smem()
+                    weight_TS = shared["weight"].at[group]
+                plgpu.barrier_wait(shared["v_ready"].at[stage])
+                acc_TH = _along(fade_T, acc_TH.shape, 0) * acc_TH + _product(weight_TS, shared["v"].at[stage], (ROWS, H))
+                plgpu.barrier_arrive(shared["v_free"].at[stage])
+                return new_T, total_T, acc_TH
+
+            start_T = jnp.zeros((ROWS,), jnp.float32)
+            state = start_T + HIDDEN, start_T, jnp.zeros((ROWS, H), jnp.float32)
+            state = jax.lax.fori_loop(0, whole, functools.partial(visit, False), state)
+            top_T, total_T, acc_TH = jax.lax.fori_loop(whole, needed, functools.partial(visit, True), state)
+            total_T = jnp.where(total_T > 0, total_T, 1.0)  # of a block of queries without a pair
+            q_TH[...] = (acc_TH / _along(total_T, acc_TH.shape, 0)).astype(dtype)
+            shared["log"][group] = top_T + jnp.log2(total_T)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(q_TH, y.at[b, pl.ds(start, ROWS), n])
+            plgpu.copy_smem_to_gmem(shared["log"].at[group], log.at[b, n, pl.ds(start, ROWS)])
+            plgpu.wait_smem_to_gmem(0)
+
+    call = plgpu.kernel(
+        lambda *refs, **shared: program(*refs, shared),
+        out_type=[jax.ShapeDtypeStruct((B, T, K * G, H), dtype), jax.ShapeDtypeStruct((B, K * G, T), jnp.float32)],
+        scratch_types=blocks_of_keys | of_queries,
+        grid=(B, M, K * G),
+        grid_names=("rows", "blocks", "heads"),
+        num_threads=COMPUTING + 1,
+        thread_name="group",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        kernel_name="forward_kernel",
+        interpret=interpret,
+    )
+    y, log = call(numbers, table_BML, until_BS, position_BS, q_BTKGH.reshape(B, T, K * G, H), k_BSKH, v_BSKH)
+    return y.reshape(q_BTKGH.shape), log.reshape(B, K, G, T)
+
+
+def _product(a, b, shape: tuple[int, int]):
+    """Returns a b, summed in float32. b is in shared memory, a there or in registers."""
+
+    def multiply(sums):
+        plgpu.wgmma(sums, a, b)
+        return sums[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+
+
+def _seen(numbers, start, first, shared, stage, group, windowed: bool, shape: tuple[int, int]):
+    """Whether the queries from `start` see the keys from `first`, whose `until` and positions are in a stage."""
+    query_TS = numbers[1] + start + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    key_TS = first + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    seen_TS = (key_TS <= query_TS) & (query_TS < _along(shared["until"][stage], shape, 1))
+    if windowed:
+        at_query, at_key = shared["own_position"][group], shared["position"][stage]
+        seen_TS &= _along(at_query, shape, 0) - _along(at_key, shape, 1) < numbers[0]
+    return seen_TS
+
+
+def _along(x_N, shape: tuple[int, int], axis: int):
+    return jax.lax.broadcast_in_dim(x_N, shape, [axis])
