@@ -30,6 +30,7 @@ def compiled(case: dict):
     from jprm.methods.kernels import gpu as gpu_kernel
     from jprm.model.attention import attend, plan
     from jprm.model.config import ModelConfig
+    from jprm.model.mesh import MeshConfig, make_mesh, spec
 
     B, T, K, G, H = (case[x] for x in "BTKGH")
     config = ModelConfig(
@@ -42,7 +43,7 @@ def compiled(case: dict):
         gpu_kernel.launches = lambda *_: gpu_kernel.Launches(**found)
     target = (TARGETS / f"{case['chip']}.txtpb").read_text()
     topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target)
-    place = jax.sharding.SingleDeviceSharding(topology.devices[0])
+    mesh = make_mesh(MeshConfig(), topology.devices)
 
     def gradients(q, k, v, until_BT, position_BT, window):
         def total(*qkv):
@@ -52,30 +53,39 @@ def compiled(case: dict):
 
         return jax.grad(total, argnums=(0, 1, 2))(q, k, v)
 
-    def array(*shape, dtype=case["dtype"]):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    def array(shape, *axes, dtype="int32"):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec(*axes)))
 
-    row = array(B, T, dtype="int32")
-    arguments = array(B, T, K, G, H), array(B, T, K, H), array(B, T, K, H), row, row, array(dtype="int32")
-    return jax.jit(gradients).lower(*arguments).compile()
+    row, heads = array((B, T), "batch"), ("batch", None, "kv_heads")
+    q, k = (array(shape, *heads, dtype=case["dtype"]) for shape in ((B, T, K, G, H), (B, T, K, H)))
+    arguments = q, k, k, row, row, array(())
+    with jax.set_mesh(mesh):  # from jax 0.11 on, Triton's lowering asks the mesh for the kind of GPU
+        return jax.jit(gradients).lower(*arguments).compile()
 
 
 def kernels(dump: pathlib.Path, arch: str) -> dict:
     """Returns registers, spilled and shared bytes and tensor-core instructions of the kernels that XLA dumped."""
     (launches,) = dump.glob("*.thunk_sequence.txt")
     shared = dict(re.findall(r"\b(\w+_kernel)\b.*shared_memory: (\d+) bytes", launches.read_text()))
+    for path in dump.glob("*.before_layout_inference.txt"):  # Mosaic's, which XLA does not list
+        name, size = path.name.removesuffix("_0.before_layout_inference.txt"), r"dynamic_shared_memory_size %c(\d+)"
+        shared[name + "_mosaic_gpu_kernel"] = re.search(size, path.read_text())[1]
     ptxas = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations[0] + "/bin/ptxas"
     found = {}
     for path in dump.glob("*.ptx"):
         code = path.read_text()
         if not (named := re.search(r"\.entry (\w+_kernel)\(", code)):
             continue
-        command = [ptxas, "-v", f"-arch={arch}", str(path), "-o", os.devnull]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        if (own := path.with_suffix(".ptxas")).exists():  # Mosaic's PTX may be newer than this ptxas, not than XLA's
+            said = own.read_text()
+        else:
+            command = [ptxas, "-v", f"-arch={arch}", str(path), "-o", os.devnull]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         registers, spilled = (int(re.search(rf"(\d+) {x}", said)[1]) for x in ("registers", "bytes spill stores"))
         tensor = sorted({match[1] for match in re.finditer(TENSOR_CORES, code)})
         found[named[1]] = dict(
-            registers=registers, spilled=spilled, shared=int(shared[named[1]]), tensor_cores=tensor
+            registers=registers, spilled=spilled, shared=int(shared[named[1]]), tensor_cores=tensor,
+            warnings="warning" in said,
         )  # fmt: skip
     return found
 
@@ -83,7 +93,8 @@ def kernels(dump: pathlib.Path, arch: str) -> dict:
 def main() -> None:
     case = CASE | json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory() as dump:
-        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump}"
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_emitter_re=.*"  # jax 0.12 dumps PTX by the latter
+        os.environ |= {"MOSAIC_GPU_DUMP_TO": dump, "MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
         memory = compiled(case).memory_analysis()
         own = case["attention"] == "gpu_kernel"
         found = kernels(pathlib.Path(dump), ARCH[case["chip"]]) if own else {}
