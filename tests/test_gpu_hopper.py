@@ -1,7 +1,10 @@
-"""The forward kernel for Hopper, interpreted on a CPU: numbers, pipeline and gradients; and what it refuses."""
+"""The forward kernel for Hopper, interpreted on a CPU; what it refuses; and when it is taken."""
 
 import dataclasses
 import functools
+import json
+import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +18,20 @@ from tiny import TINY
 
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels import gpu_hopper
-from jprm.methods.kernels.gpu import Launch, Launches, find_blocks
+from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 
-REFERENCE = dataclasses.replace(TINY, attention="reference")
+REFERENCE = dataclasses.replace(TINY, attention="reference", kv_heads=1, heads=2)
 SIZES = Launches(Launch(128, 64, 12, 2, "mosaic"), Launch(64, 32, 4, 2), Launch(32, 64, 4, 2))
 
-# Weights and results are rounded to 8 bits, 2^-9 of their size; a sum of many such.
-BFLOAT16 = 2**-8
-
-interpreted = pytest.mark.skipif(not hasattr(plgpu, "InterpretGPUParams"), reason="needs jax 0.12's interpreter")
+interpreted = pytest.mark.skipif(not gpu_kernel.lowers_mosaic(), reason="needs the interpreter of jax 0.12")
 
 
 @pytest.fixture
 def interpreter(monkeypatch):
-    """Runs the kernel's warpgroups as threads. Two that touch the same memory unordered by a barrier fail the test."""
+    """Runs a program's warpgroups as threads, and fails where no barrier orders two uses of the same memory."""
     mode = plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
     monkeypatch.setattr(gpu_hopper, "forward", functools.partial(gpu_hopper.forward, interpret=mode))
+    monkeypatch.setattr(gpu_kernel, "launches", lambda *_: SIZES)
 
 
 def error(found, exact):
@@ -39,22 +40,66 @@ def error(found, exact):
 
 
 @interpreted
-@pytest.mark.parametrize("H, fields", [(64, {}), (128, WINDOW)], ids=["trees", "windows-and-caps"])
-def test_equals_the_reference_and_feeds_the_backward_kernels(interpreter, H, fields):
-    """Chains, subtrees and padding in rows of 384 tokens: whole and masked pairs, and more of them than stages."""
-    config = dataclasses.replace(REFERENCE, head_dim=H, kv_heads=1, heads=2, dtype="bfloat16", **fields)
+@pytest.mark.parametrize("H, fields", [(64, {}), (128, WINDOW | dict(windows=(40, 0)))], ids=["trees", "windows"])
+def test_equals_the_reference_with_its_gradients(interpreter, H, fields):
+    """Subtrees and a chain: whole and masked pairs, more of them than stages. The gradients take its log-sum-exp."""
+    until_BT, position_BT = (x[[0, 2], :256].clip(max=256) for x in long_rows())
+    arrays = [x.astype(jnp.bfloat16) for x in made(0, 2, 256, K=1, G=2, H=H)]
+    exact = dataclasses.replace(REFERENCE, head_dim=H, **fields)
+    own = dataclasses.replace(exact, attention="gpu_kernel", dtype="bfloat16")
     window = np.int32(40) if fields else None
-    if fields:
-        config = dataclasses.replace(config, windows=(40, 0))
-    until_BT, position_BT = (x[[0, 2], :384].clip(max=384) for x in long_rows())
-    arrays = [x.astype(jnp.bfloat16) for x in made(0, 2, 384, K=1, G=2, H=H)]
-    tables = jax.jit(functools.partial(find_blocks, sizes=SIZES, windows=gpu_kernel.bounded(config)))
-    blocks = dataclasses.replace(tables(until_BT, position_BT), window=window)
-    y, saved = gpu_kernel._forward(*arrays, blocks, config)
-    dy = jnp.cos(jnp.arange(y.size)).reshape(y.shape).astype(y.dtype)  # the gradient that `by_rule` takes
-    found = y, *gpu_kernel._backward(config, saved, dy)[:3]
-    exact = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT,
-                    dataclasses.replace(config, dtype="float32"), window)  # fmt: skip
-    assert blocks.forward[..., 0].max() > 2 and (blocks.forward[..., 1] > blocks.forward[..., 0]).all()
+    table_BML = jax.jit(find_blocks, static_argnums=2)(until_BT, position_BT, SIZES).forward
+    whole_BM, needed_BM = table_BML[..., 0], table_BML[..., 1]
+    assert whole_BM.max() >= 1 and needed_BM.max() > 2 and (needed_BM > whole_BM).any()
+    found = by_rule(*arrays, until_BT, position_BT, own, window)
+    expected = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT, exact, window)
     assert [x.dtype for x in found] == [jnp.bfloat16] * 4
-    assert all(error(a, b) < BFLOAT16 for a, b in zip(found, exact, strict=True))
+    # Weights, their gradients and results are each rounded to 8 bits, 2^-9 of their size; a sum of many such.
+    assert all(error(a, b) < 2**-8 for a, b in zip(found, expected, strict=True))
+
+
+@interpreted
+def test_queries_without_a_pair_are_zero(interpreter):
+    q, k, v = (x.astype(jnp.bfloat16) for x in made(0, 1, 128, K=1, G=1, H=64))
+    none, row = jnp.zeros((1, 1, 4), jnp.int32), jnp.full((1, 128), 128, jnp.int32)
+    config = dataclasses.replace(REFERENCE, head_dim=64)
+    y, log = gpu_hopper.forward(jnp.zeros(2, jnp.int32), none, row, row, q, k, v, config, False, 64, 2)
+    assert not np.any(np.asarray(y, np.float32)) and np.all(np.isfinite(log))
+
+
+def test_refuses_what_it_does_not_take():
+    for H, dtype, keys in ((96, "bfloat16", 64), (64, "float32", 64), (64, "bfloat16", 32)):
+        q, k, v = (jnp.zeros(x.shape, dtype) for x in made(0, 1, 128, K=1, G=1, H=H))
+        row = jnp.full((1, 128), 128, jnp.int32)
+        table_BML = jnp.zeros((1, 1, 4), jnp.int32)
+        arguments = jnp.zeros(2, jnp.int32), table_BML, row, row, q, k, v, REFERENCE, False, keys, 2
+        refused(ValueError, "triton", gpu_hopper.forward, *arguments)
+
+
+def test_a_gpu_takes_it_where_the_table_says_so_and_jax_lowers_it(monkeypatch):
+    gpu = type("GPU", (), dict(compute_capability="9.0", device_kind="NVIDIA H100 80GB HBM3"))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    default = default_launches(64, 2)
+    assert gpu_kernel.launches(64, 2).forward == default.forward and default.forward.lowering == "triton"
+    monkeypatch.setattr(gpu_kernel, "tuned", lambda: {gpu.device_kind: {"64x2": dataclasses.asdict(SIZES)}})
+    for version, forward in (((0, 12, 0, 1), SIZES.forward), ((0, 10, 2), default.forward)):
+        monkeypatch.setattr(jax, "__version_info__", version)
+        assert gpu_kernel.launches(64, 2) == dataclasses.replace(SIZES, forward=forward)
+
+
+def test_the_check_takes_exact_launches_and_outlives_a_process_that_hangs(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
+    import gpu_check
+
+    first, second, third = gpu_check.MOSAIC
+    lines = [dict(head=64, window=w, ok=ok, launch=dataclasses.asdict(launch))
+             for launch, ok in ((first, True), (second, False)) for w in (None, 256)]  # fmt: skip
+    assert gpu_check.exact_of_mosaic(lines, 64) == [first] and gpu_check.exact_of_mosaic(lines, 128) == []
+    code = f"print({json.dumps(json.dumps(lines[0]))}, flush=True); import time; time.sleep(60)"
+    found = gpu_check.printed_within([sys.executable, "-I", "-c", code], 5.0)
+    assert found[0] == lines[0] and not found[1]["ok"] and "5 s" in found[1]["error"]
+    assert gpu_check.exact_of_mosaic(found, 64) == []
+    result = dict(exactness=[], speed=[], mosaic=found)
+    lines, passed = gpu_check.verdict(result)
+    assert passed and "not taken" in lines[0]

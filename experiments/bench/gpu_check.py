@@ -5,9 +5,10 @@
 The last line is PASS or FAIL: every implementation exact, and the kernel faster than `blocked`.
 
 1. Every attention implementation against `reference`, with gradients: chains, subtrees and padding, windows and soft
-   caps, float32 and bfloat16.
-2. A sweep of the block sizes of `gpu_kernel`. The fastest of each case go to jprm/methods/kernels/gpu_blocks.json,
-   which the code reads on this kind of GPU from then on.
+   caps, float32 and bfloat16. On Hopper also the forward kernel that Mosaic lowers, in a process of its own with a time
+   limit: a pipeline that has never run on a GPU may hang.
+2. A sweep of the block sizes of `gpu_kernel`, Mosaic's among them where they are exact. The fastest of each case go to
+   jprm/methods/kernels/gpu_blocks.json, which the code reads on this kind of GPU from then on.
 3. Tokens a second of training and scoring with random weights: the shapes of SmolLM2-135M, all of it trained, and of
    Qwen2.5-7B with LoRA, beside `blocked`, cuDNN on chains, and transformers with its fastest attention.
 
@@ -22,8 +23,11 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import pathlib
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +40,7 @@ from jprm import objectives
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels.gpu import Launch, Launches
-from jprm.model.attention import attend, check, plan
+from jprm.model.attention import attend, capability, check, plan
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
@@ -114,11 +118,7 @@ def exactness(model: ModelConfig, T: int, tiny: bool) -> list[dict]:
     for kind, fields, dtype in [cases[1], cases[6]] if tiny else cases:
         rows, window = made_rows(kind, T, 2), T // 4 if fields else None
         case = dataclasses.replace(model, dtype=dtype, attention="reference", **fields)
-        given = heads(case, 2, T)
-        with jax.default_matmul_precision("highest"):  # a GPU's default for float32 is TF32
-            exact = gradients(dataclasses.replace(case, dtype="float32"), rows, window)(
-                *(x.astype(jnp.float32) for x in given)
-            )
+        given, exact = exact_gradients(case, rows, window)
         for name in ("blocked", "gpu_kernel", "cudnn"):
             if name == "cudnn" and kind != "chain":
                 continue
@@ -128,14 +128,70 @@ def exactness(model: ModelConfig, T: int, tiny: bool) -> list[dict]:
             except ValueError as error:
                 found.append(dict(implementation=name, rows=kind, dtype=dtype, window=window, left_out=str(error)))
                 continue
-            with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
-                results = gradients(own, rows, window)(*given)
-            errors = [error_of(a, b, dtype) for a, b in zip(results, exact, strict=True)]
-            bound = FLOAT32 if dtype == "float32" else BFLOAT16
-            found.append(
-                dict(implementation=name, rows=kind, dtype=dtype, window=window, errors=errors, ok=max(errors) < bound)
-            )
+            errors = errors_of(own, rows, window, given, exact)
+            found.append(dict(implementation=name, rows=kind, dtype=dtype, window=window) | errors)
     return found
+
+
+def exact_gradients(case: ModelConfig, rows: Rows, window: int | None) -> tuple[list[jax.Array], tuple]:
+    """Returns random heads, and attention's output and gradients by the case's implementation in float32."""
+    given = heads(case, *rows.until.shape)
+    with jax.default_matmul_precision("highest"):  # a GPU's default for float32 is TF32
+        exact = dataclasses.replace(case, dtype="float32")
+        return given, gradients(exact, rows, window)(*(x.astype(jnp.float32) for x in given))
+
+
+def errors_of(own: ModelConfig, rows: Rows, window: int | None, given, exact) -> dict[str, Any]:
+    """Returns the errors of the output and the gradients of q, k and v; `ok` where they are within the bound."""
+    with jax.default_matmul_precision("highest" if own.dtype == "float32" else "default"):
+        results = gradients(own, rows, window)(*given)
+    errors = [error_of(a, b, own.dtype) for a, b in zip(results, exact, strict=True)]
+    return dict(errors=errors, ok=max(errors) < (FLOAT32 if own.dtype == "float32" else BFLOAT16))
+
+
+MOSAIC = [Launch(128, key, 12, stages, "mosaic") for key, stages in ((64, 2), (64, 4), (128, 2))]
+"""Launches of the forward kernel of `jprm.methods.kernels.gpu_hopper`: two warpgroups compute, one copies."""
+
+
+def mosaic_exactness(models: list[ModelConfig], T: int) -> None:
+    """Prints a line of JSON for each model, kind of layer and launch of MOSAIC: its errors, and `ok`."""
+    launches_of = gpu_kernel.launches
+    for model, fields in itertools.product(models, ({}, dict(windows=(T // 4, 0), attention_softcap=20.0))):
+        rows, window = made_rows("tree", T, 2), T // 4 if fields else None
+        case = dataclasses.replace(model, attention="reference", **fields)
+        given, exact = exact_gradients(case, rows, window)
+        for launch in MOSAIC:
+            launches = dataclasses.replace(gpu_kernel.default_launches(model.head_dim, 2), forward=launch)
+            gpu_kernel.launches = lambda *_, launches=launches: launches
+            found = dict(implementation="mosaic", head=model.head_dim, window=window, launch=dataclasses.asdict(launch))
+            try:
+                found |= errors_of(dataclasses.replace(case, attention="gpu_kernel"), rows, window, given, exact)
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                found |= dict(ok=False, error=str(error).splitlines()[0][:200])
+            finally:
+                gpu_kernel.launches = launches_of
+            print(json.dumps(found), flush=True)
+
+
+def printed_within(command: list[str], limit_s: float) -> list[dict]:
+    """Returns the lines of JSON that a process prints, and one that is not `ok` if it fails or takes too long."""
+    small = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside this process, which has most memory
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=limit_s, env=small)
+        output, error = done.stdout, f"the process ended with {done.returncode}" if done.returncode else None
+    except subprocess.TimeoutExpired as late:
+        output, error = late.stdout or b"", f"no answer within {limit_s:.0f} s"
+    found = [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")]
+    return found + [dict(implementation="mosaic", ok=False, error=error)] * bool(error)
+
+
+def exact_of_mosaic(found: list[dict], head: int) -> list[Launch]:
+    """Returns the launches that are exact in every case of this size of head; none where the process failed."""
+    if any("launch" not in x for x in found):
+        return []
+    wrong = [x["launch"] for x in found if x["head"] == head and not x["ok"]]
+    right = [x["launch"] for x in found if x["head"] == head and x["launch"] not in wrong]
+    return [launch for launch in MOSAIC if dataclasses.asdict(launch) in right]
 
 
 def error_of(found: jax.Array, exact: jax.Array, dtype: str) -> float:
@@ -160,8 +216,12 @@ SIDES = [(128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32), (32, 6
 WARPS_STAGES = [(4, 2), (8, 2), (4, 3), (8, 3)]
 
 
-def sweep(model: ModelConfig, rows: Rows, left: Callable[[], float], candidates: list[Launch]) -> dict:
+def sweep(
+    model: ModelConfig, rows: Rows, left: Callable[[], float], candidates: list[Launch], mosaic: list[Launch]
+) -> dict:
     """Returns the fastest launches of a case and what was tried, each kernel's with the default ones of the others.
+
+    mosaic: further candidates for the forward kernel, which are tried first.
 
     A candidate that does not compile, or that takes more memory than a program has, counts as infinitely slow.
     """
@@ -174,7 +234,7 @@ def sweep(model: ModelConfig, rows: Rows, left: Callable[[], float], candidates:
         try:
             call = gradients(model, rows)
             return seconds_of(lambda: call(*inputs))
-        except jax.errors.JaxRuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # Mosaic's lowering raises its own
             print(f"  {launches}: {str(error).splitlines()[0][:100]}")
             return float("inf")
         finally:
@@ -184,7 +244,7 @@ def sweep(model: ModelConfig, rows: Rows, left: Callable[[], float], candidates:
     tried.append(dict(dataclasses.asdict(default), seconds=fastest))
     until_kernel = [left() * share for share in (2 / 3, 1 / 3, 0.0)]  # a third of the time for each
     for name, end in zip(("forward", "dq", "dkv"), until_kernel, strict=True):
-        for candidate in candidates:
+        for candidate in (mosaic if name == "forward" else []) + candidates:
             if left() <= end:
                 break
             launches = dataclasses.replace(best, **{name: candidate})
@@ -314,10 +374,13 @@ def main() -> None:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--minutes", type=float, default=10.0, help="for all of it")
     args.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gpu_check.json"), help="file of the figures")
+    args.add_argument("--mosaic", action="store_true", help="the part that runs in a process of its own")
     args.add_argument("--tiny", action="store_true", help="small shapes, on a CPU too; no table is written")
     given = args.parse_args()
     if jax.default_backend() != "gpu" and not given.tiny:
         raise SystemExit("jax finds no GPU here: pip install -e '.[train,cuda]', or try --tiny on a CPU")
+    if given.mosaic:
+        return mosaic_exactness([SMOLLM2, QWEN], 1024)
     start = time.monotonic()
 
     def until(minutes: float) -> Callable[[], float]:
@@ -325,19 +388,24 @@ def main() -> None:
 
     device = jax.local_devices()[0]
     of_heads = TINY if given.tiny else dataclasses.replace(SMOLLM2, head_dim=80)  # of no power of two
-    exact = exactness(of_heads, 128 if given.tiny else 1024, given.tiny)
+    exact, mosaic = exactness(of_heads, 128 if given.tiny else 1024, given.tiny), []
+    if gpu_kernel.lowers_mosaic() and capability() == "9.0":
+        mosaic = printed_within([sys.executable, __file__, "--mosaic"], 150.0)
     print(f"{sum(x.get('ok', False) for x in exact)} of {sum('ok' in x for x in exact)} are exact", flush=True)
     cases, T = {}, 128 if given.tiny else 4096
     candidates = [Launch(*sides, *more) for sides, more in itertools.product(SIDES, WARPS_STAGES)]
     for share, model in [(2.0, TINY)] if given.tiny else [(3.5, SMOLLM2), (6.0, QWEN)]:
         case = dataclasses.replace(model, attention="gpu_kernel")
-        found = sweep(case, made_rows("tree", T, 1), until(share), candidates[-1:] if given.tiny else candidates)
+        found = sweep(
+            case, made_rows("tree", T, 1), until(share), candidates[-1:] if given.tiny else candidates,
+            exact_of_mosaic(mosaic, model.head_dim),
+        )  # fmt: skip
         cases[gpu_kernel.key(model.head_dim, 2)] = found
         print(gpu_kernel.key(model.head_dim, 2), found, flush=True)
     if not given.tiny:
         write_table(pathlib.Path(gpu_kernel.__file__).parent / gpu_kernel.TUNED, cases)
     result = dict(
-        device=device.device_kind, jax=jax.__version__, exactness=exact, sweep=cases,
+        device=device.device_kind, jax=jax.__version__, exactness=exact, mosaic=mosaic, sweep=cases,
         speed=speeds(given.tiny, until(9.5)),
         seconds=time.monotonic() - start,
     )  # fmt: skip
@@ -353,6 +421,7 @@ def verdict(result: dict[str, Any]) -> tuple[list[str], bool]:
     """Returns what the figures say in a few lines, the last PASS or FAIL, and whether it is PASS."""
     wrong = [x for x in result["exactness"] if not x.get("ok", True)]
     lines = [f"not exact: {json.dumps(x)}" for x in wrong]
+    lines += [f"not exact, so not taken: {json.dumps(x)}" for x in result["mosaic"] if not x["ok"]]
     slower = []
     for own in (x for x in result["speed"] if x["attention"] == "gpu_kernel" and "training" in x):
         for other in result["speed"]:

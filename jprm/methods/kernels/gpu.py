@@ -262,7 +262,7 @@ def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inp
     return jax.lax.platform_dependent(*operands, cuda=functools.partial(call, False), cpu=functools.partial(call, True))
 
 
-def _numbers(blocks: Blocks, T: int) -> Int[Array, "2"]:
+def _numbers(blocks: Blocks, T: int) -> Int[Array, 2]:
     """Returns the layer's window, 0 without one, and the row's index of the first of this device's T queries."""
     first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
     return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
@@ -469,11 +469,20 @@ def default_launches(H: int, itemsize: int) -> Launches:
 
 def launches(H: int, itemsize: int) -> Launches:
     """Returns the blocks that were fastest on this machine's GPU if it was measured, otherwise the default ones."""
+    default = default_launches(padded_head(H), itemsize)
     if jax.default_backend() == "gpu":
         measured = tuned().get(jax.local_devices()[0].device_kind, {}).get(key(H, itemsize))
         if measured:
-            return Launches(**{name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")})
-    return default_launches(padded_head(H), itemsize)
+            found = Launches(**{name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")})
+            if found.forward.lowering == "triton" or lowers_mosaic():
+                return found
+            return dataclasses.replace(found, forward=default.forward)
+    return default
+
+
+def lowers_mosaic() -> bool:
+    """Returns whether this jax lowers the forward kernel for Hopper; 0.10.2, the last for Python 3.11, does not."""
+    return jax.__version_info__ >= (0, 12)
 
 
 @functools.cache

@@ -7,8 +7,8 @@ A program has 128 queries of one head. Two warpgroups compute, each on 64 of the
 line of the table, up to `stages` blocks of keys and values ahead, and waits where a block is still read. Barriers carry
 this. `*_ready` completes when a block's bytes have arrived, `*_free` when both warpgroups have read it.
 
-No GPU has run it yet. jprm takes it only where `experiments/bench/gpu_check.py`, run on a Hopper GPU, found it exact and
-fastest (docs/gpu.md).
+No GPU has run it yet. jprm takes it only where `experiments/bench/gpu_check.py`, run on a Hopper GPU, found it exact
+and fastest (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def refuses(H: int, dtype, T: int, S: int, key: int) -> str | None:
     if H not in (64, 128) or dtype != jnp.bfloat16:
         return f"takes heads of 64 or 128 in bfloat16, not {H} in {jnp.dtype(dtype).name}"
     if T % QUERIES or key % ROWS or S % key:
-        return f"takes queries in blocks of {QUERIES} and keys in blocks of a multiple of {ROWS}, not {T} and {S} by {key}"
+        return f"takes queries by {QUERIES} and keys by a multiple of {ROWS}, not {T} queries and {S} keys by {key}"
     return None
 
 
 def forward(
-    numbers: Int[Array, "2"], table_BML: Int[Array, "B M L"],
+    numbers: Int[Array, 2], table_BML: Int[Array, "B M L"],
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"],
     q_BTKGH: Float[Array, "B T K G H"], k_BSKH: Float[Array, "B S K H"], v_BSKH: Float[Array, "B S K H"],
     config: ModelConfig, windowed: bool, key: int, stages: int, interpret: Any = None,
@@ -154,7 +154,8 @@ def forward(
                     plgpu.commit_smem()
                     weight_TS = shared["weight"].at[group]
                 plgpu.barrier_wait(shared["v_ready"].at[stage])
-                acc_TH = _along(fade_T, acc_TH.shape, 0) * acc_TH + _product(weight_TS, shared["v"].at[stage], (ROWS, H))
+                more_TH = _product(weight_TS, shared["v"].at[stage], (ROWS, H))
+                acc_TH = _along(fade_T, acc_TH.shape, 0) * acc_TH + more_TH
                 plgpu.barrier_arrive(shared["v_free"].at[stage])
                 return new_T, total_T, acc_TH
 
