@@ -85,7 +85,7 @@ def kernels(dump: pathlib.Path, arch: str) -> dict:
         tensor = sorted({match[1] for match in re.finditer(TENSOR_CORES, code)})
         found[named[1]] = dict(
             registers=registers, spilled=spilled, shared=int(shared[named[1]]), tensor_cores=tensor,
-            warnings="warning" in said,
+            warned=bool(re.search(r"warning|Performance Loss", said)),
         )  # fmt: skip
     return found
 

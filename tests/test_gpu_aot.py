@@ -1,5 +1,6 @@
 """The GPU's kernels compile for three generations of NVIDIA GPUs on a machine without one."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -10,6 +11,8 @@ import sys
 
 import pytest
 from gpu_aot import TARGETS
+
+from jprm.methods.kernels.gpu import default_launches, lowers_mosaic
 
 TENSOR_CORES = {"a100": "mma.sync", "h100": "wgmma.mma_async", "b200": "tcgen05.mma"}
 
@@ -55,6 +58,21 @@ def test_kernels_keep_their_values_in_registers(chip, case):
         # TF32, in which float32 is multiplied, and blocks of 32 take what all chips have.
         small = case.get("dtype") == "float32" or (case["H"] == 256 and name != "forward_kernel")
         assert kernel["tensor_cores"] == ["mma.sync" if small else TENSOR_CORES[chip]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not lowers_mosaic(), reason="Mosaic lowers the kernel for Hopper from jax 0.12 on")
+@pytest.mark.parametrize("key, stages", [(64, 2), (64, 4), (128, 2)])
+@pytest.mark.parametrize("case", [dict(H=64), dict(H=128), dict(H=128, **GEMMA)], ids=["64", "128", "window-and-cap"])
+def test_the_kernel_for_hopper_keeps_its_values_in_registers(case, key, stages):
+    sizes = default_launches(case["H"], 2)
+    backward = {name: dataclasses.astuple(getattr(sizes, name)) for name in ("dq", "dkv")}
+    launches = dict(forward=(128, key, 12, stages, "mosaic"), **backward)
+    found = compiled(chip="h100", launches=launches, **case)["kernels"]
+    assert found.keys() == {"forward_kernel_mosaic_gpu_kernel", "dq_kernel", "dkv_kernel"}
+    kernel = found["forward_kernel_mosaic_gpu_kernel"]
+    assert kernel["spilled"] == 0 and kernel["tensor_cores"] == ["wgmma.mma_async"]
+    assert kernel["shared"] <= shared_memory("h100") and not kernel["warned"]
 
 
 @pytest.mark.slow

@@ -67,6 +67,22 @@ def test_queries_without_a_pair_are_zero(interpreter):
     assert not np.any(np.asarray(y, np.float32)) and np.all(np.isfinite(log))
 
 
+@interpreted
+def test_a_part_of_the_queries_is_that_part_of_the_output(interpreter):
+    """As on a mesh with `context`: the window and positions of the row's second half of queries."""
+    until_BT, position_BT = (jnp.asarray(x[[0], :256].clip(max=256)) for x in long_rows())
+    q, k, v = (x.astype(jnp.bfloat16) for x in made(0, 1, 256, K=1, G=1, H=64))
+    config = dataclasses.replace(REFERENCE, head_dim=64)
+    table_BML = jax.jit(find_blocks, static_argnums=2)(until_BT, position_BT, SIZES).forward
+
+    def forward(first):
+        part = jnp.array([100, first]), table_BML[:, first // 128 :], until_BT, position_BT, q[:, first:], k, v
+        return gpu_hopper.forward(*part, config, True, 64, 2)
+
+    (y, log), (part, part_log) = forward(0), forward(128)
+    assert (part == y[:, 128:]).all() and (part_log == log[..., 128:]).all()
+
+
 def test_refuses_what_it_does_not_take():
     for H, dtype, keys in ((96, "bfloat16", 64), (64, "float32", 64), (64, "bfloat16", 32)):
         q, k, v = (jnp.zeros(x.shape, dtype) for x in made(0, 1, 128, K=1, G=1, H=H))

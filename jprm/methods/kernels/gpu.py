@@ -193,10 +193,10 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     if launch.lowering == "mosaic":
         from jprm.methods.kernels import gpu_hopper  # loads an interface of jax that may change with any release
 
-        rows = _numbers(blocks, T), blocks.forward, blocks.until, blocks.position
         return gpu_hopper.forward(
-            *rows, q, *keys, config, windowed=blocks.window is not None, key=launch.key, stages=launch.stages
-        )
+            _numbers(blocks, T), blocks.forward, blocks.until, blocks.position, q, keys[0], keys[1], config,
+            windowed=blocks.window is not None, key=launch.key, stages=launch.stages,
+        )  # fmt: skip
     log = jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)
     inputs = dict(queries=[q], keys=keys)
     return _run(_forward_kernel, launch, blocks.forward, blocks, config, inputs, [q], [log])

@@ -41,13 +41,15 @@ REGISTERS = {"computing": 240, "copying": 24}
 """Registers of a thread by role. A program's 2 x 240 + 24 fit an SM's 512 for each of 128 threads."""
 
 
-def refuses(H: int, dtype, T: int, S: int, key: int) -> str | None:
-    """Returns why the kernel does not take heads of size H, queries of T tokens and keys of S; None where it does."""
+def refuse(H: int, dtype, T: int, M: int, key: int) -> None:
+    """Raises ValueError for heads of size H, T queries in M blocks and blocks of keys that the kernel does not take."""
     if H not in (64, 128) or dtype != jnp.bfloat16:
-        return f"takes heads of 64 or 128 in bfloat16, not {H} in {jnp.dtype(dtype).name}"
-    if T % QUERIES or key % ROWS or S % key:
-        return f"takes queries by {QUERIES} and keys by a multiple of {ROWS}, not {T} queries and {S} keys by {key}"
-    return None
+        fault = f"heads of 64 or 128 in bfloat16, not {H} in {jnp.dtype(dtype).name}"
+    elif T != M * QUERIES or key % ROWS:
+        fault = f"{QUERIES} queries and a multiple of {ROWS} keys in a block, not {T // M} and {key}"
+    else:
+        return
+    raise ValueError(f"gpu_blocks.json: lowering 'mosaic' takes {fault}; set lowering to 'triton' for this case")
 
 
 def forward(
@@ -63,14 +65,16 @@ def forward(
     tests on a CPU. Raises ValueError for what it does not take.
     """
     B, T, K, G, H = q_BTKGH.shape
-    S, M, dtype = k_BSKH.shape[1], table_BML.shape[1], q_BTKGH.dtype
-    if reason := refuses(H, dtype, T, S, key) or (f"got a table of {M} lines for {T} queries" * (M * QUERIES != T)):
-        raise ValueError(f"the kernel for Hopper {reason}; choose lowering='triton' in gpu_blocks.json")
+    M, dtype = table_BML.shape[1], q_BTKGH.dtype
+    refuse(H, dtype, T, M, key)
 
-    tiled = dict(transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))  # as wgmma reads matrices
+    def matrices(*shape):
+        """Returns shared memory for matrices as wgmma reads them."""
+        return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
+
     blocks_of_keys = dict(
-        k=plgpu.SMEM((stages, key, H), dtype, **tiled),
-        v=plgpu.SMEM((stages, key, H), dtype, **tiled),
+        k=matrices(stages, key, H),
+        v=matrices(stages, key, H),
         until=plgpu.SMEM((stages, key), jnp.int32),
         k_ready=plgpu.Barrier(num_arrivals=3 if windowed else 2, num_barriers=stages),  # k, until and position
         v_ready=plgpu.Barrier(num_barriers=stages),
@@ -78,7 +82,7 @@ def forward(
         v_free=plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages),
     )
     of_queries = dict(
-        q=plgpu.SMEM((COMPUTING, ROWS, H), dtype, **tiled),  # and in the end the output
+        q=matrices(COMPUTING, ROWS, H),  # and in the end the output
         log=plgpu.SMEM((COMPUTING, ROWS), jnp.float32),
         q_ready=plgpu.Barrier(num_arrivals=2 if windowed else 1, num_barriers=COMPUTING),
     )
@@ -86,7 +90,7 @@ def forward(
         blocks_of_keys["position"] = plgpu.SMEM((stages, key), jnp.int32)
         of_queries["own_position"] = plgpu.SMEM((COMPUTING, ROWS), jnp.int32)
     if interpret is not None:
-        of_queries["weight"] = plgpu.SMEM((COMPUTING, ROWS, key), dtype, **tiled)
+        of_queries["weight"] = matrices(COMPUTING, ROWS, key)
 
     def program(numbers, table, until, position, q, k, v, y, log, shared):
         b, n, group = (jax.lax.axis_index(x) for x in ("rows", "heads", "group"))
@@ -141,12 +145,12 @@ def forward(
                 logit_TS = _product(q_TH, shared["k"].at[stage].transpose((1, 0)), (ROWS, key))
                 logit_TS = capped(logit_TS * config.query_scale, config.attention_softcap) * LOG2_E
                 if masked:
-                    seen_TS = _seen(numbers, start, first, shared, stage, group, windowed, logit_TS.shape)
+                    seen_TS = _seen(numbers, start, first, shared, stage, group, windowed, (ROWS, key))
                     logit_TS = jnp.where(seen_TS, logit_TS, HIDDEN)
                     plgpu.commit_smem()  # the next copy, which overwrites `until`, comes after these reads
                 plgpu.barrier_arrive(shared["k_free"].at[stage])
                 new_T = jnp.maximum(top_T, jnp.max(logit_TS, axis=1))
-                weight_TS, fade_T = jnp.exp2(logit_TS - _along(new_T, logit_TS.shape, 0)), jnp.exp2(top_T - new_T)
+                weight_TS, fade_T = jnp.exp2(logit_TS - _along(new_T, (ROWS, key), 0)), jnp.exp2(top_T - new_T)
                 total_T = fade_T * total_T + jnp.sum(weight_TS, axis=1)
                 weight_TS = weight_TS.astype(dtype)
                 if interpret is not None:  # the interpreter has no product of a matrix in registers
@@ -155,7 +159,7 @@ def forward(
                     weight_TS = shared["weight"].at[group]
                 plgpu.barrier_wait(shared["v_ready"].at[stage])
                 more_TH = _product(weight_TS, shared["v"].at[stage], (ROWS, H))
-                acc_TH = _along(fade_T, acc_TH.shape, 0) * acc_TH + more_TH
+                acc_TH = _along(fade_T, (ROWS, H), 0) * acc_TH + more_TH
                 plgpu.barrier_arrive(shared["v_free"].at[stage])
                 return new_T, total_T, acc_TH
 
@@ -164,7 +168,7 @@ def forward(
             state = jax.lax.fori_loop(0, whole, functools.partial(visit, False), state)
             top_T, total_T, acc_TH = jax.lax.fori_loop(whole, needed, functools.partial(visit, True), state)
             total_T = jnp.where(total_T > 0, total_T, 1.0)  # of a block of queries without a pair
-            q_TH[...] = (acc_TH / _along(total_T, acc_TH.shape, 0)).astype(dtype)
+            q_TH[...] = (acc_TH / _along(total_T, (ROWS, H), 0)).astype(dtype)
             shared["log"][group] = top_T + jnp.log2(total_T)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(q_TH, y.at[b, pl.ds(start, ROWS), n])
@@ -172,7 +176,7 @@ def forward(
             plgpu.wait_smem_to_gmem(0)
 
     call = plgpu.kernel(
-        lambda *refs, **shared: program(*refs, shared),
+        lambda *refs, **shared: program(*refs, shared=shared),
         out_type=[jax.ShapeDtypeStruct((B, T, K * G, H), dtype), jax.ShapeDtypeStruct((B, K * G, T), jnp.float32)],
         scratch_types=blocks_of_keys | of_queries,
         grid=(B, M, K * G),
@@ -194,7 +198,7 @@ def _product(a, b, shape: tuple[int, int]):
         plgpu.wgmma(sums, a, b)
         return sums[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
 def _seen(numbers, start, first, shared, stage, group, windowed: bool, shape: tuple[int, int]):
