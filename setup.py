@@ -110,8 +110,8 @@ setuptools.setup(
         "train": TRAIN,
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda12]"],
-        # XLA's compiler for NVIDIA GPUs, which needs no driver. From 0.11 on, jax asks for a GPU to lower Triton.
-        "gpu-aot": ["jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2", "nvidia-cuda-nvcc-cu12>=12.9.86"],
+        # XLA's compiler for NVIDIA GPUs, which needs no driver, and ptxas, which reports registers.
+        "gpu-aot": ["jax[cuda12-local]", "nvidia-cuda-nvcc-cu12>=12.9.86"],
         "tensorboard": ["tensorboardX>=2.6.5"],
         "wandb": ["wandb>=0.31.0"],
         "mlflow": ["mlflow>=3.17.2"],

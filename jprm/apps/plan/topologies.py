@@ -172,9 +172,7 @@ def devices(topology: Topology) -> list[Any]:
 def _gpus(topology: Topology) -> list[Any]:
     """Returns abstract GPUs, a node after the other."""
     if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
-        raise FileNotFoundError(
-            "XLA's compiler for NVIDIA GPUs is not installed: pip install -e '.[train,gpu-aot]' with jax 0.10.2"
-        )
+        raise FileNotFoundError("XLA's compiler for NVIDIA GPUs is not installed: pip install -e '.[train,gpu-aot]'")
     from jax.experimental import topologies
 
     kind, nodes = topology.name.partition("-")[0], topology.slices
