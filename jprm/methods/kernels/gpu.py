@@ -11,7 +11,8 @@ precision under `jax.default_matmul_precision("highest")`. Powers are of two, wh
 Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
 The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
-compiled kernels take.
+compiled kernels take. On Hopper `jprm.methods.kernels.gpu_hopper` takes the forward kernel's place where the table of
+measured blocks says so.
 """
 
 from __future__ import annotations
