@@ -104,6 +104,20 @@ def test_a_gpu_takes_it_where_the_table_says_so_and_jax_lowers_it(monkeypatch):
         assert gpu_kernel.launches(64, 2) == dataclasses.replace(SIZES, forward=forward)
 
 
+@interpreted
+def test_the_check_measures_each_launch(interpreter, monkeypatch, capsys):
+    """With and without a window; a launch that does not lower is not exact, and says why."""
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
+    import gpu_check
+
+    launches = gpu_check.MOSAIC[0], dataclasses.replace(gpu_check.MOSAIC[0], key=32)
+    monkeypatch.setattr(gpu_check, "MOSAIC", launches)
+    gpu_check.mosaic_exactness([dataclasses.replace(gpu_check.SMOLLM2, heads=1, kv_heads=1)], 256)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(x["window"], x["ok"]) for x in found] == [(None, True), (None, False), (64, True), (64, False)]
+    assert gpu_check.exact_of_mosaic(found, 64) == [launches[0]] and "not 128 and 32" in found[1]["error"]
+
+
 def test_the_check_takes_exact_launches_and_outlives_a_process_that_hangs(monkeypatch):
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
     import gpu_check
