@@ -397,10 +397,11 @@ def main() -> None:
     print(f"{sum(x.get('ok', False) for x in exact)} of {sum('ok' in x for x in exact)} are exact", flush=True)
     cases, T = {}, 128 if given.tiny else 4096
     candidates = [Launch(*sides, *more) for sides, more in itertools.product(SIDES, WARPS_STAGES)]
-    for share, model in [(2.0, TINY)] if given.tiny else [(3.5, SMOLLM2), (6.0, QWEN)]:
+    spent = (time.monotonic() - start) / (6 * given.minutes)  # in tenths of the time, as `until` counts
+    for end, model in [(2.0, TINY)] if given.tiny else [(spent / 2 + 3.25, SMOLLM2), (6.5, QWEN)]:
         case = dataclasses.replace(model, attention="gpu_kernel")
         found = sweep(
-            case, made_rows("tree", T, 1), until(share), candidates[-1:] if given.tiny else candidates,
+            case, made_rows("tree", T, 1), until(end), candidates[-1:] if given.tiny else candidates,
             exact_of_mosaic(mosaic, model.head_dim),
         )  # fmt: skip
         cases[gpu_kernel.key(model.head_dim, 2)] = found
