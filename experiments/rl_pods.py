@@ -3,7 +3,8 @@
     python experiments/rl_pods.py v5p-128 v5e-64 2xh100-8 --out runs/rl_pods
 
 writes the shapes of both models into OUT, plans each slice or group of nodes in turn, and prints the tables of
-tpu/PLANS.md. Then `jprm plan experiments/rl_pods.py --rl --topology v5p-128` shows one of them whole.
+tpu/PLANS.md. OUT/SLICE keeps each program's figures, so that the same command goes on where one was stopped. Then
+`jprm plan experiments/rl_pods.py --rl --topology v5p-128` shows one of them whole.
 
 An update: 64 problems x 16 samples of at most 2,048 tokens after prompts of as many, rows of 4,096, one a device at a
 time, full remat, float32 weights and moments, bfloat16 computation. Sampler, PRM and reference are stored as bfloat16.
@@ -16,7 +17,6 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any
 
 sys.path.append(str(pathlib.Path(__file__).parent))
 from qwen2p5_math_7b_prm800k import experiment as prm_experiment
@@ -80,23 +80,13 @@ def planned(name: str, folder: pathlib.Path) -> dict:
     from jprm.apps.plan import rl
     from jprm.apps.plan.topologies import find
 
-    file, measure = folder / f"{name}.json", rl.measure
+    file, keep = folder / f"{name}.json", folder / name
     if not file.exists():
+        keep.mkdir(exist_ok=True)
         slices, _, kind = name.rpartition("x")
         topology = find(kind, int(slices or 1))
-        gpu = topology.chip.backend == "gpu"
-        config = experiment(folder, topology.devices, topology.slices, gpu)
-
-        def kept(program: str, *rest: Any) -> dict:
-            """Compiles a program once, whatever becomes of the others."""
-            part = folder / f"{name}.{program}.json"
-            if not part.exists():
-                part.write_text(json.dumps(measure(program, *rest)))
-            return json.loads(part.read_text())
-
-        rl.measure = kept
-        file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True))))
-        rl.measure = measure
+        config = experiment(folder, topology.devices, topology.slices, topology.chip.backend == "gpu")
+        file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True), keep)))
     return json.loads(file.read_text())
 
 

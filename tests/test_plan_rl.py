@@ -96,6 +96,27 @@ def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
         assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.05)
 
 
+def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
+    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
+    compiled, stops = [], ["prefill"]
+
+    def measure(name, *rest):
+        if name in stops:
+            raise KeyboardInterrupt
+        compiled.append(name)
+        return {"times": 1, "peak": 1.0, "fits": True, "program": {}, "seconds": 2.0}
+
+    monkeypatch.setattr(rl, "measure", measure)
+    arguments = load(file, (), RLExperiment), find("v5e-8"), lambda line: None, tmp_path
+    with pytest.raises(KeyboardInterrupt):
+        rl.plan(*arguments)
+    assert compiled == ["update", "scoring"]
+    stops.clear()
+    found = rl.plan(*arguments)
+    assert compiled == [*found["programs"]] == ["update", "scoring", "prefill", "decode", "push"]
+    assert found["update_seconds"] == pytest.approx(10.0 + found["host"]["packing_seconds"])
+
+
 def test_figures_are_continued_on_their_line():
     def program(layers):
         gathers = tuple(

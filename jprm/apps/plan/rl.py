@@ -18,7 +18,9 @@ with few layers, and their figures are continued to all of them (`rl`).
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -33,6 +35,7 @@ from jprm.apps.plan.counts import Collective
 from jprm.apps.plan.plan import compiled, expected, layer_sizes, node, scoring_step, seconds, training_step
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import RUN, Experiment, kind_of, read
+from jprm.io.outputs import write_json
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
 from jprm.methods.policy import decode, decoding, sampler
@@ -66,12 +69,19 @@ class Program:
     sent: tuple[Collective, ...] = ()
 
 
-def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def plan(
+    config: RLExperiment, topology: Topology, say: Callable[[str], None] = lambda line: None,
+    keep: pathlib.Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Compiles the programs of an update for a slice and measures them; bytes and FLOPs are of one device.
 
     The policy's folder needs only its config.json, or experiment.json. An update is taken at its longest: every sample
     has `max_tokens`, and samples share no token. `update_seconds` is a lower bound for such an update, None where a
     program does not fit. `expected_seconds` is at the rate that MaxText publishes for its training on such chips.
+
+    keep: a folder for each program's figures, NAME.json. A program whose file is there is not compiled: a plan that
+        was stopped goes on. The folder is for one config and one topology; that it is so is not checked.
+
     Raises as `jprm.apps.plan.plan.plan` does.
     """
     start, experiment = time.monotonic(), longest(config)
@@ -83,8 +93,14 @@ def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = 
     runs, resident = programs(config, experiment, mesh, topology)
     measured = {}
     for name, program in runs.items():
+        file = keep and keep / f"{name}.json"
+        if file and file.exists():
+            measured[name] = json.loads(file.read_text())
+            continue
         kernels = _kernels(experiment, mesh) if name == "update" else {}
         measured[name] = measure(name, program, model.layers, sum(resident.values()), kernels, say)
+        if file:
+            write_json(file, measured[name])
     say("packing rows")
     host = packing_seconds(config, experiment)
     bounds = [each["times"] * each["seconds"] for each in measured.values() if each["program"]]
