@@ -104,7 +104,7 @@ def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
         if name in stops:
             raise KeyboardInterrupt
         compiled.append(name)
-        return {"times": 1, "peak": 1.0, "fits": True, "program": {}, "seconds": 2.0}
+        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "seconds": 2.0}
 
     monkeypatch.setattr(rl, "measure", measure)
     arguments = load(file, (), RLExperiment), find("v5e-8"), lambda line: None, tmp_path
