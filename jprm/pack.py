@@ -275,7 +275,7 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
     before, length, left = tree.above_M.tolist(), [*length_M.tolist(), 0], [0] * count
     cost_J = np.zeros(count + 1, np.int64)
     back_J = np.zeros(count + 1, np.int64)
-    pair = count * tokens + 1
+    pair, never = count * tokens + 1, np.iinfo(np.int64).max
     later_M = np.zeros(count, np.int64)  # labelled alternatives of a step that come after it, so far
     seen: dict[int, list[int]] = {}  # labelled steps so far, by the step before them
     for end in range(1, count + 1):
@@ -293,8 +293,10 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
                 new = before[new]
         window = slice(earliest_J[end], end)
         fits = (base_M[window] <= tokens - new_J[end]) & (slots_M[window] + end <= slots)
-        together = np.cumsum(later_M[window][::-1])[::-1]  # pairs in a part from here to the end
-        cost = np.where(fits, cost_J[window] + prefix_M[window] - pair * together, np.iinfo(np.int64).max)
+        cost = cost_J[window] + prefix_M[window]
+        if siblings:
+            cost -= pair * np.cumsum(later_M[window][::-1])[::-1]  # pairs in a part from here to the end
+        cost = np.where(fits, cost, never)
         best = int(cost.argmin())  # the earliest of equals: the longest part
         cost_J[end], back_J[end] = cost[best], window.start + best
     cuts = [count]
