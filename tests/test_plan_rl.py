@@ -74,32 +74,23 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
-    """Prefill and decoding of eight layers, from two and four. Memory, which the order of work decides, within 5 %.
-
-    In programs of few layers the compiler moves every layer's cache of 16 KiB into the chip's own memory and back, to
-    add a token to it. In that of eight it does so for one layer.
-    """
+    """Prefill of eight layers, from two and four. Memory, which the order of work decides, within 5 %."""
     pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
     config, topology = load(file, (), RLExperiment), find("v5e-8")
     config = dataclasses.replace(config, model={"layers": 8, "layer_groups": (8,)})
     mesh = make_mesh(config.mesh, devices(topology))
-    found = {}
+    found = []
     with optimised():
         for layers in ((2, 4), (8,)):
             monkeypatch.setattr(rl, "depths", lambda model, layers=layers: layers)
             made, resident = rl.programs(config, rl.longest(config), mesh, topology)
-            for name in ("prefill", "decode"):
-                assert tuple(made[name].variants) == layers
-                found[name, len(layers)] = rl.measure(
-                    name, made[name], 8, sum(resident.values()), {}, lambda line: None
-                )
-    for name in ("prefill", "decode"):
-        foretold, whole = found[name, 2], found[name, 1]
-        assert foretold["compiled_layers"] == [2, 4] and whole["compiled_layers"] is None
-        moved = 4 * 7 * 32 * 16 * 16 * 2 if name == "decode" else 0  # keys and values of seven layers, there and back
-        assert 0 <= foretold["program"].pop("hbm_bytes") - whole["program"].pop("hbm_bytes") <= moved
-        assert foretold["program"] == whole["program"]
-        assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.05)
+            prefill, stays = made["prefill"], sum(resident.values())
+            assert tuple(prefill.variants) == layers and tuple(made["decode"].variants) == (8,)
+            found.append(rl.measure("prefill", prefill, 8, stays, {}, lambda line: None))
+    foretold, whole = found
+    assert foretold["compiled_layers"] == [2, 4] and whole["compiled_layers"] is None
+    assert foretold["program"] == whole["program"] and foretold["seconds"] == whole["seconds"]
+    assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.05)
 
 
 def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):

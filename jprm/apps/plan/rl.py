@@ -11,8 +11,9 @@ Learner and reference are split over all devices. Every host has a copy of the s
 scores its part of the problems, as `jprm rl` does. All of it stays on the devices; the sampler's caches are there in
 prefill and decode alone.
 
-In prefill and decode the layers are no loop, and a program of all layers takes long to compile. These two are compiled
-with few layers, and their figures are continued to all of them (`rl`).
+In prefill and decode the layers are no loop. Prefill of all layers takes long to compile, so it is compiled with few of
+them, and the figures are continued to all. The compiler places a token's arrays otherwise where layers are few: decode is
+compiled whole.
 """
 
 from __future__ import annotations
@@ -178,11 +179,11 @@ def programs(
         tokens = problems * config.samples * config.tokens  # every chain in a row of its own
         times = -(-tokens // (width.size * prm.data.tokens))
         runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
-    some = [_sampling(config, *shallow(copied, own_model, layers), own, problems) for layers in depths(own_model)]
-    for name, (_, _, times) in some[0].items():
-        variants = {each[name][1][1].layers: each[name][:2] for each in some}
+    for name, sizes in {"prefill": depths(own_model), "decode": (own_model.layers,)}.items():
+        some = [_sampling(config, *shallow(copied, own_model, layers), own, problems)[name] for layers in sizes]
+        variants = {layers: one[:2] for layers, one in zip(sizes, some, strict=True)}
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
-        runs[name] = Program(variants, resident["sampler"] - unused, times, own, host)
+        runs[name] = Program(variants, resident["sampler"] - unused, some[0][2], own, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
