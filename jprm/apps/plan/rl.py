@@ -11,9 +11,9 @@ Learner and reference are split over all devices. Every host has a copy of the s
 scores its part of the problems, as `jprm rl` does. All of it stays on the devices; the sampler's caches are there in
 prefill and decode alone.
 
-In prefill and decode the layers are no loop. Prefill of all layers takes long to compile, so it is compiled with few of
-them, and the figures are continued to all. The compiler places a token's arrays otherwise where layers are few: decode is
-compiled whole.
+In prefill and decode the layers are no loop. Prefill of all layers takes long to compile: it is compiled with few, and
+the figures are continued to all. Decode is compiled whole, since the compiler places its arrays otherwise where layers
+are few.
 """
 
 from __future__ import annotations
