@@ -1,7 +1,7 @@
 """sglang-jax in this process as an engine of `jprm rl`: SGLang's scheduler over jax, with this process's devices.
 
 Needs the package `sglang-jax`, newer than its release 0.0.2. Every push writes the parameters into the engine's folder,
-from which the model reads them as at its start; its cache of keys is dropped.
+from which the model reads them as at its start. Every sample's prompt is computed anew.
 
 sglang-jax takes all devices of a run for one model, so a run of several processes cannot use it.
 """
@@ -19,7 +19,7 @@ import jax
 from jprm.methods.policy.vllm_here import Sampled
 
 HANDLED = signal.SIGCHLD, signal.SIGQUIT
-"""Signals for which sglang-jax sets handlers: they would take the exit statuses of other workers' processes."""
+"""Signals for which sglang-jax sets handlers: one takes the exit statuses of all child processes, one kills them."""
 
 
 class SGLang:
@@ -33,21 +33,21 @@ class SGLang:
         except ImportError as error:
             raise FileNotFoundError(f"engine.kind='sglang_jax_here': it cannot be imported here ({error})") from error
         before = {number: signal.getsignal(number) for number in HANDLED}
+        # With its cache of prefixes, log-probabilities of prompts that are forced together may be wrong.
         self._engine = engine.Engine(
             model_path=str(folder), skip_tokenizer_init=True, context_length=positions, max_running_requests=rows,
             max_total_tokens=rows * positions, dtype=dtype, device=jax.default_backend(), disable_precompile=True,
-            enable_single_process=True, enable_deterministic_sampling=True,
+            enable_single_process=True, enable_deterministic_sampling=True, disable_radix_cache=True,
         )  # fmt: skip
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def load(self) -> None:
-        """Reads the parameters from the folder again, and drops what was computed with the old ones."""
+        """Reads the parameters from the folder again."""
         nnx: Any = importlib.import_module("flax.nnx")
         runner = self._engine.scheduler_info["scheduler"].tp_worker.worker.model_runner
         runner.model.load_weights(runner.model_config)
         runner.model_state_leaves = jax.tree.leaves(nnx.split(runner.model)[1])
-        self._engine.flush_cache()
 
     def draw(self, jobs: Sequence[tuple[Sequence[int], int]], most: int, eos: int | None) -> list[Sampled]:
         """Returns a sample after each prompt with its seed, at temperature 1 over all tokens."""
