@@ -33,11 +33,13 @@ class SGLang:
         except ImportError as error:
             raise FileNotFoundError(f"engine.kind='sglang_jax_here': it cannot be imported here ({error})") from error
         before = {number: signal.getsignal(number) for number in HANDLED}
-        # With its cache of prefixes, log-probabilities of prompts that are forced together may be wrong.
+        # With its cache of prefixes, log-probabilities of prompts that are forced together may be wrong. Its scheduler
+        # loses count of requests with log-probabilities where it prepares a batch while another one runs.
         self._engine = engine.Engine(
             model_path=str(folder), skip_tokenizer_init=True, context_length=positions, max_running_requests=rows,
             max_total_tokens=rows * positions, dtype=dtype, device=jax.default_backend(), disable_precompile=True,
             enable_single_process=True, enable_deterministic_sampling=True, disable_radix_cache=True,
+            disable_overlap_schedule=True,
         )  # fmt: skip
         for number, handler in before.items():
             signal.signal(number, handler)
