@@ -2,22 +2,31 @@
 
 Every process runs the same command, and `jax.distributed` joins their devices. Decisions from a file or a clock are
 process 0's, for all (`first`): processes that go different ways wait for each other for ever.
+
+Within `among` a part of the processes is a group: it computes, decides and waits without the others, and its first
+process is what process 0 is to all. Groups write to each other (`post`, `received`) through the coordination service,
+which waits for as long as it takes. Collectives do not: on CPUs they end after 30 seconds where one process is late.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import functools
 import json
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+from jax._src import distributed
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jprm.rows import padded_size
 
@@ -29,6 +38,9 @@ TOGETHER = 300
 
 waiting = threading.Event()
 """Set while this process waits for what other processes share: the watchdog reports the ones that do not wait."""
+
+DAYS = 20 * 24 * 3600 * 1000
+"""Milliseconds that a process waits for others on the coordination service, which takes no endless wait."""
 
 FORM = re.compile(r"(\d+)/(\d+)@(.+:\d+)")
 
@@ -75,14 +87,81 @@ def start(where: str, *, together: int = TOGETHER) -> None:
         print(f"{jax.process_count()} processes, {jax.device_count()} devices ({kind})", flush=True)
 
 
+# ---- The group of processes that compute together.
+
+_group: tuple[int, ...] | None = None
+_met: collections.Counter[tuple[int, ...]] = collections.Counter()  # by group, how often this process has met it
+_messages: collections.Counter[str] = collections.Counter()  # by name, posted or received by this process
+
+
+@contextlib.contextmanager
+def among(processes: Sequence[int]) -> Iterator[None]:
+    """Makes these processes, of which this is one, the group of all that it calls in the block."""
+    global _group
+    before, _group = _group, tuple(processes)
+    try:
+        yield
+    finally:
+        _group = before
+
+
+def members() -> tuple[int, ...]:
+    """Returns the indices of the group's processes: by default all of the run."""
+    return tuple(range(jax.process_count())) if _group is None else _group
+
+
+def count() -> int:
+    """Returns the number of the group's processes."""
+    return len(members())
+
+
+def devices() -> list[jax.Device]:
+    """Returns the devices of the group's processes."""
+    return [device for device in jax.devices() if device.process_index in members()]
+
+
 def is_first() -> bool:
-    """Returns whether this is process 0, which writes the run's files and lines."""
-    return jax.process_index() == 0
+    """Returns whether this is the group's first process, by default process 0. It writes files and lines."""
+    return jax.process_index() == members()[0]
+
+
+def meet() -> None:
+    """Returns when all of the group's processes have called it, however late the last one is."""
+    if count() == 1:
+        return
+    group = members()
+    _met[group] += 1
+    waiting.set()
+    distributed.global_state.client.wait_at_barrier(f"jprm {group} {_met[group]}", DAYS, list(group))
+    waiting.clear()
+
+
+def post(name: str, value: Any) -> None:
+    """Writes JSON to another group, which reads it with `received`. The group's first process writes."""
+    _messages[name] += 1
+    if is_first():
+        distributed.global_state.client.key_value_set_bytes(
+            f"jprm/{name}/{_messages[name]}", json.dumps(value).encode()
+        )
+
+
+def received(name: str) -> Any:
+    """Returns in every process of the group what another group posts next by this name, when it is there."""
+    _messages[name] += 1
+    message = None
+    if is_first():
+        client, key = distributed.global_state.client, f"jprm/{name}/{_messages[name]}"
+        waiting.set()
+        message = json.loads(client.blocking_key_value_get_bytes(key, DAYS))
+        waiting.clear()
+        client.key_value_delete(key)
+    meet()
+    return first(lambda: message)
 
 
 def first(do: Callable[[], T]) -> T:
-    """Returns in every process what `do`, called in process 0 alone, returns: JSON. Where it raises, all raise."""
-    if jax.process_count() == 1:
+    """Returns in every process what `do`, called in the first one alone, returns: JSON. Where it raises, all raise."""
+    if count() == 1:
         return do()
     message, raised = b"", None
     if is_first():
@@ -92,26 +171,25 @@ def first(do: Callable[[], T]) -> T:
             raised = error
             message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
     waiting.set()
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
-    buffer = np.frombuffer(message.ljust(length, b"\0"), np.uint8)
-    said = json.loads(multihost_utils.broadcast_one_to_all(buffer).tobytes())
+    length = int(_together(np.int32(len(message)), "sum"))  # the others add zeros
+    said = json.loads(_together(np.frombuffer(message.ljust(length, b"\0"), np.uint8), "sum").tobytes())
     waiting.clear()
     if raised is not None:
         raise raised
     if "error" in said:
-        raise ValueError(f"process 0 refused: {said['error']}")
+        raise ValueError(f"process {members()[0]} refused: {said['error']}")
     return said["value"]
 
 
 def shared(value: Any) -> list[Any]:
     """Returns every process's value, JSON, in the order of the processes."""
-    if jax.process_count() == 1:
+    if count() == 1:
         return [value]
     said = json.dumps(value).encode()
     waiting.set()
-    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(said)))))
+    longest = int(np.max(_together(np.int32(len(said)), "stack")))
     length = padded_size(longest)  # few lengths: each is a program
-    told = multihost_utils.process_allgather(np.frombuffer(said.ljust(length), np.uint8))
+    told = _together(np.frombuffer(said.ljust(length), np.uint8), "stack")
     waiting.clear()
     return [json.loads(row.tobytes()) for row in told]
 
@@ -125,9 +203,9 @@ def spread(
 
     Where `do` raises in one process, that process raises the same error and the others raise ValueError.
     """
-    if jax.process_count() == 1:
+    if count() == 1:
         return list(do(items))
-    part = parts(costs or [1.0] * len(items), jax.process_count())
+    part = parts(costs or [1.0] * len(items), count())
     said, raised = {}, None
     try:
         said = {"values": list(do(own)) if (own := own_part(items, costs)) else []}
@@ -137,14 +215,15 @@ def spread(
     if raised is not None:
         raise raised
     if failed := [i for i, each in enumerate(told) if "error" in each]:
-        raise ValueError(f"process {failed[0]} failed: {told[failed[0]]['error']}")
+        raise ValueError(f"process {members()[failed[0]]} failed: {told[failed[0]]['error']}")
     value = {i: each for some, one in zip(part, told, strict=True) for i, each in zip(some, one["values"], strict=True)}
     return [value[i] for i in range(len(items))]
 
 
 def own_part(items: Sequence[Item], costs: Sequence[float] = ()) -> list[Item]:
     """Returns the items of which this process computes `spread`'s values."""
-    return [items[i] for i in parts(costs or [1.0] * len(items), jax.process_count())[jax.process_index()]]
+    own = members().index(jax.process_index())
+    return [items[i] for i in parts(costs or [1.0] * len(items), count())[own]]
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
@@ -162,7 +241,7 @@ def parts(costs: Sequence[float], count: int) -> list[list[int]]:
 
 def everywhere(condition: bool) -> bool:
     """Returns whether the condition holds in every process."""
-    return bool(np.all(multihost_utils.process_allgather(np.bool_(condition))))
+    return condition if count() == 1 else bool(np.all(_together(np.bool_(condition), "stack")))
 
 
 def compile_together(function: Callable, *args: Any) -> None:
@@ -170,9 +249,25 @@ def compile_together(function: Callable, *args: Any) -> None:
 
     Hosts compile at different speeds, and a collective waits for a limited time: 30 seconds on CPUs.
     """
-    if jax.process_count() > 1:
+    if count() > 1:
         function.lower(*args).compile()  # the call finds it compiled
         everywhere(True)
+
+
+def _together(own: np.ndarray | np.generic, how: str) -> np.ndarray:
+    """Returns the arrays of the group's processes, equal in shape, as one: their "stack", or their "sum"."""
+    grid = Mesh(np.array([jax.local_devices(i) for i in members()]), ("process", "device"))
+    copies = [jax.device_put(np.asarray(own)[None], device) for device in jax.local_devices()]
+    place = NamedSharding(grid, PartitionSpec("process"))
+    of_each = jax.make_array_from_single_device_arrays((count(), *own.shape), place, copies)
+    with jax.set_mesh(grid):
+        return np.asarray(_combined(grid, how)(of_each).addressable_data(0))
+
+
+@functools.cache
+def _combined(grid: Mesh, how: str) -> Callable[[jax.Array], jax.Array]:
+    combine = {"stack": lambda x: x, "sum": lambda x: jnp.sum(x, axis=0, dtype=x.dtype)}[how]
+    return jax.jit(combine, out_shardings=NamedSharding(grid, PartitionSpec()))
 
 
 def _alone(where: str, seconds: int) -> None:

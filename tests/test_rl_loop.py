@@ -12,7 +12,7 @@ from tiny_rl import experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
-from jprm.methods.rl import loop, rollout, samples
+from jprm.methods.rl import loop, rollout, samples, sampling
 from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import pass_at
@@ -106,7 +106,7 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
         drawn.append((update, int(policy.name.partition("#")[0].rpartition("@")[2])))
         return samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
 
-    monkeypatch.setattr(loop, "sample", sample)
+    monkeypatch.setattr(sampling, "sample", sample)
     alone = dict(credit=CreditConfig("verifier", "rloo", "constant", length=16), prm="", minibatches=1)
     with one_device():
         loop.train(experiment(data, evaluate_every=4, stale=stale, **alone), tmp_path / "run")

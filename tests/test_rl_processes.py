@@ -13,7 +13,7 @@ from tiny_run import lines, one_device, untimed
 
 from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
-from jprm.methods.rl import loop, samples
+from jprm.methods.rl import loop, samples, sampling
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import fresh
 
@@ -93,10 +93,10 @@ class written:
             self.drawn.append([update, [[one.ids for one in samples] for samples in found]])
             return found
 
-        loop.sample = sample
+        sampling.sample = sample
 
     def __exit__(self, *_):
-        loop.sample = samples.sample
+        sampling.sample = samples.sample
         self.path.write_text(json.dumps(self.drawn))
 
 

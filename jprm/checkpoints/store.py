@@ -17,11 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 from flax.traverse_util import flatten_dict
 from fsspec.config import conf
 from jax.sharding import Mesh, NamedSharding
+from orbax.checkpoint import checkpoint_manager
 from orbax.checkpoint import v1 as ocp
+from orbax.checkpoint.experimental.v1._src.saving import execution
 
+from jprm import multihost
 from jprm.experiment import Experiment
 from jprm.io.storage import Place, Remote, cache_folder, path_of
 from jprm.model import parameters, transformer
@@ -42,6 +46,11 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
     registry.add(ocp.handlers.JsonHandler, checkpointable_name="run")  # or its text would be taken for arrays
     context = ocp.Context()
     context.checkpointables.registry = registry
+    folder = path_of(workdir).absolute() / FOLDER
+    if multihost.count() < jax.process_count():
+        _of_a_group(context)
+        if keep is not None and folder.here is not False:
+            folder.mkdir(parents=True, exist_ok=True)
     # Orbax's policies name their arguments otherwise than its own protocols.
     arguments: dict[str, Any] = dict(
         save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
@@ -49,10 +58,36 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
         preservation_policy=policies.AnyPreservationPolicy(kept),
         cleanup_tmp_directories=keep is not None,  # a reader must not disturb a run that is writing
     )
-    folder = path_of(workdir).absolute() / FOLDER
     if folder.here is False:
         return _in_bucket(folder, arguments, keep, keep_every)
-    return ocp.training.Checkpointer(str(folder), **arguments)
+    return (ocp.training.Checkpointer if multihost.count() > 1 else _Alone)(str(folder), **arguments)
+
+
+class _Alone(ocp.training.Checkpointer):
+    """The checkpointer of a process that saves for itself.
+
+    Orbax refuses arrays of one process where the job has several, and takes them as arrays of the host.
+    """
+
+    def save_checkpointables_async(self, step: int, parts: dict[str, Any], **options: Any) -> Any:
+        if jax.process_count() > 1:
+            parts = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, parts)
+        return super().save_checkpointables_async(step, parts, **options)
+
+
+def _of_a_group(context: ocp.Context) -> None:
+    """Makes Orbax wait for the processes of the group alone.
+
+    Orbax 0.12.8 does so with `active_processes`, but for two functions. One makes the checkpoints' folder and raises.
+    The other compares the folders' names in a collective of all processes, in which the others do not take part.
+    """
+    group = multihost.members()
+    options = context.multiprocessing_options
+    options.primary_host, options.active_processes = group[0], set(group)
+    options.barrier_sync_key_prefix = f"processes_{group[0]}_to_{group[-1]}"
+    for module, name in ((checkpoint_manager, "_create_root_directory"), (execution, "_check_directory_consistency")):
+        getattr(module, name)  # an Orbax without it would go another way
+        setattr(module, name, lambda *_: None)
 
 
 def saved(workdir: Place) -> bool:
@@ -141,8 +176,8 @@ def _in_bucket(
     if remote.url.startswith("gs://"):
         # What TensorStore and other hosts write would be missing in a listing that is kept.
         conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
-        return ocp.training.Checkpointer(remote.url, **arguments)
-    if keep is not None and jax.process_count() > 1:
+        return (ocp.training.Checkpointer if multihost.count() > 1 else _Alone)(remote.url, **arguments)
+    if keep is not None and multihost.count() > 1:
         raise ValueError(f"{remote}: checkpoints of several processes go to gs:// or to a folder that all can write to")
     return Staged(remote, arguments, keep, keep_every)
 
@@ -169,7 +204,7 @@ class Staged:
         if steps := committed(remote):
             (remote / str(steps[-1])).download_folder(self._folder / str(steps[-1]))
         newest = ocp.training.preservation_policies.LatestN(1)
-        self._inner = ocp.training.Checkpointer(str(self._folder), **{**arguments, "preservation_policy": newest})
+        self._inner = _Alone(str(self._folder), **{**arguments, "preservation_policy": newest})
         self._uploader, self._uploading = ThreadPoolExecutor(1), Future[None]()
         self._uploading.set_result(None)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jprm import multihost
 from jprm.rows import PER_TOKEN, Rows, at_slots
 
 MESH_AXES = ("data", "fsdp", "tensor", "context", "expert")
@@ -50,8 +51,11 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
-    """Returns the mesh over all devices or over `devices`. Raises ValueError where the sizes do not fit them."""
-    devices = jax.devices() if devices is None else devices
+    """Returns the mesh over `devices`, by default those of the group.
+
+    Raises ValueError where the sizes do not fit them.
+    """
+    devices = multihost.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in MESH_AXES]
     free = [i for i, size in enumerate(sizes) if size == -1]
     fixed = math.prod(size for size in sizes if size != -1)
@@ -153,7 +157,9 @@ def put(arrays, place: NamedSharding):
 
 def gathered(arrays):
     """Returns arrays of the mesh as complete numpy arrays in every process."""
-    return multihost_utils.process_allgather(arrays, tiled=True)
+    return jax.tree.map(
+        lambda x: np.asarray(x) if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True), arrays
+    )
 
 
 def mesh_by_heads(config, devices=None) -> Mesh:
@@ -177,16 +183,17 @@ def _divides(config, tensor: int) -> bool:
 
 
 def own_mesh(mesh: Mesh) -> Mesh:
-    """Returns a mesh of this process's devices alone; `mesh` where it is the only process."""
-    return mesh if jax.process_count() == 1 else make_mesh(devices=jax.local_devices())
+    """Returns a mesh of this process's devices alone; `mesh` where it is the only process of the group."""
+    return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
 
 
 def on_own_mesh(arrays, mesh: Mesh):
     """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays where it is the only process.
 
-    All processes call this together. A device receives its part of the copy alone, directly from other devices.
+    All processes of the group call this together. A device receives its part of the copy alone, directly from other
+    devices.
     """
-    if jax.process_count() == 1:
+    if multihost.count() == 1:
         return arrays
     return jax.tree.map(
         lambda x: copied(x, mesh, P(*(_without_context(some) for some in jax.typeof(x).sharding.spec))), arrays
@@ -194,21 +201,64 @@ def on_own_mesh(arrays, mesh: Mesh):
 
 
 def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
-    """Returns an array of the run's mesh on `mesh`, of this process's devices alone, split as `place` says.
+    """Returns an array of the group's mesh on `mesh`, of this process's devices alone, split as `place` says.
 
-    All processes call this together, each with a mesh of the same sizes.
+    All processes of the group call this together, each with a mesh of the same sizes.
     """
-    if jax.process_count() == 1:
+    if multihost.count() == 1:
         return jax.device_put(x, NamedSharding(mesh, place))
-    copies = jax.device_put(x, NamedSharding(_every(MeshConfig(*(mesh.shape[axis] for axis in MESH_AXES))), place))
-    pieces = [piece.data for piece in copies.addressable_shards]
-    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
+    copies = jax.device_put(x, NamedSharding(_every(_sizes(mesh), multihost.members()), place))
+    return _own_pieces(copies, NamedSharding(mesh, place))
+
+
+def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]):
+    """Sends an array from some processes to others, which return it; the senders return None.
+
+    All processes of the group call this together, each with a mesh of its own devices, of the same sizes. A receiver's
+    devices get their part of the copy alone, from the same part of one sender. With more receivers than senders they
+    take turns.
+
+    Args:
+        x: in a sender, the array on `mesh`, split as `place` says; in a receiver, its shape and type.
+    """
+    group, here, result = multihost.members(), jax.process_index(), None
+    grid = _every(_sizes(mesh), group)
+    for turn in range(0, len(to), len(from_)):
+        pairs = tuple((group.index(a), group.index(b)) for a, b in zip(from_, to[turn:], strict=False))
+        of_each, shape = NamedSharding(grid, P("process", *place)), (len(group), *x.shape)
+        if isinstance(x, jax.Array):
+            pieces = [piece.data[None] for piece in x.addressable_shards]
+        else:
+            part = 1, *NamedSharding(mesh, place).shard_shape(x.shape)
+            pieces = [jnp.zeros(part, x.dtype, device=device) for device in mesh.devices.flat]
+        moved = _sent(pairs, of_each)(jax.make_array_from_single_device_arrays(shape, of_each, pieces))
+        if here in to[turn : turn + len(from_)]:
+            pieces = [piece.data[0] for piece in moved.addressable_shards]
+            result = jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
+    return result
 
 
 @functools.cache
-def _every(sizes: MeshConfig) -> Mesh:
-    """Returns the meshes of these sizes of all processes as one."""
-    grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in range(jax.process_count())]
+def _sent(pairs: tuple[tuple[int, int], ...], place: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    def move(x):
+        return jax.lax.ppermute(x, "process", pairs)
+
+    return jax.jit(jax.shard_map(move, mesh=place.mesh, in_specs=place.spec, out_specs=place.spec))
+
+
+def _own_pieces(copies: jax.Array, place: NamedSharding) -> jax.Array:
+    pieces = [piece.data for piece in copies.addressable_shards]
+    return jax.make_array_from_single_device_arrays(copies.shape, place, pieces)
+
+
+def _sizes(mesh: Mesh) -> MeshConfig:
+    return MeshConfig(*(mesh.shape[axis] for axis in MESH_AXES))
+
+
+@functools.cache
+def _every(sizes: MeshConfig, processes: tuple[int, ...]) -> Mesh:
+    """Returns the meshes of these sizes of some processes as one."""
+    grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in processes]
     return Mesh(np.stack(grids), ("process", *MESH_AXES))
 
 

@@ -392,7 +392,7 @@ class Trainer:
 
     def _open_local(self, state: State) -> int | None:
         """Opens the checkpoints of the hosts, if the run has such, and returns their newest step."""
-        if not self.experiment.local_checkpoints or self.workdir is None or jax.process_count() == 1:
+        if not self.experiment.local_checkpoints or self.workdir is None or multihost.count() == 1:
             return None
         from jprm.checkpoints.local import LocalCheckpoints  # of runs that ask for it
 
@@ -613,7 +613,7 @@ def with_streams(experiment: Experiment, workdir: Place | None) -> Experiment:
     def chosen() -> int:
         if workdir is not None and (workdir / RUN).exists() and store.saved(workdir):
             return max(1, read(workdir / RUN).data.streams)
-        most = min(jax.process_count(), experiment.data.micro_rows)
+        most = min(multihost.count(), experiment.data.micro_rows)
         return next(count for count in range(most, 0, -1) if experiment.data.micro_rows % count == 0)
 
     return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, streams=multihost.first(chosen)))

@@ -39,6 +39,9 @@ A group of one has no such axis, so that XLA writes a decoding loop's new keys i
 every token.
 """
 
+Stored = Callable[[Mapping], dict]
+"""From a part of the parameters to how a sampler stores it."""
+
 QUERIES = 256
 """New tokens of a row whose attention is computed together."""
 
@@ -258,27 +261,35 @@ def repeats(config: ModelConfig, tensor: int) -> int:
     return math.lcm(config.kv_heads, tensor) // config.kv_heads
 
 
-def decoding_copy(params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype) -> dict:
+def decoding_copy(
+    params: Mapping,
+    config: ModelConfig,
+    mesh: Mesh,
+    dtype: Dtype,
+    move: Callable[[Stored, Mapping, Mesh], Any] | None = None,
+) -> dict:
     """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
 
     `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
     the type that it is stored as: beside the two models there are a few layers in transit at most.
+
+    `move` makes a part of the copy, and `stored_here` is what it is by default.
     """
-    here, times = jax.tree.leaves(params)[0].sharding.mesh, repeats(config, mesh.shape["tensor"])
-
-    def stored(function: Callable, *args: Any) -> dict:
-        with jax.set_mesh(here):
-            some = function(*args)
-        places = places_of(some, mesh)
-        return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), some, places))
-
-    decoder = params["decoder"]
-    copy = stored(stored_rest, {name: x for name, x in decoder.items() if not name.startswith("layers_")}, dtype)
+    times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
+    rest = {name: x for name, x in decoder.items() if not name.startswith("layers_")}
+    copy = move(lambda some: stored_rest(some, dtype), rest, mesh)
     for layer, (group, index) in enumerate(layer_places(config)):
         stack = {role: decoder[f"layers_{group}"][role] for role in index}
-        copy[f"layers_{layer}"] = stored(stored_layer, stack, index, times, dtype)
+        copy[f"layers_{layer}"] = move(lambda stack, index=index: stored_layer(stack, index, times, dtype), stack, mesh)
     others = {name: x for name, x in params.items() if name != "decoder"}
-    return {**stored(stored_rest, others, dtype), "decoder": copy}
+    return {**move(lambda some: stored_rest(some, dtype), others, mesh), "decoder": copy}
+
+
+def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
+    """Returns a part of the parameters as it is stored, on a mesh of this process's devices."""
+    with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
+        some = stored(part)
+    return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), some, places_of(some, mesh)))
 
 
 def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:

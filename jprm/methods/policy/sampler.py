@@ -145,8 +145,11 @@ class Sampler:
         own name adds the options.
         """
         self._params = None  # the old copy goes before the new one is made
-        self._params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype)
+        self._params = self._copied(params)
         self.name = f"{name}#{self._digest}"
+
+    def _copied(self, params: Mapping) -> dict:
+        return decode.decoding_copy(params, self._stacked, self.mesh, self._dtype)
 
     def stop_at(self, token: int) -> None:
         """Ends samples at this token too."""

@@ -148,6 +148,8 @@ class RLExperiment:
         drawn so many updates before. 0: they are drawn by the policy that learns from them.
     carry: with `stale`, sampling ends with the last sample of the update. Those of later updates that are unfinished go
         on with the next policy, and each token has the log-probability of the policy that drew it.
+    sampling_hosts: with `stale`, so many of the job's last processes sample and judge, at the same time as the others
+        learn; 0: all processes do both, in turn.
     reference: keep the start's parameters and measure the KL against them.
     checkpoint_every: updates from one checkpoint to the next. A new best evaluation has one too.
     engine: a server that samples in place of this process. Such a run does not continue bit for bit.
@@ -181,6 +183,7 @@ class RLExperiment:
     minibatches: int = 1
     stale: int = 0
     carry: bool = False
+    sampling_hosts: int = 0
     tokens: int = 2048
     micro_rows: int = 1
     lora: LoraConfig = LoraConfig()
@@ -209,6 +212,8 @@ class RLExperiment:
                 "carry=true needs samples that are drawn ahead, in this process and without an environment: set stale"
                 " above 0 and method='policy_gradient', and no engine"
             )
+        if self.sampling_hosts:
+            self._check_sampling_hosts()
         if self.engine and self.temperature != 1:
             raise ValueError(
                 f"temperature={self.temperature} must be 1 with an engine, whose log-probabilities are of 1"
@@ -243,6 +248,22 @@ class RLExperiment:
             raise ValueError(f"guards.disagreement={self.guards.disagreement} needs second_prm")
         if self.guards.kl_budget and not self.reference:
             raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
+
+    def _check_sampling_hosts(self) -> None:
+        """Raises ValueError for what hosts that sample apart do not go with."""
+        reason = ""
+        if self.sampling_hosts < 0:
+            reason = "must not be below 0"
+        elif not self.stale:
+            reason = "samples while the others learn, so samples are drawn ahead: set stale=1 or more"
+        elif self.engine:
+            reason = "the engine samples already; leave one of them out"
+        elif self.carry:
+            reason = "carry=true goes on with the newest policy, so that learners would wait; set carry=false"
+        elif self.refresh.every:
+            reason = f"refresh.every={self.refresh.every} trains the PRM, which learners do not hold; set it to 0"
+        if reason:
+            raise ValueError(f"sampling_hosts={self.sampling_hosts}: {reason}")
 
     def _check_environment(self, of_sequences: bool) -> None:
         """Raises ValueError for what episodes do not go with."""

@@ -5,7 +5,8 @@ from them. So a run that was killed anywhere, and continued, ends bit for bit li
 
 Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
 and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
-groups. Process 0 writes.
+groups. Process 0 writes. With `sampling_hosts` the last processes sample and judge meanwhile (`jprm.methods.rl.hosts`),
+and the others run this loop.
 """
 
 from __future__ import annotations
@@ -30,30 +31,38 @@ from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
 from jprm.methods import environment
-from jprm.methods.chat_template import template_of
-from jprm.methods.environment import World
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import ENGINES_HERE, Probes, RemoteSampler, SamplerHere
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Sampler, SamplerConfig
-from jprm.methods.policy.turns import Limits, TurnLayout
-from jprm.methods.rl import RESULT, refresh, rollout
+from jprm.methods.policy.sampler import Sampler
+from jprm.methods.rl import RESULT, hosts, refresh, rollout
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
+from jprm.methods.rl.hosts import SamplingHosts
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on, sample, sample_episodes
+from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on
+from jprm.methods.rl.sampling import Problems, Source, sampler_options
 from jprm.methods.verify import verifiers
 from jprm.model.mesh import mesh_by_heads, own_mesh
 from jprm.model.parameters import join
 from jprm.pack import PackReport
 from jprm.rows import Rows
-from jprm.score.scale import check_scale
 from jprm.statistics import mean_differences
 from jprm.tokenizer import Layout, native_layout
 from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim, data_digest, keep_digests, stop_signal
 from jprm.train.callbacks import Watchdog
 
 CONFIG, BEST = "rl_experiment.json", "best"
-FREE = ("policy", "updates", "mesh", "engine", "checkpoint_every", "keep", "stall_seconds", "trackers")
+FREE = (
+    "policy",
+    "updates",
+    "mesh",
+    "engine",
+    "sampling_hosts",
+    "checkpoint_every",
+    "keep",
+    "stall_seconds",
+    "trackers",
+)
 """Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
 
 PROBES = 16
@@ -61,9 +70,6 @@ PROBES = 16
 
 VERSION = 1
 """Of rl.json."""
-
-OF_WORLD = verifiers.Verifier(judge=lambda chains: [], check=lambda record, where: None)
-"""In place of a verifier where an environment judges its own episodes."""
 
 
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -79,6 +85,19 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     """
     if config.refresh.every:
         refresh.check(config)
+    learners, samplers = hosts.parted(config)
+    if jax.process_index() in samplers:
+        with multihost.among(samplers):
+            return hosts.serve(config, workdir)
+    if not samplers:
+        return learn(config, workdir, callbacks)
+    with multihost.among(learners), hosts.ending() as ended:
+        ended(result := learn(config, workdir, callbacks))
+    return result
+
+
+def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Does in the processes that learn what `train` does."""
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
     multihost.first(lambda: claim_rl(workdir, config))
     with (
@@ -121,46 +140,27 @@ class Loop:
         self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
     ):
         self.config, self.trainer, self.progress, self.log, self.at = config, trainer, progress, log, at
-        self.verifier = OF_WORLD if config.environment else verifiers.find(config.verifier)
         self.working = verifiers.find_working(config.working)
-        self.records = rollout.read_records(config.problems, self.verifier, solved=not METHODS[config.method].samples)
-        self.held_out = rollout.read_records(config.held_out, self.verifier)
-        stored = config.prm_dtype or None
-        self.prm = loading.load(self._prm, dtype=stored) if config.prm else None
-        self.second = loading.load(config.second_prm, dtype=stored) if config.second_prm else None
-        if self.prm is not None and config.method == "policy_gradient":
-            config.credit.check(self.prm.scale, config.prm)
-        if self.prm is not None and self.second is not None:
-            check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
-        self._check_records(native_layout(trainer.tokenizer))  # before parameters go to an engine
-        options = SamplerConfig(
-            config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows, dtype=config.sampler_dtype
-        )
-        make: Callable[..., Sampler] = Sampler
-        if config.engine:
-            kind = SamplerHere if config.engine.kind in ENGINES_HERE else RemoteSampler
-            make = functools.partial(kind, config.engine, self._probes())
-        model = trainer.experiment.model
-        mesh = own_mesh(trainer.mesh)
-        mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
-        name = self._name(int(trainer.state.step))
-        self.policy = make(trainer.params, model, trainer.tokenizer, mesh, options, name)
+        self.problems = Problems.read(config)
+        self.records, self.held_out = self.problems.records, self.problems.held_out
+        name, model = self._name(int(trainer.state.step)), trainer.experiment.model
+        self.hosts: SamplingHosts | None = None
+        if config.sampling_hosts:
+            self._check_records(native_layout(trainer.tokenizer))
+            self.hosts = self.source = SamplingHosts(self.problems, trainer.tokenizer, trainer.params, name)
+        else:
+            self.source = Source(self.problems, trainer.tokenizer, self._prm)
+            self._check_records(native_layout(trainer.tokenizer))  # before parameters go to an engine
+            make: Callable[..., Sampler] = Sampler
+            if config.engine:
+                kind = SamplerHere if config.engine.kind in ENGINES_HERE else RemoteSampler
+                make = functools.partial(kind, config.engine, self._probes())
+            mesh = own_mesh(trainer.mesh)
+            mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
+            options = sampler_options(config)
+            self.source.policy = make(trainer.params, model, trainer.tokenizer, mesh, options, name)
+        self.policy = self.source.policy
         self._asked_of: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # servers, by update
-        self.world, self.layout, self.limits = None, None, None
-        if config.environment:
-            there = config.environment
-            self.world = World(there.name, at_once=there.at_once, seconds=there.seconds, processes=there.processes)
-            self.layout = TurnLayout(trainer.tokenizer, *template_of(there.template or config.policy))
-            self.limits = Limits(there.turns, config.tokens)
-
-    def _sample(self, records: Sequence[rollout.Record], n: int, update: int) -> list[list[Rollout]]:
-        """Returns n samples of each problem: chains, or episodes in the environment."""
-        seed = self.config.seed
-        if self.world is None or self.layout is None or self.limits is None:
-            problems = [record["problem"] for record in records]
-            return sample(self.policy, problems, n, seed=seed, update=update, costs=self._costs(problems))
-        parts = self.world, self.layout, self.limits
-        return sample_episodes(self.policy, *parts, records, n, seed=seed, update=update)
 
     def _probes(self) -> Probes:
         prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
@@ -168,6 +168,7 @@ class Loop:
 
     @property
     def _prm(self) -> str:
+        """The folder of the PRM that scores; empty where there is none."""
         return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
 
     def _name(self, step: int) -> str:
@@ -218,6 +219,9 @@ class Loop:
     def update(self, number: int) -> None:
         """Samples, judges and learns from one update's problems, and pushes the parameters to the sampler."""
         config, began = self.config, time.perf_counter()
+        if self.hosts is not None:
+            self.hosts.update = number
+            began -= self.hosts.waited  # for this update's samples, at the end of the update before
         self.at(number, "sampling")
         groups, figures = self._groups(number)
         sampled = time.perf_counter()
@@ -225,6 +229,9 @@ class Loop:
         for index, batch in enumerate(batches, start=1):
             self.at(number, "updating")
             self._learn(*batch, figures, began, sampled, close=index == config.minibatches)
+        if self.hosts is not None:
+            self.at(number, "waiting")
+            self.progress.ahead += map(Ahead.of_hosts, self.hosts.finish())
         self.at(number, "pushing")
         self._push(int(self.trainer.state.step))
         self.progress.update = number
@@ -243,7 +250,7 @@ class Loop:
             return rollout.chosen(self.records, count, config.seed, number - 1), {"update": number}
         ahead = self._sampled(number)
         self.at(number, "scoring")
-        groups = rollout.judged(self._chosen(number), ahead.drawn, self.verifier, config.guards.floor, self.prm)
+        groups = self._judged(ahead)
         behind: dict[str, float] = {"behind": number - 1 - ahead.by} if config.stale else {}
         if isinstance(self.policy, RemoteSampler):
             behind |= {"left_out": len(self.policy.failures), "drawn_here": self.policy.drawn_here}
@@ -255,6 +262,12 @@ class Loop:
             self.progress.lengths[group.record["problem"]] = mean
         return groups, {"update": number, **behind, **rollout.train_figures(groups)}
 
+    def _judged(self, ahead: Ahead) -> list[rollout.Group]:
+        if ahead.judged is None:
+            return self.source.judged(ahead.update, ahead.drawn)
+        records = {record["problem"]: record for record in self.problems.chosen(ahead.update)}
+        return [rollout.Group.of_json(group, records) for group in ahead.judged]
+
     def _sampled(self, number: int) -> Ahead:
         """Returns an update's samples, and draws those that are due: `stale` updates before they are learnt from."""
         config, waiting = self.config, self.progress.ahead
@@ -264,8 +277,15 @@ class Loop:
         if config.engine and config.stale:
             return self._asked(number, due)
         for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
-            drawn = self._sample(self._chosen(update), config.samples, update)
-            waiting.append(Ahead(update, number - 1, drawn))
+            records = self.problems.chosen(update)
+            costs = self._costs([record["problem"] for record in records])
+            if self.hosts is not None:
+                self.hosts.begin(update, number - 1, costs)
+                if update == number:  # nothing is there yet
+                    waiting += map(Ahead.of_hosts, self.hosts.finish())
+            elif isinstance(self.source, Source):
+                drawn = self.source.sample(records, config.samples, update, costs)
+                waiting.append(Ahead(update, number - 1, drawn))
         return waiting.pop(0)
 
     def _asked(self, number: int, due: int) -> Ahead:
@@ -275,7 +295,7 @@ class Loop:
         """
         asked = self._asked_of
         for update in range(max([number - 1, *asked]) + 1, due + 1):
-            problems = [record["problem"] for record in self._chosen(update)]
+            problems = [record["problem"] for record in self.problems.chosen(update)]
             costs = self._costs(problems)
             drawn = ask(self.policy, problems, self.config.samples, seed=self.config.seed, update=update, costs=costs)
             asked[update] = number - 1, drawn
@@ -286,7 +306,9 @@ class Loop:
         """Returns an update's samples, and carries those of the updates up to `due` on meanwhile."""
         config, waiting = self.config, self.progress.ahead
         for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
-            groups = [Carried(one["problem"], update, (Begun(),) * config.samples) for one in self._chosen(update)]
+            groups = [
+                Carried(one["problem"], update, (Begun(),) * config.samples) for one in self.problems.chosen(update)
+            ]
             waiting.append(Ahead(update, number - 1, [], groups))
         groups = [group for ahead in waiting for group in ahead.groups]
         costs = [
@@ -305,9 +327,6 @@ class Loop:
         known = self.progress.lengths
         usual = float(np.mean(list(known.values()))) if known else 1.0
         return [known.get(problem, usual) for problem in problems]
-
-    def _chosen(self, number: int) -> list[rollout.Record]:
-        return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, number - 1)
 
     def _batch(self, part: Sequence[Any]) -> tuple[Rows, PackReport, int]:
         """Returns the rows of one step of the optimizer, what packing did, and the number of sampled tokens."""
@@ -344,9 +363,9 @@ class Loop:
         """Evaluates the policy and asks the guards."""
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
-        groups = self._held_out_groups()
+        groups = self.source.held_out_groups(rollout.STREAM)
         figures = self._evaluation(groups)
-        if self.prm is not None:
+        if config.prm:
             figures |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
         kl = rollout.drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
         figures = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **figures}
@@ -361,21 +380,16 @@ class Loop:
 
     def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
         """Returns the figures of held-out groups; see `rollout.evaluation`."""
-        others = rollout.scored(self.second, self.held_out, [g.samples for g in groups]) if self.second else None
+        others = [group.second or [] for group in groups] if self.config.second_prm else None
         return multihost.first(lambda: rollout.evaluation(groups, self.working, others, self.config.seed))
-
-    def _held_out_groups(self, stream: int = rollout.STREAM) -> list[rollout.Group]:
-        config = self.config
-        drawn = self._sample(self.held_out, config.evaluate_samples, stream)
-        return rollout.judged(self.held_out, drawn, self.verifier, config.guards.floor, self.prm, keep_lost=True)
 
     def _check_gaming(self) -> dict[str, Any]:
         """Returns the guard's test of the best policy and the present one on fresh samples of both."""
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "checking")
-        now = self._evaluation(self._held_out_groups(rollout.fresh(progress.update)))
+        now = self._evaluation(self.source.held_out_groups(rollout.fresh(progress.update)))
         self._take_best()
-        best = self._evaluation(self._held_out_groups(rollout.fresh(progress.update)))
+        best = self._evaluation(self.source.held_out_groups(rollout.fresh(progress.update)))
         self.trainer.state = state
         self._push(int(state.step))
         earlier = sum("check" in each for each in progress.evaluations)
@@ -386,7 +400,7 @@ class Loop:
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "confirming")
         self._take_best()
-        groups = self._held_out_groups(rollout.fresh(progress.update, report=True))
+        groups = self.source.held_out_groups(rollout.fresh(progress.update, report=True))
         progress.fresh = {"update": self._best, **self._evaluation(groups)}
         if not progress.ended:
             self.trainer.state = state
@@ -406,12 +420,13 @@ class Loop:
 
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
-        progress, config = self.progress, self.config
-        records = refresh.fresh(config, self._prm, groups, self.working, self.verifier, self.policy)
+        progress, config, source = self.progress, self.config, self.source
+        assert isinstance(source, Source)  # the experiment refuses sampling_hosts
+        records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, source.policy)
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
         if folder is None:
             return
-        new, held = loading.load(folder, dtype=config.prm_dtype or None), self._held_out_groups()
+        new, held = loading.load(folder, dtype=config.prm_dtype or None), source.held_out_groups(rollout.STREAM)
         drawn = [group.samples for group in held]
         before = self._auroc(held, [group.scores or [] for group in held])
         after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
@@ -419,7 +434,7 @@ class Loop:
         outcome = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
         progress.refreshes.append(outcome)
         if adopted:
-            progress.prm, self.prm = f"{refresh.FOLDER}/{progress.update}", new
+            progress.prm, source.prm = f"{refresh.FOLDER}/{progress.update}", new
         self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in outcome.items()}})
 
     def write(self, finished: bool) -> dict[str, Any]:
@@ -461,12 +476,21 @@ class Loop:
 
 @dataclasses.dataclass
 class Ahead:
-    """Samples of an update to come, drawn by the policy after update `by`, or begun by it (`groups`)."""
+    """Samples of an update to come, drawn by the policy after update `by`, or begun by it (`groups`).
+
+    With `sampling_hosts` they are judged already: `judged` are groups as `rollout.Group.json` writes them.
+    """
 
     update: int
     by: int
     drawn: list[list[Rollout]]
     groups: list[Carried] = dataclasses.field(default_factory=list)
+    judged: list[dict[str, Any]] | None = None
+
+    @staticmethod
+    def of_hosts(finished: tuple[int, int, list[dict[str, Any]]]) -> Ahead:
+        update, by, judged = finished
+        return Ahead(update, by, [], judged=judged)
 
     def json(self) -> dict[str, Any]:
         drawn = [[one.json() for one in samples] for samples in self.drawn]
@@ -479,7 +503,7 @@ class Ahead:
             Carried(group["problem"], group["update"], tuple(map(Begun.of_json, group["chains"])))
             for group in value.get("groups", [])
         ]
-        return Ahead(value["update"], value["by"], drawn, groups)
+        return Ahead(value["update"], value["by"], drawn, groups, value.get("judged"))
 
 
 @dataclasses.dataclass

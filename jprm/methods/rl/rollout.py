@@ -55,6 +55,23 @@ class Group:
     scores: list[Float[np.ndarray, " P"]] | None
     fused: bool = False  # the scores are of a fused verifier: a chain's is its last step's, not its lowest
     lost: int = 0  # samples that the environment lost, which are not among the others
+    second: list[Float[np.ndarray, " P"]] | None = None  # scores of the second PRM, of held-out samples
+
+    def json(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them, the record by its problem; float32 survives it."""
+        return {
+            "problem": self.record["problem"], "samples": [one.json() for one in self.samples],
+            "rewards": self.reward_G.tolist(), "scores": _listed(self.scores), "fused": self.fused, "lost": self.lost,
+            "second": _listed(self.second),
+        }  # fmt: skip
+
+    @staticmethod
+    def of_json(value: Mapping[str, Any], records: Mapping[str, Record]) -> Group:
+        """Inverts `json`; `records` by problem."""
+        samples = [Rollout.of_json(one) for one in value["samples"]]
+        scores, second = (_arrays(value[name]) for name in ("scores", "second"))
+        reward_G = np.array(value["rewards"])
+        return Group(records[value["problem"]], samples, reward_G, scores, value["fused"], value["lost"], second)
 
     @property
     def chain_scores(self) -> Float[np.ndarray, " G"]:
@@ -65,6 +82,14 @@ class Group:
     def correct_G(self) -> Float[np.ndarray, " G"]:
         """The verifier's reward, 0 for blank chains and those cut off."""
         return np.maximum(self.reward_G, 0.0)
+
+
+def _listed(scores: Sequence[np.ndarray] | None) -> list[list[float]] | None:
+    return None if scores is None else [score_P.tolist() for score_P in scores]
+
+
+def _arrays(scores: Sequence[Sequence[float]] | None) -> list[Float[np.ndarray, " P"]] | None:
+    return None if scores is None else [np.array(score_P, np.float32) for score_P in scores]
 
 
 def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
@@ -85,9 +110,14 @@ def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = Fal
                 records[problem.text]["steps"] = _steps(line, where)
     if not records:
         raise ValueError(f"{', '.join(files)}: no problem")
-    if len(set(multihost.shared(hashlib.sha256(json.dumps(list(records.values())).encode()).hexdigest()))) > 1:
+    if len(set(multihost.shared(digest(list(records.values()))))) > 1:
         raise ValueError(f"{', '.join(files)}: the hosts do not have the same problems there")
     return list(records.values())
+
+
+def digest(records: Sequence[Record]) -> str:
+    """Returns a hash of problems and what the verifier needs of them."""
+    return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
 def _steps(line: bytes, where: str) -> list[str]:
