@@ -115,7 +115,7 @@ def count() -> int:
     return len(members())
 
 
-def devices() -> list[jax.Device]:
+def devices() -> list[Any]:
     """Returns the devices of the group's processes."""
     return [device for device in jax.devices() if device.process_index in members()]
 
@@ -132,7 +132,7 @@ def meet() -> None:
     group = members()
     _met[group] += 1
     waiting.set()
-    distributed.global_state.client.wait_at_barrier(f"jprm {group} {_met[group]}", DAYS, list(group))
+    _service().wait_at_barrier(f"jprm {group} {_met[group]}", DAYS, list(group))
     waiting.clear()
 
 
@@ -140,9 +140,7 @@ def post(name: str, value: Any) -> None:
     """Writes JSON to another group, which reads it with `received`. The group's first process writes."""
     _messages[name] += 1
     if is_first():
-        distributed.global_state.client.key_value_set_bytes(
-            f"jprm/{name}/{_messages[name]}", json.dumps(value).encode()
-        )
+        _service().key_value_set_bytes(f"jprm/{name}/{_messages[name]}", json.dumps(value).encode())
 
 
 def received(name: str) -> Any:
@@ -150,7 +148,7 @@ def received(name: str) -> Any:
     _messages[name] += 1
     message = None
     if is_first():
-        client, key = distributed.global_state.client, f"jprm/{name}/{_messages[name]}"
+        client, key = _service(), f"jprm/{name}/{_messages[name]}"
         waiting.set()
         message = json.loads(client.blocking_key_value_get_bytes(key, DAYS))
         waiting.clear()
@@ -252,6 +250,12 @@ def compile_together(function: Callable, *args: Any) -> None:
     if count() > 1:
         function.lower(*args).compile()  # the call finds it compiled
         everywhere(True)
+
+
+def _service() -> Any:
+    """Returns the client of the run's coordination service."""
+    assert distributed.global_state.client is not None  # of one process nothing waits
+    return distributed.global_state.client
 
 
 def _together(own: np.ndarray | np.generic, how: str) -> np.ndarray:

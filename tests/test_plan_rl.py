@@ -72,6 +72,12 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     assert found["expected_seconds"] == pytest.approx(total / 0.6 + packing)
 
 
+def test_a_plan_of_two_meshes_is_refused(file):
+    config = dataclasses.replace(load(file, (), RLExperiment), stale=1, sampling_hosts=1)
+    with pytest.raises(ValueError, match="sampling_hosts=1: a plan is of one mesh"):
+        rl.plan(config, find("v5e-8"))
+
+
 @pytest.mark.slow
 def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
     """Prefill of eight layers, from two and four. Memory, which the order of work decides, within 5 %."""

@@ -60,19 +60,17 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
     )
     if folder.here is False:
         return _in_bucket(folder, arguments, keep, keep_every)
-    return (ocp.training.Checkpointer if multihost.count() > 1 else _Alone)(str(folder), **arguments)
+    return ocp.training.Checkpointer(str(folder), **arguments)
 
 
-class _Alone(ocp.training.Checkpointer):
-    """The checkpointer of a process that saves for itself.
+def savable(parts: dict[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint's parts as Orbax takes them from the processes of the group.
 
-    Orbax refuses arrays of one process where the job has several, and takes them as arrays of the host.
+    It refuses arrays of one process where the job has several, and takes them as arrays of the host.
     """
-
-    def save_checkpointables_async(self, step: int, parts: dict[str, Any], **options: Any) -> Any:
-        if jax.process_count() > 1:
-            parts = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, parts)
-        return super().save_checkpointables_async(step, parts, **options)
+    if jax.process_count() == 1 or multihost.count() > 1:
+        return parts
+    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, parts)
 
 
 def _of_a_group(context: ocp.Context) -> None:
@@ -176,7 +174,7 @@ def _in_bucket(
     if remote.url.startswith("gs://"):
         # What TensorStore and other hosts write would be missing in a listing that is kept.
         conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
-        return (ocp.training.Checkpointer if multihost.count() > 1 else _Alone)(remote.url, **arguments)
+        return ocp.training.Checkpointer(remote.url, **arguments)
     if keep is not None and multihost.count() > 1:
         raise ValueError(f"{remote}: checkpoints of several processes go to gs:// or to a folder that all can write to")
     return Staged(remote, arguments, keep, keep_every)
@@ -204,7 +202,7 @@ class Staged:
         if steps := committed(remote):
             (remote / str(steps[-1])).download_folder(self._folder / str(steps[-1]))
         newest = ocp.training.preservation_policies.LatestN(1)
-        self._inner = _Alone(str(self._folder), **{**arguments, "preservation_policy": newest})
+        self._inner = ocp.training.Checkpointer(str(self._folder), **{**arguments, "preservation_policy": newest})
         self._uploader, self._uploading = ThreadPoolExecutor(1), Future[None]()
         self._uploading.set_result(None)
 

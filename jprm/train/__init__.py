@@ -354,7 +354,7 @@ class Trainer:
         if self.local is not None:
             self.local.settle()
         with jax.set_mesh(self.mesh):
-            self.checkpoints.save_checkpointables_async(int(self.state.step), parts, overwrite=True)
+            self.checkpoints.save_checkpointables_async(int(self.state.step), store.savable(parts), overwrite=True)
 
     def save_local(self) -> None:
         """Saves a checkpoint on the hosts (`local_checkpoints`), in the background."""

@@ -355,13 +355,15 @@ def rl(
       jprm rl experiments/quickstart/rl.py --workdir runs/sum --set credit.name=sum_prm_alone credit.offset=0
       jprm rl experiments/quickstart/rl.py --workdir runs/rft --set method=rejection
       jprm rl experiments/pod.py --workdir gs://BUCKET/runs/rl --distributed auto
+      jprm rl experiments/pod.py --workdir gs://BUCKET/runs/rl --set stale=1 sampling_hosts=4 --distributed auto
 
     Args:
         experiment: A file whose function experiment() returns a jprm.methods.rl.config.RLExperiment.
         workdir: The folder for checkpoints, metrics and the configuration, also in a bucket. A run in it is continued.
         set_: Values that replace the experiment's, by their path in its configuration.
         distributed: For several processes, as in `jprm train`. Each samples and judges a part of the problems on its
-            own devices, whose memory must hold the policy and the PRMs beside its part of the learner.
+            own devices, whose memory must hold the policy and the PRMs beside its part of the learner. With
+            sampling_hosts the last processes sample and judge while the others learn.
     """
     from jprm import multihost
     from jprm.experiment import load

@@ -83,8 +83,14 @@ def plan(
     keep: a folder for each program's figures, NAME.json. A program whose file is there is not compiled: a plan that
         was stopped goes on. The folder is for one config and one topology; that it is so is not checked.
 
-    Raises as `jprm.apps.plan.plan.plan` does.
+    Raises as `jprm.apps.plan.plan.plan` does, and ValueError for `sampling_hosts`, whose two meshes are planned apart.
     """
+    if config.sampling_hosts:
+        raise ValueError(
+            f"sampling_hosts={config.sampling_hosts}: a plan is of one mesh. Make two with --set sampling_hosts=0:"
+            " of the learners' hosts, whose `update`, `push` and `packing` count, and of the sampling hosts, whose"
+            " `prefill`, `decode` and `scoring` count. An update takes the longer one's time; learners hold no PRM"
+        )
     start, experiment = time.monotonic(), longest(config)
     model, data, chip = experiment.model, experiment.data, topology.chip
     model.check_attention(backend=chip.backend)

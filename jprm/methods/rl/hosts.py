@@ -42,6 +42,9 @@ from jprm.train.callbacks import Watchdog
 
 ORDER, REPLY = "order", "reply"
 
+DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": "evaluating"}
+"""What the watchdog says of a sampling host, by order."""
+
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the processes of the job that learn, and those that sample for them alone.
@@ -83,8 +86,8 @@ class SamplingHosts:
 
     def push(self, params: Mapping, name: str) -> None:
         """Sends the parameters to the sampling hosts, which have finished their samples."""
-        shapes = {path: [x.shape, x.dtype.name] for path, x in flatten_dict(params, sep="/").items()}
-        self._order("push", name=name, shapes=shapes)
+        flat: dict[str, Any] = flatten_dict(params, sep="/")
+        self._order("push", name=name, shapes={path: [x.shape, x.dtype.name] for path, x in flat.items()})
         mesh, dtype = mesh_by_heads(self._model), self.config.sampler_dtype or self._model.dtype
         decode.decoding_copy(params, self._model, mesh, dtype, lambda *part: _send(self.config, *part))
 
@@ -150,7 +153,7 @@ def serve(config: RLExperiment, workdir: Any) -> dict[str, Any]:
             host = _Host(config)
             multihost.post(REPLY, {"value": _digest(host.source.problems)})
             while (order := multihost.received(ORDER))["do"] != "end":
-                watchdog.at(order["at"], {"push": "pushing", "draw": "sampling"}.get(order["do"], order["do"]))
+                watchdog.at(order["at"], DOING[order["do"]])
                 host.carry_out(order)
         except Exception as error:  # any error: the learners must not wait for a reply
             multihost.post(REPLY, {"error": f"{type(error).__name__}: {error}"})

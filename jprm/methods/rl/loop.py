@@ -159,7 +159,7 @@ class Loop:
             mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
             options = sampler_options(config)
             self.source.policy = make(trainer.params, model, trainer.tokenizer, mesh, options, name)
-        self.policy = self.source.policy
+        self.policy: Any = self.source.policy
         self._asked_of: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # servers, by update
 
     def _probes(self) -> Probes:
@@ -468,7 +468,7 @@ class Loop:
         multihost.first(lambda: claim(folder, trainer.experiment, trainer.tokenizer))
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             params = {"params": join(state.trained, state.frozen)}
-            best.save_checkpointables_async(int(state.step), params, overwrite=True)
+            best.save_checkpointables_async(int(state.step), store.savable(params), overwrite=True)
 
 
 # ---- The position.

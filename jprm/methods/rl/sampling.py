@@ -32,8 +32,8 @@ class Problems:
 
     config: RLExperiment
     verifier: verifiers.Verifier
-    records: list[Record]
-    held_out: list[Record]
+    records: Sequence[Record]
+    held_out: Sequence[Record]
 
     @staticmethod
     def read(config: RLExperiment) -> Problems:
