@@ -996,6 +996,10 @@ class Stopped(Exception):
     """The run received SIGTERM, saved its state and ended before its last step."""
 
 
+_calls = itertools.count(1)
+"""Numbers the calls in a process: jax agrees on the number after all processes' latest, which is 0 before the first."""
+
+
 @contextlib.contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
     """Yields a function to call after every step with its number. It returns whether to save now and stop.
@@ -1004,7 +1008,7 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
     jax makes all of them stop at the next step that none has passed.
     """
     if jax.distributed.is_initialized():
-        yield multihost_utils.reached_preemption_sync_point
+        yield lambda step: multihost_utils.reached_preemption_sync_point(next(_calls))
         return
     asked = threading.Event()
     main = threading.current_thread() is threading.main_thread()  # only the main thread may set a handler
