@@ -996,19 +996,25 @@ class Stopped(Exception):
     """The run received SIGTERM, saved its state and ended before its last step."""
 
 
-_calls = itertools.count(1)
-"""Numbers the calls in a process: jax agrees on the number after all processes' latest, which is 0 before the first."""
-
-
 @contextlib.contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """Yields a function to call after every step with its number. It returns whether to save now and stop.
+    """Yields a function to call after steps with the last one's number. It returns whether to save now and stop.
 
     It returns True after SIGTERM, which schedulers send before a preemption. If one of several processes receives it,
     jax makes all of them stop at the next step that none has passed.
     """
     if jax.distributed.is_initialized():
-        yield lambda step: multihost_utils.reached_preemption_sync_point(next(_calls))
+        last = 0
+
+        def reached(step: int) -> bool:
+            # jax agrees on the number after the latest of all processes' calls, which is 0 before the first. Orbax
+            # calls too, with the steps that it saves.
+            nonlocal last
+            numbers = range(last + 1, step + 1) if last else (1, step)
+            last = step
+            return any([multihost_utils.reached_preemption_sync_point(number) for number in numbers])
+
+        yield reached
         return
     asked = threading.Event()
     main = threading.current_thread() is threading.main_thread()  # only the main thread may set a handler

@@ -199,7 +199,7 @@ class Loop:
         while progress.update < config.updates and not progress.ended:
             self.update(progress.update + 1)
             end = progress.update == config.updates
-            stop = asked_to_stop(progress.update)
+            stop = asked_to_stop(int(self.trainer.state.step))
             evaluated = end or progress.update % config.evaluate_every == 0
             if evaluated:
                 self.evaluate()
