@@ -1004,13 +1004,13 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
     jax makes all of them stop at the next step that none has passed.
     """
     if jax.distributed.is_initialized():
-        last = 0
+        last: int | None = None
 
         def reached(step: int) -> bool:
             # jax agrees on the number after the latest of all processes' calls, which is 0 before the first. Orbax
             # calls too, with the steps that it saves.
             nonlocal last
-            numbers = range(last + 1, step + 1) if last else (1, step)
+            numbers = (1, step) if last is None else range(last + 1, step + 1)
             last = step
             return any([multihost_utils.reached_preemption_sync_point(number) for number in numbers])
 

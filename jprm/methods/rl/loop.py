@@ -192,6 +192,8 @@ class Loop:
     def run_updates(self, asked_to_stop: Callable[[int], bool]) -> bool:
         """Runs the remaining updates; returns whether it was asked to stop before the last."""
         config, progress = self.config, self.progress
+        if asked_to_stop(int(self.trainer.state.step)) and progress.update < config.updates:
+            return True  # there is no more than what was saved
         if not progress.evaluations:
             self.evaluate()
         if self._best == progress.update:  # as well where a kill came between a checkpoint and best/
