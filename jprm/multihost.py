@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jprm.rows import padded_size
@@ -253,7 +252,9 @@ def compile_together(function: Callable, *args: Any) -> None:
 
 
 def _service() -> Any:
-    """Returns the client of the run's coordination service."""
+    """Returns the client of the run's coordination service, for which jax has no public name."""
+    from jax._src import distributed
+
     assert distributed.global_state.client is not None  # of one process nothing waits
     return distributed.global_state.client
 

@@ -35,8 +35,9 @@ from jprm.methods.policy.turns import TurnLayout
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import EnvironmentConfig, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.credit import CreditConfig, token_advantages
-from jprm.methods.rl.loop import OF_WORLD, train
+from jprm.methods.rl.loop import train
 from jprm.methods.rl.samples import group_tree, sample_episodes
+from jprm.methods.rl.sampling import OF_WORLD
 from jprm.statistics import Draws, difference_of_runs, draws, mean_of_runs, weighted_mean
 from jprm.train import Trainer
 

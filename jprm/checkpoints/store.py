@@ -21,9 +21,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from fsspec.config import conf
 from jax.sharding import Mesh, NamedSharding
-from orbax.checkpoint import checkpoint_manager
 from orbax.checkpoint import v1 as ocp
-from orbax.checkpoint.experimental.v1._src.saving import execution
 
 from jprm import multihost
 from jprm.experiment import Experiment
@@ -79,6 +77,9 @@ def _of_a_group(context: ocp.Context) -> None:
     Orbax 0.12.8 does so with `active_processes`, but for two functions. One makes the checkpoints' folder and raises.
     The other compares the folders' names in a collective of all processes, in which the others do not take part.
     """
+    from orbax.checkpoint import checkpoint_manager
+    from orbax.checkpoint.experimental.v1._src.saving import execution
+
     group = multihost.members()
     options = context.multiprocessing_options
     options.primary_host, options.active_processes = group[0], set(group)

@@ -27,7 +27,6 @@ from jax.sharding import Mesh
 
 from jprm import multihost
 from jprm.io.storage import path_of
-from jprm.layout import native_layout
 from jprm.methods.policy import decode
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import rollout
@@ -36,7 +35,7 @@ from jprm.methods.rl.rollout import Group
 from jprm.methods.rl.samples import Rollout
 from jprm.methods.rl.sampling import Problems, Source, sampler_options
 from jprm.model.mesh import mesh_by_heads, sent
-from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train import Stopped
 from jprm.train.callbacks import Watchdog
 
