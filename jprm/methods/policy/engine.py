@@ -45,10 +45,9 @@ from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
 from jprm.methods.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy import vocabulary
+from jprm.methods.policy.engines_here import VLLM, SGLang
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
-from jprm.methods.policy.sglang_here import SGLang
-from jprm.methods.policy.vllm_here import VLLM
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts
 from jprm.pack import pack
@@ -72,8 +71,8 @@ class EngineConfig:
     """The servers, and what their log-probabilities must equal.
 
     url: of one server, or of several of a kind, without a path, such as http://localhost:30000.
-    kind: `vllm_here` and `sglang_jax_here` are vLLM and sglang-jax in this process (`jprm.methods.policy.vllm_here` and
-        `sglang_here`), which have no url.
+    kind: `vllm_here` and `sglang_jax_here` are vLLM and sglang-jax in this process, which have no url
+        (`jprm.methods.policy.engines_here`).
     model: the servers' name of the model; SGLang needs none.
     folder: where parameters are written, which servers must be able to read. Empty: `engine` in the run's folder.
     dtype: of the numbers in these files.
