@@ -418,8 +418,6 @@ class TargetConfig:
 RUN, PEFT, PUBLISHED = "experiment.json", "adapter_config.json", "config.json"
 
 Kind = Literal["run", "peft", "huggingface", "gguf"]
-FileDtype = Literal["float32", "bfloat16", "float16"]
-"""What numbers are written as."""
 
 
 def kind_of(path: str | os.PathLike) -> Kind:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jprm.experiment import FileDtype
+from jprm.model import FileDtype
 
 __all__ = ["FileDtype", "Format"]
 

@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 
 from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import FILE, INDEX
-from jprm.experiment import PUBLISHED, FileDtype
+from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
 from jprm.methods.huggingface import LANGUAGE_HEAD, fused, name_of
-from jprm.model import layers
+from jprm.model import FileDtype, layers
 from jprm.model.config import ModelConfig
 from jprm.tokenizer import Tokenizer
 

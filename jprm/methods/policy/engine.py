@@ -40,7 +40,6 @@ from jaxtyping import Float32
 
 from jprm import multihost
 from jprm.checkpoints.safetensors import Tensors
-from jprm.experiment import FileDtype
 from jprm.io.storage import Place, is_remote
 from jprm.methods.export import writing
 from jprm.methods.huggingface import LANGUAGE_HEAD, name_of
@@ -48,6 +47,7 @@ from jprm.methods.policy import vocabulary
 from jprm.methods.policy.engines_here import VLLM, SGLang
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
+from jprm.model import FileDtype
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts
 from jprm.pack import pack
