@@ -242,7 +242,7 @@ def test_a_process_whose_main_thread_hangs_ends_and_continues(tmp_path):
     (tmp_path / "experiment.py").write_text(f"from jprm.experiment import read\ndef experiment(): {reading}\n")
     code = HANGING.format(mark=str(tmp_path / "hung"))
     command = [sys.executable, "-c", code, "train", str(tmp_path / "experiment.py"), "--workdir", str(tmp_path / "run")]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}  # the suite's own flags: its compiled programs are found
     first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
     assert first.returncode == 1, first.stderr[-2000:]  # no launcher takes it for final
     assert "Timeout" in first.stderr and "in hangs" in first.stderr
