@@ -118,7 +118,7 @@ def test_an_output_through_a_link_to_a_folder_is_a_file(folder):
 FILL = """
 import os, sys
 from jprm.io import folders
-at = int(sys.argv[1])
+at = 0
 def dying(module, name):
     whole = getattr(module, name)
     def call(*args, **kwargs):
@@ -131,9 +131,14 @@ def dying(module, name):
 for name in ("mkdir", "write_text", "rename", "unlink", "rmdir"):
     dying(folders.pathlib.Path, name)
 dying(folders.shutil, "rmtree")
-with folders.whole_folder("out", sys.argv[2] or None, replace=True) as new:
-    (new / "a").write_text("new")
-    (new / "b").write_text("new")
+for line in sys.stdin:  # each in a child of its own, so that modules are imported once
+    if not (child := os.fork()):
+        at = int(line)
+        with folders.whole_folder("out", sys.argv[1] or None, replace=True) as new:
+            (new / "a").write_text("new")
+            (new / "b").write_text("new")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -141,18 +146,24 @@ with folders.whole_folder("out", sys.argv[2] or None, replace=True) as new:
 def test_a_folder_killed_at_any_moment_is_the_old_or_the_new_one(tmp_path, request_):
     """Every call that changes the disk is the last one once; the next run then ends as an undisturbed one."""
     out, ended = tmp_path / "out", []
-    for at in range(1, 40):
-        shutil.rmtree(out, ignore_errors=True)
-        out.mkdir()
-        (out / "old").write_text("old")
-        command = [sys.executable, "-c", FILL, str(at), request_]
-        ended.append(subprocess.run(command, cwd=tmp_path, env=os.environ).returncode)
-        assert not out.exists() or [path.name for path in sorted(out.iterdir())] in (["old"], ["a", "b"])
-        assert subprocess.run([*command[:3], "0", request_], cwd=tmp_path).returncode == 0
-        assert [path.name for path in sorted(out.iterdir())] == ["a", "b"]
-        assert [path.name for path in tmp_path.iterdir()] == ["out"]
-        if ended[-1] == 0:
-            break
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FILL, request_], cwd=tmp_path, **pipes) as process:
+
+        def fill(at):
+            print(at, file=process.stdin, flush=True)
+            return int(process.stdout.readline())
+
+        for at in range(1, 40):
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+            (out / "old").write_text("old")
+            ended.append(fill(at))
+            assert not out.exists() or [path.name for path in sorted(out.iterdir())] in (["old"], ["a", "b"])
+            assert fill(0) == 0
+            assert [path.name for path in sorted(out.iterdir())] == ["a", "b"]
+            assert [path.name for path in tmp_path.iterdir()] == ["out"]
+            if ended[-1] == 0:
+                break
     assert len(ended) > 8 and set(ended[:-1]) == {-9} and ended[-1] == 0
 
 
