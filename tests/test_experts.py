@@ -19,9 +19,10 @@ from jprm.model.transformer import axes_of
 from jprm.objectives import balance, cross_entropy
 
 MIXED = dataclasses.replace(
-    TINY, qkv_bias=False, attention="reference", mlps=("experts", "dense"), layers=3,
+    TINY, qkv_bias=False, attention="blocked", mlps=("experts", "dense"), layers=3,
     experts=ExpertsConfig(count=4, used=2, width=8, shared_width=12),
 )  # fmt: skip
+BALANCED = dataclasses.replace(MIXED, experts=dataclasses.replace(MIXED.experts, balance=0.5))
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 
 
@@ -56,15 +57,14 @@ def test_tokens_go_through_the_experts_that_their_router_chooses():
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 1, 2), (1, 1, 2, 1, 2), (1, 1, 1, 2, 2)])
 def test_a_split_mesh_computes_what_one_device_does(rows, sizes):
-    config = dataclasses.replace(MIXED, experts=dataclasses.replace(MIXED.experts, balance=0.1), attention="blocked")
-    wanted = gradient(params(MIXED), rows, config)
+    wanted = gradient(params(MIXED), rows, BALANCED)
     mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
-    check_mesh(config, mesh, 4, 64)
+    check_mesh(BALANCED, mesh, 4, 64)
     place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
     with jax.set_mesh(mesh):
         placed = jax.tree_util.tree_map_with_path(place, params(MIXED))
         assert placed["decoder"]["layers_0"]["expert_up"].sharding.spec[1] == "expert"
-        found = gradient(placed, put_rows(rows, mesh), config)
+        found = gradient(placed, put_rows(rows, mesh), BALANCED)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, wanted)
 
 
@@ -75,8 +75,7 @@ def test_sums_are_of_real_tokens_and_all_layers(rows):
     assert float(metrics["experts"].chosen_N.sum()) == real * of_experts * MIXED.experts.used
     assert float(metrics["expert_balance"].weight) == real * of_experts
     assert metrics["experts"].means()["expert_load"] >= 1 and metrics["experts"].means()["experts_idle"] < 1
-    weighted = dataclasses.replace(MIXED, experts=dataclasses.replace(MIXED.experts, balance=0.5))
-    more = float(gradient(params(MIXED), rows, weighted)[0][0] - gradient(params(MIXED), rows, MIXED)[0][0])
+    more = float(gradient(params(MIXED), rows, BALANCED)[0][0] - gradient(params(MIXED), rows, MIXED)[0][0])
     assert more == pytest.approx(0.5 * metrics["expert_balance"].value() * float(count), rel=1e-3)
 
 
