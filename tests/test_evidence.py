@@ -5,8 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
-import sys
 
 import httpx2 as httpx
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from refusing import refused
 
 import jprm
+from jprm.apps import cli
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
 from jprm.apps.serve.engine import TextEngine
@@ -260,12 +259,8 @@ def test_a_verifier_scores_files_and_is_evaluated(fused, tmp_path):
     score_file(jprm.load(folder), files[0], scored)
     sample = json.loads(scored.read_text().splitlines()[0])["samples"][0]
     assert len(sample["scores"]) == len(sample["outputs"]["vote"]) == 2
-    run = subprocess.run(
-        [sys.executable, "-m", "jprm", "eval", "best-of-n", "--model", str(folder), "--input", str(files[0]),
-         "--json", str(tmp_path / "report.json")],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    command = ["eval", "best-of-n", "--model", str(folder), "--input", str(files[0])]
+    assert cli.main([*command, "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["rules"]["last"]["weighted_vote"]["value"][-1] > report["majority"]["value"][-1]
 
