@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from test_turn_ids import read_by_jprm
 from tiny import TINY, chain_rows, logits, params
 from trajectories import branched, labelled, trajectory
@@ -18,7 +18,8 @@ from jprm.methods.adapters.published import PUBLISHED
 from jprm.methods.implicit import LogRatio
 from jprm.methods.trajectories.tokens import turns_of
 from jprm.methods.trajectories.trees import trajectories_of
-from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.mesh import MeshConfig, make_mesh, spec
+from jprm.model.transformer import axes_of
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.score.scorer import PRM
@@ -43,7 +44,8 @@ def prm():
         patch.setattr(scorer, "SHORTEST", 512)
         patch.setattr(scorer, "FILLED", 2048)
         mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
-        placed = jax.device_put(params(MODEL), NamedSharding(mesh, PartitionSpec()))
+        place = lambda path, x: jax.device_put(x, NamedSharding(mesh, spec(*axes_of(path[-1].key), mesh=mesh)))  # noqa: E731
+        placed = jax.tree_util.tree_map_with_path(place, params(MODEL))
         yield PRM(placed, MODEL, LAYOUT, mesh, "rating", "tiny", 0)
 
 
