@@ -1,6 +1,6 @@
 """Text to token ids: tokenizers with one protocol, and layouts, by which one chain becomes ids.
 
-Tokenizers are tokenizer.json and SentencePiece; that of a GGUF file is read above the core.
+tokenizer.json and SentencePiece models are read here, GGUF files by `jprm.methods.gguf`.
 
 A problem's or step's text is data. `encode` adds no special token and reads "<|im_start|>" in a text as plain
 characters, so data cannot inject control tokens. A layout gets a control token by its id.
@@ -415,7 +415,7 @@ class TemplateLayout:
     tokenizer: Tokenizer
     opening: Template  # with {problem}
     later: Template  # of a step, with {step} and perhaps {number}
-    first: Template = ()  # of the first step; () is that of the later ones
+    first: Template = ()  # of the first step; () means `later`
     closing: Template = ()  # of a step that ends its chain, where every step is read so
     ids: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the tokens that templates name
     joined: bool = False  # whether a text that continues another gets no word start of SentencePiece's

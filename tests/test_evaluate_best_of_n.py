@@ -251,7 +251,7 @@ def test_the_real_pool_with_a_scorer_that_knows_nothing(monkeypatch):
     for record in records:
         for sample in record["samples"]:
             sample["scores"] = rng.random(len(sample["steps"])).tolist()
-    monkeypatch.setattr(bon.baselines, "MOST_SAMPLES", 0)  # those of text, for which this takes three times as long
+    monkeypatch.setattr(bon.baselines, "MOST_SAMPLES", 0)  # baselines that read text take most of the time
     report = report_of(records, trials=20)
     json.dumps(report, allow_nan=False)
     assert (report["n_problems"], report["n_max"], report["without_answer"]) == (1319, 19, 206)

@@ -52,17 +52,8 @@ from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim,
 from jprm.train.callbacks import Watchdog
 
 CONFIG, BEST = "rl_experiment.json", "best"
-FREE = (
-    "policy",
-    "updates",
-    "mesh",
-    "engine",
-    "sampling_hosts",
-    "checkpoint_every",
-    "keep",
-    "stall_seconds",
-    "trackers",
-)
+FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_every", "keep", "stall_seconds",
+        "trackers")  # fmt: skip
 """Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
 
 PROBES = 16
