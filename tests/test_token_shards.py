@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import threading
 import uuid
 
 import jax
@@ -119,6 +120,30 @@ def test_copies_of_shards_are_bounded(world, tmp_path):
     assert len(list(cache.iterdir())) == 2
     order, local = (ShardOrder(made, 0, (0, 1)) for made in (shards, TokenShards(world[0] / "tokens")))
     assert [order(i).name for i in range(200)] == [local(i).name for i in range(200)]
+
+
+def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, tmp_path):
+    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+    shards = TokenShards(bucket, cache=tmp_path / "cache", most=1)  # each copy drives the last one out
+    names = [tree.name for tree in TokenShards(world[0] / "tokens")]
+    stop = threading.Event()
+
+    def thrash():
+        while not stop.is_set():
+            for shard in range(7):
+                shards.fetch(shard)
+
+    others = [threading.Thread(target=thrash) for _ in range(2)]
+    for other in others:
+        other.start()
+    try:
+        for _ in range(20):
+            assert [tree.name for tree in shards] == names
+    finally:
+        stop.set()
+        for other in others:
+            other.join()
 
 
 @pytest.mark.parametrize("kind", ["shards", "records", "cache"])

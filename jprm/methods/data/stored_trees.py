@@ -258,18 +258,24 @@ class TokenShards(Sequence[TokenTree]):
         """Returns a reader of one shard, which is copied to this machine first where it is in a bucket."""
         from array_record.python.array_record_module import ArrayRecordReader
 
-        name = shard_name(shard, len(self.records))
         while True:
             path = self.fetch(shard)
             try:
-                reader = ArrayRecordReader(os.fspath(path), _READ)
-                if (count := reader.num_records()) == self.records[shard]:
-                    return reader
-                reason = f"it has {count} records, and {SHARDS} says {self.records[shard]}"
-            except Exception as error:  # a C++ error of no class of its own
-                reason = str(error)
-            if path.exists() or self.folder.here is True:  # else it made room for another copy meanwhile
-                raise ValueError(f"{self.folder / name}: is damaged ({reason}). Run `jprm tokenise` into a new folder")
+                file = open(path, "rb")
+            except FileNotFoundError:
+                if self.folder.here is True:
+                    raise
+                continue  # it made room for another copy meanwhile
+            with file:  # the reader opens what is open here, for a path may be removed and written again at any time
+                try:
+                    reader = ArrayRecordReader(f"/dev/fd/{file.fileno()}", _READ)
+                    if (count := reader.num_records()) == self.records[shard]:
+                        return reader
+                    reason = f"it has {count} records, and {SHARDS} says {self.records[shard]}"
+                except Exception as error:  # a C++ error of no class of its own
+                    reason = str(error)
+            name = self.folder / shard_name(shard, len(self.records))
+            raise ValueError(f"{name}: is damaged ({reason}). Run `jprm tokenise` into a new folder")
 
     def read(self, reader: Any, record: int) -> TokenTree:
         return _read_tree(reader.read([record])[0], self.extras)
