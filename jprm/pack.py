@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -266,42 +267,40 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
     new_M = shape.stop_R[tree.run_M]
     new_J = np.concatenate([[0], new_M])
     prefix_M = shape.depth_R[tree.run_M] - (new_M - new_J[:-1])
-    earliest_J = np.maximum(np.searchsorted(new_J, new_J - tokens), np.arange(count + 1) - slots)
     base_M = prefix_M - new_J[:-1]
     # The slots of a part that begins at each step, less the step where it ends: its own steps, and the steps before it
     # that they continue. A step that is continued again after others is new to the parts that begin in between.
     length_M = chain_lengths(tree)
     slots_M = length_M - 1 - np.arange(count)
     before, length, left = tree.above_M.tolist(), [*length_M.tolist(), 0], [0] * count
-    cost_J = np.zeros(count + 1, np.int64)
-    back_J = np.zeros(count + 1, np.int64)
-    pair, never = count * tokens + 1, np.iinfo(np.int64).max
-    later_M = np.zeros(count, np.int64)  # labelled alternatives of a step that come after it, so far
+    prefix, base, new = prefix_M.tolist(), base_M.tolist(), new_J.tolist()
+    cost, back = [0] * (count + 1), [0] * (count + 1)
+    begins: list[tuple[int, int]] = []  # of parts: a heap of costs and first steps
+    pair, labelled_M = count * tokens + 1, (tree.weight_M > 0).tolist()
     seen: dict[int, list[int]] = {}  # labelled steps so far, by the step before them
     for end in range(1, count + 1):
-        if siblings and tree.weight_M[end - 1] > 0:
-            above = before[end - 1]
-            earlier = [step for step in seen.get(above, ()) if step >= earliest_J[end]]
-            later_M[earlier] += 1
-            seen[above] = [*earlier, end - 1]
-        old, new = end - 2, before[end - 1]
-        while old != new:  # up from the step before and from this one, to the last step that both continue
-            if length[old] >= length[new]:
+        old, step = end - 2, before[end - 1]
+        while old != step:  # up from the step before and from this one, to the last step that both continue
+            if length[old] >= length[step]:
                 left[old], old = end - 1, before[old]
             else:
-                slots_M[left[new] : end - 1] += 1
-                new = before[new]
-        window = slice(earliest_J[end], end)
-        fits = (base_M[window] <= tokens - new_J[end]) & (slots_M[window] + end <= slots)
-        cost = cost_J[window] + prefix_M[window]
-        if siblings:
-            cost -= pair * np.cumsum(later_M[window][::-1])[::-1]  # pairs in a part from here to the end
-        cost = np.where(fits, cost, never)
-        best = int(cost.argmin())  # the earliest of equals: the longest part
-        cost_J[end], back_J[end] = cost[best], window.start + best
+                slots_M[left[step] : end - 1] += 1
+                step = before[step]
+        heapq.heappush(begins, (cost[end - 1] + prefix[end - 1], end - 1))
+        if siblings and labelled_M[end - 1]:
+            if earlier := seen.setdefault(before[end - 1], []):  # each is in a part with this step that begins up to it
+                begins = [
+                    (value - pair * (len(earlier) - bisect.bisect_left(earlier, first)), first)
+                    for value, first in begins
+                ]
+                heapq.heapify(begins)
+            earlier.append(end - 1)
+        while base[begins[0][1]] + new[end] > tokens or slots_M[begins[0][1]] + end > slots:
+            heapq.heappop(begins)  # nor does it fit where a part ends later
+        cost[end], back[end] = begins[0]  # the earliest of equals: the longest part
     cuts = [count]
     while cuts[-1]:
-        cuts.append(int(back_J[cuts[-1]]))
+        cuts.append(back[cuts[-1]])
     return cuts[::-1]
 
 

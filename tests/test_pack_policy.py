@@ -9,6 +9,7 @@ from test_pack import LAYOUT, all_alone, chain_ids, longest, reasoning_trees
 from tiny import Characters
 
 from jprm.pack import pack, split, token_tree
+from jprm.token_tree import TokenTree
 from jprm.tree import Node, ReasoningTree
 
 POLICY = Characters(end=0)
@@ -101,6 +102,18 @@ def test_the_end_of_a_policys_chain_needs_no_room():
         for chains in (False, True):
             report = pack([tree], tokens, 6, too_long="error", chains=chains).report
             assert (report.tokens, report.repeated, report.steps) == (5 if chains else laid_out, 0, 5)
+
+
+def test_an_end_without_steps_that_exceeds_a_row_takes_no_room():
+    """As a tool's long reply after the last step of a trajectory: it is in no part, whatever comes after it."""
+    long = 30
+    tree = TokenTree(
+        "t", np.arange(2 + long + 2, dtype=np.int32), np.array([1, 1, long, 2]), np.array([-1, 0, 1, 0]),
+        np.array([1, 3]), np.array([-1, -1]), np.arange(2), np.zeros(2, np.float32), np.ones(2, np.float32), 1,
+    )  # fmt: skip
+    parts, report = split(tree, 0, 8, 4, too_long="error", chains=False)
+    assert [part.tree.tokens_N.tolist() for part in parts] == [[0, 1], [0, 2 + long, 3 + long]]
+    assert (report.tokens, report.repeated, report.steps) == (5, 1, 2)
 
 
 def test_a_policy_needs_an_end_of_sequence_token():
