@@ -8,7 +8,8 @@ tpu/PLANS.md. OUT/SLICE keeps each program's figures, so that the same command g
 
 An update: 64 problems x 16 samples of at most 2,048 tokens after prompts of as many, rows of 4,096, one a device at a
 time, full remat, float32 weights and moments, bfloat16 computation. Sampler, PRM and reference are stored as bfloat16.
-GPUs need the extra `gpu-aot`. The experiment has not been run.
+GPUs need the extra `gpu-aot`. `v5p-128+8` gives the last eight hosts to sampling, while the others learn. The experiment
+has not been run.
 """
 
 import argparse
@@ -37,7 +38,10 @@ POLICY = {
 }  # fmt: skip
 
 
-def experiment(folder: pathlib.Path = FOLDER, devices: int = 64, slices: int = 1, gpu: bool = False) -> RLExperiment:
+def experiment(
+    folder: pathlib.Path = FOLDER, devices: int = 64, slices: int = 1, gpu: bool = False, sampling_hosts: int = 0
+) -> RLExperiment:
+    """Returns it for so many devices and slices that learn."""
     if not (folder / "policy").is_dir():
         raise FileNotFoundError(f"{folder}: no shapes there. Run python experiments/rl_pods.py once")
     attention = "gpu_kernel" if gpu else "kernel"
@@ -61,6 +65,8 @@ def experiment(folder: pathlib.Path = FOLDER, devices: int = 64, slices: int = 1
         reference_dtype="bfloat16",
         micro_rows=devices,
         mesh=MeshConfig(data=slices),
+        sampling_hosts=sampling_hosts,
+        stale=int(sampling_hosts > 0),
     )
 
 
@@ -76,16 +82,22 @@ def write_shapes(folder: pathlib.Path) -> None:
 
 
 def planned(name: str, folder: pathlib.Path) -> dict:
-    """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`; every program is compiled once."""
+    """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`, with `+K` of K hosts that sample.
+
+    Every program is compiled once.
+    """
     from jprm.apps.plan import rl
     from jprm.apps.plan.topologies import find
 
     file, keep = folder / f"{name}.json", folder / name
     if not file.exists():
         keep.mkdir(exist_ok=True)
-        slices, _, kind = name.rpartition("x")
+        whole, _, sampling = name.partition("+")
+        slices, _, kind = whole.rpartition("x")
         topology = find(kind, int(slices or 1))
-        config = experiment(folder, topology.devices, topology.slices, topology.chip.backend == "gpu")
+        learners = topology.without(int(sampling or 0))
+        gpu = topology.chip.backend == "gpu"
+        config = experiment(folder, learners.devices, learners.slices, gpu, int(sampling or 0))
         file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True), keep)))
     return json.loads(file.read_text())
 
@@ -108,7 +120,11 @@ def main() -> None:
     print("|" + "---|" * (len(runs) + 5))
     for name, plan in plans.items():
         of = plan["resident"]
-        cells = [f"{plan['available'] / gib:.2f}", f"{sum(of.values()) / gib:.2f}"]
+        sides = [
+            sum(of[part] for part in some if part in of) for some in (parts[:3], parts[3:])
+        ]  # who learn, who sample
+        stays = sides if plan["sampling_hosts"] else [sum(sides)]
+        cells = [f"{plan['available'] / gib:.2f}", " and ".join(f"{size / gib:.2f}" for size in stays)]
         cells += [", ".join(f"{of[part] / gib:.2f}" for part in parts)]
         cells += [f"{plan['programs'][run]['peak'] / gib:.2f}" for run in runs]
         print(f"| {name} | {' | '.join(cells)} | {'yes' if plan['fits'] else 'no'} |")

@@ -72,10 +72,59 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     assert found["expected_seconds"] == pytest.approx(total / 0.6 + packing)
 
 
-def test_a_plan_of_two_meshes_is_refused(file):
-    config = dataclasses.replace(load(file, (), RLExperiment), stale=1, sampling_hosts=1)
-    with pytest.raises(ValueError, match="sampling_hosts=1: a plan is of one mesh"):
-        rl.plan(config, find("v5e-8"))
+def of_two_meshes(file):
+    return dataclasses.replace(load(file, (), RLExperiment), stale=1, sampling_hosts=2)
+
+
+def test_hosts_that_sample_take_their_time_while_the_others_learn(file, monkeypatch):
+    """And no device has what the others have."""
+    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
+    beside, took = {}, {"update": 5.0, "push": 1.0, "scoring": 2.0, "prefill": 1.0, "decode": 3.0}
+
+    def measure(name, program, layers, resident, *_):
+        beside[name] = resident, {device.process_index for device in program.mesh.devices.flat}
+        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "seconds": took[name]}
+
+    monkeypatch.setattr(rl, "measure", measure)
+    monkeypatch.setattr(rl, "packing_seconds", lambda *_: 0.5)
+    found = rl.plan(of_two_meshes(file), find("v5e-16"))
+    of = found["resident"]
+    for name in ("update", "push"):
+        assert beside[name] == (of["parameters"] + of["moments"] + of["reference"], {0, 1})
+    for name in ("scoring", "prefill", "decode"):
+        assert beside[name][0] == of["sampler"] + of["PRM"]
+    assert found["update_seconds"] == 1.0 + max(5.0 + 0.5, 2.0 + 1.0 + 3.0)
+    assert found["expected_seconds"] == pytest.approx((1.0 + 6.0) / 0.6)  # packing takes the processor as long
+    slow = rl.in_all(found["work"], 7.0, apart=True), rl.in_all(found["work"], 7.0, apart=False)
+    assert slow == (1.0 + 12.0, 1.0 + 12.0 + 6.0)
+    with pytest.raises(ValueError, match="4 of 4 hosts"):
+        rl.plan(dataclasses.replace(of_two_meshes(file), sampling_hosts=4), find("v5e-16"))
+
+
+@pytest.mark.slow
+def test_a_plan_of_two_meshes_is_that_of_each(file):
+    """Two hosts that learn on eight chips, as a v5e-8 does, and two that sample, as four do twice as many."""
+    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
+    config = of_two_meshes(file)
+    alone = dataclasses.replace(config, stale=0, sampling_hosts=0)
+    twice = dataclasses.replace(alone, problems_an_update=16, micro_rows=16)
+
+    def measured(config, slice, *names):
+        topology = find(slice)
+        mesh = make_mesh(config.mesh, devices(topology.without(config.sampling_hosts)))
+        runs, resident = rl.programs(config, rl.longest(config), mesh, topology)
+        return resident, {name: rl.measure(name, runs[name], 2, 0.0, {}, lambda line: None) for name in names}
+
+    with optimised():
+        held, found = measured(config, "v5e-16", "update", "decode", "prefill", "push")
+        learners, learnt = measured(alone, "v5e-8", "update")
+        samplers, sampled = measured(twice, "v5e-16", "decode", "prefill", "push")
+    assert {**learners, **{name: samplers[name] for name in ("sampler", "PRM")}} == held
+    one, other = found["push"]["program"], sampled.pop("push")["program"]
+    assert one["received"] == 2 * other["received"] > 0  # every layer goes to the hosts that sample as well
+    assert {name: found[name] for name in sampled} == sampled
+    assert found["update"]["program"]["flops"] == learnt["update"]["program"]["flops"]
+    assert found["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.01)
 
 
 @pytest.mark.slow

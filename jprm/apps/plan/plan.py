@@ -91,8 +91,8 @@ def plan(
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
         result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
         if not scoring:
-            packers = min(data.streams, hosts(topology)) or hosts(topology)
-            result["input"] = {"hosts": hosts(topology), "packers": packers,
+            packers = min(data.streams, topology.hosts) or topology.hosts
+            result["input"] = {"hosts": topology.hosts, "packers": packers,
                                "tokens_per_second": result["bounds"]["tokens_per_second"] / packers}  # fmt: skip
     return result | {"seconds_to_plan": time.monotonic() - start}
 
@@ -135,11 +135,6 @@ def _measured(
 
 RECORDS, SHARDS = 0.54e6, 6.6e6
 """Tokens a second that one core of a 2-core machine read and packed (`experiments/bench/host_speed.py`)."""
-
-
-def hosts(topology: Topology) -> int:
-    """Returns the number of hosts."""
-    return topology.chips // topology.host.chips
 
 
 def expected(bound: float, topology: Topology) -> float | None:

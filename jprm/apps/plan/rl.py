@@ -9,7 +9,8 @@
 
 Learner and reference are split over all devices. Every host has a copy of the sampler and of the PRM, and samples and
 scores its part of the problems, as `jprm rl` does. All of it stays on the devices; the sampler's caches are there in
-prefill and decode alone.
+prefill and decode alone. With `sampling_hosts` the last hosts have sampler and PRM, and run scoring, prefill and
+decode; the others have and run the rest. Both work at the same time, and then push together.
 
 In prefill and decode the layers are no loop. Prefill of all layers takes long to compile: it is compiled with few, and
 the figures are continued to all. Decode is compiled whole, since the compiler places its arrays otherwise where layers
@@ -49,6 +50,9 @@ from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, ro
 from jprm.model.parameters import held_decoder, merge
 from jprm.rows import padded_size
 
+SAMPLED = ("sampler", "PRM", "scoring", "prefill", "decode")
+"""What hosts that sample hold and run."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -83,18 +87,17 @@ def plan(
     keep: a folder for each program's figures, NAME.json. A program whose file is there is not compiled: a plan that
         was stopped goes on. The folder is for one config and one topology; that it is so is not checked.
 
-    Raises as `jprm.apps.plan.plan.plan` does, and ValueError for `sampling_hosts`, whose two meshes are planned apart.
+    Raises as `jprm.apps.plan.plan.plan` does, and ValueError where `sampling_hosts` leaves no host to learn.
     """
-    if config.sampling_hosts:
-        raise ValueError(
-            f"sampling_hosts={config.sampling_hosts}: a plan is of one mesh. Make two with --set sampling_hosts=0:"
-            " of the learners' hosts, whose `update`, `push` and `packing` count, and of the sampling hosts, whose"
-            " `prefill`, `decode` and `scoring` count. An update takes the longer one's time; learners hold no PRM"
-        )
     start, experiment = time.monotonic(), longest(config)
-    model, data, chip = experiment.model, experiment.data, topology.chip
+    model, data, chip, learners = (
+        experiment.model,
+        experiment.data,
+        topology.chip,
+        topology.without(config.sampling_hosts),
+    )
     model.check_attention(backend=chip.backend)
-    mesh = make_mesh(config.mesh, devices(topology))
+    mesh = make_mesh(config.mesh, devices(learners))
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     runs, resident = programs(config, experiment, mesh, topology)
@@ -104,25 +107,42 @@ def plan(
         if file and file.exists():
             measured[name] = json.loads(file.read_text())
             continue
+        beside = [size for part, size in resident.items() if together(config, part, name)]
         kernels = _kernels(experiment, mesh) if name == "update" else {}
-        measured[name] = measure(name, program, model.layers, sum(resident.values()), kernels, say)
+        measured[name] = measure(name, program, model.layers, sum(beside), kernels, say)
         if file:
             write_json(file, measured[name])
     say("packing rows")
     host = packing_seconds(config, experiment)
-    bounds = [each["times"] * each["seconds"] for each in measured.values() if each["program"]]
-    fits = len(bounds) == len(measured)
+    fits, work = all(each["program"] for each in measured.values()), {}
+    if fits:  # seconds of what hosts do for an update; packing is the processor's
+        took = {name: each["times"] * each["seconds"] for name, each in measured.items()}
+        work = {"sampling": sum(s for name, s in took.items() if name in SAMPLED), "push": took["push"]}
+        work["learning"] = took["update"]
+    apart = config.sampling_hosts > 0
     return {
         "experiment": config.name, "topology": topology.name, "slices": topology.slices, "chips": topology.chips,
         "devices": topology.devices, "mesh": dict(mesh.shape), "rows": data.rows, "tokens": data.tokens,
+        "sampling_hosts": config.sampling_hosts,
         "host": {"chips": topology.host.chips, "mesh": dict(runs["decode"].mesh.shape), "packing_seconds": host},
         "parameters": sum(x.size for x in jax.tree.leaves(params_of(*runs["update"].variants.values()))),
-        "resident": resident, "available": chip.allotted, "programs": measured,
+        "resident": resident, "available": chip.allotted, "programs": measured, "work": work,
         "fits": all(each["fits"] for each in measured.values()),
-        "update_seconds": sum(bounds) + host if fits else None,
-        "expected_seconds": sum(bounds) / chip.reached + host if fits and chip.reached else None,
+        "update_seconds": in_all(work, host, apart) if fits else None,
+        "expected_seconds": in_all(work, host, apart, chip.reached) if fits and chip.reached else None,
         "seconds_to_plan": time.monotonic() - start,
     }  # fmt: skip
+
+
+def together(config: RLExperiment, one: str, other: str) -> bool:
+    """Says whether a device holds or runs both: two parts or programs of an update."""
+    return not config.sampling_hosts or (one in SAMPLED) == (other in SAMPLED)
+
+
+def in_all(work: Mapping[str, float], packing: float, apart: bool, reached: float = 1.0) -> float:
+    """Returns the seconds of an update, its programs at this fraction of their bounds' rate."""
+    learning, sampling = work["learning"] / reached + packing, work["sampling"] / reached
+    return work["push"] / reached + (max(learning, sampling) if apart else learning + sampling)
 
 
 def measure(
@@ -162,9 +182,13 @@ def longest(config: RLExperiment) -> Experiment:
 def programs(
     config: RLExperiment, experiment: Experiment, mesh: Mesh, topology: Topology
 ) -> tuple[dict[str, Program], dict[str, float]]:
-    """Returns an update's programs, and the bytes of a device that stay there, by what they are."""
+    """Returns an update's programs, and the bytes of a device that stay there, by what they are.
+
+    mesh: of the devices that learn, all but those of the topology's last `config.sampling_hosts` hosts.
+    """
     step, arguments = training_step(experiment, mesh, topology.chip.backend)
     state, model, host = arguments[0], experiment.model, topology.host
+    learners = topology.without(config.sampling_hosts)
     own = mesh_by_heads(model, devices(host))
     own_model = decode.decoding_config(model, own.shape["tensor"], config.sampler_dtype or model.dtype)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -174,10 +198,9 @@ def programs(
         "parameters": held(state.params), "moments": held(state.optimizer), "reference": held(state.reference),
         "sampler": held(copied),
     }  # fmt: skip
-    every = mesh, topology
+    every = mesh, learners
     runs = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches, *every)}
-    hosts = topology.chips // host.chips
-    problems = -(-config.problems_an_update // hosts)  # of the host with the most
+    problems = -(-config.problems_an_update // (config.sampling_hosts or topology.hosts))  # of the host with the most
     if config.prm and kind_of(config.prm) == "run":
         prm, width = read(path_of(config.prm) / RUN), make_mesh(MeshConfig(), devices(host))
         function, scored = _scoring(prm, width, config)
@@ -193,17 +216,22 @@ def programs(
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
-    nodes = node(topology) and topology.slices // mesh.shape["data"]
+    nodes = node(learners) and learners.slices // mesh.shape["data"]
     index = dict.fromkeys(index, jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, spec(mesh=mesh))))
     dtype = config.sampler_dtype or model.dtype
     send = decode.stored_layer, (stack, index, decode.repeats(model, own.shape["tensor"]), dtype)
     size = held(copied["decoder"]["layers_0"])
     far = size * (nodes - 1) / nodes if nodes > 1 else 0.0
-    sent = tuple(
+    sent = [
         Collective("all-gather", "weights", between, part, part, 1.0, False, "push")
         for between, part in ((False, size - far), (True, far)) if part
-    )  # fmt: skip
-    runs["push"] = Program({model.layers: send}, held(stack), model.layers, *every, sent)
+    ]  # fmt: skip
+    stays = held(stack)
+    if config.sampling_hosts:  # a learner holds a layer's copy while it sends it; with fewer learners they take turns
+        turns, between = -(-config.sampling_hosts // learners.hosts), topology.slices > 1
+        sent.append(Collective("collective-permute", "weights", between, size, size, turns, False, "push"))
+        stays -= size
+    runs["push"] = Program({model.layers: send}, stays, model.layers, *every, tuple(sent))
     return runs, {name: size for name, size in resident.items() if size}
 
 
@@ -350,13 +378,20 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         " ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (plan["mesh"], plan["host"]["mesh"])
     )
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
+    apart, chips, resident = plan["sampling_hosts"], plan["host"]["chips"], plan["resident"]
+    who = f"{apart} host{'s' * (apart > 1)} at the end for sampling alone, each" if apart else "each host samples"
     yield (
         f"{plan['experiment']}, reinforcement learning: {plan['parameters'] / 1e9:.2f} B parameters on"
         f" {slices}{plan['topology']}, {plan['chips']} chips; mesh {mesh}; an update of at most {plan['rows']} rows of"
-        f" {plan['tokens']:,} tokens a step; each host samples on {plan['host']['chips']} chips, {own}"
+        f" {plan['tokens']:,} tokens a step; {who} on {chips} chips, {own}"
     )
-    resident = (*plan["resident"].items(), ("total", sum(plan["resident"].values())))
-    yield Table("memory", ("on a device all the time", "GiB"), [[name, f"{size / GIB:.2f}"] for name, size in resident])
+    sampled = [part for part in resident if part in SAMPLED]
+    learnt = [part for part in resident if part not in SAMPLED]
+    sides = {" that learns": learnt, " that samples": sampled} if apart else {"": [*resident]}
+    for whose, parts in sides.items():
+        sizes = [(part, resident[part]) for part in parts] + [("total", sum(resident[part] for part in parts))]
+        rows = [[part, f"{size / GIB:.2f}"] for part, size in sizes]
+        yield Table("memory" + whose, (f"on a device{whose} all the time", "GiB"), rows)
     columns = ("program", "times", "peak GiB", "FLOPs", "HBM bytes", "sent bytes", "at least", "expected", "by")
     rows = []
     for name, each in plan["programs"].items():
@@ -378,6 +413,10 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     if plan["update_seconds"] is not None:
         least = seconds(plan["update_seconds"])
         yield f"an update takes {least} or more, if all samples have the largest length"
+        if apart:
+            work, packing = plan["work"], plan["host"]["packing_seconds"]
+            learning, sampling = seconds(work["learning"] + packing), seconds(work["sampling"])
+            yield f"learning and packing take {learning}, sampling and scoring {sampling} of it at the same time"
     if plan["expected_seconds"] is not None:
         yield (
             f"expected: {seconds(plan['expected_seconds'])}, the programs at the fraction of the chip's rate that"

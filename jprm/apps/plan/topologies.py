@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -82,13 +83,17 @@ CUBES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One slice or node, or several joined by the data centre's network."""
+    """One slice or node, or several joined by the data centre's network; or the first hosts of a slice.
+
+    chips: of all slices. apart: further chips of the slice, those of its last hosts, which are not in it.
+    """
 
     name: str  # such as v5p-128
     chip: Chip
     shape: str
-    chips: int  # of all slices
+    chips: int
     slices: int = 1
+    apart: int = 0
 
     @property
     def devices(self) -> int:
@@ -97,14 +102,29 @@ class Topology:
     @property
     def host(self) -> Topology:
         """One host of the slice, or one node."""
-        name, _, _ = self.name.partition("-")
-        if self.chip.backend == "gpu" or self.chips <= self.chip.host or (self.chips == 8 and self.chip.links == 4):
-            return dataclasses.replace(self, chips=self.chips // self.slices, slices=1)
+        name, chips = self.name.partition("-")[0], self.chips + self.apart
+        if self.chip.backend == "gpu" or chips <= self.chip.host or (chips == 8 and self.chip.links == 4):
+            return dataclasses.replace(self, chips=chips // self.slices, slices=1, apart=0)
         return find(f"{name}-{self.chip.host * (2 if self.chip.cores_named else 1)}")
 
     @property
+    def hosts(self) -> int:
+        return self.chips // self.host.chips
+
+    def without(self, hosts: int) -> Topology:
+        """Returns what is left where the last hosts do something else. Raises ValueError where that cannot be."""
+        slices, left = divmod(hosts * self.slices, self.hosts)
+        if hosts >= self.hosts or (self.slices > 1 and left):
+            whole = f", and take whole slices, of {self.hosts // self.slices} hosts" if self.slices > 1 else ""
+            raise ValueError(f"{hosts} of {self.hosts} hosts cannot be apart from the others: leave one{whole}")
+        chips = hosts * self.host.chips
+        if self.slices > 1:
+            return dataclasses.replace(self, chips=self.chips - chips, slices=self.slices - slices)
+        return dataclasses.replace(self, chips=self.chips - chips, apart=self.apart + chips)
+
+    @property
     def interconnect(self) -> float:
-        """Bytes a second that the chip with the fewest links receives.
+        """Bytes a second that the chip with the fewest links to others receives.
 
         An axis of the slice ends in chips with one link along it, unless it wraps around: an axis of 16 of a flat pod
         does, and in a slice of cubes of 4 x 4 x 4 every axis.
@@ -113,8 +133,24 @@ class Topology:
             return self.chip.interconnect
         sizes = [int(size) for size in self.shape.split("x")]
         cubes = len(sizes) == 3 and all(size % 4 == 0 for size in sizes)
-        links = sum(0 if size == 1 else 1 + (cubes or size == 16) for size in sizes)
-        return self.chip.interconnect * (links or self.chip.links) / self.chip.links
+        places, fewest = self._places(sizes), self.chip.links
+        for place in places:
+            links = 0
+            for axis, size in enumerate(sizes):
+                for next in (place[axis] - 1, place[axis] + 1):
+                    if size > 1 and (cubes or size == 16 or 0 <= next < size):
+                        links += (*place[:axis], next % size, *place[axis + 1 :]) in places
+            fewest = min(fewest, links or self.chip.links)
+        return self.chip.interconnect * fewest / self.chip.links
+
+    def _places(self, sizes: list[int]) -> set[tuple[int, ...]]:
+        """Returns the coordinates of its chips. Hosts are numbered along the first axis, then the second, the third."""
+        places = itertools.product(*map(range, sizes))
+        if not self.apart:
+            return set(places)
+        across, along = (size // 2 for size in sizes[:2])  # a host has 2 x 2 chips
+        host = {place: place[0] // 2 + across * (place[1] // 2 + along * sum(place[2:])) for place in places}
+        return {place for place, number in host.items() if number < self.hosts}
 
 
 def names() -> dict[str, list[str]]:
@@ -166,7 +202,9 @@ def devices(topology: Topology) -> list[Any]:
         options["chips_per_host_bounds"] = (1, 1, 1)
     elif math.prod(sizes) == 4 and len(sizes) == 2:
         options["chips_per_host_bounds"] = (2, 2, 1)
-    return topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{topology.shape}", **options).devices
+    name = f"{kind}:{topology.shape}"
+    every = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    return [device for device in every if device.process_index < topology.hosts] if topology.apart else every
 
 
 def _gpus(topology: Topology) -> list[Any]:
