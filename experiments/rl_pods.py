@@ -8,8 +8,8 @@ tpu/PLANS.md. OUT/SLICE keeps each program's figures, so that the same command g
 
 An update: 64 problems x 16 samples of at most 2,048 tokens after prompts of as many, rows of 4,096, one a device at a
 time, full remat, float32 weights and moments, bfloat16 computation. Sampler, PRM and reference are stored as bfloat16.
-GPUs need the extra `gpu-aot`. `v5p-128+8` gives the last eight hosts to sampling, while the others learn. The experiment
-has not been run.
+`v5p-128+8` gives the last eight hosts to sampling, while the others learn. GPUs need the extra `gpu-aot`. The
+experiment has not been run.
 """
 
 import argparse
