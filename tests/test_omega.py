@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from refusing import refused
 from toy_policy import Markov
 
-from jprm.methods.label.monte_carlo import Rollouts
-from jprm.methods.label.omega import (
+from jprm.methods.label.monte_carlo import (
     OmegaConfig,
+    Rollouts,
     Search,
     State,
     exploration,

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 import jprm
-from jprm.apps.cli.annotate import annotate
 from jprm.apps.cli.arguments import (
     Adapter,
     Commands,
@@ -40,13 +39,11 @@ from jprm.apps.cli.arguments import (
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
-from jprm.apps.cli.fuse import fuse
-from jprm.apps.cli.label import label
+from jprm.apps.cli.label import annotate, label
 from jprm.apps.cli.migrate import migrate
-from jprm.apps.cli.plan import plan
-from jprm.apps.cli.runs import report, runs, sweep, table
+from jprm.apps.cli.runs import plan, report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
-from jprm.apps.cli.search import search
+from jprm.apps.cli.search import fuse, search
 from jprm.apps.serve import ServeConfig, Weights
 from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu

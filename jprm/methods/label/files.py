@@ -28,8 +28,7 @@ from jprm.methods.implicit import LogProbability
 from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
-from jprm.methods.label.monte_carlo import Rollouts, label_trees
-from jprm.methods.label.omega import label_problems
+from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.scored_files import identity
