@@ -90,7 +90,7 @@ def test_hosts_that_sample_take_their_time_while_the_others_learn(file, monkeypa
     found = rl.plan(of_two_meshes(file), find("v5e-16"))
     of = found["resident"]
     for name in ("update", "push"):
-        assert beside[name] == (of["parameters"] + of["moments"] + of["reference"], {0, 1})
+        assert beside[name] == (of["parameters"] + of["moments"] + of["reference"], {2, 3})  # which stand for 0 and 1
     for name in ("scoring", "prefill", "decode"):
         assert beside[name][0] == of["sampler"] + of["PRM"]
     assert found["update_seconds"] == 1.0 + max(5.0 + 0.5, 2.0 + 1.0 + 3.0)
@@ -124,7 +124,7 @@ def test_a_plan_of_two_meshes_is_that_of_each(file):
     assert one["received"] == 2 * other["received"] > 0  # every layer goes to the hosts that sample as well
     assert {name: found[name] for name in sampled} == sampled
     assert found["update"]["program"]["flops"] == learnt["update"]["program"]["flops"]
-    assert found["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.01)
+    assert found["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.1)
 
 
 @pytest.mark.slow
@@ -195,5 +195,15 @@ def test_links_are_those_of_the_slice():
     assert find("v6e-16").interconnect == 200e9 and find("h100-8").interconnect == 450e9
     hosts = {name: find(name).host.chips for name in ("v5p-128", "v5e-64", "v5e-8", "v6e-16", "v5e-4")}
     assert hosts == {"v5p-128": 4, "v5e-64": 4, "v5e-8": 8, "v6e-16": 4, "v5e-4": 4}
+    # Of a part the chip with the fewest: 4 x 4 x 2 of v5p-128 wraps around along two axes; of v5e, rectangles alone.
+    parts = {hosts: find("v5p-128").without(hosts).interconnect / 1e9 for hosts in (0, 1, 8, 15)}
+    assert parts == {0: 600, 1: 500, 8: 500, 15: 200}
+    part = find("v5e-64").without(8)
+    assert (part.chips, part.hosts, part.interconnect, part.host) == (32, 8, 100e9, find("v5e-64").host)
+    with pytest.raises(ValueError, match="take a multiple of 4"):
+        find("v5e-64").without(2)
+    assert find("v6e-64").without(2).chips == 56 and find("v5p-128", 4).without(32).slices == 2
+    with pytest.raises(ValueError, match="whole slices, of 16 hosts"):
+        find("v5p-128", 4).without(8)
     nodes = find("h100-8", 2)
     assert (nodes.host.chips, nodes.host.slices) == (8, 1)

@@ -23,6 +23,7 @@ class Chip:
     network: a chip's part of its host's rate on the data centre's network; infinite where none is published.
     allotted: HBM bytes that a program of one device may use: by libtpu's own refusals, or a fraction of a GPU's.
     host: chips of a host, where a slice has several hosts.
+    rectangles: its compiler takes a part of a slice of more than 16 chips only where the part is a rectangle.
     reached: the fraction of `flops` that MaxText's training reaches, by its own published figures; 0 without any.
     """
 
@@ -38,6 +39,7 @@ class Chip:
     links: int = 6
     host: int = 4
     reached: float = 0.0
+    rectangles: bool = False
 
 
 # `reached`: MFU that github.com/AI-Hypercomputer/maxtext publishes. v5p: 64 to 71 % (32B to 1,160B, README). v5e: 56 to
@@ -48,7 +50,7 @@ CHIPS = {
     "v4": Chip(275e12, 32 * GIB, 1200e9, 6 * 50e9, math.inf, 30.75 * GIB, cores_named=True, reached=0.56),
     # cloud.google.com/tpu/docs/v5e: 197 TFLOPs, 16 GB, 819 GB/s, 400 GB/s in both directions together; of a pod of 256
     # chips 6.4 Tb/s of the data centre's network, 25 Gb/s a chip.
-    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 25e9 / 8, 15.75 * GIB, links=4, reached=0.6),
+    "v5e": Chip(197e12, 16 * GIB, 819e9, 200e9, 25e9 / 8, 15.75 * GIB, links=4, reached=0.6, rectangles=True),
     # docs.cloud.google.com/tpu/docs/v5p: 459 TFLOPs, 95 GiB, 2,765 GB/s, 1,200 GB/s in both directions together; 50
     # Gb/s of the data centre's network a chip.
     "v5p": Chip(459e12, 95 * GIB, 2765e9, 600e9, 50e9 / 8, 95.74 * GIB, cores_named=True, reached=0.65),
@@ -120,6 +122,12 @@ class Topology:
         chips = hosts * self.host.chips
         if self.slices > 1:
             return dataclasses.replace(self, chips=self.chips - chips, slices=self.slices - slices)
+        row = int(self.shape.partition("x")[0]) // 2 if self.chip.rectangles and self.chips > 16 else 1
+        if hosts % row:
+            raise ValueError(
+                f"{hosts} of the {self.hosts} hosts of {self.name} apart from the others leave no rectangle of chips,"
+                f" and the compiler takes no other part of such a slice: take a multiple of {row}"
+            )
         return dataclasses.replace(self, chips=self.chips - chips, apart=self.apart + chips)
 
     @property
@@ -204,7 +212,12 @@ def devices(topology: Topology) -> list[Any]:
         options["chips_per_host_bounds"] = (2, 2, 1)
     name = f"{kind}:{topology.shape}"
     every = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
-    return [device for device in every if device.process_index < topology.hosts] if topology.apart else every
+    if not topology.apart:
+        return every
+    # Of a flat slice, the last hosts stand for the first: libtpu (0.0.42 and 0.0.50) refuses parts with the slice's
+    # first chip, whose chips it numbers wrongly (RET_CHECK).
+    last = (topology.chips + topology.apart) // topology.host.chips - topology.hosts if topology.chip.links == 4 else 0
+    return [device for device in every if last <= device.process_index < last + topology.hosts]
 
 
 def _gpus(topology: Topology) -> list[Any]:
