@@ -69,7 +69,7 @@ def kernels(dump: pathlib.Path, arch: str) -> dict:
     (launches,) = dump.glob("*.thunk_sequence.txt")
     shared = dict(re.findall(r"\b(\w+_kernel)\b.*shared_memory: (\d+) bytes", launches.read_text()))
     for path in dump.glob("*.before_layout_inference.txt"):  # Mosaic's, which XLA does not list
-        name, size = path.name.removesuffix("_0.before_layout_inference.txt"), r"dynamic_shared_memory_size %c(\d+)"
+        name, size = path.name.rsplit("_", 3)[0], r"dynamic_shared_memory_size %c(\d+)"  # after it: a number
         shared[name + "_mosaic_gpu_kernel"] = re.search(size, path.read_text())[1]
     ptxas = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations[0] + "/bin/ptxas"
     found = {}

@@ -17,11 +17,11 @@ from test_kernel import by_rule, long_rows, made
 from tiny import TINY
 
 from jprm.methods.kernels import gpu as gpu_kernel
-from jprm.methods.kernels import gpu_hopper
+from jprm.methods.kernels import gpu_hopper, gpu_hopper_backward
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 
 REFERENCE = dataclasses.replace(TINY, attention="reference", kv_heads=1, heads=2)
-SIZES = Launches(Launch(128, 64, 12, 2, "mosaic"), Launch(64, 32, 4, 2), Launch(32, 64, 4, 2))
+SIZES = Launches(Launch(128, 64, 12, 2, "mosaic"), Launch(128, 64, 12, 2, "mosaic"), Launch(64, 128, 12, 2, "mosaic"))
 
 interpreted = pytest.mark.skipif(not gpu_kernel.lowers_mosaic(), reason="needs the interpreter of jax 0.12")
 
@@ -30,7 +30,8 @@ interpreted = pytest.mark.skipif(not gpu_kernel.lowers_mosaic(), reason="needs t
 def interpreter(monkeypatch):
     """Runs a program's warpgroups as threads, and fails where no barrier orders two uses of the same memory."""
     mode = plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
-    monkeypatch.setattr(gpu_hopper, "forward", functools.partial(gpu_hopper.forward, interpret=mode))
+    for module, name in ((gpu_hopper, "forward"), (gpu_hopper_backward, "dq"), (gpu_hopper_backward, "dkv")):
+        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), interpret=mode))
     monkeypatch.setattr(gpu_kernel, "launches", lambda *_: SIZES)
 
 

@@ -205,12 +205,25 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
     part, inputs = heads["keys"][0].shape[1], heads | dict(keys=_whole_rows(blocks, heads))
-    launches = blocks.launches
-    (dq,) = _run(_dq_kernel, launches.dq, blocks.dq, blocks, config, inputs, heads["queries"][:1], [])
-    dkv = _run(_dkv_kernel, launches.dkv, blocks.dkv, blocks, config, inputs, inputs["keys"], [])
+    dq = _gradient("dq", blocks, config, inputs, heads["queries"][:1])
+    dkv = _gradient("dkv", blocks, config, inputs, inputs["keys"])
     if part < blocks.until.shape[1]:  # every device has a term of all keys' gradients
         dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=1, tiled=True) for x in dkv]
-    return dq, *dkv
+    return *dq, *dkv
+
+
+def _gradient(name: str, blocks: Blocks, config: ModelConfig, inputs: dict, outputs: list):
+    launch, table = getattr(blocks.launches, name), getattr(blocks, name)
+    if launch.lowering == "triton":
+        kernel = dict(dq=_dq_kernel, dkv=_dkv_kernel)[name]
+        return _run(kernel, launch, table, blocks, config, inputs, outputs, [])
+    from jprm.methods.kernels import gpu_hopper_backward
+
+    arrays = *inputs["queries"], *inputs["keys"], *inputs["rows"]
+    return getattr(gpu_hopper_backward, name)(
+        _numbers(blocks, arrays[0].shape[1]), table, blocks.until, blocks.position, *arrays, config,
+        blocks.window is not None, launch.key if name == "dq" else launch.query, launch.stages,
+    )  # fmt: skip
 
 
 def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inputs: dict, outputs, rows: list):
@@ -308,7 +321,7 @@ def _dq_kernel(config, launch, windowed, numbers, line, until, position, q, dy, 
             seen_TS = _seen(t, line[2 + p], launch, numbers, until, position, windowed, keys_first=False)
         logit_TS, slope_TS = _logits(q_TH, k_SH, config)
         dweight_TS = _dot(dy_TH, v[keys, :], (1, 1))
-        _, dlogit_TS = _weights(logit_TS, slope_TS, dweight_TS, seen_TS, log_T1, inner_T1)
+        _, dlogit_TS = weights(logit_TS, slope_TS, dweight_TS, seen_TS, log_T1, inner_T1)
         return acc_TH + _dot(dlogit_TS.astype(k_SH.dtype), k_SH, (1, 0))
 
     acc_TH = jnp.zeros(q_TH.shape, jnp.float32)
@@ -330,7 +343,7 @@ def _dkv_kernel(config, launch, windowed, numbers, line, until, position, q, dy,
         logit_ST, slope_ST = _logits(k_SH, q_TH, config)
         dweight_ST = _dot(v_SH, dy_TH, (1, 1))
         log_1T, inner_1T = log[g, queries][None], inner[g, queries][None]
-        weight_ST, dlogit_ST = _weights(logit_ST, slope_ST, dweight_ST, seen_ST, log_1T, inner_1T)
+        weight_ST, dlogit_ST = weights(logit_ST, slope_ST, dweight_ST, seen_ST, log_1T, inner_1T)
         dv_SH += _dot(weight_ST.astype(dy_TH.dtype), dy_TH, (1, 0))
         dk_SH += _dot(dlogit_ST.astype(q_TH.dtype), q_TH, (1, 0))
         return dk_SH, dv_SH
@@ -361,16 +374,26 @@ def _seen(t, s, launch: Launch, numbers, until, position, windowed: bool, keys_f
 
 
 def _logits(a_MH, b_NH, config: ModelConfig):
-    """Returns the logits times log2(e), and the derivative of the soft cap, None without one (tanh' = 1 - tanh^2)."""
-    logit, cap = _dot(a_MH, b_NH, (1, 1)), config.attention_softcap
+    return logits(_dot(a_MH, b_NH, (1, 1)), config)
+
+
+def logits(logit, config: ModelConfig):
+    """Returns the logits times log2(e), and the derivative of the soft cap, None without one (tanh' = 1 - tanh^2).
+
+    logit: the product of queries and keys, of any shape.
+    """
+    cap = config.attention_softcap
     if not cap:
         return logit * (config.query_scale * LOG2_E), None
     logit = capped(logit * config.query_scale, cap)
     return logit * LOG2_E, 1 - jnp.square(logit / cap)
 
 
-def _weights(logit, slope, dweight, seen, log, inner):
-    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap."""
+def weights(logit, slope, dweight, seen, log, inner):
+    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap.
+
+    All have the shape of a pair of blocks; `log` and `inner` are those of its queries.
+    """
     weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
     dlogit = weight * (dweight - inner)
     return weight, dlogit if slope is None else dlogit * slope

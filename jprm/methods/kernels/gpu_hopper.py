@@ -29,27 +29,36 @@ from jprm.model.config import ModelConfig
 LOG2_E = math.log2(math.e)
 
 ROWS = 64
-"""Queries of a warpgroup: the rows of a wgmma."""
+"""Tokens of a warpgroup: the rows of a wgmma."""
 
 COMPUTING = 2
 """Warpgroups that compute. One more copies."""
 
-QUERIES = ROWS * COMPUTING
-"""Queries of a program."""
+MAJOR = ROWS * COMPUTING
+"""Tokens of a program, a major block: of queries, or of keys where it computes their gradients."""
 
 REGISTERS = {"computing": 240, "copying": 24}
 """Registers of a thread by role. A program's 2 x 240 + 24 fit an SM's 512 for each of 128 threads."""
 
 
-def refuse(H: int, dtype, T: int, M: int, key: int) -> None:
-    """Raises ValueError for heads of size H, T queries in M blocks and blocks of keys that the kernel does not take."""
+def refuse(H: int, dtype, tokens: int, blocks: int, minor: int, kinds: tuple[str, str] = ("queries", "keys")) -> None:
+    """Raises ValueError for heads of size H and for blocks that the kernels do not take.
+
+    tokens: of the kind that programs divide, in so many blocks. minor: tokens in a block of the kind that they walk.
+    kinds: the names of both.
+    """
     if H not in (64, 128) or dtype != jnp.bfloat16:
         fault = f"heads of 64 or 128 in bfloat16, not {H} in {jnp.dtype(dtype).name}"
-    elif T != M * QUERIES or key % ROWS:
-        fault = f"{QUERIES} queries and a multiple of {ROWS} keys in a block, not {T // M} and {key}"
+    elif tokens != blocks * MAJOR or minor % ROWS:
+        fault = f"{MAJOR} {kinds[0]} and a multiple of {ROWS} {kinds[1]} in a block, not {tokens // blocks} and {minor}"
     else:
         return
     raise ValueError(f"gpu_blocks.json: lowering 'mosaic' takes {fault}; set lowering to 'triton' for this case")
+
+
+def matrices(*shape: int):
+    """Returns shared memory for matrices in bfloat16 as wgmma reads them."""
+    return plgpu.SMEM(shape, jnp.bfloat16, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
 
 
 def forward(
@@ -61,16 +70,12 @@ def forward(
     """Returns attention's output, and the logarithms to base 2 of the sums of its weights.
 
     numbers: the layer's window, the row's index of query 0. table: a line for each block of queries, made for blocks of
-    QUERIES and of `key` tokens. windowed: whether the layer has a window. interpret: jax's `InterpretGPUParams`, for
+    MAJOR and of `key` tokens. windowed: whether the layer has a window. interpret: jax's `InterpretGPUParams`, for
     tests on a CPU. Raises ValueError for what it does not take.
     """
     B, T, K, G, H = q_BTKGH.shape
     M, dtype = table_BML.shape[1], q_BTKGH.dtype
     refuse(H, dtype, T, M, key)
-
-    def matrices(*shape):
-        """Returns shared memory for matrices as wgmma reads them."""
-        return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
 
     blocks_of_keys = dict(
         k=matrices(stages, key, H),
@@ -130,7 +135,7 @@ def forward(
         @pl.when(group < COMPUTING)
         def _compute():
             plgpu.set_max_registers(REGISTERS["computing"], action="increase")
-            start = t * QUERIES + group * ROWS
+            start = t * MAJOR + group * ROWS
             q_TH, ready = shared["q"].at[group], shared["q_ready"].at[group]
             plgpu.copy_gmem_to_smem(q.at[b, pl.ds(start, ROWS), n], q_TH, ready)
             if windowed:
@@ -145,21 +150,20 @@ def forward(
                 logit_TS = _product(q_TH, shared["k"].at[stage].transpose((1, 0)), (ROWS, key))
                 logit_TS = capped(logit_TS * config.query_scale, config.attention_softcap) * LOG2_E
                 if masked:
-                    seen_TS = _seen(numbers, start, first, shared, stage, group, windowed, (ROWS, key))
+                    at = (shared["own_position"][group], shared["position"][stage]) if windowed else None
+                    seen_TS = seen(numbers, start, first, shared["until"][stage], at, (ROWS, key), 0)
                     logit_TS = jnp.where(seen_TS, logit_TS, HIDDEN)
                     plgpu.commit_smem()  # the next copy, which overwrites `until`, comes after these reads
                 plgpu.barrier_arrive(shared["k_free"].at[stage])
                 new_T = jnp.maximum(top_T, jnp.max(logit_TS, axis=1))
-                weight_TS, fade_T = jnp.exp2(logit_TS - _along(new_T, (ROWS, key), 0)), jnp.exp2(top_T - new_T)
+                weight_TS, fade_T = jnp.exp2(logit_TS - along(new_T, (ROWS, key), 0)), jnp.exp2(top_T - new_T)
                 total_T = fade_T * total_T + jnp.sum(weight_TS, axis=1)
                 weight_TS = weight_TS.astype(dtype)
-                if interpret is not None:  # the interpreter has no product of a matrix in registers
-                    shared["weight"][group] = weight_TS
-                    plgpu.commit_smem()
-                    weight_TS = shared["weight"].at[group]
+                if interpret is not None:
+                    weight_TS = in_shared_memory(weight_TS, shared["weight"].at[group])
                 plgpu.barrier_wait(shared["v_ready"].at[stage])
                 more_TH = _product(weight_TS, shared["v"].at[stage], (ROWS, H))
-                acc_TH = _along(fade_T, (ROWS, H), 0) * acc_TH + more_TH
+                acc_TH = along(fade_T, (ROWS, H), 0) * acc_TH + more_TH
                 plgpu.barrier_arrive(shared["v_free"].at[stage])
                 return new_T, total_T, acc_TH
 
@@ -168,7 +172,7 @@ def forward(
             state = jax.lax.fori_loop(0, whole, functools.partial(visit, False), state)
             top_T, total_T, acc_TH = jax.lax.fori_loop(whole, needed, functools.partial(visit, True), state)
             total_T = jnp.where(total_T > 0, total_T, 1.0)  # of a block of queries without a pair
-            q_TH[...] = (acc_TH / _along(total_T, (ROWS, H), 0)).astype(dtype)
+            q_TH[...] = (acc_TH / along(total_T, (ROWS, H), 0)).astype(dtype)
             shared["log"][group] = top_T + jnp.log2(total_T)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(q_TH, y.at[b, pl.ds(start, ROWS), n])
@@ -201,16 +205,27 @@ def _product(a, b, shape: tuple[int, int]):
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
-def _seen(numbers, start, first, shared, stage, group, windowed: bool, shape: tuple[int, int]):
-    """Whether the queries from `start` see the keys from `first`, whose `until` and positions are in a stage."""
-    query_TS = numbers[1] + start + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    key_TS = first + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    seen_TS = (key_TS <= query_TS) & (query_TS < _along(shared["until"][stage], shape, 1))
-    if windowed:
-        at_query, at_key = shared["own_position"][group], shared["position"][stage]
-        seen_TS &= _along(at_query, shape, 0) - _along(at_key, shape, 1) < numbers[0]
-    return seen_TS
+def in_shared_memory(x_MN, memory):
+    """Returns the matrix in `memory`, for the interpreter: it has no product of a matrix in registers."""
+    memory[...] = x_MN
+    plgpu.commit_smem()
+    return memory
 
 
-def _along(x_N, shape: tuple[int, int], axis: int):
+def seen(numbers, query, key, until_S, at, shape: tuple[int, int], axis: int):
+    """Whether queries from `query` on, along `axis`, see keys from `key` on, along the other axis.
+
+    numbers: as `forward` takes them. until: of the keys. at: positions of the queries and of the keys, None without a
+    window.
+    """
+    query_MN = numbers[1] + query + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    key_MN = key + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - axis)
+    seen_MN = (key_MN <= query_MN) & (query_MN < along(until_S, shape, 1 - axis))
+    if at is not None:
+        seen_MN &= along(at[0], shape, axis) - along(at[1], shape, 1 - axis) < numbers[0]
+    return seen_MN
+
+
+def along(x_N, shape: tuple[int, int], axis: int):
+    """Returns the matrix of this shape whose elements along `axis` are x's."""
     return jax.lax.broadcast_in_dim(x_N, shape, [axis])
