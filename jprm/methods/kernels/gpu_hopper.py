@@ -147,11 +147,11 @@ def forward(
                 top_T, total_T, acc_TH = state
                 stage, first = block(p)
                 plgpu.barrier_wait(shared["k_ready"].at[stage])
-                logit_TS = _product(q_TH, shared["k"].at[stage].transpose((1, 0)), (ROWS, key))
+                logit_TS = product(q_TH, shared["k"].at[stage].transpose((1, 0)), (ROWS, key))
                 logit_TS = capped(logit_TS * config.query_scale, config.attention_softcap) * LOG2_E
                 if masked:
                     at = (shared["own_position"][group], shared["position"][stage]) if windowed else None
-                    seen_TS = seen(numbers, start, first, shared["until"][stage], at, (ROWS, key), 0)
+                    seen_TS = seen(numbers, start, first, shared["until"][stage], at, (ROWS, key))
                     logit_TS = jnp.where(seen_TS, logit_TS, HIDDEN)
                     plgpu.commit_smem()  # the next copy, which overwrites `until`, comes after these reads
                 plgpu.barrier_arrive(shared["k_free"].at[stage])
@@ -162,7 +162,7 @@ def forward(
                 if interpret is not None:
                     weight_TS = in_shared_memory(weight_TS, shared["weight"].at[group])
                 plgpu.barrier_wait(shared["v_ready"].at[stage])
-                more_TH = _product(weight_TS, shared["v"].at[stage], (ROWS, H))
+                more_TH = product(weight_TS, shared["v"].at[stage], (ROWS, H))
                 acc_TH = along(fade_T, (ROWS, H), 0) * acc_TH + more_TH
                 plgpu.barrier_arrive(shared["v_free"].at[stage])
                 return new_T, total_T, acc_TH
@@ -195,7 +195,7 @@ def forward(
     return y.reshape(q_BTKGH.shape), log.reshape(B, K, G, T)
 
 
-def _product(a, b, shape: tuple[int, int]):
+def product(a, b, shape: tuple[int, int]):
     """Returns a b, summed in float32. b is in shared memory, a there or in registers."""
 
     def multiply(sums):
@@ -212,18 +212,23 @@ def in_shared_memory(x_MN, memory):
     return memory
 
 
-def seen(numbers, query, key, until_S, at, shape: tuple[int, int], axis: int):
-    """Whether queries from `query` on, along `axis`, see keys from `key` on, along the other axis.
+def seen(numbers, query, key, until_S, at, shape: tuple[int, int]):
+    """Whether queries from `query` on see keys from `key` on, of the shape (queries, keys).
 
     numbers: as `forward` takes them. until: of the keys. at: positions of the queries and of the keys, None without a
     window.
     """
-    query_MN = numbers[1] + query + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-    key_MN = key + jax.lax.broadcasted_iota(jnp.int32, shape, 1 - axis)
-    seen_MN = (key_MN <= query_MN) & (query_MN < along(until_S, shape, 1 - axis))
+    query_TS = numbers[1] + query + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    key_TS = along(in_loop(key + jax.lax.broadcasted_iota(jnp.int32, shape[1:], 0)), shape, 1)
+    seen_TS = (key_TS <= query_TS) & (query_TS < along(until_S, shape, 1))
     if at is not None:
-        seen_MN &= along(at[0], shape, axis) - along(at[1], shape, 1 - axis) < numbers[0]
-    return seen_MN
+        seen_TS &= along(at[0], shape, 0) - along(at[1], shape, 1) < numbers[0]
+    return seen_TS
+
+
+def in_loop(x):
+    """Returns x. What a loop does not change LLVM would compute before it, and keep in registers that are needed."""
+    return jax.lax.optimization_barrier(x)
 
 
 def along(x_N, shape: tuple[int, int], axis: int):

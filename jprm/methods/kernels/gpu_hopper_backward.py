@@ -3,8 +3,8 @@
 They stand in for `_dq_kernel` and `_dkv_kernel` of `jprm.methods.kernels.gpu`, each by itself: they walk the same
 tables and read the same log-sum-exp, whichever forward kernel wrote it.
 
-A program has 128 tokens of its own, queries of one head for dq and keys for dk and dv. Each of two warpgroups computes
-for 64 of them, and its sums stay in registers. A third one copies the blocks of the other kind, up to `stages` ahead.
+A program has 128 tokens of its own, queries of one head for dq and keys for dk and dv. Two warpgroups compute, each for
+64 of them, and keep their sums in registers. A third one copies the blocks of the other kind, up to `stages` ahead.
 `ready` completes when a block has arrived, `free` when both warpgroups have read it.
 
 No GPU has run them yet. jprm takes each only where `experiments/bench/gpu_check.py`, run on a Hopper GPU, found it
@@ -29,6 +29,7 @@ from jprm.methods.kernels.gpu_hopper import (
     REGISTERS,
     ROWS,
     along,
+    in_loop,
     in_shared_memory,
     matrices,
     refuse,
@@ -94,11 +95,14 @@ def dq(
                 if masked:
                     at = (mine["at_query"][...], shared["at_key"][stage]) if windowed else None
                     first = table[b, t, 2 + p] * key
-                    seen_TS = seen(numbers, start, first, shared["until"][stage], at, shape, 0)
+                    seen_TS = seen(numbers, start, first, shared["until"][stage], at, shape)
                     plgpu.commit_smem()  # the next copy, which overwrites `until`, comes after these reads
-                logit_TS, slope_TS = logits(logit_TS, config)
-                _, dlogit_TS = weights(logit_TS, slope_TS, dweight_TS, seen_TS, log_TS, inner_TS)
-                _add(dict(dlogit=(sums, dlogit_TS, k_SH)), shared, group, interpret)
+                _, dlogit_TS = weights(*logits(logit_TS, config), dweight_TS, seen_TS, log_TS, inner_TS)
+                a_TS = dlogit_TS.astype(dtype)
+                if interpret is not None:
+                    a_TS = in_shared_memory(a_TS, shared["dlogit"].at[group])
+                plgpu.wgmma(sums, a_TS, k_SH)
+                plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(shared["free"].at[stage])
 
             def visit_all(sums):
@@ -110,7 +114,8 @@ def dq(
             _write({"q": (dq_TH * config.query_scale, dq.at[b, queries, n])}, mine)
 
     results = [jax.ShapeDtypeStruct((B, T, K * G, H), dtype)]
-    call = _kernel("dq_kernel", (B, M, K * G), program, results, own, passing, dict(dlogit=shape), stages, interpret)
+    more = {} if interpret is None else dict(dlogit=matrices(COMPUTING, *shape))
+    call = _kernel("dq_kernel", (B, M, K * G), program, results, own, passing, more, stages, interpret)
     q, dy = (x.reshape(B, T, K * G, H) for x in (q_BTKGH, dy_BTKGH))
     log, inner = (x.reshape(B, K * G, T) for x in (log_BKGT, inner_BKGT))
     (dq,) = call(numbers, table_BML, until_BS, position_BS, q, dy, k_BSKH, v_BSKH, log, inner)
@@ -131,10 +136,10 @@ def dkv(
     them. Raises ValueError for what it does not take.
     """
     (B, T, K, G, H), S = q_BTKGH.shape, k_BSKH.shape[1]
-    N, dtype, shape = table_BNL.shape[1], q_BTKGH.dtype, (ROWS, query)
+    N, dtype, shape = table_BNL.shape[1], q_BTKGH.dtype, (query, ROWS)
     refuse(H, dtype, S, N, query, ("keys", "queries"))
     own = dict(k=matrices(COMPUTING, ROWS, H), v=matrices(COMPUTING, ROWS, H))
-    own |= dict(until=_vectors(COMPUTING, ROWS, jnp.int32))
+    own["until"] = _vectors(COMPUTING, ROWS, jnp.int32)
     passing = dict(q=matrices(stages, query, H), dy=matrices(stages, query, H))
     passing |= dict(log=_vectors(stages, query), inner=_vectors(stages, query))
     if windowed:
@@ -168,19 +173,22 @@ def dkv(
             mine = _copy_own(shared, group, sources | (dict(at_key=position.at[b, keys]) if windowed else {}))
 
             def visit(masked: bool, dk_sums, dv_sums, p, _):
-                stage = jax.lax.rem(p, jnp.int32(stages))
+                stage, own = jax.lax.rem(p, jnp.int32(stages)), in_loop(group)
                 plgpu.barrier_wait(shared["ready"].at[stage])
-                q_TH, dy_TH, seen_ST = shared["q"].at[stage], shared["dy"].at[stage], None
-                logit_ST, dweight_ST = _products((mine["k"], q_TH), (mine["v"], dy_TH), shape)
-                log_ST, inner_ST = (along(shared[x][stage], shape, 1) for x in ("log", "inner"))
+                q_TH, dy_TH = (shared[x].at[stage] for x in ("q", "dy"))
+                k_SH, v_SH, a_TS, b_TS = (shared[x].at[own] for x in ("k", "v", "weight", "dlogit"))
+                logit_TS, dweight_TS = _products((q_TH, k_SH), (dy_TH, v_SH), shape)
+                log_TS, inner_TS = (along(shared[x][stage], shape, 0) for x in ("log", "inner"))
+                seen_TS = None
                 if masked:
                     at = (shared["at_query"][stage], mine["at_key"][...]) if windowed else None
-                    seen_ST = seen(numbers, first_query(p), start, mine["until"][...], at, shape, 1)
-                logit_ST, slope_ST = logits(logit_ST, config)
-                weight_ST, dlogit_ST = weights(logit_ST, slope_ST, dweight_ST, seen_ST, log_ST, inner_ST)
-                plgpu.commit_smem()  # the next copy, which overwrites `log`, comes after these reads
-                products = dict(weight=(dv_sums, weight_ST, dy_TH), dlogit=(dk_sums, dlogit_ST, q_TH))
-                _add(products, shared, group, interpret)
+                    seen_TS = seen(numbers, first_query(p), start, mine["until"][...], at, shape)
+                weight_TS, dlogit_TS = weights(*logits(logit_TS, config), dweight_TS, seen_TS, log_TS, inner_TS)
+                a_TS[...], b_TS[...] = weight_TS.astype(dtype), dlogit_TS.astype(dtype)
+                plgpu.commit_smem()  # the products, and the next copy, which overwrites `log`, come after all this
+                plgpu.wgmma(dv_sums, a_TS.transpose((1, 0)), dy_TH)
+                plgpu.wgmma(dk_sums, b_TS.transpose((1, 0)), q_TH)
+                plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(shared["free"].at[stage])
 
             def visit_all(*sums):
@@ -192,8 +200,8 @@ def dkv(
             _write(dict(k=(dk_SH * config.query_scale, dk.at[b, keys, head]), v=(dv_SH, dv.at[b, keys, head])), mine)
 
     results = [jax.ShapeDtypeStruct(k_BSKH.shape, dtype)] * 2
-    by_register = dict(weight=shape, dlogit=shape)
-    call = _kernel("dkv_kernel", (B, N, K), program, results, own, passing, by_register, stages, interpret)
+    more = dict(weight=matrices(COMPUTING, *shape), dlogit=matrices(COMPUTING, *shape))
+    call = _kernel("dkv_kernel", (B, N, K), program, results, own, passing, more, stages, interpret)
     q, dy = (x.reshape(B, T, K * G, H) for x in (q_BTKGH, dy_BTKGH))
     log, inner = (x.reshape(B, K * G, T) for x in (log_BKGT, inner_BKGT))
     return call(numbers, table_BNL, until_BS, position_BS, q, dy, k_BSKH, v_BSKH, log, inner)
@@ -204,25 +212,22 @@ def _vectors(count: int, size: int, dtype=jnp.float32):
 
 
 def _kernel(
-    name: str, grid: tuple[int, ...], program, results: list, own: dict, passing: dict, multiplied: dict, stages: int,
-    interpret,
+    name: str, grid: tuple[int, ...], program, results: list, own: dict, passing: dict, more: dict, stages: int,
+    interpret: Any,
 ):  # fmt: skip
-    """Returns the kernel of a program.
+    """Returns the kernel of a program, which takes the kernel's arguments, its results, and what is shared by name.
 
-    own, passing: the shared memory of both warpgroups, and of the stages. multiplied: the shapes of the matrices in
-    registers that it multiplies, which the interpreter has in shared memory. The program takes the kernel's arguments,
-    its results, and what is shared by name.
+    own, passing: shared memory that is copied to, of each warpgroup and of each stage. more: what is not copied to.
     """
     barriers = dict(
         own_ready=plgpu.Barrier(num_arrivals=len(own), num_barriers=COMPUTING),
         ready=plgpu.Barrier(num_arrivals=len(passing), num_barriers=stages),
         free=plgpu.Barrier(num_arrivals=COMPUTING, num_barriers=stages),
     )
-    more = {} if interpret is None else {x: matrices(COMPUTING, *shape) for x, shape in multiplied.items()}
     return plgpu.kernel(
         lambda *refs, **shared: program(*refs, shared=shared),
         out_type=results,
-        scratch_types=own | passing | barriers | more,
+        scratch_types=own | passing | more | barriers,
         grid=grid,
         grid_names=("rows", "blocks", "heads"),
         num_threads=COMPUTING + 1,
@@ -267,14 +272,6 @@ def _products(first, second, shape: tuple[int, int]):
         return tuple(c[...] for c in sums)
 
     return pl.run_scoped(multiply, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * 2)
-
-
-def _add(products: dict, shared: dict, group, interpret) -> None:
-    """Adds a b to sums for each (sums, a, b) and waits for it: a in registers, rounded, and b in shared memory."""
-    for name, (sums, a, b) in products.items():
-        left = a.astype(jnp.bfloat16)
-        plgpu.wgmma(sums, left if interpret is None else in_shared_memory(left, shared[name].at[group]), b)
-    plgpu.wgmma_wait(0)
 
 
 def _write(results: dict, mine: dict) -> None:
