@@ -63,18 +63,18 @@ def test_kernels_keep_their_values_in_registers(chip, case):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not lowers_mosaic(), reason="Mosaic lowers the kernel for Hopper from jax 0.12 on")
-@pytest.mark.parametrize("key, stages", [(64, 2), (64, 4), (128, 2)])
+@pytest.mark.skipif(not lowers_mosaic(), reason="Mosaic lowers the kernels for Hopper from jax 0.12 on")
+@pytest.mark.parametrize("key, stages, of_queries", [(64, 2, 2), (64, 4, 3), (128, 2, 2)])
 @pytest.mark.parametrize("case", [dict(H=64), dict(H=128), dict(H=128, **GEMMA)], ids=["64", "128", "window-and-cap"])
-def test_the_kernel_for_hopper_keeps_its_values_in_registers(case, key, stages):
-    sizes = default_launches(case["H"], 2)
-    backward = {name: dataclasses.astuple(getattr(sizes, name)) for name in ("dq", "dkv")}
-    launches = dict(forward=(128, key, 12, stages, "mosaic"), **backward)
+def test_the_kernels_for_hopper_keep_their_values_in_registers(case, key, stages, of_queries):
+    """of_queries: stages of blocks of queries, which dk and dv take."""
+    of_keys = (128, key, 12, stages, "mosaic")
+    launches = dict(forward=of_keys, dq=of_keys, dkv=(64, 128, 12, of_queries, "mosaic"))
     found = compiled(chip="h100", launches=launches, **case)["kernels"]
-    assert found.keys() == {"forward_kernel_mosaic_gpu_kernel", "dq_kernel", "dkv_kernel"}
-    kernel = found["forward_kernel_mosaic_gpu_kernel"]
-    assert kernel["spilled"] == 0 and kernel["tensor_cores"] == ["wgmma.mma_async"]
-    assert kernel["shared"] <= shared_memory("h100") and not kernel["warned"]
+    assert found.keys() == {f"{name}_kernel_mosaic_gpu_kernel" for name in launches}
+    for kernel in found.values():
+        assert kernel["spilled"] == 0 and kernel["tensor_cores"] == ["wgmma.mma_async"]
+        assert kernel["shared"] <= shared_memory("h100") and not kernel["warned"]
 
 
 @pytest.mark.slow

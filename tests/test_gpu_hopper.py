@@ -1,4 +1,4 @@
-"""The forward kernel for Hopper, interpreted on a CPU; what it refuses; and when it is taken."""
+"""The kernels for Hopper, interpreted on a CPU; what they refuse; and when they are taken."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels import gpu_hopper, gpu_hopper_backward
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 
-REFERENCE = dataclasses.replace(TINY, attention="reference", kv_heads=1, heads=2)
+REFERENCE = dataclasses.replace(TINY, attention="reference", kv_heads=2, heads=4)
 SIZES = Launches(Launch(128, 64, 12, 2, "mosaic"), Launch(128, 64, 12, 2, "mosaic"), Launch(64, 128, 12, 2, "mosaic"))
 
 interpreted = pytest.mark.skipif(not gpu_kernel.lowers_mosaic(), reason="needs the interpreter of jax 0.12")
@@ -43,15 +43,16 @@ def error(found, exact):
 @interpreted
 @pytest.mark.parametrize("H, fields", [(64, {}), (128, WINDOW | dict(windows=(40, 0)))], ids=["trees", "windows"])
 def test_equals_the_reference_with_its_gradients(interpreter, H, fields):
-    """Subtrees and a chain: whole and masked pairs, more of them than stages. The gradients take its log-sum-exp."""
+    """Subtrees and a chain: whole and masked pairs, more of them than stages. The gradients take the log-sum-exp."""
     until_BT, position_BT = (x[[0, 2], :256].clip(max=256) for x in long_rows())
-    arrays = [x.astype(jnp.bfloat16) for x in made(0, 2, 256, K=1, G=2, H=H)]
+    arrays = [x.astype(jnp.bfloat16) for x in made(0, 2, 256, K=2, G=2, H=H)]
     exact = dataclasses.replace(REFERENCE, head_dim=H, **fields)
     own = dataclasses.replace(exact, attention="gpu_kernel", dtype="bfloat16")
     window = np.int32(40) if fields else None
-    table_BML = jax.jit(find_blocks, static_argnums=2)(until_BT, position_BT, SIZES).forward
-    whole_BM, needed_BM = table_BML[..., 0], table_BML[..., 1]
-    assert whole_BM.max() >= 1 and needed_BM.max() > 2 and (needed_BM > whole_BM).any()
+    blocks = jax.jit(find_blocks, static_argnums=2)(until_BT, position_BT, SIZES)
+    for table_BML in (blocks.forward, blocks.dq, blocks.dkv):
+        whole_BM, needed_BM = table_BML[..., 0], table_BML[..., 1]
+        assert whole_BM.max() >= 1 and needed_BM.max() > 2 and (needed_BM > whole_BM).any()
     found = by_rule(*arrays, until_BT, position_BT, own, window)
     expected = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT, exact, window)
     assert [x.dtype for x in found] == [jnp.bfloat16] * 4
@@ -60,70 +61,84 @@ def test_equals_the_reference_with_its_gradients(interpreter, H, fields):
 
 
 @interpreted
-def test_queries_without_a_pair_are_zero(interpreter):
+def test_tokens_without_a_pair_are_zero(interpreter):
     q, k, v = (x.astype(jnp.bfloat16) for x in made(0, 1, 128, K=1, G=1, H=64))
     none, row = jnp.zeros((1, 1, 4), jnp.int32), jnp.full((1, 128), 128, jnp.int32)
-    config = dataclasses.replace(REFERENCE, head_dim=64)
-    y, log = gpu_hopper.forward(jnp.zeros(2, jnp.int32), none, row, row, q, k, v, config, False, 64, 2)
-    assert not np.any(np.asarray(y, np.float32)) and np.all(np.isfinite(log))
+    own = dataclasses.replace(REFERENCE, head_dim=64), False, 64, 2
+    given = jnp.zeros(2, jnp.int32), none, row, row
+    y, log = gpu_hopper.forward(*given, q, k, v, *own)
+    gradients = [f(*given, q, q, k, v, log, log, *own) for f in (gpu_hopper_backward.dq, gpu_hopper_backward.dkv)]
+    assert not any(np.any(np.asarray(x, np.float32)) for x in (y, *sum(gradients, []))) and np.all(np.isfinite(log))
 
 
 @interpreted
-def test_a_part_of_the_queries_is_that_part_of_the_output(interpreter):
+def test_a_part_of_the_queries_is_that_part_of_the_whole(interpreter):
     """As on a mesh with `context`: the window and positions of the row's second half of queries."""
     until_BT, position_BT = (jnp.asarray(x[[0], :256].clip(max=256)) for x in long_rows())
     q, k, v = (x.astype(jnp.bfloat16) for x in made(0, 1, 256, K=1, G=1, H=64))
     config = dataclasses.replace(REFERENCE, head_dim=64)
-    table_BML = jax.jit(find_blocks, static_argnums=2)(until_BT, position_BT, SIZES).forward
+    whole, split = (jax.jit(find_blocks, static_argnums=(2, 3))(until_BT, position_BT, SIZES, x) for x in (1, 2))
 
-    def forward(first):
-        part = jnp.array([100, first]), table_BML[:, first // 128 :], until_BT, position_BT, q[:, first:], k, v
-        return gpu_hopper.forward(*part, config, True, 64, 2)
+    def kernels(first, last, dkv_BNL):
+        numbers, part = jnp.array([100, first]), slice(first // 128, last // 128)
+        tables = [(numbers, table, until_BT, position_BT)
+                  for table in (whole.forward[:, part], whole.dq[:, part], dkv_BNL)]  # fmt: skip
+        q_part = q[:, first:last]
+        y, log = gpu_hopper.forward(*tables[0], q_part, k, v, config, True, 64, 2)
+        heads = q_part, y, k, v, log, log / 8, config, True, 64, 2
+        return y, log, *gpu_hopper_backward.dq(*tables[1], *heads), *gpu_hopper_backward.dkv(*tables[2], *heads)
 
-    (y, log), (part, part_log) = forward(0), forward(128)
-    assert (part == y[:, 128:]).all() and (part_log == log[..., 128:]).all()
+    y, log, dq, *dkv = kernels(0, 256, whole.dkv)
+    halves = [kernels(first, first + 128, split.dkv[:, i : i + 2]) for first, i in ((0, 0), (128, 2))]
+    part, part_log, part_dq = halves[1][:3]
+    assert (part == y[:, 128:]).all() and (part_log == log[..., 128:]).all() and (part_dq == dq[:, 128:]).all()
+    sums = [a.astype(jnp.float32) + b for a, b in zip(halves[0][3:], halves[1][3:], strict=True)]
+    assert all(error(a, b) < 2**-8 for a, b in zip(sums, dkv, strict=True))
 
 
 def test_refuses_what_it_does_not_take():
-    for H, dtype, keys in ((96, "bfloat16", 64), (64, "float32", 64), (64, "bfloat16", 32)):
+    for H, dtype, size in ((96, "bfloat16", 64), (64, "float32", 64), (64, "bfloat16", 32)):
         q, k, v = (jnp.zeros(x.shape, dtype) for x in made(0, 1, 128, K=1, G=1, H=H))
         row = jnp.full((1, 128), 128, jnp.int32)
-        table_BML = jnp.zeros((1, 1, 4), jnp.int32)
-        arguments = jnp.zeros(2, jnp.int32), table_BML, row, row, q, k, v, REFERENCE, False, keys, 2
-        refused(ValueError, "triton", gpu_hopper.forward, *arguments)
+        given, own = (jnp.zeros(2, jnp.int32), jnp.zeros((1, 1, 4), jnp.int32), row, row), (REFERENCE, False, size, 2)
+        refused(ValueError, "triton", gpu_hopper.forward, *given, q, k, v, *own)
+        for gradient in (gpu_hopper_backward.dq, gpu_hopper_backward.dkv):
+            refused(ValueError, "triton", gradient, *given, q, q, k, v, row, row, *own)
 
 
-def test_a_gpu_takes_it_where_the_table_says_so_and_jax_lowers_it(monkeypatch):
+def test_a_gpu_takes_them_where_the_table_says_so_and_jax_lowers_them(monkeypatch):
     gpu = type("GPU", (), dict(compute_capability="9.0", device_kind="NVIDIA H100 80GB HBM3"))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
     default = default_launches(64, 2)
-    assert gpu_kernel.launches(64, 2).forward == default.forward and default.forward.lowering == "triton"
-    monkeypatch.setattr(gpu_kernel, "tuned", lambda: {gpu.device_kind: {"64x2": dataclasses.asdict(SIZES)}})
-    for version, forward in (((0, 12, 0, 1), SIZES.forward), ((0, 10, 2), default.forward)):
+    assert gpu_kernel.launches(64, 2) == default and default.forward.lowering == "triton"
+    some = dataclasses.replace(SIZES, dq=Launch(64, 32, 4, 2))
+    monkeypatch.setattr(gpu_kernel, "tuned", lambda: {gpu.device_kind: {"64x2": dataclasses.asdict(some)}})
+    for version, launches in (((0, 12, 0, 1), some), ((0, 10, 2), dataclasses.replace(default, dq=some.dq))):
         monkeypatch.setattr(jax, "__version_info__", version)
-        assert gpu_kernel.launches(64, 2) == dataclasses.replace(SIZES, forward=forward)
+        assert gpu_kernel.launches(64, 2) == launches
 
 
 @interpreted
-def test_the_check_measures_each_launch(interpreter, monkeypatch, capsys):
+@pytest.mark.parametrize("name, fault", [("forward", "128 and 32"), ("dq", "128 and 32"), ("dkv", "32 and 64")])
+def test_the_check_measures_each_launch(interpreter, monkeypatch, capsys, name, fault):
     """With and without a window; a launch that does not lower is not exact, and says why."""
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
     import gpu_check
 
-    launches = gpu_check.MOSAIC[0], dataclasses.replace(gpu_check.MOSAIC[0], key=32)
-    monkeypatch.setattr(gpu_check, "MOSAIC", launches)
-    gpu_check.mosaic_exactness([dataclasses.replace(gpu_check.SMOLLM2, heads=1, kv_heads=1)], 256)
+    first = gpu_check.MOSAIC[name][0]
+    monkeypatch.setitem(gpu_check.MOSAIC, name, [first, dataclasses.replace(first, key=32)])
+    gpu_check.mosaic_exactness(name, [dataclasses.replace(gpu_check.SMOLLM2, heads=1, kv_heads=1)], 256)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(x["window"], x["ok"]) for x in found] == [(None, True), (None, False), (64, True), (64, False)]
-    assert gpu_check.exact_of_mosaic(found, 64) == [launches[0]] and "not 128 and 32" in found[1]["error"]
+    assert gpu_check.exact_of_mosaic(found, 64) == [first] and f"not {fault}" in found[1]["error"]
 
 
 def test_the_check_takes_exact_launches_and_outlives_a_process_that_hangs(monkeypatch):
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
     import gpu_check
 
-    first, second, third = gpu_check.MOSAIC
+    first, second, third = gpu_check.MOSAIC["forward"]
     lines = [dict(head=64, window=w, ok=ok, launch=dataclasses.asdict(launch))
              for launch, ok in ((first, True), (second, False)) for w in (None, 256)]  # fmt: skip
     assert gpu_check.exact_of_mosaic(lines, 64) == [first] and gpu_check.exact_of_mosaic(lines, 128) == []
@@ -131,6 +146,6 @@ def test_the_check_takes_exact_launches_and_outlives_a_process_that_hangs(monkey
     found = gpu_check.printed_within([sys.executable, "-I", "-c", code], 5.0)
     assert found[0] == lines[0] and not found[1]["ok"] and "5 s" in found[1]["error"]
     assert gpu_check.exact_of_mosaic(found, 64) == []
-    result = dict(exactness=[], speed=[], mosaic=found)
+    result = dict(exactness=[], speed=[], mosaic=dict(forward=found, dq=[]))
     lines, passed = gpu_check.verdict(result)
     assert passed and "not taken" in lines[0]

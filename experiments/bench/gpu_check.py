@@ -5,7 +5,7 @@
 The last line is PASS or FAIL: every implementation exact, and the kernel faster than `blocked`.
 
 1. Every attention implementation against `reference`, with gradients: chains, subtrees and padding, windows and soft
-   caps, float32 and bfloat16. On Hopper also the forward kernel that Mosaic lowers, in a process of its own with a time
+   caps, float32 and bfloat16. On Hopper also the kernels that Mosaic lowers, each in a process of its own with a time
    limit: a pipeline that has never run on a GPU may hang.
 2. A sweep of the block sizes of `gpu_kernel`, Mosaic's among them where they are exact. The fastest of each case go to
    jprm/methods/kernels/gpu_blocks.json, which the code reads on this kind of GPU from then on.
@@ -149,21 +149,22 @@ def errors_of(own: ModelConfig, rows: Rows, window: int | None, given, exact) ->
     return dict(errors=errors, ok=max(errors) < (FLOAT32 if own.dtype == "float32" else BFLOAT16))
 
 
-MOSAIC = [Launch(128, key, 12, stages, "mosaic") for key, stages in ((64, 2), (64, 4), (128, 2))]
-"""Launches of the forward kernel of `jprm.methods.kernels.gpu_hopper`: two warpgroups compute, one copies."""
+OF_KEYS = [Launch(128, key, 12, stages, "mosaic") for key, stages in ((64, 2), (64, 4), (128, 2))]
+MOSAIC = dict(forward=OF_KEYS, dq=OF_KEYS, dkv=[Launch(64, 128, 12, stages, "mosaic") for stages in (2, 3)])
+"""Launches of the kernels for Hopper of `jprm.methods.kernels`: two warpgroups compute, one copies."""
 
 
-def mosaic_exactness(models: list[ModelConfig], T: int) -> None:
-    """Prints a line of JSON for each model, kind of layer and launch of MOSAIC: its errors, and `ok`."""
+def mosaic_exactness(name: str, models: list[ModelConfig], T: int) -> None:
+    """Prints a line of JSON for each model, kind of layer and launch of MOSAIC[name]: its errors, and `ok`."""
     launches_of = gpu_kernel.launches
     for model, fields in itertools.product(models, ({}, dict(windows=(T // 4, 0), attention_softcap=20.0))):
         rows, window = made_rows("tree", T, 2), T // 4 if fields else None
         case = dataclasses.replace(model, attention="reference", **fields)
         given, exact = exact_gradients(case, rows, window)
-        for launch in MOSAIC:
-            launches = dataclasses.replace(gpu_kernel.default_launches(model.head_dim, 2), forward=launch)
+        for launch in MOSAIC[name]:
+            launches = dataclasses.replace(gpu_kernel.default_launches(model.head_dim, 2), **{name: launch})
             gpu_kernel.launches = lambda *_, launches=launches: launches
-            found = dict(implementation="mosaic", head=model.head_dim, window=window, launch=dataclasses.asdict(launch))
+            found = dict(kernel=name, head=model.head_dim, window=window, launch=dataclasses.asdict(launch))
             try:
                 found |= errors_of(dataclasses.replace(case, attention="gpu_kernel"), rows, window, given, exact)
             except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -182,7 +183,7 @@ def printed_within(command: list[str], limit_s: float) -> list[dict]:
     except subprocess.TimeoutExpired as late:
         output, error = late.stdout or b"", f"no answer within {limit_s:.0f} s"
     found = [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")]
-    return found + [dict(implementation="mosaic", ok=False, error=error)] * bool(error)
+    return found + [dict(command=command[1:], ok=False, error=error)] * bool(error)
 
 
 def exact_of_mosaic(found: list[dict], head: int) -> list[Launch]:
@@ -190,8 +191,8 @@ def exact_of_mosaic(found: list[dict], head: int) -> list[Launch]:
     if any("launch" not in x for x in found):
         return []
     wrong = [x["launch"] for x in found if x["head"] == head and not x["ok"]]
-    right = [x["launch"] for x in found if x["head"] == head and x["launch"] not in wrong]
-    return [launch for launch in MOSAIC if dataclasses.asdict(launch) in right]
+    right = [Launch(**x["launch"]) for x in found if x["head"] == head and x["launch"] not in wrong]
+    return list(dict.fromkeys(right))
 
 
 def error_of(found: jax.Array, exact: jax.Array, dtype: str) -> float:
@@ -217,11 +218,11 @@ WARPS_STAGES = [(4, 2), (8, 2), (4, 3), (8, 3)]
 
 
 def sweep(
-    model: ModelConfig, rows: Rows, left: Callable[[], float], candidates: list[Launch], mosaic: list[Launch]
+    model: ModelConfig, rows: Rows, left: Callable[[], float], candidates: list[Launch], mosaic: dict[str, list[Launch]]
 ) -> dict:
     """Returns the fastest launches of a case and what was tried, each kernel's with the default ones of the others.
 
-    mosaic: further candidates for the forward kernel, which are tried first.
+    mosaic: further candidates by kernel, which are tried first.
 
     A candidate that does not compile, or that takes more memory than a program has, counts as infinitely slow.
     """
@@ -244,7 +245,7 @@ def sweep(
     tried.append(dict(dataclasses.asdict(default), seconds=fastest))
     until_kernel = [left() * share for share in (2 / 3, 1 / 3, 0.0)]  # a third of the time for each
     for name, end in zip(("forward", "dq", "dkv"), until_kernel, strict=True):
-        for candidate in (mosaic if name == "forward" else []) + candidates:
+        for candidate in mosaic.get(name, []) + candidates:
             if left() <= end:
                 break
             launches = dataclasses.replace(best, **{name: candidate})
@@ -374,13 +375,13 @@ def main() -> None:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--minutes", type=float, default=10.0, help="for all of it")
     args.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gpu_check.json"), help="file of the figures")
-    args.add_argument("--mosaic", action="store_true", help="the part that runs in a process of its own")
+    args.add_argument("--mosaic", choices=MOSAIC, help="the kernel whose check this process is")
     args.add_argument("--tiny", action="store_true", help="small shapes, on a CPU too; no table is written")
     given = args.parse_args()
     if jax.default_backend() != "gpu" and not given.tiny:
         raise SystemExit("jax finds no GPU here: pip install -e '.[train,cuda]', or try --tiny on a CPU")
     if given.mosaic:
-        return mosaic_exactness([SMOLLM2, QWEN], 1024)
+        return mosaic_exactness(given.mosaic, [SMOLLM2, QWEN], 1024)
     start = time.monotonic()
 
     def until(minutes: float) -> Callable[[], float]:
@@ -388,12 +389,12 @@ def main() -> None:
 
     device = jax.local_devices()[0]
     of_heads = TINY if given.tiny else dataclasses.replace(SMOLLM2, head_dim=80)  # of no power of two
-    exact, mosaic = exactness(of_heads, 128 if given.tiny else 1024, given.tiny), []
+    exact, mosaic = exactness(of_heads, 128 if given.tiny else 1024, given.tiny), {}
     if jax.default_backend() == "gpu" and capability() == "9.0":
         if gpu_kernel.lowers_mosaic():
-            mosaic = printed_within([sys.executable, __file__, "--mosaic"], 150.0)
+            mosaic = {name: printed_within([sys.executable, __file__, "--mosaic", name], 90.0) for name in MOSAIC}
         else:
-            print("Mosaic's forward kernel is left out: it needs jax 0.12 (make gpu-check PYTHON=python3.12)")
+            print("Mosaic's kernels are left out: they need jax 0.12 (make gpu-check PYTHON=python3.12)")
     print(f"{sum(x.get('ok', False) for x in exact)} of {sum('ok' in x for x in exact)} are exact", flush=True)
     cases, T = {}, 128 if given.tiny else 4096
     candidates = [Launch(*sides, *more) for sides, more in itertools.product(SIDES, WARPS_STAGES)]
@@ -402,7 +403,7 @@ def main() -> None:
         case = dataclasses.replace(model, attention="gpu_kernel")
         found = sweep(
             case, made_rows("tree", T, 1), until(end), candidates[-1:] if given.tiny else candidates,
-            exact_of_mosaic(mosaic, model.head_dim),
+            {name: exact_of_mosaic(lines, model.head_dim) for name, lines in mosaic.items()},
         )  # fmt: skip
         cases[gpu_kernel.key(model.head_dim, 2)] = found
         print(gpu_kernel.key(model.head_dim, 2), found, flush=True)
@@ -425,7 +426,7 @@ def verdict(result: dict[str, Any]) -> tuple[list[str], bool]:
     """Returns what the figures say in a few lines, the last PASS or FAIL, and whether it is PASS."""
     wrong = [x for x in result["exactness"] if not x.get("ok", True)]
     lines = [f"not exact: {json.dumps(x)}" for x in wrong]
-    lines += [f"not exact, so not taken: {json.dumps(x)}" for x in result["mosaic"] if not x["ok"]]
+    lines += [f"not exact, so not taken: {json.dumps(x)}" for x in sum(result["mosaic"].values(), []) if not x["ok"]]
     slower = []
     for own in (x for x in result["speed"] if x["attention"] == "gpu_kernel" and "training" in x):
         for other in result["speed"]:

@@ -11,8 +11,8 @@ precision under `jax.default_matmul_precision("highest")`. Powers are of two, wh
 Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
 The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
-compiled kernels take. On Hopper `jprm.methods.kernels.gpu_hopper` takes the forward kernel's place where the table of
-measured blocks says so.
+compiled kernels take. On Hopper those of `jprm.methods.kernels.gpu_hopper` and `gpu_hopper_backward` take the place of
+each for which the table of measured blocks says so.
 """
 
 from __future__ import annotations
@@ -213,10 +213,10 @@ def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
 
 
 def _gradient(name: str, blocks: Blocks, config: ModelConfig, inputs: dict, outputs: list):
+    """Returns the gradients that the kernel `dq` or `dkv` computes, by the lowering that its launch names."""
     launch, table = getattr(blocks.launches, name), getattr(blocks, name)
     if launch.lowering == "triton":
-        kernel = dict(dq=_dq_kernel, dkv=_dkv_kernel)[name]
-        return _run(kernel, launch, table, blocks, config, inputs, outputs, [])
+        return _run(dict(dq=_dq_kernel, dkv=_dkv_kernel)[name], launch, table, blocks, config, inputs, outputs, [])
     from jprm.methods.kernels import gpu_hopper_backward
 
     arrays = *inputs["queries"], *inputs["keys"], *inputs["rows"]
@@ -423,7 +423,7 @@ TUNED = "gpu_blocks.json"
 class Launch:
     """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline.
 
-    lowering: `triton`, or `mosaic` for the forward kernel of `jprm.methods.kernels.gpu_hopper`.
+    lowering: `triton`, or `mosaic` for a kernel of `jprm.methods.kernels.gpu_hopper` or `gpu_hopper_backward`.
     """
 
     query: int
@@ -497,15 +497,14 @@ def launches(H: int, itemsize: int) -> Launches:
     if jax.default_backend() == "gpu":
         measured = tuned().get(jax.local_devices()[0].device_kind, {}).get(key(H, itemsize))
         if measured:
-            found = Launches(**{name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")})
-            if found.forward.lowering == "triton" or lowers_mosaic():
-                return found
-            return dataclasses.replace(found, forward=default.forward)
+            found = {name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")}
+            taken = {name: x for name, x in found.items() if x.lowering == "triton" or lowers_mosaic()}
+            return dataclasses.replace(default, **taken)
     return default
 
 
 def lowers_mosaic() -> bool:
-    """Returns whether this jax lowers the forward kernel for Hopper; 0.10.2, the last for Python 3.11, does not."""
+    """Returns whether this jax lowers the kernels for Hopper; 0.10.2, the last for Python 3.11, does not."""
     return jax.__version_info__ >= (0, 12)
 
 

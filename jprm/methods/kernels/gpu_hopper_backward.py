@@ -90,8 +90,10 @@ def dq(
             def visit(masked: bool, sums, p, _):
                 stage = jax.lax.rem(p, jnp.int32(stages))
                 plgpu.barrier_wait(shared["ready"].at[stage])
-                k_SH, v_SH, seen_TS = shared["k"].at[stage], shared["v"].at[stage], None
-                logit_TS, dweight_TS = _products((mine["q"], k_SH), (mine["dy"], v_SH), shape)
+                k_SH, v_SH = (shared[x].at[stage] for x in ("k", "v"))
+                q_TH, dy_TH = (shared[x].at[in_loop(group)] for x in ("q", "dy"))
+                logit_TS, dweight_TS = _products((q_TH, k_SH), (dy_TH, v_SH), shape)
+                seen_TS = None
                 if masked:
                     at = (mine["at_query"][...], shared["at_key"][stage]) if windowed else None
                     first = table[b, t, 2 + p] * key
