@@ -1,6 +1,5 @@
 """The GPU's kernels compile for three generations of NVIDIA GPUs on a machine without one."""
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -12,7 +11,7 @@ import sys
 import pytest
 from gpu_aot import TARGETS
 
-from jprm.methods.kernels.gpu import default_launches, lowers_mosaic
+from jprm.methods.kernels.gpu import lowers_mosaic
 
 TENSOR_CORES = {"a100": "mma.sync", "h100": "wgmma.mma_async", "b200": "tcgen05.mma"}
 

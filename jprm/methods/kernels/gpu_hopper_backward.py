@@ -186,6 +186,7 @@ def dkv(
                     at = (shared["at_query"][stage], mine["at_key"][...]) if windowed else None
                     seen_TS = seen(numbers, first_query(p), start, mine["until"][...], at, shape)
                 weight_TS, dlogit_TS = weights(*logits(logit_TS, config), dweight_TS, seen_TS, log_TS, inner_TS)
+                # A store waits for the warpgroup's other warps, so for what they still multiply of the last pair.
                 a_TS[...], b_TS[...] = weight_TS.astype(dtype), dlogit_TS.astype(dtype)
                 plgpu.commit_smem()  # the products, and the next copy, which overwrites `log`, come after all this
                 plgpu.wgmma(dv_sums, a_TS.transpose((1, 0)), dy_TH)
