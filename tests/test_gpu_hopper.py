@@ -96,6 +96,20 @@ def test_a_part_of_the_queries_is_that_part_of_the_whole(interpreter):
     assert all(error(a, b) < 2**-8 for a, b in zip(sums, dkv, strict=True))
 
 
+@interpreted
+@pytest.mark.parametrize("name", ["dq", "dkv"])
+@pytest.mark.parametrize("missing", ["commit_smem", "barrier_wait", "wait_smem_to_gmem"])
+def test_the_interpreter_finds_what_is_missing(interpreter, monkeypatch, name, missing):
+    """So that it passes the kernels says something."""
+    row = jnp.full((1, 128), 128, jnp.int32)
+    q, k, v = (x.astype(jnp.bfloat16) for x in made(0, 1, 128, K=1, G=1, H=64))
+    log, table_BML = jnp.zeros((1, 1, 1, 128)), jnp.array([[[0, 2, 0, 1]]], jnp.int32)
+    given = jnp.zeros(2, jnp.int32), table_BML, row, row, q, q, k, v, log, log, REFERENCE, False, 64, 2
+    monkeypatch.setattr(plgpu, missing, lambda *_: None)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RACE DETECTED|Computation failed|Not all copy"):
+        jax.block_until_ready(getattr(gpu_hopper_backward, name)(*given))
+
+
 def test_refuses_what_it_does_not_take():
     for H, dtype, size in ((96, "bfloat16", 64), (64, "float32", 64), (64, "bfloat16", 32)):
         q, k, v = (jnp.zeros(x.shape, dtype) for x in made(0, 1, 128, K=1, G=1, H=H))
