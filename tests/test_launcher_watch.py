@@ -96,7 +96,7 @@ def cloud(tmp_path):
     def watch(*plan, **more):
         child = start("watch", *plan, **more)
         try:
-            out, _ = child.communicate(timeout=30)
+            out, _ = child.communicate(timeout=120)
         finally:
             child.kill()
         return child.returncode, out
@@ -172,12 +172,12 @@ def test_a_watch_that_starts_again_leaves_a_live_run_alone(cloud):
     child = cloud.start("watch", "wait")
     until(lambda: len(lines(cloud, "starts")) == 2)
     child.terminate()
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     second = cloud.start("watch")
     until(lambda: lines(cloud, "calls").count("describe") > 8)
     assert lines(cloud, "calls").count("scp") == 1 and len(lines(cloud, "starts")) == 2
     assert cloud.start("stop").wait(30) == 0
-    second.communicate(timeout=30)
+    second.communicate(timeout=120)
     assert second.returncode == 143 and not (cloud.folder / "slice").exists()
 
 
@@ -215,5 +215,5 @@ def test_a_slice_deleted_from_elsewhere_is_not_created_again(cloud):
     cloud.start("stop").wait(30)
     (cloud.folder / "fail-ssh").write_text("UNAVAILABLE\n" * 100)  # nobody sees how the run ended
     (cloud.folder / "slice").unlink()
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert child.returncode == 1 and lines(cloud, "calls").count("create") == 1

@@ -331,7 +331,7 @@ def test_a_host_passes_sigterm_on_and_waits_for_the_save(host):
     while not (folder / "work" / "checkpoints" / "4").exists():
         time.sleep(0.02)
     second = start("0")
-    assert "runs on this host already" in second.communicate(timeout=30)[0] and second.returncode == 2
+    assert "runs on this host already" in second.communicate(timeout=120)[0] and second.returncode == 2
     os.kill(int((folder / "jprm-run.pid").read_text()), signal.SIGTERM)
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=120)
     assert child.returncode == 143 and "saved" in out and len(calls(folder)) == 1

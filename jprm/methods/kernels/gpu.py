@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 
 import jax
@@ -30,21 +29,19 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
+from jprm.methods.kernels import logits, weights
 from jprm.model.attention import (
     HIDDEN,
     SAVED,
     Implementation,
     ampere_or_later,
     capability,
-    capped,
     unsplit,
     with_backward,
 )
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape, spec
 from jprm.model.transformer import UNBOUNDED
-
-LOG2_E = math.log2(math.e)
 
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
 """Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
@@ -375,28 +372,6 @@ def _seen(t, s, launch: Launch, numbers, until, position, windowed: bool, keys_f
 
 def _logits(a_MH, b_NH, config: ModelConfig):
     return logits(_dot(a_MH, b_NH, (1, 1)), config)
-
-
-def logits(logit, config: ModelConfig):
-    """Returns the logits times log2(e), and the derivative of the soft cap, None without one (tanh' = 1 - tanh^2).
-
-    logit: the product of queries and keys, of any shape.
-    """
-    cap = config.attention_softcap
-    if not cap:
-        return logit * (config.query_scale * LOG2_E), None
-    logit = capped(logit * config.query_scale, cap)
-    return logit * LOG2_E, 1 - jnp.square(logit / cap)
-
-
-def weights(logit, slope, dweight, seen, log, inner):
-    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap.
-
-    All have the shape of a pair of blocks; `log` and `inner` are those of its queries.
-    """
-    weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
-    dlogit = weight * (dweight - inner)
-    return weight, dlogit if slope is None else dlogit * slope
 
 
 def _dot(a, b, contracted: tuple[int, int]):

@@ -14,7 +14,6 @@ and fastest (docs/gpu.md).
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -23,10 +22,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from jprm.methods.kernels import LOG2_E
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
-
-LOG2_E = math.log2(math.e)
 
 ROWS = 64
 """Tokens of a warpgroup: the rows of a wgmma."""

@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from jprm.methods.kernels.gpu import logits, weights
+from jprm.methods.kernels import logits, weights
 from jprm.methods.kernels.gpu_hopper import (
     COMPUTING,
     MAJOR,
