@@ -32,14 +32,14 @@ def main() -> None:
 
 
 def print_storeys() -> None:
-    from test_storeys import EDGES, MODULES, STOREYS, storey
+    from test_storeys import MODULES, STOREYS, edges, storey
 
     lines = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in MODULES.items()}
     for each in STOREYS:
         some = [name for name in MODULES if storey(name) == each]
         print(f"{sum(lines[name] for name in some):7,} lines in {len(some):3} files  {each}")
     print(f"{sum(lines.values()):7,} lines in {len(lines):3} files")
-    importers = {name: [other for other, used in EDGES.items() if name in used] for name in MODULES}
+    importers = {name: [other for other, used in edges().items() if name in used] for name in MODULES}
     alone = {name: some[0] for name, some in importers.items() if len(some) == 1}
     print(f"{len(alone)} modules that one other imports:")
     for name, other in alone.items():

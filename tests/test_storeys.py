@@ -1,6 +1,7 @@
 """Storeys: what a reader of the core need not know. Circles of files, and the cost of importing a scorer."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -50,9 +51,14 @@ def unit(module):
     return parts[1] if parts[0] in STOREYS and len(parts) > 1 else parts[0]
 
 
-EDGES = {
-    module: set(imported(ast.parse(file.read_text(encoding="utf-8")))) - {module} for module, file in MODULES.items()
-} | {"jprm": set()}  # the front door names for type checkers what it opens when it is asked for
+@functools.cache
+def edges():
+    """What every module imports, read when the first test asks for it."""
+    found = {
+        module: set(imported(ast.parse(file.read_text(encoding="utf-8")))) - {module}
+        for module, file in MODULES.items()
+    }
+    return found | {"jprm": set()}  # the front door names for type checkers what it opens when it is asked for
 
 
 def _circles(edges):
@@ -67,14 +73,14 @@ def _circles(edges):
 
 def test_files_import_their_own_storey_and_lower_ones():
     upward = [
-        f"{module} -> {other}" for module, others in EDGES.items() for other in others
+        f"{module} -> {other}" for module, others in edges().items() for other in others
         if STOREYS.index(storey(other)) > STOREYS.index(storey(module))
     ]  # fmt: skip
     assert not upward
 
 
 def test_no_circle_of_files():
-    assert not _circles(EDGES)
+    assert not _circles(edges())
 
 
 def test_circles_are_found():
