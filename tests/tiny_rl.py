@@ -41,7 +41,7 @@ def save_run(folder, model, seed, scale, **changes):
     inner.add_special_tokens(["<eos>"])
     inner.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}\n')
-    record = to_json(run_experiment(folder, model=model, **changes))
+    record = to_json(run_experiment(folder, model=model, **(dict(rows=4) | changes)))
     (folder / "experiment.json").write_text(json.dumps(record))
     weights = dict(params(model, seed))
     weights["decoder"] = {**weights["decoder"], "embed": weights["decoder"]["embed"] * scale}  # flatter, or steeper
@@ -68,7 +68,7 @@ def make(folder):
 
 
 def refresh(folder):
-    return RefreshConfig(every=4, steps=60, learning_rate=0.01, replay=(str(folder / "rated.jsonl"),))
+    return RefreshConfig(every=4, steps=30, learning_rate=0.01, replay=(str(folder / "rated.jsonl"),))
 
 
 def stormy(folder):
