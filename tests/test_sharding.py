@@ -36,7 +36,7 @@ from jprm.train.optimizer import make_optimizer
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)
 CONFIG = dataclasses.replace(TINY, kv_heads=4, attention="reference")
-STEPS = 20
+STEPS = 8
 
 
 def train(mesh, lead, config=CONFIG, steps=STEPS):
