@@ -12,7 +12,7 @@ from tiny_run import MODEL, chains, experiment, lines, make_data, one_device
 
 from jprm import loading, objectives
 from jprm.apps import cli
-from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.experiment import ObjectiveConfig, OptimizerConfig, TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.model import heads
 from jprm.objectives import NamedOutputs
@@ -107,7 +107,8 @@ def trained(tmp_path_factory):
         write_records(folder / f"{name}.jsonl", with_classes(chains(count, seed=count)))
     run = experiment(
         folder, model=dataclasses.replace(MODEL, head="sigmoid=right,bad,cut"), objective="named_outputs",
-        extras=KINDS, steps=90, log_every=30, checkpoint_every=90,
+        extras=KINDS, rows=4, steps=60, log_every=30, checkpoint_every=60,
+        optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=2),
     )  # fmt: skip
     with one_device():
         train(run, folder / "run")
