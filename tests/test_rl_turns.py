@@ -98,7 +98,7 @@ def experiment(folder, **changes):
         held_out=(str(folder / "held_out.jsonl"),), prm=str(folder / "prm"),
         credit=CreditConfig("sum", "rloo", "sequence"),
         environment=EnvironmentConfig(f"{folder}/world.py:WORLD", turns=4, at_once=4),
-        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant"), updates=2, problems_an_update=8, samples=8,
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant"), updates=2, problems_an_update=4, samples=4,
         max_tokens=24, tokens=128, micro_rows=4, evaluate_every=2, evaluate_samples=4, checkpoint_every=1,
         reference=False,
     )  # fmt: skip
