@@ -94,14 +94,14 @@ def gradients(rows):
 def test_gradients_of_some_turns_are_those_of_each_alone():
     """The loss of a packed tree is the sum over its labelled turns, each with all before it in a row of its own."""
     tree = short(7)
-    packed = pack([token_tree(tree, LAYOUT)], 1024, 32, too_long="error")
+    packed = pack([token_tree(tree, LAYOUT)], 384, 32, too_long="error")
     loss, gradient = gradients(packed.rows)
     turns, ids, label = turns_of(tree, TOKENIZER), [], []
     for place, node in enumerate(tree.steps):
         if (own := tree.nodes[node].label) is not None and own:
             ids.append(turns.ids[place])
             label.append(own)
-    rows = chain_rows(ids, 1024)
+    rows = chain_rows(ids, 384)
     alone_loss, alone = gradients(dataclasses.replace(rows, label=np.array(label, np.float32)[:, None]))
     np.testing.assert_allclose(loss, alone_loss, rtol=1e-5)  # sums of other orders
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(alone), strict=True):
