@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import itertools
 import json
-import threading
 import uuid
 
 import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
+from array_record.python import array_record_module
 from test_token_cache import equal
 
 from jprm.data import SHARDS, is_shards
@@ -122,28 +122,34 @@ def test_copies_of_shards_are_bounded(world, tmp_path):
     assert [order(i).name for i in range(200)] == [local(i).name for i in range(200)]
 
 
-def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, tmp_path):
-    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, tmp_path, monkeypatch):
+    """Each is removed once before it is opened, and every time before it is read, and is written again at once."""
+    cache, bucket = tmp_path / "cache", Remote(f"memory://bucket/{uuid.uuid4().hex}")
     bucket.upload_folder(world[0] / "tokens", last=SHARDS)
-    shards = TokenShards(bucket, cache=tmp_path / "cache", most=1)  # each copy drives the last one out
-    names = [tree.name for tree in TokenShards(world[0] / "tokens")]
-    stop = threading.Event()
+    shards, gone = TokenShards(bucket, cache=cache, most=1), []
+    fetch, reader = shards.fetch, array_record_module.ArrayRecordReader
 
-    def thrash():
-        while not stop.is_set():
-            for shard in range(7):
-                shards.fetch(shard)
+    def fetched_and_gone(shard):
+        path = fetch(shard)
+        if shard not in gone:
+            gone.append(shard)
+            path.unlink()
+        return path
 
-    others = [threading.Thread(target=thrash) for _ in range(2)]
-    for other in others:
-        other.start()
-    try:
-        for _ in range(20):
-            assert [tree.name for tree in shards] == names
-    finally:
-        stop.set()
-        for other in others:
-            other.join()
+    def removed_and_there(name, options):
+        copies = {path: path.read_bytes() for path in cache.iterdir()}
+        for path in copies:
+            path.unlink()
+        try:
+            return reader(name, options)
+        finally:
+            for path, content in copies.items():
+                path.write_bytes(content)
+
+    monkeypatch.setattr(shards, "fetch", fetched_and_gone)
+    monkeypatch.setattr(array_record_module, "ArrayRecordReader", removed_and_there)
+    assert [tree.name for tree in shards] == [tree.name for tree in TokenShards(world[0] / "tokens")]
+    assert gone == list(range(7))
 
 
 @pytest.mark.parametrize("kind", ["shards", "records", "cache"])
