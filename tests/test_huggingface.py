@@ -72,6 +72,7 @@ NEW = {
     "qwen3_next": ("qwen3_next", DELTA | MIXTURE | dict(shared_expert_intermediate_size=24)),
 }  # fmt: skip
 """The families of 2026: their gradients are compared too."""
+OLD = tuple(KINDS)
 KINDS |= NEW
 HYBRIDS = ("qwen3_5", "qwen3_next")
 IDS = (np.random.default_rng(0).permutation(128)[:48]).tolist()
@@ -111,11 +112,7 @@ def states(decoder, config, ids=IDS):
     return np.asarray(hidden({"decoder": decoder}, config, chain_rows([ids], len(ids))))[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
-    model = make(tmp_path, kind)
-    config = model_config(tmp_path, attention="reference", remat="nothing")
-    found, wanted = states(load_decoder(tmp_path, config), config), expected(model)
+def assert_states_close(found, wanted, kind):
     # Two layers of float32 sums in another order, on states of size about one. A norm divides DeltaNet's outputs by
     # their own size, so that rounding grows: transformers' own float32 is 1e-4 from its float64 there.
     near = 3e-4 if kind in HYBRIDS else 1e-4
@@ -123,8 +120,15 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
     assert np.abs(wanted).max() > 1
 
 
+@pytest.mark.parametrize("kind", OLD)
+def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
+    model = make(tmp_path, kind)
+    config = model_config(tmp_path, attention="reference", remat="nothing")
+    assert_states_close(states(load_decoder(tmp_path, config), config), expected(model), kind)
+
+
 @pytest.mark.parametrize("kind", NEW)
-def test_gradients_equal_those_of_transformers(tmp_path, kind):
+def test_hidden_states_and_gradients_equal_those_of_transformers(tmp_path, kind):
     """Of every parameter: transformers' gradients are written as a folder, and read as its weights are."""
     torch = pytest.importorskip("torch", reason=REASON)
     model = make(tmp_path, kind)
@@ -139,9 +143,13 @@ def test_gradients_equal_those_of_transformers(tmp_path, kind):
     model.save_pretrained(tmp_path / "gradients")
     wanted = load_decoder(tmp_path / "gradients", config)
     rows = chain_rows([IDS], len(IDS))
-    found = jax.jit(jax.grad(lambda x: (transformer.hidden({"decoder": x}, config, rows)[0] * weight_TD).sum()))(
-        decoder
-    )
+
+    def weighted(decoder):
+        x_TD = transformer.hidden({"decoder": decoder}, config, rows)[0]
+        return (x_TD * weight_TD).sum(), x_TD
+
+    found, x_TD = jax.jit(jax.grad(weighted, has_aux=True))(decoder)
+    assert_states_close(x_TD, states_TD.detach().numpy(), kind)
     # Sums of float32 in another order: of an array's largest number, 2e-4 at most in hybrids (5e-5 where XLA optimises,
     # which it does not here), 4e-6 in others. Gradients are as large as 100, and 1,000 where states pass through norms.
     of_largest, most, near = (4e-4, 1e-1, 2e-4) if kind in HYBRIDS else (2e-5, 1e-3, 0)
