@@ -4,13 +4,17 @@ import collections
 import dataclasses
 import itertools
 import json
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
 from array_record.python import array_record_module
+from fsspec.implementations.memory import MemoryFileSystem
 from test_token_cache import equal
 
 from jprm.data import SHARDS, is_shards
@@ -150,6 +154,38 @@ def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, tmp_path,
     monkeypatch.setattr(array_record_module, "ArrayRecordReader", removed_and_there)
     assert [tree.name for tree in shards] == [tree.name for tree in TokenShards(world[0] / "tokens")]
     assert gone == list(range(7))
+
+
+def test_threads_that_ask_for_a_shard_copy_it_once(world, tmp_path, monkeypatch):
+    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+    shards, copies, download = TokenShards(bucket, cache=tmp_path / "cache"), [], Remote.download
+
+    def slowly(remote, file):
+        copies.append(remote.url)
+        time.sleep(0.05)
+        download(remote, file)
+
+    monkeypatch.setattr(Remote, "download", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(shards.fetch, [3] * 4))
+    assert len(copies) == 1 and paths[0].read_bytes() == (world[0] / "tokens" / shard_name(3, 7)).read_bytes()
+
+
+def test_a_part_of_an_object_is_no_copy(world, tmp_path, monkeypatch):
+    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+    shards = TokenShards(bucket, cache=tmp_path / "cache")
+
+    def cut(self, place, file, **_):
+        Path(file).write_bytes(self.cat_file(place)[:-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "get_file", cut)
+        with pytest.raises(OSError, match=shard_name(3, 7)):
+            shards.open(3)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert shards.open(3).num_records() == shards.records[3]
 
 
 @pytest.mark.parametrize("kind", ["shards", "records", "cache"])

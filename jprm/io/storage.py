@@ -397,9 +397,12 @@ class Remote(os.PathLike):
             store.rm(place, recursive=True)
 
     def download(self, file: str | os.PathLike) -> None:
-        """Writes the object into a file of this machine."""
+        """Writes the object into a file of this machine. Raises OSError where a part of it came."""
         with _store(self) as (store, place):
             store.get_file(place, os.fspath(file))
+            whole = store.size(place)
+        if whole is not None and (size := os.path.getsize(file)) != whole:
+            raise OSError(f"{self}: {size:,} of {whole:,} bytes came. Run again")
 
     def unlink(self, missing_ok: bool = False) -> None:
         with _store(self) as (store, place), contextlib.suppress(*[FileNotFoundError] if missing_ok else []):

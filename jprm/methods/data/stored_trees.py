@@ -12,6 +12,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -356,22 +357,29 @@ class ShardOrder:
 def fetched(remote: Remote, name: str, cache: pathlib.Path, most: float) -> pathlib.Path:
     """Returns the copy of an object in the cache. Copies make room for it, those that were used longest ago first.
 
-    A process that still reads a copy which was removed goes on reading it.
+    A process that still reads a copy which was removed goes on reading it. Of threads that ask for the same copy one
+    makes it, and the others wait.
     """
     path = cache / name
-    with contextlib.suppress(FileNotFoundError):
-        os.utime(path)  # used last
-        return path
-    cache.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=cache, prefix=".", suffix=".partial")
-    os.close(handle)
-    try:
-        remote.download(partial)
-        _make_room(cache, most - os.path.getsize(partial))
-        os.replace(partial, path)
-    finally:
-        pathlib.Path(partial).unlink(missing_ok=True)
+    with _copying(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)  # used last
+            return path
+        cache.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=cache, prefix=".", suffix=".partial")
+        os.close(handle)
+        try:
+            remote.download(partial)
+            _make_room(cache, most - os.path.getsize(partial))
+            os.replace(partial, path)
+        finally:
+            pathlib.Path(partial).unlink(missing_ok=True)
     return path
+
+
+@functools.cache
+def _copying(path: pathlib.Path) -> threading.Lock:
+    return threading.Lock()
 
 
 def _make_room(cache: pathlib.Path, most: float) -> None:
