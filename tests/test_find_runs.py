@@ -14,7 +14,7 @@ from jprm.io.storage import path_of
 
 @pytest.fixture(params=["disk", "bucket"])
 def root(request, tmp_path):
-    return path_of(tmp_path if request.param == "disk" else f"{request.getfixturevalue('s3')}/runs")
+    return path_of(tmp_path if request.param == "disk" else f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}")
 
 
 def test_nested_runs(root):
