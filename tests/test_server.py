@@ -7,6 +7,7 @@ import json
 import socket
 import time
 import tracemalloc
+import warnings
 
 import pytest
 from refusing import refused
@@ -370,6 +371,8 @@ def test_steps_are_sent_apart():
 
 @pytest.mark.filterwarnings("error")
 def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()  # what other tests left, such as sockets of their event loops
     policy = ServerPolicy(ServerConfig("http://localhost/v1", "tiny"))
 
     async def notebook():
