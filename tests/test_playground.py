@@ -119,9 +119,14 @@ def test_a_solution_is_split_scored_and_changed_by_keys(page, server):
     page.press("s")
     page.wait("return document.querySelectorAll('#steps li').length === 3")
     assert "29" in steps(page)[1]
+    page.wait("return !document.getElementById('steps').classList.contains('old')", 20)
     page.press("c")
     record = json.loads(page.run("return document.getElementById('record-text').value"))
     assert record["steps"] == steps(page) and len(record["scores"]) == 3 and "response" not in record
+    page.press(ESCAPE)
+    now = "document.querySelector('[data-act=merge]').click(); document.querySelector('[data-act=record]').click();"
+    record = json.loads(page.run(f"{now} return document.getElementById('record-text').value"))
+    assert len(record["steps"]) == 2 and "scores" not in record  # those of the three steps are not theirs
     page.press(ESCAPE)
     assert page.logs("browser") == []
     assert all(url.startswith(server) or url == "data:," for url in requests_of(page))

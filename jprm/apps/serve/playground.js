@@ -356,7 +356,8 @@
     record() {
       if (!record) return;
       const first = answers[chosen()[0]], alone = !first || (!first.record.samples && !first.record.nodes && !first.record.messages);
-      at("record-text").value = JSON.stringify(alone ? { ...record, scores: scores[chosen()[0]] } : first.record);
+      const shown = stale ? record : alone ? { ...record, scores: scores[chosen()[0]] } : first.record;  // old scores are of other steps
+      at("record-text").value = JSON.stringify(shown);
       at("record").showModal();
       at("record-text").select();
     },
