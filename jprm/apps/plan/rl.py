@@ -90,12 +90,8 @@ def plan(
     Raises as `jprm.apps.plan.plan.plan` does, and ValueError where `sampling_hosts` leaves no host to learn.
     """
     start, experiment = time.monotonic(), longest(config)
-    model, data, chip, learners = (
-        experiment.model,
-        experiment.data,
-        topology.chip,
-        topology.without(config.sampling_hosts),
-    )
+    model, data, chip = experiment.model, experiment.data, topology.chip
+    learners = topology.without(config.sampling_hosts)
     model.check_attention(backend=chip.backend)
     mesh = make_mesh(config.mesh, devices(learners))
     check_mesh(model, mesh, data.micro_rows, data.tokens)

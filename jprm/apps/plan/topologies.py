@@ -114,18 +114,19 @@ class Topology:
         return self.chips // self.host.chips
 
     def without(self, hosts: int) -> Topology:
-        """Returns what is left where the last hosts do something else. Raises ValueError where that cannot be."""
+        """Returns what learns where the last hosts sample. Raises ValueError where that cannot be."""
         slices, left = divmod(hosts * self.slices, self.hosts)
         if hosts >= self.hosts or (self.slices > 1 and left):
             whole = f", and take whole slices, of {self.hosts // self.slices} hosts" if self.slices > 1 else ""
-            raise ValueError(f"{hosts} of {self.hosts} hosts cannot be apart from the others: leave one{whole}")
+            reason = f"{hosts} of {self.hosts} hosts cannot be apart from the others: leave one{whole}"
+            raise ValueError(f"sampling_hosts={hosts}: {reason}")
         chips = hosts * self.host.chips
         if self.slices > 1:
             return dataclasses.replace(self, chips=self.chips - chips, slices=self.slices - slices)
         row = int(self.shape.partition("x")[0]) // 2 if self.chip.rectangles and self.chips > 16 else 1
         if hosts % row:
             raise ValueError(
-                f"{hosts} of the {self.hosts} hosts of {self.name} apart from the others leave no rectangle of chips,"
+                f"sampling_hosts={hosts}: without them the {self.hosts} hosts of {self.name} are no rectangle of chips,"
                 f" and the compiler takes no other part of such a slice: take a multiple of {row}"
             )
         return dataclasses.replace(self, chips=self.chips - chips, apart=self.apart + chips)
