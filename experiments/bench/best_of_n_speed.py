@@ -18,19 +18,19 @@ from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.tree import ReasoningTree, tree_of
 
 
-def pools(problems: int, samples: int) -> list[ReasoningTree]:
+def pools(problems: int, count: int) -> list[ReasoningTree]:
     rng = np.random.default_rng(0)
     steps = {length: ["a step"] * length for length in range(3, 9)}  # shared: the texts are no part of the work
     trees = []
     for p in range(problems):
         skill = rng.beta(1, 1)
-        made = []
-        for length, correct in zip(rng.integers(3, 9, samples), rng.random(samples) < skill, strict=True):
+        samples = []
+        for length, correct in zip(rng.integers(3, 9, count), rng.random(count) < skill, strict=True):
             scores = 1 / (1 + np.exp(-(rng.normal(size=length) + (1.0 if correct else 0.0))))
             answer = 0 if correct else int(rng.integers(1, 10))
-            made.append({"steps": steps[int(length)], "scores": scores.tolist(), "answer": str(answer),
+            samples.append({"steps": steps[int(length)], "scores": scores.tolist(), "answer": str(answer),
                          "correct": bool(correct)})  # fmt: skip
-        trees.append(tree_of({"problem": f"problem {p}", "answer": "0", "samples": made}))
+        trees.append(tree_of({"problem": f"problem {p}", "answer": "0", "samples": samples}))
     return trees
 
 

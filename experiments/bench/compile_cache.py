@@ -50,13 +50,13 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         place = stack.enter_context(gcs_server()) if asked.bucket else scratch
-        found: dict[str, list[float]] = {"empty": [], "filled": []}
+        times: dict[str, list[float]] = {"empty": [], "filled": []}
         for number in range(asked.rounds):
-            for name in found:
+            for name in times:
                 seconds, programs = started(pathlib.Path(scratch) / "pod", asked.processes, f"{place}/cache{number}")
-                found[name].append(seconds)
+                times[name].append(seconds)
                 print(f"round {number}, {name}: {seconds:.1f} s; compiled, read: {programs}", flush=True)
-    for name, some in found.items():
+    for name, some in times.items():
         print(f"{name}: {statistics.median(some):.1f} s ({min(some):.1f} to {max(some):.1f})")
 
 

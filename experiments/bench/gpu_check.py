@@ -112,41 +112,41 @@ def gradients(model: ModelConfig, rows: Rows, window: int | None = None) -> Call
 
 def exactness(model: ModelConfig, T: int, tiny: bool) -> list[dict]:
     """Returns the errors of every implementation that takes the case; `ok` where they are within the bounds."""
-    found = []
+    checks = []
     plain, gemma = {}, dict(windows=(T // 4, 0), attention_softcap=20.0)
     cases = list(itertools.product(("chain", "tree", "padded"), (plain, gemma), ("float32", "bfloat16")))
     for kind, fields, dtype in [cases[1], cases[6]] if tiny else cases:
         rows, window = made_rows(kind, T, 2), T // 4 if fields else None
         case = dataclasses.replace(model, dtype=dtype, attention="reference", **fields)
-        given, exact = exact_gradients(case, rows, window)
+        inputs, exact = exact_gradients(case, rows, window)
         for name in ("blocked", "gpu_kernel", "cudnn"):
             if name == "cudnn" and kind != "chain":
                 continue
             try:
-                own = dataclasses.replace(case, attention=name)
-                check(name, own, jax.default_backend())
+                variant = dataclasses.replace(case, attention=name)
+                check(name, variant, jax.default_backend())
             except ValueError as error:
-                found.append(dict(implementation=name, rows=kind, dtype=dtype, window=window, left_out=str(error)))
+                checks.append(dict(implementation=name, rows=kind, dtype=dtype, window=window, left_out=str(error)))
                 continue
-            errors = errors_of(own, rows, window, given, exact)
-            found.append(dict(implementation=name, rows=kind, dtype=dtype, window=window) | errors)
-    return found
+            errors = errors_of(variant, rows, window, inputs, exact)
+            checks.append(dict(implementation=name, rows=kind, dtype=dtype, window=window) | errors)
+    return checks
 
 
 def exact_gradients(case: ModelConfig, rows: Rows, window: int | None) -> tuple[list[jax.Array], tuple]:
     """Returns random heads, and attention's output and gradients by the case's implementation in float32."""
-    given = heads(case, *rows.until.shape)
+    inputs = heads(case, *rows.until.shape)
     with jax.default_matmul_precision("highest"):  # a GPU's default for float32 is TF32
         exact = dataclasses.replace(case, dtype="float32")
-        return given, gradients(exact, rows, window)(*(x.astype(jnp.float32) for x in given))
+        return inputs, gradients(exact, rows, window)(*(x.astype(jnp.float32) for x in inputs))
 
 
-def errors_of(own: ModelConfig, rows: Rows, window: int | None, given, exact) -> dict[str, Any]:
+def errors_of(model: ModelConfig, rows: Rows, window: int | None, inputs, exact) -> dict[str, Any]:
     """Returns the errors of the output and the gradients of q, k and v; `ok` where they are within the bound."""
-    with jax.default_matmul_precision("highest" if own.dtype == "float32" else "default"):
-        results = gradients(own, rows, window)(*given)
-    errors = [error_of(a, b, own.dtype) for a, b in zip(results, exact, strict=True)]
-    return dict(errors=errors, ok=max(errors) < (FLOAT32 if own.dtype == "float32" else BFLOAT16))
+    with jax.default_matmul_precision("highest" if model.dtype == "float32" else "default"):
+        results = gradients(model, rows, window)(*inputs)
+    errors = [error_of(a, b, model.dtype) for a, b in zip(results, exact, strict=True)]
+    return dict(errors=errors, ok=max(errors) < (FLOAT32 if model.dtype == "float32" else BFLOAT16))
 
 
 OF_KEYS = [Launch(128, key, 12, stages, "mosaic") for key, stages in ((64, 2), (64, 4), (128, 2))]
@@ -160,18 +160,18 @@ def mosaic_exactness(name: str, models: list[ModelConfig], T: int) -> None:
     for model, fields in itertools.product(models, ({}, dict(windows=(T // 4, 0), attention_softcap=20.0))):
         rows, window = made_rows("tree", T, 2), T // 4 if fields else None
         case = dataclasses.replace(model, attention="reference", **fields)
-        given, exact = exact_gradients(case, rows, window)
+        inputs, exact = exact_gradients(case, rows, window)
         for launch in MOSAIC[name]:
             launches = dataclasses.replace(gpu_kernel.default_launches(model.head_dim, 2), **{name: launch})
             gpu_kernel.launches = lambda *_, launches=launches: launches
-            found = dict(kernel=name, head=model.head_dim, window=window, launch=dataclasses.asdict(launch))
+            row = dict(kernel=name, head=model.head_dim, window=window, launch=dataclasses.asdict(launch))
             try:
-                found |= errors_of(dataclasses.replace(case, attention="gpu_kernel"), rows, window, given, exact)
+                row |= errors_of(dataclasses.replace(case, attention="gpu_kernel"), rows, window, inputs, exact)
             except (RuntimeError, ValueError, NotImplementedError) as error:
-                found |= dict(ok=False, error=str(error).splitlines()[0][:200])
+                row |= dict(ok=False, error=str(error).splitlines()[0][:200])
             finally:
                 gpu_kernel.launches = launches_of
-            print(json.dumps(found), flush=True)
+            print(json.dumps(row), flush=True)
 
 
 def printed_within(command: list[str], limit_s: float) -> list[dict]:
@@ -182,21 +182,21 @@ def printed_within(command: list[str], limit_s: float) -> list[dict]:
         output, error = done.stdout, f"the process ended with {done.returncode}" if done.returncode else None
     except subprocess.TimeoutExpired as late:
         output, error = late.stdout or b"", f"no answer within {limit_s:.0f} s"
-    found = [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")]
-    return found + [dict(command=command[1:], ok=False, error=error)] * bool(error)
+    checks = [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")]
+    return checks + [dict(command=command[1:], ok=False, error=error)] * bool(error)
 
 
-def exact_of_mosaic(found: list[dict], head: int) -> list[Launch]:
+def exact_of_mosaic(checks: list[dict], head: int) -> list[Launch]:
     """Returns the launches that are exact in every case of this size of head; none where the process failed."""
-    if any("launch" not in x for x in found):
+    if any("launch" not in x for x in checks):
         return []
-    wrong = [x["launch"] for x in found if x["head"] == head and not x["ok"]]
-    right = [Launch(**x["launch"]) for x in found if x["head"] == head and x["launch"] not in wrong]
+    wrong = [x["launch"] for x in checks if x["head"] == head and not x["ok"]]
+    right = [Launch(**x["launch"]) for x in checks if x["head"] == head and x["launch"] not in wrong]
     return list(dict.fromkeys(right))
 
 
-def error_of(found: jax.Array, exact: jax.Array, dtype: str) -> float:
-    error, exact = np.asarray(found, np.float64) - np.asarray(exact, np.float64), np.asarray(exact, np.float64)
+def error_of(value: jax.Array, exact: jax.Array, dtype: str) -> float:
+    error, exact = np.asarray(value, np.float64) - np.asarray(exact, np.float64), np.asarray(exact, np.float64)
     if dtype == "float32":
         return float(np.max(np.abs(error)) / np.max(np.abs(exact)))
     return float(np.sqrt(np.mean(error**2) / np.mean(exact**2)))
@@ -251,18 +251,18 @@ def sweep(
             launches = dataclasses.replace(best, **{name: candidate})
             if launches == best:
                 continue
-            found = measured(launches)
-            tried.append(dict(dataclasses.asdict(launches), seconds=found))
-            if found < fastest:
-                best, fastest = launches, found
+            seconds = measured(launches)
+            tried.append(dict(dataclasses.asdict(launches), seconds=seconds))
+            if seconds < fastest:
+                best, fastest = launches, seconds
     return dict(best=dataclasses.asdict(best), seconds=fastest, default_seconds=tried[0]["seconds"], tried=len(tried))
 
 
 def write_table(path: pathlib.Path, cases: dict[str, dict]) -> None:
     """Writes the winners into the table that the code reads; what it has of other GPUs and cases stays."""
     table = json.loads(path.read_text())
-    own = table.setdefault(jax.local_devices()[0].device_kind, {})
-    own |= {name: found["best"] for name, found in cases.items()}
+    of_device = table.setdefault(jax.local_devices()[0].device_kind, {})
+    of_device |= {name: case["best"] for name, case in cases.items()}
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
     gpu_kernel.tuned.cache_clear()
 
@@ -280,12 +280,12 @@ def speed(model: ModelConfig, kind: str, T: int, count: int, lora: int) -> dict[
     """Returns tokens a second of scoring and of training, and the peak of the device's memory since it started."""
     config, mesh = experiment(model, T, count, lora), make_mesh(MeshConfig(), jax.local_devices()[:1])
     rows = made_rows(kind, T, count)
-    found: dict[str, float] = {}
+    tokens_per_s: dict[str, float] = {}
     with jax.set_mesh(mesh):
         state = initial_state(config, load_base=False)
         if not lora:
             batch, readout = put_rows(rows, mesh), find(model.head).readout
-            found["scoring"] = rows.tokens.size / seconds_of(
+            tokens_per_s["scoring"] = rows.tokens.size / seconds_of(
                 lambda: readout_of_rows(state.params, model, batch, readout), 1.0
             )
         step = make_step(objectives.find("cross_entropy", {}), make_optimizer(config.optimizer), config.task)
@@ -297,9 +297,9 @@ def speed(model: ModelConfig, kind: str, T: int, count: int, lora: int) -> dict[
             state, metrics = step(state, stacked, jnp.float32(1e-5))
             jax.block_until_ready(metrics.loss)
             steps += 1
-        found["training"] = steps * rows.tokens.size / (time.perf_counter() - start)
+        tokens_per_s["training"] = steps * rows.tokens.size / (time.perf_counter() - start)
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return found | ({"peak_bytes": float(peak)} if peak else {})
+    return tokens_per_s | ({"peak_bytes": float(peak)} if peak else {})
 
 
 def transformers_speed(model: ModelConfig, T: int, count: int) -> dict[str, Any]:
@@ -350,72 +350,74 @@ def speeds(tiny: bool, left: Callable[[], float]) -> list[dict]:
     """Returns the speeds of every model, implementation and kind of row that there is time for."""
     T = 128 if tiny else 4096
     models = [("tiny", TINY, 2, 0)] if tiny else [("SmolLM2-135M", SMOLLM2, 4, 0), ("7B, LoRA", QWEN, 1, 16)]
-    found: list[dict] = []
+    results: list[dict] = []
     for name, model, count, lora in models:
         for kind, attention in itertools.product(("chain", "tree"), ("gpu_kernel", "cudnn", "blocked")):
             if (attention == "cudnn" and kind != "chain") or (tiny and (kind, attention) != ("tree", "gpu_kernel")):
                 continue
             case = dict(model=name, rows=kind, attention=attention, tokens=T, batch=count)
             if left() < 0:
-                found.append(case | {"left_out": "no time left"})
+                results.append(case | {"left_out": "no time left"})
                 continue
             try:
-                own = dataclasses.replace(model, attention=attention)
-                found.append(case | speed(own, kind, T, count, lora))
+                variant = dataclasses.replace(model, attention=attention)
+                results.append(case | speed(variant, kind, T, count, lora))
             except (ValueError, jax.errors.JaxRuntimeError) as error:
-                found.append(case | {"left_out": str(error).splitlines()[0]})
-            print(found[-1], flush=True)
+                results.append(case | {"left_out": str(error).splitlines()[0]})
+            print(results[-1], flush=True)
         if not lora:
-            found.append(dict(model=name, rows="chain", attention="transformers") | transformers_speed(model, T, count))
-            print(found[-1], flush=True)
-    return found
+            results.append(
+                dict(model=name, rows="chain", attention="transformers") | transformers_speed(model, T, count)
+            )
+            print(results[-1], flush=True)
+    return results
 
 
 def main() -> None:
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--minutes", type=float, default=10.0, help="for all of it")
-    args.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gpu_check.json"), help="file of the figures")
-    args.add_argument("--mosaic", choices=MOSAIC, help="the kernel whose check this process is")
-    args.add_argument("--tiny", action="store_true", help="small shapes, on a CPU too; no table is written")
-    given = args.parse_args()
-    if jax.default_backend() != "gpu" and not given.tiny:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gpu_check.json"), help="file of the figures")
+    parser.add_argument("--mosaic", choices=MOSAIC, help="the kernel whose check this process is")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, on a CPU too; no table is written")
+    args = parser.parse_args()
+    if jax.default_backend() != "gpu" and not args.tiny:
         raise SystemExit("jax finds no GPU here: pip install -e '.[train,cuda]', or try --tiny on a CPU")
-    if given.mosaic:
-        return mosaic_exactness(given.mosaic, [SMOLLM2, QWEN], 1024)
+    if args.mosaic:
+        return mosaic_exactness(args.mosaic, [SMOLLM2, QWEN], 1024)
     start = time.monotonic()
 
     def until(minutes: float) -> Callable[[], float]:
-        return lambda: start + 60 * minutes * given.minutes / 10 - time.monotonic()
+        return lambda: start + 60 * minutes * args.minutes / 10 - time.monotonic()
 
     device = jax.local_devices()[0]
-    of_heads = TINY if given.tiny else dataclasses.replace(SMOLLM2, head_dim=80)  # of no power of two
-    exact, mosaic = exactness(of_heads, 128 if given.tiny else 1024, given.tiny), {}
+    of_heads = TINY if args.tiny else dataclasses.replace(SMOLLM2, head_dim=80)  # of no power of two
+    exact, mosaic = exactness(of_heads, 128 if args.tiny else 1024, args.tiny), {}
     if jax.default_backend() == "gpu" and capability() == "9.0":
         if gpu_kernel.lowers_mosaic():
             mosaic = {name: printed_within([sys.executable, __file__, "--mosaic", name], 90.0) for name in MOSAIC}
         else:
             print("Mosaic's kernels are left out: they need jax 0.12 (make gpu-check PYTHON=python3.12)")
     print(f"{sum(x.get('ok', False) for x in exact)} of {sum('ok' in x for x in exact)} are exact", flush=True)
-    cases, T = {}, 128 if given.tiny else 4096
+    cases, T = {}, 128 if args.tiny else 4096
     candidates = [Launch(*sides, *more) for sides, more in itertools.product(SIDES, WARPS_STAGES)]
-    spent = (time.monotonic() - start) / (6 * given.minutes)  # in tenths of the time, as `until` counts
-    for end, model in [(2.0, TINY)] if given.tiny else [(spent / 2 + 3.25, SMOLLM2), (6.5, QWEN)]:
+    spent = (time.monotonic() - start) / (6 * args.minutes)  # in tenths of the time, as `until` counts
+    for end, model in [(2.0, TINY)] if args.tiny else [(spent / 2 + 3.25, SMOLLM2), (6.5, QWEN)]:
         case = dataclasses.replace(model, attention="gpu_kernel")
-        found = sweep(
-            case, made_rows("tree", T, 1), until(end), candidates[-1:] if given.tiny else candidates,
+        best = sweep(
+            case, made_rows("tree", T, 1), until(end), candidates[-1:] if args.tiny else candidates,
             {name: exact_of_mosaic(lines, model.head_dim) for name, lines in mosaic.items()},
         )  # fmt: skip
-        cases[gpu_kernel.key(model.head_dim, 2)] = found
-        print(gpu_kernel.key(model.head_dim, 2), found, flush=True)
-    if not given.tiny:
+        cases[gpu_kernel.key(model.head_dim, 2)] = best
+        print(gpu_kernel.key(model.head_dim, 2), best, flush=True)
+    if not args.tiny:
         write_table(pathlib.Path(gpu_kernel.__file__).parent / gpu_kernel.TUNED, cases)
     result = dict(
         device=device.device_kind, jax=jax.__version__, exactness=exact, mosaic=mosaic, sweep=cases,
-        speed=speeds(given.tiny, until(9.5)),
+        speed=speeds(args.tiny, until(9.5)),
         seconds=time.monotonic() - start,
     )  # fmt: skip
-    given.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{given.json}: written")
+    args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{args.json}: written")
     lines, passed = verdict(result)
     print("\n".join(lines))
     if not passed:
@@ -428,15 +430,15 @@ def verdict(result: dict[str, Any]) -> tuple[list[str], bool]:
     lines = [f"not exact: {json.dumps(x)}" for x in wrong]
     lines += [f"not exact, so not taken: {json.dumps(x)}" for x in sum(result["mosaic"].values(), []) if not x["ok"]]
     slower = []
-    for own in (x for x in result["speed"] if x["attention"] == "gpu_kernel" and "training" in x):
+    for ours in (x for x in result["speed"] if x["attention"] == "gpu_kernel" and "training" in x):
         for other in result["speed"]:
-            if other["attention"] == "gpu_kernel" or any(other.get(k) != own.get(k) for k in ("model", "rows")):
+            if other["attention"] == "gpu_kernel" or any(other.get(k) != ours.get(k) for k in ("model", "rows")):
                 continue
             if "training" in other:
-                ratio = own["training"] / other["training"]
-                lines.append(f"{own['model']}, {own['rows']}: gpu_kernel trains {own['training']:,.0f} tokens/s,"
+                ratio = ours["training"] / other["training"]
+                lines.append(f"{ours['model']}, {ours['rows']}: gpu_kernel trains {ours['training']:,.0f} tokens/s,"
                              f" {ratio:.2f} x {other['attention']}")  # fmt: skip
-                slower += [own["model"]] if ratio < 1 and other["attention"] == "blocked" else []
+                slower += [ours["model"]] if ratio < 1 and other["attention"] == "blocked" else []
     what = [f"{len(wrong)} cases are not exact"] * bool(wrong)
     what += [f"gpu_kernel is slower than blocked for {', '.join(sorted(set(slower)))}"] * bool(slower)
     lines.append(f"FAIL: {'; '.join(what)}" if what else "PASS: commit gpu_check.json and gpu_blocks.json")

@@ -40,11 +40,11 @@ def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:
 
 def packing(trees: TokenTrees, config: Experiment) -> float:
     """Returns tokens a second of packing trees that are in memory."""
-    made, data = list(trees), config.data
+    tokenised, data = list(trees), config.data
     start = time.perf_counter()
-    for first in range(0, len(made), data.window):
-        pack(made[first : first + data.window], data.tokens, data.slots, too_long="error")
-    return sum(len(tree.tokens_N) for tree in made) / (time.perf_counter() - start)
+    for first in range(0, len(tokenised), data.window):
+        pack(tokenised[first : first + data.window], data.tokens, data.slots, too_long="error")
+    return sum(len(tree.tokens_N) for tree in tokenised) / (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -72,9 +72,9 @@ def main() -> None:
         (place,) = (pathlib.Path(folder) / "cache").iterdir()
         size = sum(file.stat().st_size for file in place.iterdir())
         trees = TokenTrees(place)
-        found, theirs = ({key: statistics.median(pair[i][key] for pair in rounds) for key in one} for i in (0, 1))
+        ours, theirs = ({key: statistics.median(pair[i][key] for pair in rounds) for key in one} for i in (0, 1))
         yardsticks.report(
-            "host_speed", found.pop("tokens_per_s"), theirs["tokens_per_s"], unit="tokens a second", **found,
+            "host_speed", ours.pop("tokens_per_s"), theirs["tokens_per_s"], unit="tokens a second", **ours,
             write_seconds=written, cache_bytes_a_token=size / sum(len(tree.tokens_N) for tree in trees),
             packing=packing(trees, plain), rounds=args.rounds,
             shards={key: statistics.median(one[key] for one in sharded) for key in sharded[0]},

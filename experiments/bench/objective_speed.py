@@ -93,11 +93,11 @@ def main() -> None:
     rows = row(args.data, args.tokens)
     chosen = {name: case for name, case in CASES.items() if name in ("cross_entropy", *args.only)}
     cases = {name: Steps(experiment(name, args.layers, args.tokens, **case), rows) for name, case in chosen.items()}
-    found = {name: [] for name in cases}
+    runs = {name: [] for name in cases}
     for _, (name, steps) in itertools.product(range(args.rounds), cases.items()):
-        found[name].append(steps.run())
-        print(name, found[name][-1], flush=True)
-    medians = {name: yardsticks.medians(values) for name, values in found.items()}
+        runs[name].append(steps.run())
+        print(name, runs[name][-1], flush=True)
+    medians = {name: yardsticks.medians(values) for name, values in runs.items()}
     first = medians["cross_entropy"]
     for one in medians.values():
         one["slower"] = one["cpu_seconds"] / first["cpu_seconds"]

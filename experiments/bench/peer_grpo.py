@@ -32,18 +32,18 @@ def main():
     rewards, seen, ends = [], [], []
 
     def reward(completions, answer, **_):
-        found = [
+        correct = [
             float(text.strip().endswith(f"answer is {right}.")) for text, right in zip(completions, answer, strict=True)
         ]
-        rewards.append(statistics.mean(found))
-        return found
+        rewards.append(statistics.mean(correct))
+        return correct
 
     class Counted(trl.GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
-            made = super()._generate_and_score_completions(inputs)
-            width = made["prompt_ids"].shape[1] + made["completion_ids"].shape[1]
-            seen.append((int(made["completion_mask"].sum()), len(made["prompt_ids"]) * width))
-            return made
+            batch = super()._generate_and_score_completions(inputs)
+            width = batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1]
+            seen.append((int(batch["completion_mask"].sum()), len(batch["prompt_ids"]) * width))
+            return batch
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_, **__):

@@ -72,22 +72,22 @@ def rule(T: int, rounds: int) -> dict:
         plan = deltanet.plan(position_BT, until_BT, config)
         return deltanet._rule(*args, plan, jnp.zeros((1, K, G, H, V)), config)[0]
 
-    found, ways = {"T": T}, {}
+    row, ways = {"T": T}, {}
     for name, way in (("chunks", chunks), ("tokens", by_tokens)):
         both = jax.value_and_grad(lambda *args, way=way: jnp.sum(jnp.sin(way(*args))), range(5))
         ways[name] = jax.jit(both).lower(*args).compile()
-        found[f"{name}_mib"] = ways[name].memory_analysis().temp_size_in_bytes / 2**20
+        row[f"{name}_mib"] = ways[name].memory_analysis().temp_size_in_bytes / 2**20
     values = {name: jax.block_until_ready(way(*args)) for name, way in ways.items()}
     scale = max(float(jnp.max(jnp.abs(x))) for x in values["tokens"][1])
     apart = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), values["chunks"][1], values["tokens"][1])
-    found["gradients_apart"] = max(apart) / scale
+    row["gradients_apart"] = max(apart) / scale
     times = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             start = time.process_time()
             jax.block_until_ready(way(*args))
             times[name].append(time.process_time() - start)
-    return found | {name: float(np.median(seconds)) for name, seconds in times.items()}
+    return row | {name: float(np.median(seconds)) for name, seconds in times.items()}
 
 
 def rows_of(data) -> dict:

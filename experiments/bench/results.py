@@ -101,15 +101,15 @@ def training(r: dict) -> str:
     )
 
 
-def remats(found: list[dict]) -> str:
-    if not found:
+def remats(cases: list[dict]) -> str:
+    if not cases:
         return ""
     rows = [
         [f"`{x['remat']}`", number(x["temporary_bytes"] / 2**30), number(x["seconds"]), number(x["cpu_seconds"])]
-        for x in found
+        for x in cases
     ]
     head = "| remat | GiB of temporaries | seconds | processor seconds |"
-    return f"\nWhat is kept for the backward pass, in a step of {found[0]['layers']} layers:\n\n" + table(head, rows)
+    return f"\nWhat is kept for the backward pass, in a step of {cases[0]['layers']} layers:\n\n" + table(head, rows)
 
 
 def scoring(r: dict) -> str:

@@ -52,7 +52,7 @@ def distances(exact_BSV, copy_BSV, token_BS):
 
 def compared(exact: Sampler, copies: dict[str, Sampler], answers: list[Answer], size: int) -> dict[str, np.ndarray]:
     """Returns `distances` of every token of the answers from each copy, (3, N), one answer a row of `size` tokens."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in copies}
+    logits: dict[str, list[np.ndarray]] = {name: [] for name in copies}
     most = max(len(ids) for _, ids in answers)
     for prompt, ids in answers:
         packed = pack([next_tokens(merged("answer", prompt, [ids]))], size, most, too_long="error")
@@ -62,8 +62,8 @@ def compared(exact: Sampler, copies: dict[str, Sampler], answers: list[Answer], 
             exact_BSV = log_softmax_BSV(exact.params, exact.config, rows)
             for name, copy in copies.items():
                 far = distances(exact_BSV, log_softmax_BSV(copy.params, copy.config, rows), token_BS)
-                found[name].append(np.stack([np.asarray(x_BS)[used_BS] for x_BS in far]))
-    return {name: np.concatenate(some, axis=1) for name, some in found.items()}
+                logits[name].append(np.stack([np.asarray(x_BS)[used_BS] for x_BS in far]))
+    return {name: np.concatenate(some, axis=1) for name, some in logits.items()}
 
 
 def main() -> None:

@@ -93,11 +93,11 @@ def main() -> None:
         assert theirs["chains"] == sum(len(pool["samples"]) for pool in pools), "not the same chains"
         return theirs
 
-    found, theirs = yardsticks.in_turns(args.rounds, lambda: score(prm, pools), peer if script else None)
+    speeds, theirs = yardsticks.in_turns(args.rounds, lambda: score(prm, pools), peer if script else None)
     growth = [{"samples": n, **score(prm, some)} for n, some in fewer.items()]
     yardsticks.report(
-        "score_speed", found.pop("chains_per_s"), theirs.get("chains_per_s"), unit="chains a second",
-        **found, chain_tokens=chain_tokens(prm, pools), peer_tokens_per_s=theirs.get("tokens_per_s"),
+        "score_speed", speeds.pop("chains_per_s"), theirs.get("chains_per_s"), unit="chains a second",
+        **speeds, chain_tokens=chain_tokens(prm, pools), peer_tokens_per_s=theirs.get("tokens_per_s"),
         problems=args.problems, rounds=args.rounds,
         growth=[{key: row[key] for key in ("samples", "chains", "tokens", "cells", "seconds")} for row in growth],
     )  # fmt: skip

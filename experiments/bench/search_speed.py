@@ -72,9 +72,9 @@ class Recorded(LiveTrees):
     def extend(self, parents, steps):
         handles, score_P = super().extend(parents, steps)
         for handle, parent, step in zip(handles, parents, steps, strict=True):
-            own = self._prm.layout.step(step, 0)
-            self.ids[handle] = self.ids[parent] + own
-            self.new += len(own)
+            tokens = self._prm.layout.step(step, 0)
+            self.ids[handle] = self.ids[parent] + tokens
+            self.new += len(tokens)
         self.rounds.append([self.ids[handle] for handle in handles])
         return handles, score_P
 

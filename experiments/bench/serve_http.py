@@ -118,7 +118,7 @@ def loads(
     seconds: float,
 ) -> dict[str, dict[str, Any]]:
     """Returns for each number of clients the medians over rounds, and all ratios to scoring without a server."""
-    found: dict[int, list[dict[str, float]]] = {count: [] for count in clients}
+    rows_of: dict[int, list[dict[str, float]]] = {count: [] for count in clients}
     for turn in range(rounds):
         for count in clients if turn % 2 else clients[::-1]:
             offline.stdin.write(f"{seconds}\n")  # pyright: ignore[reportOptionalMemberAccess]
@@ -128,12 +128,12 @@ def loads(
             got = load(count, records, expected, seconds)
             cpu = (cpu_seconds(server) - busy) / got["answers"]
             ratios = {"ratio": got["chains_per_second"] / score["score"], "cpu_ratio": score["score_cpu"] / cpu}
-            found[count].append(got | score | {"cpu": cpu} | ratios)
-            print(count, found[count][-1], flush=True)
+            rows_of[count].append(got | score | {"cpu": cpu} | ratios)
+            print(count, rows_of[count][-1], flush=True)
     return {
         f"{count} clients": {name: statistics.median(one[name] for one in rows) for name in rows[0]}
         | {"ratios": sorted(one["ratio"] for one in rows), "errors": sum(one["errors"] for one in rows)}
-        for count, rows in found.items()
+        for count, rows in rows_of.items()
     }
 
 

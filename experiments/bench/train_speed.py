@@ -135,14 +135,14 @@ def main() -> None:
         policies = remats(config, args.remat_layers, args.rounds) if args.remat_layers else []
 
     def peer() -> dict:
-        found = yardsticks.peer(script, "--data", phase1, "--examples", args.examples)
-        assert found["rated_completions"] == whole["rated_completions"], "not the same data"
-        return found
+        speed = yardsticks.peer(script, "--data", phase1, "--examples", args.examples)
+        assert speed["rated_completions"] == whole["rated_completions"], "not the same data"
+        return speed
 
-    found, theirs = yardsticks.in_turns(args.rounds, lambda: ours.run(args.steps), peer if script else None)
+    speeds, theirs = yardsticks.in_turns(args.rounds, lambda: ours.run(args.steps), peer if script else None)
     yardsticks.report(
-        "train_speed", found.pop("labels_per_s"), theirs.get("labels_per_s"), unit="rated completions a second",
-        **found, peer_tokens_per_s=theirs.get("real_tokens_per_s"), temporary_bytes=ours.temporary_bytes,
+        "train_speed", speeds.pop("labels_per_s"), theirs.get("labels_per_s"), unit="rated completions a second",
+        **speeds, peer_tokens_per_s=theirs.get("real_tokens_per_s"), temporary_bytes=ours.temporary_bytes,
         epoch=whole, remats=policies, rounds=args.rounds, steps=args.steps, examples=args.examples,
         row_tokens=args.tokens,
         **{name: getattr(ours.config.model, name) for name in ("remat", "attention", "attention_block", "dtype")},

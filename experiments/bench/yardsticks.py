@@ -93,17 +93,17 @@ def in_turns(
 
     Ours include the machine's limit before each round, and `flops_per_s` as a fraction of it.
     """
-    found: list[dict[str, float]] = []
+    figures: list[dict[str, float]] = []
     peers: list[dict[str, Any]] = []
     for number in range(rounds):
         limit = matmul_limit()
         row = ours()
-        found.append(row | {"limit_flops_per_s": limit, "limit_share": row["flops_per_s"] / limit})
-        print(f"round {number + 1} ours: {found[-1]}", flush=True)
+        figures.append(row | {"limit_flops_per_s": limit, "limit_share": row["flops_per_s"] / limit})
+        print(f"round {number + 1} ours: {figures[-1]}", flush=True)
         if peer:
             peers.append(peer())
             print(f"round {number + 1} peer: {peers[-1]}", flush=True)
-    return medians(found), medians(peers)
+    return medians(figures), medians(peers)
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, float]:

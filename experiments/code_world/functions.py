@@ -83,9 +83,9 @@ def problem(rng: np.random.Generator, operations: tuple[int, int] = (3, 5)) -> P
             names = [name for name in OPERATIONS if not chosen or name != chosen[-1][0]]
             name, amount = str(rng.choice(names)), int(rng.choice(AMOUNTS))
             chosen.append((name, amount if "{}" in name else 0))
-        found = Problem((*chosen, (str(rng.choice(list(RETURNS))), 0)))
-        if exposed(found, PROBES):
-            return found
+        candidate = Problem((*chosen, (str(rng.choice(list(RETURNS))), 0)))
+        if exposed(candidate, PROBES):
+            return candidate
 
 
 def exposed(task: Problem, inputs: Sequence[list[int]]) -> bool:
@@ -171,8 +171,8 @@ def check(task: Problem, steps: Sequence[str]) -> list[bool]:
 
 def _meaning(line: str) -> str:
     """Returns the line with comparisons of whole numbers in one form: x >= 3 is x > 2."""
-    line = re.sub(r">= (\d+)", lambda found: f"> {int(found[1]) - 1}", line)
-    return re.sub(r"<= (\d+)", lambda found: f"< {int(found[1]) + 1}", line)
+    line = re.sub(r">= (\d+)", lambda match: f"> {int(match[1]) - 1}", line)
+    return re.sub(r"<= (\d+)", lambda match: f"< {int(match[1]) + 1}", line)
 
 
 def labels(task: Problem, steps: Sequence[str]) -> list[float]:

@@ -78,13 +78,13 @@ def main(out: pathlib.Path = pathlib.Path("runs/code_world"), seed: int = 0) -> 
     for labels in MODELS:
         trained(out, labels, models.reward(out, vocabulary, labels, seed), REWARD_STEPS)
         done(f"training, {labels}")
-    found = judged(out, seed)
+    results = judged(out, seed)
     done("evaluation")
-    found |= {"seconds": round(time.perf_counter() - began, 1), "stages": stages, "seed": seed}
-    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n")
-    show(tables(found), console)
+    results |= {"seconds": round(time.perf_counter() - began, 1), "stages": stages, "seed": seed}
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    show(tables(results), console)
     console.print(
-        f"{found['seconds']:.0f} seconds. {out / 'results.json'}: every figure. {out / 'report.html'}: the page"
+        f"{results['seconds']:.0f} seconds. {out / 'results.json'}: every figure. {out / 'report.html'}: the page"
     )
 
 
@@ -111,11 +111,11 @@ def pool(record: dict, samples: list[Sample]) -> dict:
 
 def judged(out: pathlib.Path, seed: int) -> dict:
     """Writes the page and returns every figure, with 95 % intervals over problems."""
-    suites, found = judge.evaluated(out, seed, console, functions, MODELS)
-    found["steps"] = {MODELS[name]: suites[name]["steps"] for name in MODELS}
-    more = {"What this run is evidence for": [judge.caveats_table(CAVEATS)], "Programs": tables(found)}
+    suites, results = judge.evaluated(out, seed, console, functions, MODELS)
+    results["steps"] = {MODELS[name]: suites[name]["steps"] for name in MODELS}
+    more = {"What this run is evidence for": [judge.caveats_table(CAVEATS)], "Programs": tables(results)}
     report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
-    return found
+    return results
 
 
 CAVEATS = {
@@ -127,14 +127,14 @@ CAVEATS = {
 }
 
 
-def tables(found: dict) -> list[Table]:
+def tables(results: dict) -> list[Table]:
     columns = ("chosen by", "passes all tests, %", "passes with a wrong line, %")
-    chosen = Table(f"best of {found['n']} programs for each unseen problem", columns, judge.chosen_rows(found))
-    errors = [(name, percent(figures["f1"])) for name, figures in found["first_error"].items()]
+    chosen = Table(f"best of {results['n']} programs for each unseen problem", columns, judge.chosen_rows(results))
+    errors = [(name, percent(figures["f1"])) for name, figures in results["first_error"].items()]
     return [
         chosen,
         Table("first wrong lines", ("model", "F1, %"), errors),
-        judge.labels_table(found["label_agreement"]),
+        judge.labels_table(results["label_agreement"]),
     ]
 
 

@@ -166,20 +166,20 @@ def chains_with_states(shared: pathlib.Path, out: pathlib.Path) -> tuple[dict[st
         most = choose((known[policy, part].trees for policy in POLICIES), key=len)
         parts[part] = [tree.problem for tree in most]
     place = {problem: i for i, problem in enumerate(parts["train"] + parts["test"])}
-    found = {}
+    chains = {}
     for policy in POLICIES:
         states: dict[tuple, np.ndarray] = {}
         for part in ("train", "test"):
             trees, size_K, state_ND = known[policy, part]
             for tree, state in zip(trees, np.split(state_ND, np.cumsum(size_K)[:-1]), strict=True):
                 states |= {_key(tree, chain): state[chain[-1]] for chain in chains_of(tree)}
-        own = {tree.problem for part in ("train", "test") for tree in known[policy, part].trees} & set(place)
-        pools = read_policy(shared / f"pools/gsm8k_{policy}_n19.jsonl", sources, own.__contains__)
-        trees = [tree for tree in _pools(shared, policy) if tree.problem in own]
+        problems = {tree.problem for part in ("train", "test") for tree in known[policy, part].trees} & set(place)
+        pools = read_policy(shared / f"pools/gsm8k_{policy}_n19.jsonl", sources, problems.__contains__)
+        trees = [tree for tree in _pools(shared, policy) if tree.problem in problems]
         x_MD = np.array([states[_key(tree, chain)] for tree in trees for chain in chains_of(tree)], np.float64)
         number_M = np.array([place[problem] for problem in pools.problems])[pools.chains.problem_M]
-        found[policy] = pools.chains._replace(x_MF=np.concatenate([pools.chains.x_MF, x_MD], 1), problem_M=number_M)
-    return found, parts["train"], parts["test"]
+        chains[policy] = pools.chains._replace(x_MF=np.concatenate([pools.chains.x_MF, x_MD], 1), problem_M=number_M)
+    return chains, parts["train"], parts["test"]
 
 
 def _key(tree: ReasoningTree, chain: list[int]) -> tuple:
@@ -225,15 +225,15 @@ def fitted(train: Chains, valid: Chains, calibrate: Chains, state_F: np.ndarray)
     x_MF, valid_x_MF = blank.standard(train.x_MF), blank.standard(valid.x_MF)
 
     def best(settings: list[tuple[float, float]]) -> tuple[float, float, float, np.ndarray]:
-        found = []
+        candidates = []
         for strength, scale in settings:
             scale_F = np.where(state_F, scale, 1.0)
             weight_F = minimize(
                 pair_loss, np.zeros(len(scale_F)), (x_MF * scale_F, pairs, strength), method="L-BFGS-B", jac=True,
                 options={"maxiter": 100},
             ).x * scale_F  # fmt: skip
-            found.append((pair_loss(weight_F, valid_x_MF, valid_pairs)[0], strength, scale, weight_F))
-        return min(found, key=lambda each: each[0])
+            candidates.append((pair_loss(weight_F, valid_x_MF, valid_pairs)[0], strength, scale, weight_F))
+        return min(candidates, key=lambda each: each[0])
 
     mixed = state_F.any() and not state_F.all()
     _, strength, _, weight_F = best([(strength, 0.0 if mixed else 1.0) for strength in STRENGTHS])
@@ -273,9 +273,9 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
                 area[arm][seed, p] = auroc_in_problems(log_odds_M, pairs_of(held))
         print(f"seed {seed} is done", flush=True)
     base = {policy: float(vote_correct(each, np.ones(len(each.x_MF))).mean()) for policy, each in tests.items()}
-    found: dict[str, Any] = {"train": len(train), "test": len(test), "majority": base, "arms": {}, "differences": {}}
+    results: dict[str, Any] = {"train": len(train), "test": len(test), "majority": base, "arms": {}, "differences": {}}
     for arm in arms:
-        found["arms"][arm] = {
+        results["arms"][arm] = {
             "auroc_in_problems": {policy: area[arm][:, p].mean() for p, policy in enumerate(POLICIES)},
             **{
                 f"vote_less_majority, power {power:g}": {
@@ -286,7 +286,7 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
             },
         }
     for more, less in (("evidence + state", "evidence"), ("text + state", "text"), ("evidence", "state")):
-        found["differences"][f"{more} less {less}"] = {
+        results["differences"][f"{more} less {less}"] = {
             "auroc_in_problems": [float(x) for x in (area[more] - area[less]).mean(1)],
             **{
                 f"vote, power {power:g}": {
@@ -299,7 +299,7 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
                 for power in POWERS
             },
         }
-    return found
+    return results
 
 
 def interval(value_SP: np.ndarray) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def steps(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
         "state": {name: 1 / (1 + np.exp(-odds[name])) for name in ("gsm8k", "math")},
         "both": {name: regression(both, everything)(both[name]) for name in ("gsm8k", "math")},
     }
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "problems": len(trained.trees),
         "ratings": int(some_N.sum()),
         "arms": {},
@@ -365,15 +365,15 @@ def steps(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
             ]
             for name, score_N in of_files.items()
         }
-        found["arms"][arm] = processbench_report(scored, "gsm8k", 0)
+        results["arms"][arm] = processbench_report(scored, "gsm8k", 0)
         draws[arm] = f1_draws(scored, "gsm8k", 0)
     for kind, by_file in draws["both"].items():
         for name, each in by_file.items():
             for less in ("text", "state"):
-                found["differences"][f"both less {less}, {name}, {kind}"] = difference(
+                results["differences"][f"both less {less}, {name}, {kind}"] = difference(
                     each, draws[less][kind][name]
                 ).json()
-    return found
+    return results
 
 
 def _log_odds(p_N: np.ndarray) -> np.ndarray:
@@ -396,9 +396,9 @@ def main(
     if what == "states":
         states(shared, out)
         return
-    found = {"choice": choice, "steps": steps}[what](shared, out)
-    write_json(out / f"{what}.json", found)
-    print(json.dumps(found, indent=1))
+    results = {"choice": choice, "steps": steps}[what](shared, out)
+    write_json(out / f"{what}.json", results)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def testing(problem: str) -> bool:
 
 def summary(gain_P: np.ndarray, problems: Sequence[str]) -> dict:
     """Returns a mean in points with its 95 % interval over problems."""
-    found = mean_differences(100 * gain_P[:, None], problem_ids(problems).tolist(), 0)
-    return {key: round(float(np.asarray(value)[0]), 2) for key, value in found._asdict().items()}
+    difference = mean_differences(100 * gain_P[:, None], problem_ids(problems).tolist(), 0)
+    return {key: round(float(np.asarray(value)[0]), 2) for key, value in difference._asdict().items()}
 
 
 def with_only(policy: Policy, columns: np.ndarray) -> Policy:
@@ -195,11 +195,11 @@ def with_labels(policies: Sequence[Policy], fitted: dict[str, tuple[Ranker, Vote
         test, row = policy.of(testing), {}
         base_P = gains(ranker, vote, test)
         for k in LABELS:
-            found = []
+            gains_of = []
             for seed in range(seeds):
                 chosen = set(np.random.default_rng(seed).choice(pool, k, replace=False).tolist())
-                found.append(gains(*adapted(ranker, vote, old, policy.of(chosen.__contains__), k), test))
-            gain_P = np.mean(found, axis=0)
+                gains_of.append(gains(*adapted(ranker, vote, old, policy.of(chosen.__contains__), k), test))
+            gain_P = np.mean(gains_of, axis=0)
             row[str(k)] = {"gain": summary(gain_P, names), "more": summary(gain_P - base_P, names)}
         rows[policy.name] = row
     return rows

@@ -43,9 +43,9 @@ def quickstart(shared: pathlib.Path, out: pathlib.Path) -> Files:
     kept = len(values) * 4 // 5
     parts |= {"values": values[:kept], "held_out_values": values[kept:]}
     alternatives = (record_of(merged(tree_of(record))) for record in read_records(shared / "formal.jsonl"))
-    made = _written(out, parts | {"alternatives": alternatives})
-    train |= {"alternatives": made["alternatives"], "values": made["values"]}
-    return Files(train, made["valid"], {"quickstart": made["test"], "held_out_values": made["held_out_values"]})
+    files = _written(out, parts | {"alternatives": alternatives})
+    train |= {"alternatives": files["alternatives"], "values": files["values"]}
+    return Files(train, files["valid"], {"quickstart": files["test"], "held_out_values": files["held_out_values"]})
 
 
 def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
@@ -62,9 +62,9 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
         parts[normalise(record["problem"]) in held_out].append(record)
     pool = (record for record in gsm8k_pools(shared, "chatgpt") if part_of(record) == "test")
     parts_ = {"train": parts[False], "valid": parts[True], "phase1_test": trees("phase1_test"), "chatgpt": pool}
-    made = _written(out, parts_)
-    tests = {name: made[name] for name in ("phase1_test", "chatgpt")}
-    return Files({"rating": made["train"], "alternatives": made["train"]}, made["valid"], tests)
+    files = _written(out, parts_)
+    tests = {name: files[name] for name in ("phase1_test", "chatgpt")}
+    return Files({"rating": files["train"], "alternatives": files["train"]}, files["valid"], tests)
 
 
 def gsm8k(*policies: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
@@ -82,8 +82,8 @@ def gsm8k(*policies: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
                     parts[name].append(record)
                 elif record and name in policies:
                     parts[part].append(record)
-        made = _written(out, parts)
-        return Files({"outcome": made["train"]}, made["valid"], {name: made[name] for name in POLICIES})
+        files = _written(out, parts)
+        return Files({"outcome": files["train"]}, files["valid"], {name: files[name] for name in POLICIES})
 
     return make
 

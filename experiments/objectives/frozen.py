@@ -56,18 +56,18 @@ def cell(
     train, states = pathlib.Path(experiment.data.train[0]), out / "states"
     known = kind.known(train, states / f"{source}_{train.stem}", problems, experiment.data.supervise)
     score = kind.fitted(experiment, known, fitted)
-    rule, found, before = DEFAULT_RULE[semantics(experiment, beta)], {}, None
+    rule, results, before = DEFAULT_RULE[semantics(experiment, beta)], {}, None
     for name, path in {"valid": files.valid, **files.tests}.items():
         if name == "held_out_values":  # of heads with bounds
             continue
-        own = f"{source}_valid" if name == "valid" else name
-        test = score(kind.known(path, states / own, None if name == "valid" else tests))
+        part = f"{source}_valid" if name == "valid" else name
+        test = score(kind.known(path, states / part, None if name == "valid" else tests))
         before = before or test
-        found[name] = measure.numbers(path, test, scale, rule)
-        found[name]["drift"] = drift(before, test, seed=0)["verdict"]  # from the validation problems
+        results[name] = measure.numbers(path, test, scale, rule)
+        results[name]["drift"] = drift(before, test, seed=0)["verdict"]  # from the validation problems
     result = {
         "source": source, "objective": objective, "seed": seed, "fit": dataclasses.asdict(fitted), "rule": rule,
-        "problems": len(known.trees), "seconds_of_last_call": round(time.perf_counter() - began, 1), "tests": found,
+        "problems": len(known.trees), "seconds_of_last_call": round(time.perf_counter() - began, 1), "tests": results,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "cell.json", result)

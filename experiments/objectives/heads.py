@@ -122,10 +122,10 @@ def fitted(experiment: Experiment, train: Known, fit: Fit) -> Callable[[Known], 
 
 def labelled(train: Known, scaling: Scaling, experiment: Experiment) -> Labelled:
     """Packs whole trees as the objective wants them, and puts their scaled states into their slots."""
-    given, layout = experiment.data, native_layout(load_tokenizer(experiment.tokenizer))
-    of = [token_tree(tree, layout, given.supervise, given.extras, given.weight) for tree in train.trees]
-    slots = TOKEN_SLOTS if given.supervise == "outcome_tokens" else SLOTS
-    packed = pack(of, TOKENS, slots, too_long="truncate", siblings=given.siblings)
+    data, layout = experiment.data, native_layout(load_tokenizer(experiment.tokenizer))
+    of = [token_tree(tree, layout, data.supervise, data.extras, data.weight) for tree in train.trees]
+    slots = TOKEN_SLOTS if data.supervise == "outcome_tokens" else SLOTS
+    packed = pack(of, TOKENS, slots, too_long="truncate", siblings=data.siblings)
     first_K, some_RS = np.cumsum(train.size_K) - train.size_K, packed.tree_BS >= 0
     x_RSD = np.zeros((*some_RS.shape, train.state_ND.shape[-1]), np.float32)
     x_RSD[some_RS] = scaling(train.state_ND[first_K[packed.tree_BS[some_RS]] + packed.node_BS[some_RS]])

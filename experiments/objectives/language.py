@@ -134,7 +134,7 @@ def _batch(of: Known, some: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray
 
 def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree]:
     """Returns the trees with the summed log ratios as scores; `filled` says what a step beyond a row gets."""
-    found = []
+    results = []
     with Bar("scoring", len(of.packed)) as bar:
         for k, packed in enumerate(bar.follow(of.packed)):
             trees = of.trees[k * states.CHUNK : (k + 1) * states.CHUNK]
@@ -145,8 +145,8 @@ def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree
                 score_S = np.asarray(path_sum(beta * ratio_BT, rows, rows.problem))[0]
                 for s in np.nonzero(tree_S >= 0)[0]:
                     scores[tree_S[s]][node_S[s]] = score_S[s]
-            found += [with_scores(tree, filled(tree, score_N)) for tree, score_N in zip(trees, scores, strict=True)]
-    return found
+            results += [with_scores(tree, filled(tree, score_N)) for tree, score_N in zip(trees, scores, strict=True)]
+    return results
 
 
 @jax.jit
@@ -157,8 +157,8 @@ def of_steps(rows: Rows) -> Bool[Array, "B T"]:
 
 def filled(tree: ReasoningTree, score_N: np.ndarray) -> list[float]:
     """Returns the scores. A missing one (NaN) becomes the score of the step before it, or 0 if there is none."""
-    found: list[float] = []
+    inherited: list[float] = []
     for node, score in zip(tree.nodes, score_N.tolist(), strict=True):
-        before = found[node.parent] if node.parent >= 0 else 0.0
-        found.append(before if np.isnan(score) else score)
-    return found
+        before = inherited[node.parent] if node.parent >= 0 else 0.0
+        inherited.append(before if np.isnan(score) else score)
+    return inherited

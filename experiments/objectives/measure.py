@@ -37,10 +37,10 @@ def numbers(
 ) -> dict[str, Any]:
     """Returns the numbers of a scored file; `bounds`: its scores have `low` and `high`."""
     if all(tree.kind == "pool" for tree in trees):
-        found = measured(trees, scale, rule)
+        results = measured(trees, scale, rule)
         if bounds:  # best of n and votes by the lower bound
-            found["by_low"] = measured(list(map(by_low, trees)), scale, rule)
-        return found
+            results["by_low"] = measured(list(map(by_low, trees)), scale, rule)
+        return results
     if path.stem == "held_out_values":
         return coverage(trees)
     return {"steps": steps_report(trees, "positive", 0, scale.threshold)}
@@ -55,13 +55,13 @@ def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[st
 def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
     """Returns the same numbers of the trivial baselines by name, of trees without scores."""
     pools = pools_of([with_scores(tree, [0.5] * len(tree.nodes)) for tree in trees])
-    some_PN, found = _with_steps(pools), {}
+    some_PN, results = _with_steps(pools), {}
     for name, chosen in baselines.of_pools(trees).items():
         key_PN, weight_PN = np.full(some_PN.shape, -np.inf), np.zeros(some_PN.shape)
         key_PN[some_PN] = np.concatenate([each.key_K for each in chosen])
         weight_PN[some_PN] = np.concatenate([each.weight_K for each in chosen])
-        found[name] = _of_pools(pools, key_PN, weight_PN)
-    return found
+        results[name] = _of_pools(pools, key_PN, weight_PN)
+    return results
 
 
 def _with_steps(pools: Pools) -> np.ndarray:
@@ -125,8 +125,8 @@ def coverage(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
 def _votes(pools: Pools, weight_PNK: np.ndarray, n: int) -> np.ndarray:
     if pools.class_PN is None:
         raise ValueError("the pools have no answers to vote on")
-    found = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n, trials=TRIALS, seed=0)
-    return found.value_PnK[:, -1]
+    accuracy = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n, trials=TRIALS, seed=0)
+    return accuracy.value_PnK[:, -1]
 
 
 def _finite(key_N: np.ndarray) -> list[float]:
@@ -157,7 +157,7 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         names = [first["problems"][i] for i in np.unique(chain_N)[some_P]]
         return of_values(names, value_SP[:, some_P])
 
-    found = {
+    results = {
         "chain_auroc": area("chain_key", right_N, chain_N),
         "within_auroc": within(),
         "one_sample": mean("one_sample"),
@@ -170,16 +170,16 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         best = [int(np.mean(s["votes_by_odds"], 0).argmax()) for s in valid]
         by_odds = [np.array(s["votes_by_odds"])[:, k] for s, k in zip(seeds, best, strict=True)]
         less = [values - np.array(s["majority"]) for s, values in zip(seeds, by_odds, strict=True)]
-        found["odds_vote_minus_majority"] = of_values(first["problems"], less)
+        results["odds_vote_minus_majority"] = of_values(first["problems"], less)
     if "step_right" in first:
-        found["step_auroc"] = area("step_score", np.array(first["step_right"]) > 0.5, np.array(first["step_problem"]))
+        results["step_auroc"] = area("step_score", np.array(first["step_right"]) > 0.5, np.array(first["step_problem"]))
     scores = {"ece": [np.array(s["chain_score"]) for s in seeds]}
     if valid is not None:
         scores["ece_recalibrated"] = list(map(_recalibrated, scores["ece"], valid))
     for name, score_SN in scores.items():
         error_S = np.array([ece(score_N, right_N) for score_N in score_SN])
-        found[name] = {"value": float(error_S.mean()), "seeds": error_S.tolist()}
-    return found
+        results[name] = {"value": float(error_S.mean()), "seeds": error_S.tolist()}
+    return results
 
 
 def apart(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:

@@ -66,14 +66,14 @@ def cell(
         train(experiment, folder / "run")
     prm = jprm.load(folder / "run")
     tests = {name: scored(prm, path, folder) for name, path in {"valid": files.valid, **files.tests}.items()}
-    found = {
+    results = {
         "source": source, "objective": objective, "seed": seed, "steps": experiment.steps, "rule": prm.rule,
         "tokens": experiment.steps * experiment.data.rows * experiment.data.tokens,  # of rows, padding included
         "seconds_of_last_call": round(time.perf_counter() - began, 1),
-        "tests": {name: found for name, found in tests.items() if found},
+        "tests": {name: results for name, results in tests.items() if results},
     }  # fmt: skip
-    write_json(folder / "cell.json", found)
-    return found
+    write_json(folder / "cell.json", results)
+    return results
 
 
 def scored(prm: PRM, path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:

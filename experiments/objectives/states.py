@@ -102,7 +102,7 @@ def known(
         of_trees = load()
         with Bar(folder.name, len(missing)) as bar:
             for file in bar.follow(missing):
-                found = of_trees(chunks[file])
+                states = of_trees(chunks[file])
                 with atomic_file(file) as stream:
-                    np.savez(stream, **found)
+                    np.savez(stream, **states)
     return trees, [dict(np.load(file)) for file in chunks]

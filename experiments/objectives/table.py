@@ -42,21 +42,21 @@ PAIRS = (
 
 def cells(out: pathlib.Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Returns the finished cells by data set and objective, in the order of `recipes.OBJECTIVES`."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    finished: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for source in sorted(path.name for path in out.iterdir() if path.is_dir()):
         for objective in recipes.OBJECTIVES:
             paths = sorted((out / source / objective).glob("*/cell.json"))
             if paths:
-                found[source, objective] = [json.loads(path.read_text()) for path in paths]
-    return found
+                finished[source, objective] = [json.loads(path.read_text()) for path in paths]
+    return finished
 
 
 def tables(out: pathlib.Path) -> Iterator[Table]:
     """Yields a table for every data set and test."""
-    found = cells(out)
-    tests = dict.fromkeys((source, test) for (source, _), of in found.items() for test in of[0]["tests"])
+    finished = cells(out)
+    tests = dict.fromkeys((source, test) for (source, _), of in finished.items() for test in of[0]["tests"])
     for source, test in tests:
-        some = {name: of for (other, name), of in found.items() if other == source and test in of[0]["tests"]}
+        some = {name: of for (other, name), of in finished.items() if other == source and test in of[0]["tests"]}
         if test == "valid":
             continue
         kinds = {
@@ -73,14 +73,14 @@ def tables(out: pathlib.Path) -> Iterator[Table]:
 
 def differences(out: pathlib.Path) -> Iterator[Table]:
     """Yields, for every data set and test of pools, how far objectives of labels of one kind are apart."""
-    found = cells(out)
-    for source in dict.fromkeys(source for source, _ in found):
-        pairs = [pair for pair in PAIRS if all((source, name) in found for name in pair)]
-        for test in dict.fromkeys(test for pair in pairs for test in found[source, pair[0]][0]["tests"]):
+    finished = cells(out)
+    for source in dict.fromkeys(source for source, _ in finished):
+        pairs = [pair for pair in PAIRS if all((source, name) in finished for name in pair)]
+        for test in dict.fromkeys(test for pair in pairs for test in finished[source, pair[0]][0]["tests"]):
             rows = []
             for pair in pairs:
                 one, other = (
-                    {cell["seed"]: cell["tests"].get(test, {}) for cell in found[source, name]} for name in pair
+                    {cell["seed"]: cell["tests"].get(test, {}) for cell in finished[source, name]} for name in pair
                 )
                 both = [seed for seed in one if "best_of_n" in one[seed] and "best_of_n" in other.get(seed, {})]
                 if both and test != "valid":
@@ -97,7 +97,7 @@ def over_policies(out: pathlib.Path) -> Table | None:
 
     None where there are no cells of GSM8K.
     """
-    found = cells(out)
+    finished = cells(out)
     trained = {
         "the policy itself": [(f"gsm8k_{one}", one) for one in POLICIES],
         "one other policy": [(f"gsm8k_{one}", test) for one in POLICIES for test in POLICIES if one != test],
@@ -106,9 +106,9 @@ def over_policies(out: pathlib.Path) -> Table | None:
     rows = []
     for name in recipes.OBJECTIVES:
         for on, pairs in trained.items():
-            if any((source, name) not in found for source, _ in pairs):
+            if any((source, name) not in finished for source, _ in pairs):
                 continue
-            tests = [[cell["tests"][test] for cell in found[source, name]] for source, test in pairs]
+            tests = [[cell["tests"][test] for cell in finished[source, name]] for source, test in pairs]
             gains = (("weighted_vote", "majority"), ("best_of_n", "one_sample"))
             rows.append([name, on, *(_worded(measure.mean_over_tests(tests, *gain)) for gain in gains)])
     columns = ("points", "trained on", "vote less majority", "best of n less one sample")

@@ -49,11 +49,11 @@ def known(chain: dict) -> dict:
 
 async def annotate(folder: pathlib.Path, rng: np.random.Generator) -> None:
     """Every annotator rates chains until there is none left for them."""
-    found = study.read(folder)
-    with study.open_log(found.events) as events:
-        transport = httpx2.ASGITransport(make_app(found, events, Listen()))
+    annotation = study.read(folder)
+    with study.open_log(annotation.events) as events:
+        transport = httpx2.ASGITransport(make_app(annotation, events, Listen()))
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            count, left = 0, list(found.config.annotators)
+            count, left = 0, list(annotation.config.annotators)
 
             async def post(name: str, path: str, **body) -> dict:
                 answer = await client.post(f"/v1/annotators/{name}/{path}", json=body)
@@ -136,14 +136,14 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"),
     for name in ("pools", "test"):
         score_file(prm, out / f"{name}.jsonl", out / f"{name}_by_prm.jsonl")
     print(select_file(out / "pools_by_prm.jsonl", out / "queue_2.jsonl", SelectConfig(COUNT, seed=1), exclude))
-    found = {
+    results = {
         "auroc_outcome_model": area(out / "test_by_outcome.jsonl"),
         "auroc_trained_on_labels": area(out / "test_by_prm.jsonl"),
         "report": report,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    (out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    print({key: value for key, value in found.items() if key != "report"})
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print({key: value for key, value in results.items() if key != "report"})
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def redone(problem: task.Problem, steps: list[str], rng: np.random.Generator, ha
 
 def authored(records: list[dict], rng: np.random.Generator) -> list[dict[str, Any]]:
     """Returns a critique of every distinct step of pools, by authors with habits."""
-    found = {}
+    corrected = {}
     for record in records:
         problem = task.parse(record["problem"])
         for sample in record["samples"]:
@@ -91,9 +91,9 @@ def authored(records: list[dict], rng: np.random.Generator) -> list[dict[str, An
                 steps = sample["steps"][:end]
                 question = "\n".join([record["problem"], *steps])
                 redo = redone(problem, steps, rng, task.Habits())
-                if redo is not None and question not in found:
-                    found[question] = {"problem": question, "steps": [redo, "+" if redo == steps[-1] else "-"]}
-    return list(found.values())
+                if redo is not None and question not in corrected:
+                    corrected[question] = {"problem": question, "steps": [redo, "+" if redo == steps[-1] else "-"]}
+    return list(corrected.values())
 
 
 def verifier(quickstart: pathlib.Path, data: pathlib.Path, steps: int, seed: int) -> Experiment:
@@ -146,16 +146,16 @@ def accuracy(trees: list[ReasoningTree], scores: list[np.ndarray], seed: int) ->
 
 def judged(trees: list[ReasoningTree], judge: Judge, layout: Layout, seed: int) -> dict[str, Any]:
     """Returns `accuracy` of a judge, and its cost a step: generated tokens, and all that the model computes."""
-    found = judge.judgements(trees)
+    judgements = judge.judgements(trees)
     steps = sum(len(tree.nodes) for tree in trees)
-    made = sum(each.report["tokens"] for each in found)
+    generated = sum(each.report["tokens"] for each in judgements)
     read = 0
     for tree in trees:
         for end in range(1, len(tree.nodes) + 1):
             question = judge.prompt.filled(tree.problem, [node.text for node in tree.nodes[:end]])
             read += len(layout.problem(question))
-    cost = {"generated": made / steps, "computed": (read + made) / steps}
-    return accuracy(trees, [each.score_N for each in found], seed) | cost
+    cost = {"generated": generated / steps, "computed": (read + generated) / steps}
+    return accuracy(trees, [each.score_N for each in judgements], seed) | cost
 
 
 def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> None:
@@ -182,15 +182,15 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int =
     console.rule("steps of unseen problems")
     trees, prm = tested(quickstart), jprm.load(quickstart / "formal")
     tokens = sum(len(token_tree(tree, prm.layout).tokens_N) for tree in trees)
-    found = {"PRM": accuracy(trees, prm.score_trees(trees), seed)}
-    found["PRM"] |= {"generated": 0.0, "computed": tokens / found["PRM"]["steps"]}
+    figures = {"PRM": accuracy(trees, prm.score_trees(trees), seed)}
+    figures["PRM"] |= {"generated": 0.0, "computed": tokens / figures["PRM"]["steps"]}
     for name, samples in (("authored", 1), ("authored", VOTES), ("kept", 1), ("kept", VOTES)):
-        found[f"{name}, {samples}"] = judged(trees, judge_of(out / name, samples, seed + 1), prm.layout, seed)
+        figures[f"{name}, {samples}"] = judged(trees, judge_of(out / name, samples, seed + 1), prm.layout, seed)
     counts = json.loads((out / "counts.json").read_text())
-    (out / "results.json").write_text(json.dumps({"kept": counts, "judges": found}, indent=2) + "\n")
+    (out / "results.json").write_text(json.dumps({"kept": counts, "judges": figures}, indent=2) + "\n")
     rows = [
         (name, interval(row["accuracy"]), interval(row["auroc"]), f"{row['generated']:.1f}", f"{row['computed']:.0f}")
-        for name, row in found.items()
+        for name, row in figures.items()
     ]
     columns = (
         "verifier, critiques a step",

@@ -47,10 +47,10 @@ def report(trees: Sequence[ReasoningTree], prm: PRM, judges: dict[str, Judge], s
     written, computed_n = token_costs(trees, prm, n_max)
     cost_n, unread = {"PRM": computed_n}, {}
     for name, judge in judges.items():
-        found = judge.judgements(trees)
-        models[name], scores[name] = judge, [np.nan_to_num(each.score_N, nan=0.5) for each in found]
-        unread[name] = int(sum(np.isnan(each.score_N).sum() for each in found))
-        cost_n[name] = critique_tokens(trees, judge, prm.layout, sum(each.report["tokens"] for each in found), n_max)
+        results = judge.judgements(trees)
+        models[name], scores[name] = judge, [np.nan_to_num(each.score_N, nan=0.5) for each in results]
+        unread[name] = int(sum(np.isnan(each.score_N).sum() for each in results))
+        cost_n[name] = critique_tokens(trees, judge, prm.layout, sum(each.report["tokens"] for each in results), n_max)
     pools = {
         name: pools_of([with_scores(tree, x.tolist()) for tree, x in zip(trees, of, strict=True)], models[name].scale)
         for name, of in scores.items()
@@ -62,8 +62,8 @@ def report(trees: Sequence[ReasoningTree], prm: PRM, judges: dict[str, Judge], s
     ]
     doublings = math.ceil(math.log2(max(chooser.cost_n[-1] for chooser in choosers) / written))
     budgets = [written * 2**k for k in range(doublings + 1)]  # the last pays for all samples of every chooser
-    found = at_equal_cost(choosers, budgets, [tree.problem for tree in trees], seed)
-    return found | {"sample_tokens": written, "unread": unread, "n_max": n_max}
+    results = at_equal_cost(choosers, budgets, [tree.problem for tree in trees], seed)
+    return results | {"sample_tokens": written, "unread": unread, "n_max": n_max}
 
 
 def critique_tokens(
@@ -108,13 +108,14 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int =
     records = list(read_records(quickstart / "test_pools.jsonl"))[:PROBLEMS]
     trees = [tree_of({**record, "samples": record["samples"][:SAMPLES]}) for record in records]
     judges = {"judge": critique.judge_of(out / "kept", 1, seed + 1)}
-    found = report(trees, jprm.load(quickstart / "formal"), judges, seed)
-    write_json(out / "equal_cost.json", found)
-    columns = ("right, % (n)", *(f"{budget:.0f} tokens" for budget in found["budgets"]))
+    results = report(trees, jprm.load(quickstart / "formal"), judges, seed)
+    write_json(out / "equal_cost.json", results)
+    columns = ("right, % (n)", *(f"{budget:.0f} tokens" for budget in results["budgets"]))
     rows = [
-        (row["name"], *map(_worded, row["value"], row["n"], row["cost"], found["budgets"])) for row in found["choosers"]
+        (row["name"], *map(_worded, row["value"], row["n"], row["cost"], results["budgets"]))
+        for row in results["choosers"]
     ]
-    show([Table("at equal tokens a problem", columns, rows), json.dumps(found["unread"])], Console(width=160))
+    show([Table("at equal tokens a problem", columns, rows), json.dumps(results["unread"])], Console(width=160))
 
 
 if __name__ == "__main__":

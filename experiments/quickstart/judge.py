@@ -62,16 +62,16 @@ search that runs out of tokens before its chains end has nothing to show."""
 
 def judge(policy: Policy, out: pathlib.Path, seed: int, console: Console) -> dict[str, Any]:
     """Writes the page and returns every figure, with 95 % intervals over problems."""
-    suites, found = evaluated(out, seed, console, task, MODELS)
+    suites, results = evaluated(out, seed, console, task, MODELS)
     console.rule("search, with the PRM of formal labels")
-    found["search"] = searches(policy, out, suites["formal"], seed, console)
+    results["search"] = searches(policy, out, suites["formal"], seed, console)
     more = {
         "What this run is evidence for": [caveats_table()],
-        "Search at equal cost": search_tables(found),
-        "Two kinds of labels": [labels_table(found["label_agreement"])],
+        "Search at equal cost": search_tables(results),
+        "Two kinds of labels": [labels_table(results["label_agreement"])],
     }
     report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
-    return found
+    return results
 
 
 def evaluated(
@@ -84,14 +84,14 @@ def evaluated(
         console.rule(f"judging the reward model of labels: {name}")
         suites[name] = run_suite(out / name, suite, out / "judged" / name, console.print)
     first = next(iter(models))
-    found = {
+    results = {
         **_best_of_n(suites, models),
         "wrong_working": {models[name]: _wrong_working(out, name, suites[name], seed, world) for name in models},
         "first_error": {models[name]: suites[name]["processbench"]["files"]["chains"]["tuned"] for name in models},
         "label_agreement": label_agreement(out),
         "evidence": evidence(out, first, suites[first]["best_of_n"]["test_pools"], seed),
     }
-    return suites, found
+    return suites, results
 
 
 def write_suite(out: pathlib.Path, seed: int, world: ModuleType) -> pathlib.Path:
@@ -118,13 +118,13 @@ def write_suite(out: pathlib.Path, seed: int, world: ModuleType) -> pathlib.Path
 
 def _chains(record: dict, world: ModuleType) -> list[dict]:
     """Returns some of a pool's samples in ProcessBench's format: `label` is the first incorrect step's index, or -1."""
-    found = []
+    chains = []
     for sample in record["samples"][:CHAINS]:
         wrong = np.flatnonzero(~np.array(world.check(world.parse(record["problem"]), sample["steps"])))
         first = int(wrong[0]) if len(wrong) else -1
-        found.append({"problem": record["problem"], "steps": sample["steps"], "label": first,
+        chains.append({"problem": record["problem"], "steps": sample["steps"], "label": first,
                       "final_answer_correct": sample["correct"]})  # fmt: skip
-    return found
+    return chains
 
 
 def _best_of_n(suites: dict[str, dict], models: Mapping[str, str]) -> dict[str, Any]:
@@ -183,27 +183,27 @@ def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int)
     """Fits verifiers to the outcomes of the labelled samples (`jprm fuse fit`): of the sources that need no model, and
     of these with the PRM in the folder `prm`. Returns their figures on the test pools beside the trivial baselines of
     `report_`, any model's best of n on them. Too few labelled problems for a verifier leave it out."""
-    found: dict[str, Any] = {"best_baseline": report_["best_baseline"], "baselines": {}}
+    figures: dict[str, Any] = {"best_baseline": report_["best_baseline"], "baselines": {}}
     for use, curves in (("best_of_n", report_["baselines"]), ("vote", report_["baseline_votes"])):
         for name, curve in curves.items():
             if curve is not None:
-                found["baselines"].setdefault(name, {})[use] = last(curve)
+                figures["baselines"].setdefault(name, {})[use] = last(curve)
     for name, more in {"evidence": [], "evidence_and_prm": [f"prm={out / prm}"]}.items():
         folder = out / name
         if not (folder / VERIFIER).is_file():
             try:
                 fit([out / "pools.jsonl"], [*DEFAULT, *more], out=folder, seed=seed)
             except ValueError as error:
-                found[name] = str(error)
+                figures[name] = str(error)
                 continue
         scored = list(map(tree_of, jprm.load(folder).score_many(read_records(out / "test_pools.jsonl"))))
         curves = best_of_n_report(scored, seed)["rules"]["last"]
-        found[name] = {
+        figures[name] = {
             "best_of_n": last(curves["best_of_n"]), "vote": last(curves["weighted_vote"]),
             "best_of_n_less_baseline": curves["best_of_n_minus_best_baseline"],
             "vote_less_baseline": curves["weighted_vote_minus_best_baseline"],
         }  # fmt: skip
-    return found
+    return figures
 
 
 def label_agreement(out: pathlib.Path) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console:
     budget = round(BUDGET_SAMPLES * float(tokens))
     prm = jprm.load(out / "formal")
     problems = [Problem(record["problem"], record["answer"]) for record in pools]
-    groups, found = [record["problem"] for record in pools], {}
+    groups, methods = [record["problem"] for record in pools], {}
     for name, method in METHODS.items():
         scorer = LiveTrees(prm)
         config = SearchConfig(method=method, rule=rule, budget=budget, seed=seed + 10_000, at_once=len(problems))
@@ -261,12 +261,12 @@ def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console:
                 steps = tree.steps(tree.draws[result.draw].end)
                 sample = {"steps": steps, "correct": task.answer_of(steps) == pools[p]["answer"]}
                 right_P[p], wrong_working_P[p] = sample["correct"], _is_wrong_working(pools[p], sample)
-        found[name] = at_own_tokens(right_P, spent_P, *rivals) | {
+        methods[name] = at_own_tokens(right_P, spent_P, *rivals) | {
             "wrong_working": bootstrap(_mean_of(wrong_working_P), groups, seed=seed).json(),
             "policy_tokens": float(spent_P.mean()),
             "prm_tokens": scorer.tokens / len(problems),
         }
-    return {"problems": len(problems), "budget": budget, "rule": rule, "methods": found}
+    return {"problems": len(problems), "budget": budget, "rule": rule, "methods": methods}
 
 
 def _mean_of(value_P: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -293,13 +293,13 @@ SEARCHED_COLUMNS = ("method", "right answer, %", "best of n at its tokens", "les
                     "right with wrong working, %", "policy tokens", "PRM tokens")  # fmt: skip
 
 
-def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    n, working = found["n"], found["wrong_working"]
+def chosen_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    n, working = results["n"], results["wrong_working"]
     return [
-        ("one sample", interval(found["pass_1"]), percent(working["orm"]["one_sample"])),
-        ("majority vote", interval(found[f"majority_{n}"]), ""),
+        ("one sample", interval(results["pass_1"]), percent(working["orm"]["one_sample"])),
+        ("majority vote", interval(results[f"majority_{n}"]), ""),
         *(
-            (said, interval(found[f"{name}_best_of_{n}"]), interval(working[name]["chosen"]))
+            (said, interval(results[f"{name}_best_of_{n}"]), interval(working[name]["chosen"]))
             for name, said in (
                 ("orm", "outcome reward model"),
                 ("prm_monte_carlo", "PRM, labels by rollouts"),
@@ -308,52 +308,52 @@ def chosen_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
             if name in working
         ),
         *(
-            (f"vote weighted by the {said}", interval(found[f"{name}_vote_{n}"]), "")
+            (f"vote weighted by the {said}", interval(results[f"{name}_vote_{n}"]), "")
             for name, said in (("orm", "outcome reward model"), ("prm_monte_carlo", "PRM by rollouts"), ("prm", "PRM"))
             if name in working
         ),
-        *evidence_rows(found["evidence"]),
-        ("any of them is right (oracle)", interval(found[f"pass_{n}"]), ""),
+        *evidence_rows(results["evidence"]),
+        ("any of them is right (oracle)", interval(results[f"pass_{n}"]), ""),
     ]
 
 
-def evidence_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def evidence_rows(evidence: dict[str, Any]) -> list[tuple[str, ...]]:
     """Returns rows of the trivial baselines and of the verifiers that weigh evidence, each chosen by and in a vote."""
     rows = [
         (f"{'vote by ' * (use == 'vote')}{words(name)} (baseline)", interval(curve), "")
         for use in ("best_of_n", "vote")
-        for name, uses in found["baselines"].items()
+        for name, uses in evidence["baselines"].items()
         if name != "random" and (curve := uses.get(use))
     ]
     named = {"evidence": "evidence without a model", "evidence_and_prm": "evidence and the PRM"}
-    fitted = {name: said for name, said in named.items() if isinstance(found[name], dict)}
-    rows += [(said, interval(found[name]["best_of_n"]), "") for name, said in fitted.items()]
-    return rows + [(f"vote weighted by {said}", interval(found[name]["vote"]), "") for name, said in fitted.items()]
+    fitted = {name: said for name, said in named.items() if isinstance(evidence[name], dict)}
+    rows += [(said, interval(evidence[name]["best_of_n"]), "") for name, said in fitted.items()]
+    return rows + [(f"vote weighted by {said}", interval(evidence[name]["vote"]), "") for name, said in fitted.items()]
 
 
-def searched_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def searched_rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
         (name, *(interval(row[key]) for key in ("accuracy", "best_of_n", "less_best_of_n", "less_majority",
                                                 "wrong_working")),
          f"{row['policy_tokens']:.0f}", f"{row['prm_tokens']:.0f}")
-        for name, row in found["search"]["methods"].items()
+        for name, row in results["search"]["methods"].items()
     ]  # fmt: skip
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, results: dict[str, Any]) -> None:
     """Prints the verdict."""
-    show_tables([*search_tables(found), CAVEATS["tuned on the test"]], console)
+    show_tables([*search_tables(results), CAVEATS["tuned on the test"]], console)
 
 
-def search_tables(found: dict[str, Any]) -> list[Table]:
+def search_tables(results: dict[str, Any]) -> list[Table]:
     return [
-        Table(f"best of {found['n']} samples of each unseen problem", CHOSEN_COLUMNS, chosen_rows(found)),
-        Table(f"search with the PRM of formal labels, {_budget(found)}", SEARCHED_COLUMNS, searched_rows(found)),
+        Table(f"best of {results['n']} samples of each unseen problem", CHOSEN_COLUMNS, chosen_rows(results)),
+        Table(f"search with the PRM of formal labels, {_budget(results)}", SEARCHED_COLUMNS, searched_rows(results)),
     ]
 
 
-def _budget(found: dict[str, Any]) -> str:
-    search = found["search"]
+def _budget(results: dict[str, Any]) -> str:
+    search = results["search"]
     return f"at most {search['budget']} tokens of the policy a problem, {search['problems']} problems"
 
 

@@ -18,14 +18,14 @@ from jprm.methods.evaluate.blocks import Table, percent, show, words
 
 def figures_of(results: Mapping[str, Any]) -> dict[str, float]:
     """Returns the headline figures of a run's results.json, by name."""
-    found = {words(key): row["value"] for key, row in results.items() if isinstance(row, Mapping) and "value" in row}
-    found |= {f"first error F1, {words(model)}": row["f1"] for model, row in results["first_error"].items()}
+    figures = {words(key): row["value"] for key, row in results.items() if isinstance(row, Mapping) and "value" in row}
+    figures |= {f"first error F1, {words(model)}": row["f1"] for model, row in results["first_error"].items()}
     for name, row in results["search"]["methods"].items():
-        found |= {
+        figures |= {
             name: row["accuracy"]["value"],
             f"{name} less best of n at its tokens": row["less_best_of_n"]["value"],
         }
-    return found
+    return figures
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> Table:
@@ -36,7 +36,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> Table:
     figures = [figures_of(run) for run in runs]
     rows = []
     for name in figures[0]:
-        values = [found[name] for found in figures]
+        values = [run[name] for run in figures]
         mean = percent(sum(values) / len(values))
         rows.append([name, mean, f"{percent(min(values))} to {percent(max(values))}", *map(percent, values)])
     columns = ("%", f"mean of {len(runs)}", "range", *(f"seed {seed}" for seed in seeds))

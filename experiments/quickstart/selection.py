@@ -95,15 +95,15 @@ def scores(chains: Chains, head: tuple[np.ndarray, float]) -> list[np.ndarray]:
 
 def measured(test: Chains, head: tuple[np.ndarray, float]) -> dict[str, float]:
     """Returns the AUROC of steps, and the solve rate of the best sample by the product of its scores."""
-    found = scores(test, head)
+    scores_of = scores(test, head)
     truth_N = np.concatenate([record["truth"] for record in test.records]) > 0.5
     best: dict[str, tuple[float, bool]] = {}
-    for record, score_P in zip(test.records, found, strict=True):
+    for record, score_P in zip(test.records, scores_of, strict=True):
         value = float(np.log(score_P).sum())
         if record["problem"] not in best or value > best[record["problem"]][0]:
             best[record["problem"]] = value, bool(record["correct"])
     solved = float(np.mean([right for _, right in best.values()]))
-    return {"auroc": float(auroc(np.concatenate(found), truth_N)), "best_of_n": solved}
+    return {"auroc": float(auroc(np.concatenate(scores_of), truth_N)), "best_of_n": solved}
 
 
 def curve(pool: Chains, test: Chains, seed: int, active: bool, error: float) -> list[dict[str, float]]:
@@ -118,8 +118,8 @@ def curve(pool: Chains, test: Chains, seed: int, active: bool, error: float) -> 
         points.append({"chains": len(chosen), "steps": sum(map(len, labels.values())), **measured(test, head)})
         left = [i for i in range(len(pool.records)) if i not in labels]
         if active:
-            found = scores(pool, head)
-            offered = [tree_of(pool.records[i] | {"scores": found[i].tolist(), "index": i}) for i in left]
+            score_of = scores(pool, head)
+            offered = [tree_of(pool.records[i] | {"scores": score_of[i].tolist(), "index": i}) for i in left]
             chosen += [one.extra["index"] for one in select(offered, SelectConfig(ROUND, seed=1000 * seed + round_))]
         else:
             chosen += rng.permutation(left)[:ROUND].tolist()
@@ -166,8 +166,8 @@ def main(
     pool = unique(states_of(quickstart, "pools.jsonl", 8))
     test = states_of(quickstart, "test_pools.jsonl", 16)
     runs = [[curve(pool, test, seed, active, error) for active in (True, False)] for seed in range(seeds)]
-    found: dict = {"pool": len(pool.records), "test_chains": len(test.records), "seeds": seeds, "error": error}
-    found["rounds"] = [
+    results: dict = {"pool": len(pool.records), "test_chains": len(test.records), "seeds": seeds, "error": error}
+    results["rounds"] = [
         {"chains": runs[0][0][k]["chains"]}
         | {f"{arm}_{figure}": interval([run[i][k][figure] for run in runs])
            for i, arm in enumerate(("active", "random")) for figure in ("steps", "auroc", "best_of_n")}
@@ -175,11 +175,11 @@ def main(
            for figure in ("auroc", "best_of_n")}
         for k in range(ROUNDS + 1)
     ]  # fmt: skip
-    found["times_the_labels"] = {
+    results["times_the_labels"] = {
         unit: interval([saved(run[0], run[1], unit) for run in runs]) for unit in ("chains", "steps")
     }
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 def unique(chains: Chains) -> Chains:

@@ -130,8 +130,8 @@ def parse(text: str) -> Problem:
     for day, sentence in zip(DAYS, tale[:-1], strict=False):
         for sign, phrases in PHRASES.items():
             for phrase in phrases:
-                if found := re.fullmatch(re.escape(f"On {day} {name} {phrase}").replace(r"\{\}", r"(\d+)"), sentence):
-                    moves.append((sign, int(found[1])))
+                if match := re.fullmatch(re.escape(f"On {day} {name} {phrase}").replace(r"\{\}", r"(\d+)"), sentence):
+                    moves.append((sign, int(match[1])))
     if len(moves) != len(tale) - 1 or tale[-1] != f"How many {thing} does {name} have?":
         raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
     return Problem(int(start), tuple(moves), text)
@@ -164,8 +164,8 @@ def labels(task: Problem, steps: Sequence[str]) -> list[float]:
 
 
 def answer_of(steps: Sequence[str]) -> int | None:
-    found = re.fullmatch(r"The answer is (-?\d+)\.", steps[-1]) if steps else None
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"The answer is (-?\d+)\.", steps[-1]) if steps else None
+    return int(match[1]) if match else None
 
 
 def reaches_answer(record: Mapping[str, Any], steps: Sequence[str]) -> bool:

@@ -42,17 +42,17 @@ def main(data: pathlib.Path) -> None:
 
 def agreement(chains: list[list[str]], between: str, rule: str) -> dict[str, float]:
     """Returns precision, recall and F1 of boundaries, and the proportion of chains with all and only theirs, in %."""
-    found = true = both = whole = 0
+    predicted = true = both = whole = 0
     for chain in chains:
-        marked, made = (
+        marked, ends = (
             _boundaries([step + between for step in chain]),
             _boundaries(steps.split(between.join(chain), rule)),
         )
-        found, true, both = found + len(made), true + len(marked), both + len(made & marked)
-        whole += made == marked
-    precision, recall = 100 * both / max(found, 1), 100 * both / max(true, 1)
+        predicted, true, both = predicted + len(ends), true + len(marked), both + len(ends & marked)
+        whole += ends == marked
+    precision, recall = 100 * both / max(predicted, 1), 100 * both / max(true, 1)
     f1 = 2 * precision * recall / max(precision + recall, 1e-9)
-    return {"found": found, "precision": precision, "recall": recall, "f1": f1, "whole": 100 * whole / len(chains)}
+    return {"found": predicted, "precision": precision, "recall": recall, "f1": f1, "whole": 100 * whole / len(chains)}
 
 
 def _boundaries(pieces: list[str]) -> set[int]:

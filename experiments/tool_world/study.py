@@ -103,18 +103,18 @@ def make_data(out: pathlib.Path, seed: int) -> dict[str, list[dict]]:
     """Writes tokenizer, demonstrations and tasks; no problem is in two files."""
     agents.save_tokenizer(out / "tokenizer")
     seen: set[str] = set()
-    made = {"test_tasks": shop.tasks(np.random.default_rng(SEED_OF_TESTS), TESTED, seen)}
-    made["held_out"] = shop.tasks(np.random.default_rng(SEED_OF_TESTS + 1), HELD_OUT, seen)
+    tasks = {"test_tasks": shop.tasks(np.random.default_rng(SEED_OF_TESTS), TESTED, seen)}
+    tasks["held_out"] = shop.tasks(np.random.default_rng(SEED_OF_TESTS + 1), HELD_OUT, seen)
     for number, (name, count) in enumerate({"tasks": LABELLED, "learnt": LEARNT}.items()):
-        made[name] = shop.tasks(np.random.default_rng([seed, number]), count, seen)
+        tasks[name] = shop.tasks(np.random.default_rng([seed, number]), count, seen)
     rng = np.random.default_rng([seed, 2])
     authors = (shop.task(rng) for _ in range(2 * DEMONSTRATIONS))
     others = [record for record in authors if record["problem"] not in seen][:DEMONSTRATIONS]
-    made["demonstrations"] = [shop.demonstration(record, rng, shop.Habits()) for record in others]
-    for name, records in made.items():
+    tasks["demonstrations"] = [shop.demonstration(record, rng, shop.Habits()) for record in others]
+    for name, records in tasks.items():
         if not (out / f"{name}.jsonl").is_file():
             write_records(out / f"{name}.jsonl", records)
-    return made
+    return tasks
 
 
 def act(out: pathlib.Path, name: str, records: Sequence[dict], samples: int, seed: int) -> None:
