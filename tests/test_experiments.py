@@ -120,8 +120,6 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
 
 
 MESHES = {
-    "one device": (1, 1, 1, 1),
-    "two devices": (2, 1, 1, 1),
     "two devices a row": (1, 1, 1, 2),
     "adapters": (1, 1, 1, 1),
     "its own": None,
