@@ -21,14 +21,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx2
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _PASSING = frozenset({408, 425, 429, 502, 503, 504})
@@ -252,6 +254,18 @@ class AsyncClient:
                 wait = min(2 * wait, _LONGEST_WAIT_S)
 
 
+def _waited(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Returns a method of `AsyncClient` as one of `Client`, which returns when the answer is there."""
+
+    @functools.wraps(method)
+    def call(self: Client, *args: P.args, **options: P.kwargs) -> T:
+        return self._run(lambda client: method(client, *args, **options))
+
+    return call
+
+
 class Client:
     """As `AsyncClient`, for code that is not asynchronous: its methods return what those of `AsyncClient` do.
 
@@ -259,14 +273,13 @@ class Client:
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, model: str | None = None, **options: Any):
-        self._given = (url, key, model), options
+        self._client = functools.partial(AsyncClient, url, key, model, **options)
         self._lock = threading.Lock()
         self._running: tuple[int, asyncio.AbstractEventLoop, AsyncClient] | None = None
-        AsyncClient(url, key, model, **options)  # says what is wrong with them
+        self._client()  # says what is wrong with its options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        (url, key, model), options = self._given
-        return _client, (url, key, model, options)
+        return functools.partial(Client, *self._client.args, **self._client.keywords), ()
 
     def __enter__(self) -> Client:
         return self
@@ -274,36 +287,11 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
-        return self._run(lambda client: client.score(problem, steps))
-
-    def score_many(
-        self, records: Iterable[Mapping[str, Any]], *, rule: str | None = None, caller: str | None = None
-    ) -> list[Scored]:
-        return self._run(lambda client: client.score_many(records, rule=rule, caller=caller))
-
-    def rewards(
-        self,
-        samples: Sequence[Mapping[str, Any]],
-        *,
-        credit: str | Mapping[str, Any] | None = None,
-        tokenizer: str | None = None,
-        rule: str | None = None,
-    ) -> list[dict[str, Any]]:
-        return self._run(lambda client: client.rewards(samples, credit=credit, tokenizer=tokenizer, rule=rule))
-
-    def rerank(
-        self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
-    ) -> list[tuple[int, float | None]]:
-        return self._run(lambda client: client.rerank(problem, solutions, top=top, rule=rule))
-
-    def continue_(
-        self, problem: str, steps: Sequence[str] = (), *, n: int = 4, until: str = "step", seed: int = 0,
-        rule: str | None = None, caller: str | None = None,
-    ) -> list[dict[str, Any]]:  # fmt: skip
-        return self._run(
-            lambda client: client.continue_(problem, steps, n=n, until=until, seed=seed, rule=rule, caller=caller)
-        )
+    score = _waited(AsyncClient.score)
+    score_many = _waited(AsyncClient.score_many)
+    rewards = _waited(AsyncClient.rewards)
+    rerank = _waited(AsyncClient.rerank)
+    continue_ = _waited(AsyncClient.continue_)
 
     def close(self) -> None:
         """Closes its connections and ends its thread. A later call opens new ones."""
@@ -320,8 +308,7 @@ class Client:
             if self._running is None or self._running[0] != os.getpid():  # a fork has no thread of its parent's
                 loop = asyncio.new_event_loop()
                 threading.Thread(target=loop.run_forever, name="jprm client", daemon=True).start()
-                (url, key, model), options = self._given
-                self._running = os.getpid(), loop, AsyncClient(url, key, model, **options)
+                self._running = os.getpid(), loop, self._client()
             _, loop, client = self._running
         future = asyncio.run_coroutine_threadsafe(call(client), loop)
         try:
@@ -329,10 +316,6 @@ class Client:
         except BaseException:  # Ctrl-C as well: the requests end with their caller
             future.cancel()
             raise
-
-
-def _client(url: str | None, key: str | None, model: str | None, options: dict[str, Any]) -> Client:
-    return Client(url, key, model, **options)
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
