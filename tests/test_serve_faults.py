@@ -12,7 +12,7 @@ from browser import served
 from test_serve import CHAIN, chains, prm  # noqa: F401  (a fixture)
 
 from jprm.apps.serve import ServeConfig
-from jprm.apps.serve.app import listening, make_app, serve
+from jprm.apps.serve.app import make_app, serve, serving
 from jprm.apps.serve.engine import Engine
 
 
@@ -22,7 +22,7 @@ class Running:
     def __init__(self, model, **changes):
         self.engine = Engine(model, 256, "tiny")
         self.config = ServeConfig(longest=256, port=0, **changes)
-        self.serving = served(make_app([self.engine], self.config), **listening(self.config))
+        self.serving = served(make_app([self.engine], self.config), **serving(self.config))
 
     def __enter__(self):
         self.server, self.port = self.serving.__enter__()

@@ -28,7 +28,19 @@ from jprm.apps.annotate.quality import figures, standing
 from jprm.apps.annotate.study import Log, Study, chance, events_in, open_log, read, scores_of
 from jprm.apps.annotate.tasks import REASONS, Conflict, Task, Tasks
 from jprm.apps.web import Listen, around, text_of_file
-from jprm.apps.web.http import HANDLERS, MATH, Refusal, field, file_routes, guards, json_of, key_of, page_route, timed
+from jprm.apps.web.http import (
+    HANDLERS,
+    MATH,
+    Refusal,
+    field,
+    file_routes,
+    files_of,
+    guards,
+    json_of,
+    key_of,
+    listening,
+    page_route,
+)
 from jprm.tree import ReasoningTree
 
 
@@ -47,32 +59,22 @@ def serve(
     with open_log(study.events) as log:
         app = make_app(study, log, config, key)
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listening = socket.create_server((config.host, config.port), family=family)
+        socket_ = socket.create_server((config.host, config.port), family=family)
         host = f"[{config.host}]" if ":" in config.host else config.host
-        address = f"http://{host}:{listening.getsockname()[1]}"
+        address = f"http://{host}:{socket_.getsockname()[1]}"
         for name in study.config.annotators:
             secret = f":{key_of_annotator(key, name)}" if key else ""
             say(f"{address}/#{name}{secret}")
         say(f"{address}/study{f'#{key_of_study(key)}' if key else ''} shows how the study stands, to you alone")
         counts = ", ".join(f"{len(trees):,} of {pool}" for pool, trees in study.trees.items() if trees)
         say(f"{pathlib.Path(folder)}: {counts}; {len(log.events):,} events so far")
-        server = uvicorn.Server(uvicorn.Config(
-            app, access_log=False, log_level="warning", server_header=False, timeout_graceful_shutdown=20,
-            http=timed(config.body_seconds),
-        ))  # fmt: skip
-        server.run(sockets=[listening])
+        options = listening(config, log_level="warning", timeout_graceful_shutdown=20)
+        server = uvicorn.Server(uvicorn.Config(app, **options))
+        server.run(sockets=[socket_])
 
 
-FILES = {
-    "/base.css": "jprm.apps.web:base.css",
-    "/app.css": "jprm.apps.web:app.css",
-    "/chain.js": "jprm.apps.web:chain.js",
-    "/annotate.css": "jprm.apps.annotate:annotate.css",
-    "/annotate.js": "jprm.apps.annotate:annotate.js",
-    "/study.css": "jprm.apps.annotate:study.css",
-    "/study.js": "jprm.apps.annotate:study.js",
-    **MATH,
-}
+FILES = files_of("jprm.apps.web", "base.css", "app.css", "chain.js") | MATH
+FILES |= files_of("jprm.apps.annotate", "annotate.css", "annotate.js", "study.css", "study.js")
 PERSONAL = re.compile(r"/v1/annotators/([\w.-]{1,64})/", re.ASCII)
 LONGEST_COMMENT = 2000
 

@@ -33,7 +33,7 @@ from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
 from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of, shutting_down
 from jprm.apps.web import text_of_file
-from jprm.apps.web.http import HANDLERS, MATH, file_routes, guards, key_of, page_route, timed
+from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, key_of, listening, page_route
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.cache import PrefixCache
@@ -102,7 +102,7 @@ def serve(
             engine.warm_up(say)
 
     app = _application(config, key, bool(names or stems), bool(policy), Runs(runs) if runs else None)
-    server, failure = uvicorn.Server(uvicorn.Config(app, **listening(config), log_level="info")), []
+    server, failure = uvicorn.Server(uvicorn.Config(app, **serving(config))), []
 
     def load_or_end() -> None:
         try:
@@ -125,12 +125,9 @@ def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
     return names
 
 
-def listening(config: ServeConfig) -> dict[str, Any]:
-    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts."""
-    return dict(
-        host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False, server_header=False,
-        timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30,
-    )  # fmt: skip
+def serving(config: ServeConfig) -> dict[str, Any]:
+    """Returns uvicorn's arguments."""
+    return listening(config, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30)
 
 
 def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
@@ -141,24 +138,13 @@ def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
         return None
 
 
-PAGE = {
-    "/base.css": "jprm.apps.web:base.css",
-    "/app.css": "jprm.apps.web:app.css",
-    "/call.js": "jprm.apps.web:call.js",
-    "/chain.js": "jprm.apps.web:chain.js",
-    "/playground.css": "jprm.apps.serve:playground.css",
-    "/playground.js": "jprm.apps.serve:playground.js",
-    "/markdown.js": "jprm.apps.web:markdown.js",
-    "/markdown/markdown-it.min.js": "jprm.apps.web:markdown/markdown-it.min.js",
-    **MATH,
-}
+PAGE = files_of(
+    "jprm.apps.web", "base.css", "app.css", "call.js", "chain.js", "markdown.js", "markdown/markdown-it.min.js"
+)
+PAGE |= files_of("jprm.apps.serve", "playground.css", "playground.js") | MATH
 """The playground's files."""
 
-DOCS = {
-    "/base.css": "jprm.apps.web:base.css",
-    "/app.css": "jprm.apps.web:app.css",
-    "/docs.css": "jprm.apps.serve:docs.css",
-}
+DOCS = files_of("jprm.apps.web", "base.css", "app.css") | files_of("jprm.apps.serve", "docs.css")
 """The files of the page of routes."""
 
 OPEN = ("/health", "/ready", "/", *PAGE, "/runs", *runs.FILES, "/openapi.json", "/docs", "/docs.css")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import admit, answer, rule_of, server_of
-from jprm.apps.web.http import Refusal, field, json_of, of_record
+from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of, of_record
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.scored_files import identity
@@ -91,7 +90,7 @@ async def _events(
 
     def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
         choices = [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}]
-        return _event(about | {"choices": choices} | more)
+        return event(about | {"choices": choices} | more)
 
     ended = asyncio.ensure_future(result())
     yield chunk({"role": "assistant", "content": ""})
@@ -105,7 +104,7 @@ async def _events(
                 state.cancel()
         answer = ended.result()
     except Refusal as refusal:
-        yield _event(json.loads(bytes(refusal.response().body)))
+        yield event(refusal.content)
         return
     finally:
         ended.cancel()
@@ -113,12 +112,8 @@ async def _events(
     yield chunk(delta)
     yield chunk({}, answer["finish_reason"], search=answer["search"])
     if asked.usage:
-        yield _event(about | {"choices": [], "usage": answer["usage"]})
-    yield b"data: [DONE]\n\n"
-
-
-def _event(content: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(content)}\n\n".encode()
+        yield event(about | {"choices": [], "usage": answer["usage"]})
+    yield LAST_EVENT
 
 
 def _about(engine: Engine, kind: str) -> dict[str, Any]:

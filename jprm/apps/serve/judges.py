@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 from starlette.responses import Response, StreamingResponse
 
 from jprm.apps.serve.engine import Closed, Engine, Outputs, Programs
-from jprm.apps.web.http import Refusal
+from jprm.apps.web.http import LAST_EVENT, Refusal, event
 from jprm.methods.judge.critiques import read, report
 from jprm.methods.judge.judge import Asked, Judge, Judgement, judgement_of
 from jprm.methods.judge.rubric import Rubric
@@ -111,15 +110,15 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
                     name = waiting.pop(future)
                     (new,) = future.result()
                     for entry in _entries(judges[name], new):
-                        yield _event({"object": "critique"} | ({"criterion": name} if name else {}) | entry)
+                        yield event({"object": "critique"} | ({"criterion": name} if name else {}) | entry)
             answers: dict[str, list[Asked]] = {name: [] for name in judges}
             for future, name in asked.items():  # in the order of the steps, whichever came first
                 answers[name] += future.result()[0]
             judgements = {name: judgement_of(one.prompt, tree, answers[name]) for name, one in judges.items()}
-            yield _event(final(_joined(judge, judgements)))
-            yield b"data: [DONE]\n\n"
+            yield event(final(_joined(judge, judgements)))
+            yield LAST_EVENT
         except PolicyError as error:
-            yield _event(json.loads(bytes(Refusal(502, str(error)).response().body)))
+            yield event(Refusal(502, str(error)).content)
         finally:
             for future in asked:
                 future.cancel()
@@ -142,7 +141,3 @@ def _joined(judge: Judge | Rubric, judgements: dict[str, Judgement]) -> Judged:
     if isinstance(judge, Rubric):
         return judged(*judge.joined(judgements))
     return judged({"score": judgements[""].score_N}, judgements[""].report)
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(content)}\n\n".encode()

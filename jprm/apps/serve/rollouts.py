@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from jprm.apps.web import Listen
-from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, timed
+from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening
 from jprm.checkpoints import base
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
@@ -46,10 +46,8 @@ def serve(
     key = key_of(config)
     device = Device(load_sampler(model, options))
     say(f"{device.sampler.name}: samples on {device.sampler.mesh.size} devices, {options.rows} rows")
-    uvicorn.run(
-        make_app(device, config, key), host=config.host, port=config.port, http=timed(config.body_seconds),
-        access_log=False, server_header=False, timeout_keep_alive=600, log_level="warning",
-    )  # fmt: skip
+    options = listening(config, timeout_keep_alive=600, log_level="warning")
+    uvicorn.run(make_app(device, config, key), **options)
 
 
 def make_app(device: Device, config: Listen, key: str | None = None) -> Starlette:

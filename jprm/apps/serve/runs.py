@@ -17,19 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.report.runs import METRICS, differing, find_runs, flat, heads_of, left_out, names_of, setting
-from jprm.apps.web.http import Refusal
+from jprm.apps.web.http import Refusal, files_of
 from jprm.experiment import RUN
 from jprm.io.jsonl import parse
 from jprm.io.storage import Place, path_of
 from jprm.tree import RecordError
 
-FILES = {
-    "/runs/base.css": "jprm.apps.web:base.css",
-    "/runs/app.css": "jprm.apps.web:app.css",
-    "/runs/call.js": "jprm.apps.web:call.js",
-    "/runs/runs.css": "jprm.apps.serve:runs.css",
-    "/runs/runs.js": "jprm.apps.serve:runs.js",
-}
+FILES = files_of("jprm.apps.web", "base.css", "app.css", "call.js", at="/runs/")
+FILES |= files_of("jprm.apps.serve", "runs.css", "runs.js", at="/runs/")
 """The page's files."""
 
 PART = 2**20

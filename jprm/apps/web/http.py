@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import mimetypes
 import os
 import re
@@ -42,10 +43,23 @@ class Refusal(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.headers = status, message, param, headers
 
-    def response(self) -> Response:
+    @property
+    def content(self) -> dict[str, Any]:
+        """The error in OpenAI's form."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": self.message[:1000], "type": kind, "param": self.param, "code": self.status}
-        return JSONResponse({"error": error}, self.status, self.headers)
+        return {"error": {"message": self.message[:1000], "type": kind, "param": self.param, "code": self.status}}
+
+    def response(self) -> Response:
+        return JSONResponse(self.content, self.status, self.headers)
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """Returns a JSON object as a server-sent event."""
+    return f"data: {json.dumps(content)}\n\n".encode()
+
+
+LAST_EVENT = b"data: [DONE]\n\n"
+"""What ends a stream of events in OpenAI's API."""
 
 
 HANDLERS: dict[Any, Any] = {
@@ -68,45 +82,38 @@ def key_of(config: Listen) -> str | None:
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
     """Returns the middleware that checks host, origin and key. `expected` returns the key of a path, None for none."""
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
+
+    def of_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Refuses a name that is not the server's own: a page of another site may send such requests."""
+        name = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1"))
+        if any(name == known or known[:1] == "*" and name.endswith(known[1:]) for known in names):
+            return None
+        return Refusal(400, f"this server is not called {name!r}: start it with --hosts {name}")
+
+    def of_key(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Refuses a request without the key, comparing in constant time."""
+        key = expected(scope["path"])
+        if key is None or hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {key}".encode()):
+            return None
+        return Refusal(401, "no valid key: send it as Authorization: Bearer KEY")
+
     return [
-        Middleware(_Host, names=names if config.loopback or config.hosts else None),
+        *([Middleware(_Checked, check=of_host)] if config.loopback or config.hosts else []),
         Middleware(CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"],
                    allow_headers=["Authorization", "Content-Type"]),
-        Middleware(_Key, expected=expected),
+        Middleware(_Checked, check=of_key),
     ]  # fmt: skip
 
 
-class _Host:
-    """Refuses requests that address the server by a name that is not its own: a page of another site may send them."""
+class _Checked:
+    """Answers requests that `check` refuses, by their scope and headers."""
 
-    def __init__(self, app: ASGIApp, names: Sequence[str] | None):
-        self.app, self.names = app, names
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.names is not None:
-            sent = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            name = re.sub(r":\d*$", "", sent)
-            if not any(name == known or known[:1] == "*" and name.endswith(known[1:]) for known in self.names):
-                refusal = Refusal(400, f"this server is not called {name!r}: start it with --hosts {name}")
-                await refusal.response()(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class _Key:
-    """Refuses requests without the key, comparing in constant time."""
-
-    def __init__(self, app: ASGIApp, expected: Callable[[str], str | None]):
-        self.app, self.expected = app, expected
+    def __init__(self, app: ASGIApp, check: Callable[[Scope, Mapping[bytes, bytes]], Refusal | None]):
+        self.app, self.check = app, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (key := self.expected(scope["path"])) is not None:
-            sent = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(sent, f"Bearer {key}".encode()):
-                refusal = Refusal(401, "no valid key: send it as Authorization: Bearer KEY")
-                await refusal.response()(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        refusal = self.check(scope, dict(scope["headers"])) if scope["type"] == "http" else None
+        await (refusal.response() if refusal else self.app)(scope, receive, send)
 
 
 SMALL = 1 << 14
@@ -199,11 +206,15 @@ HEADERS = {
 }
 
 
-MATH = {
-    "/math.js": "jprm.apps.web:math.js",
-    "/katex/katex.min.js": "jprm.apps.web:katex/katex.min.js",
-    "/katex/katex.min.css": "jprm.apps.web:katex/katex.min.css",
-} | {f"/katex/fonts/{name}": f"jprm.apps.web:katex/fonts/{name}" for name in names_in("jprm.apps.web:katex/fonts")}
+def files_of(package: str, *names: str, at: str = "/") -> dict[str, str]:
+    """Returns a package's files, `package:name`, by the path that they are served under."""
+    return {f"{at}{name}": f"{package}:{name}" for name in names}
+
+
+MATH = files_of(
+    "jprm.apps.web", "math.js", "katex/katex.min.js", "katex/katex.min.css",
+    *(f"katex/fonts/{name}" for name in names_in("jprm.apps.web:katex/fonts")),
+)  # fmt: skip
 """The files of pages that draw mathematics."""
 
 
@@ -221,6 +232,12 @@ def page_route(path: str, text: str | bytes, name: str) -> Route:
 def file_routes(files: Mapping[str, str]) -> list[Route]:
     """Returns the routes of files by path; a file is `package:name`."""
     return [page_route(path, bytes_of_file(file), file) for path, file in files.items()]
+
+
+def listening(config: Listen, **more: Any) -> dict[str, Any]:
+    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts."""
+    options = dict(host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False)
+    return options | {"server_header": False} | more
 
 
 HEADER_BYTES = 1 << 16
