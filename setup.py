@@ -59,6 +59,7 @@ setuptools.setup(
         "jprm.apps.report": ["page.css", "page.html", "page.js"],
         "jprm.apps.serve": [
             "docs.css",
+            "docs.html",
             "playground.css",
             "playground.html",
             "playground.js",

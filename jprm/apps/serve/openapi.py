@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import markupsafe
+import jinja2
 
 import jprm
+from jprm.apps.web import text_of_file
 from jprm.score.scale import RULES
 
 Schema = dict[str, Any]
@@ -280,47 +281,16 @@ def _object(fields: Mapping[str, tuple[Schema, str]], required: Sequence[str] = 
 
 def page(document: Mapping[str, Any]) -> str:
     """Returns the document as a page that loads nothing from elsewhere and runs nothing."""
-    parts = [_HEAD.format(version=document["info"]["version"])]
-    for path, verbs in document["paths"].items():
-        for verb, described in verbs.items():
-            parts.append(_text('<section><h2><span class="verb">{}</span> {}</h2><p>{}</p>', verb.upper(), path,
-                               described["summary"]))  # fmt: skip
-            content = described.get("requestBody", {}).get("content", {}).get("application/json", {})
-            asked = content.get("schema", {})
-            takes = asked.get("properties") or {
-                one["name"]: one["schema"] | {"description": one["description"]}
-                for one in described.get("parameters", ())
-            }
-            required = asked.get("required") or [
-                one["name"] for one in described.get("parameters", ()) if one["required"]
-            ]
-            parts.append(_table("Takes", takes, required))
-            (schema,) = (one["schema"] for one in described["responses"]["200"]["content"].values())
-            parts.append(_table("Gives", schema.get("properties", {}), ()))
-            if example := content.get("example"):
-                send = f"curl localhost:8000{path} -H 'Content-Type: application/json' \\\n  -d '{json.dumps(example)}'"
-                parts.append(_text("<h3>Example</h3><pre>{}</pre>", send))
-            parts.append("</section>")
-    return "".join([*parts, "</main></body></html>"])
-
-
-_HEAD = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<meta name="robots" content="noindex"><link rel="icon" href="data:,"><title>jprm serve: routes</title>
-<link rel="stylesheet" href="base.css"><link rel="stylesheet" href="app.css">
-<link rel="stylesheet" href="docs.css"></head>
-<body><header><h1>jprm serve {version}: routes</h1><a href="openapi.json">openapi.json</a></header><main>"""
-
-
-def _table(head: str, fields: Mapping[str, Schema], required: Sequence[str]) -> str:
-    if not fields:
-        return ""
-    rows = [
-        _text("<tr><th scope=row><code>{}</code></th><td>{}</td><td>{}</td></tr>", name, _kind(schema),
-              schema.get("description", "") + (" Required." if name in required else ""))
-        for name, schema in fields.items()
-    ]  # fmt: skip
-    return _text("<h3>{}</h3>", head) + f'<div class="wide" tabindex="0"><table>{"".join(rows)}</table></div>'
+    operations = {"post": POST, "get": GET}
+    routes = [
+        (verb, path, described["summary"], operations[verb][path])
+        for path, verbs in document["paths"].items()
+        for verb, described in verbs.items()
+    ]
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters |= {"kind": _kind, "json": json.dumps}
+    template = environment.from_string(text_of_file("jprm.apps.serve:docs.html"))
+    return template.render(version=document["info"]["version"], routes=routes)
 
 
 def _kind(schema: Schema) -> str:
@@ -332,7 +302,3 @@ def _kind(schema: Schema) -> str:
         return f"list of {_kind(schema['items'])}"
     kind = schema.get("type", "any")
     return kind if isinstance(kind, str) else " or ".join(kind)
-
-
-def _text(template: str, *texts: str) -> str:
-    return str(markupsafe.Markup(template).format(*texts))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,24 +36,7 @@ _REFUSED = {
 async def pooling(request: Request) -> Response:
     """Returns the outputs of each chain of `input`: probabilities, or logits with `use_activation: false`."""
     body = await json_of(request)
-    engine = server_of(request).engine(body.get("model"))
-    _check(body, engine.prm)
-    admit(request, engine)
-    chains = await worked(request, lambda: _chains(engine, body))
-    places = [_places(engine.prm, ids) for ids in chains]
-    counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
-    check_size(request, engine, sum(counts))
-    futures = [
-        engine.run(lambda ids=ids, at=at: engine.prm.token_logits(ids, at), count)
-        for ids, at, count in zip(chains, places, counts, strict=True)
-    ]
-    try:
-        outputs = [await answer(request, future) for future in futures]
-    finally:
-        for future in futures:
-            future.cancel()
-    if body.get("use_activation") is not False:
-        outputs = [activated(logit_PC) for logit_PC in outputs]
+    engine, chains, outputs = await _outputs(request, body, _places)
     packed = body.get("encoding_format") == "base64"
     data = [
         {"index": i, "object": "pooling",
@@ -70,14 +53,29 @@ async def pooling(request: Request) -> Response:
 async def classify(request: Request) -> Response:
     """`POST /classify`: vLLM's route for sequence classifiers, the outputs at the last token of each text."""
     body = await json_of(request)
+    body.pop("task", None)
+    engine, chains, outputs = await _outputs(request, body, lambda prm, ids: [len(ids) - 1])
+    labels = labels_of(engine.prm)
+    data = [
+        {"index": i, "label": labels[int(np.argmax(x_C))], "probs": x_C.tolist(), "num_classes": len(x_C)}
+        for i, (x_C,) in enumerate(outputs)
+    ]
+    about = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
+    return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+
+
+async def _outputs(
+    request: Request, body: dict[str, Any], places: Callable[[PRM, Sequence[int]], list[int]]
+) -> tuple[Engine, list[list[int]], list[np.ndarray]]:
+    """Returns the engine, the chains of `input`, and each one's outputs at its `places`, (P, C) float32."""
     engine = server_of(request).engine(body.get("model"))
-    _check({name: value for name, value in body.items() if name != "task"}, engine.prm)
+    _check(body, engine.prm)
     admit(request, engine)
     chains = await worked(request, lambda: _chains(engine, body))
-    counts = [max(len(ids), SHORTEST) for ids in chains]
+    counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
     check_size(request, engine, sum(counts))
     futures = [
-        engine.run(lambda ids=ids: engine.prm.token_logits(ids, [len(ids) - 1]), count)
+        engine.run(lambda ids=ids: engine.prm.token_logits(ids, places(engine.prm, ids)), count)
         for ids, count in zip(chains, counts, strict=True)
     ]
     try:
@@ -85,14 +83,8 @@ async def classify(request: Request) -> Response:
     finally:
         for future in futures:
             future.cancel()
-    raw, labels = body.get("use_activation") is False, labels_of(engine.prm)
-    rows = [(logit_1C if raw else activated(logit_1C))[0] for logit_1C in outputs]
-    data = [
-        {"index": i, "label": labels[int(np.argmax(x_C))], "probs": x_C.tolist(), "num_classes": len(x_C)}
-        for i, x_C in enumerate(rows)
-    ]
-    about = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": engine.name}
-    return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
+    raw = body.get("use_activation") is False
+    return engine, chains, outputs if raw else list(map(activated, outputs))
 
 
 def labels_of(prm: PRM) -> list[str]:
@@ -129,8 +121,6 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
     }.items():
         if (value := body.get(name)) is not None and value not in values:
             raise Refusal(400, f"{name} {value!r}: use {' or '.join(map(str, values))}", name)
-    if not isinstance(prm, PRM):
-        raise Refusal(400, f"{prm.name} reads text and has no logits: use /v1/score", "model")
     if prm.ratio is not None:
         raise Refusal(400, f"{prm.name} is an implicit PRM, which has no logits: use /v1/score", "model")
     if prm.config.steps:
