@@ -34,6 +34,7 @@ from jprm.apps.cli.arguments import (
     Settings,
     one_of,
     one_scorer,
+    run_of,
     scorer_of,
 )
 from jprm.apps.cli.evaluate import add as add_benchmark
@@ -195,17 +196,11 @@ def train(
             Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be in a gs://
             bucket or on a file system that all share. Default: one process.
     """
-    from jprm import multihost
     from jprm.experiment import load
-    from jprm.train import Stopped, train
+    from jprm.train import train
 
-    if distributed:
-        multihost.start(distributed)
-    try:
+    with run_of(distributed):
         train(load(experiment, set_), workdir)
-    except Stopped as stopped:
-        print(f"stopped: {stopped}", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
 
 
 @app.command
@@ -366,15 +361,9 @@ def rl(
     from jprm.experiment import load
     from jprm.methods.rl.config import RLExperiment
     from jprm.methods.rl.loop import train
-    from jprm.train import Stopped
 
-    if distributed:
-        multihost.start(distributed)
-    try:
+    with run_of(distributed):
         result = train(load(experiment, set_, RLExperiment), workdir)
-    except Stopped as stopped:
-        print(f"stopped: {stopped}", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
     if multihost.is_first():
         print("\n".join(result["verdict"]))
 

@@ -1,13 +1,16 @@
 """Types of arguments that several commands take, and configs as groups of options."""
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
 import os
 import re
 import shutil
+import signal
+import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -159,6 +162,21 @@ def opened(model: Path, adapter: str | None) -> Any:
     from jprm.loading import load
 
     return load(model, adapter=adapter)
+
+
+@contextlib.contextmanager
+def run_of(distributed: str | None) -> Iterator[None]:
+    """Joins the processes of a run. One that SIGTERM stops ends as a process that the signal had ended."""
+    from jprm import multihost
+    from jprm.train import Stopped
+
+    if distributed:
+        multihost.start(distributed)
+    try:
+        yield
+    except Stopped as stopped:
+        print(f"stopped: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def one_scorer(command: str, model: str | None, judge: Path | None) -> None:

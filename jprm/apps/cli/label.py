@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,35 +57,31 @@ class RolloutOptions:
 
 
 def label_mc(files: Any, own: Any) -> None:
-    from jprm.methods.acting import policy_of
     from jprm.methods.label.files import label_monte_carlo
 
     adaptive = Adaptive(*own.adaptive) if own.adaptive else None
     config = built(MonteCarloConfig, own, adaptive=adaptive)
-    loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
-
-    def work(part: Part) -> dict:
-        policy = loaded()
-        part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        return label_monte_carlo(policy, part.input, part.output, part.more[0], config)
-
     together = config.trees_at_once if config.tokens else 1  # trees that share a budget
-    divided("label mc", files.how, work, files.input, files.output, files.rollouts, unit=together)
+    _by_rollouts("label mc", label_monte_carlo, files, config, together)
 
 
 def label_omega(files: Any, own: Any) -> None:
-    from jprm.methods.acting import policy_of
     from jprm.methods.label.files import label_omega
 
-    config = built(OmegaConfig, own)
+    _by_rollouts("label omega", label_omega, files, built(OmegaConfig, own), 1)
+
+
+def _by_rollouts(command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int) -> None:
+    from jprm.methods.acting import policy_of
+
     loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
 
     def work(part: Part) -> dict:
         policy = loaded()
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        return label_omega(policy, part.input, part.output, part.more[0], config)
+        return label(policy, part.input, part.output, part.more[0], config)
 
-    divided("label omega", files.how, work, files.input, files.output, files.rollouts)
+    divided(command, files.how, work, files.input, files.output, files.rollouts, unit=unit)
 
 
 @dataclasses.dataclass(frozen=True)

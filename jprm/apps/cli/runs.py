@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,15 +14,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from jprm.apps.cli.arguments import Distributed, Folder, Settings
+from jprm.apps.cli.arguments import Distributed, Folder, Number, Settings, run_of
 from jprm.io.storage import Place, path_of
 
 if TYPE_CHECKING:
     from jprm.experiment import Experiment
-
-from typing import Any
-
-from jprm.apps.cli.arguments import Number
 
 Json = Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")]
 
@@ -116,15 +111,9 @@ def sweep(
         distributed: For several processes, as in `jprm train`.
     """
     from jprm import multihost
-    from jprm.train import Stopped
 
-    if distributed:
-        multihost.start(distributed)
-    try:
+    with run_of(distributed):
         folders, diverged = run_grid(experiment, set_, workdir, lambda line: print(line, file=sys.stderr))
-    except Stopped as stopped:
-        print(f"stopped: {stopped}", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGTERM) from None  # as of a process that the signal had ended
     if multihost.is_first():
         runs(tuple(cast(list[Path], folders)), to)
     if diverged:
@@ -266,7 +255,7 @@ def plan(
     rl: FlagCreatePairsOff[bool] = False,
     tokens_per_epoch: Number = None,
     labels_per_epoch: Number = None,
-    to: Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")] = None,
+    to: Json = None,
     set_: Settings = (),
 ) -> None:
     """Compile an experiment's step for TPUs or GPUs, here: memory, FLOPs, collectives, and how fast it can be at most.
@@ -301,60 +290,41 @@ def plan(
     """
     # Before jax is imported: planning must not take this machine's TPU from a run that uses it.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    from rich.console import Console
+
+    from jprm.apps.plan import plan as steps
+    from jprm.apps.plan import rl as updates
     from jprm.apps.plan.topologies import find
     from jprm.experiment import load
-    from jprm.io.outputs import check_output
-
-    if to is not None:
-        check_output(to, experiment)
-    if rl:
-        if scoring or search or tokens_per_epoch:
-            raise ValueError("--rl plans one update: leave out --scoring, --search and --tokens-per-epoch")
-        return _plan_rl(experiment, set_, find(topology, slices), to)
-    options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
-    _plan(load(experiment, set_), find(topology, slices), search, to, options)
-
-
-def _plan(experiment: Any, topology: Any, search: bool, to: Path | None, options: dict[str, Any]) -> None:
-    """Plans or searches for a plan, prints it and writes it to a file."""
-    from rich.console import Console
-
-    from jprm.apps.plan.plan import plan, tables, tables_of_search
-    from jprm.apps.plan.plan import search as search_plans
-    from jprm.io.outputs import write_json
-    from jprm.methods.evaluate.blocks import show
-
-    errors = Console(stderr=True)
-    with errors.status("starting") as status:
-        say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
-        if search:
-            plans, best = search_plans(experiment, topology, say=say, **options)
-        else:
-            best = plan(experiment, topology, say=say, **options)
-    if search:
-        show(tables_of_search(plans, best))
-    if best is not None:
-        show(tables(best))
-    if to is not None:
-        write_json(to, {"plans": plans, "best": best} if search else best)
-        print(f"{to}: written")
-
-
-def _plan_rl(experiment: Path, overrides: Settings, topology: Any, to: Path | None) -> None:
-    """Plans an update of reinforcement learning, prints it and writes it to a file."""
-    from rich.console import Console
-
-    from jprm.apps.plan import rl
-    from jprm.experiment import load
-    from jprm.io.outputs import write_json
+    from jprm.io.outputs import check_output, write_json
     from jprm.methods.evaluate.blocks import show
     from jprm.methods.rl.config import RLExperiment
 
-    errors = Console(stderr=True)
-    with errors.status("starting") as status:
-        say = status.update if errors.is_terminal else errors.print
-        found = rl.plan(load(experiment, overrides, RLExperiment), topology, say)
-    show(rl.tables(found))
     if to is not None:
-        write_json(to, found)
+        check_output(to, experiment)
+    if rl and (scoring or search or tokens_per_epoch):
+        raise ValueError("--rl plans one update: leave out --scoring, --search and --tokens-per-epoch")
+    there, errors = find(topology, slices), Console(stderr=True)
+    with errors.status("starting") as status:
+        say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
+        if rl:
+            planned = updates.plan(load(experiment, set_, RLExperiment), there, say)
+            shown = updates.tables(planned)
+        else:
+            options = {
+                "scoring": scoring,
+                "epoch_tokens": tokens_per_epoch,
+                "epoch_labels": labels_per_epoch,
+                "say": say,
+            }
+            if search:
+                plans, best = steps.search(load(experiment, set_), there, **options)
+                planned = {"plans": plans, "best": best}
+                shown = steps.tables_of_search(plans, best)
+            else:
+                planned = steps.plan(load(experiment, set_), there, **options)
+                shown = steps.tables(planned)
+    show(shown)
+    if to is not None:
+        write_json(to, planned)
         print(f"{to}: written")

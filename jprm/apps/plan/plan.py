@@ -415,7 +415,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def tables_of_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> Iterator[Table | str]:
-    """Yields a table with a line for each candidate."""
+    """Yields a table with a line for each candidate, and those of the best."""
     shown = [axis for axis in MESH_AXES if axis != "expert" or any(plan["mesh"].get(axis, 1) > 1 for plan in plans)]
     rows = []
     for plan in plans:
@@ -431,6 +431,8 @@ def tables_of_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any]
     yield Table("candidates", columns, rows)
     if best is None:
         yield "none of them fits: use a larger slice, shorter rows or fewer slots"
+    else:
+        yield from tables(best)
 
 
 def verdict(memory: Mapping[str, Any]) -> str:
