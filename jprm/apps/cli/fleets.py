@@ -15,9 +15,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from tyro.conf import Positional, arg
 
 import jprm
+from jprm import data
 from jprm.apps.cli.arguments import Folder, print_counts
 from jprm.io import shards
-from jprm.io.jsonl import dump
 from jprm.io.outputs import Bar, check_output, input_of
 from jprm.io.storage import Place, path_of
 
@@ -92,7 +92,7 @@ def divided(
       tell: print what was counted.
     """
     if tell:
-        work = functools.partial(_told, work)
+        work = functools.partial(_counted, work)
     if how.shard is None and how.engine == "here":
         work(Part(input, output, list(more)))
         return
@@ -100,7 +100,7 @@ def divided(
     if how.engine == "ray":  # a worker has another working folder
         input, output = path_of(input).address, path_of(output).address
         more = tuple(path_of(each).address for each in more)
-    source = _source(path_of(input))
+    source = input_of(data.marker(input))
     run = functools.partial(_run_shard, command, work, source, output, more, unit)
     if how.engine == "here":
         run(shards.shard_of(str(how.shard)))
@@ -109,20 +109,16 @@ def divided(
 
     count, resources = how.shards or 1, {} if how.gpus is None else {"num_gpus": how.gpus}
     with Bar(f"shards of {path_of(output).name}", count) as bar:
-        each = functools.partial(_run_number, run, count)
-        for _ in run_shards(each, count, workers=how.workers or (1, 1), **resources):
+        workers = how.workers or (1, 1)
+        for _ in run_shards(lambda number: run(shards.Shard(number, count)), count, workers=workers, **resources):
             bar.add()
     merge(tuple(os.fspath(shards.Shard(number, count).of(output)) for number in range(count)))
 
 
-def _told(work: Work, part: Part) -> dict[str, Any]:
+def _counted(work: Work, part: Part) -> dict[str, Any]:
     counts = work(part)
     print_counts(counts, part.output)
     return counts
-
-
-def _run_number(run: Callable[[shards.Shard], None], count: int, number: int) -> None:
-    run(shards.Shard(number, count))
 
 
 def _run_shard(
@@ -142,20 +138,10 @@ def _run_shard(
     shards.write_manifest(shard, part.output, about, counts, seconds=seconds, devices=_devices())
 
 
-def _source(input: Place) -> dict[str, Any]:
-    """Returns the request's part about an input: a prepared folder is known by its report."""
-    from jprm.data import REPORT
-
-    return input_of(input / REPORT if input.is_dir() else input)
-
-
 def _lines(source: Place) -> Iterator[bytes]:
-    """Yields the records of a file, or of the prepared folder with this report."""
-    from jprm.data import REPORT, load
-
-    if source.name != REPORT:
-        return shards.lines_of(source)
-    return (dump(record).encode() + b"\n" for record in load(source.parent))
+    """Yields the records of a file, or of the prepared folder with this report, each with one line end."""
+    path = source.parent if source.name == data.REPORT else source
+    return (line.rstrip(b"\r\n") + b"\n" for _, line in data.lines(path))
 
 
 def _devices() -> str:
@@ -214,14 +200,13 @@ def tabulate(
         out: The folder to write, also in a bucket.
         rows: Rows of a file.
     """
-    from jprm.data import load
     from jprm.methods.data import tables
     from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_records
 
     if rows < 1:
         raise ValueError(f"--rows is {rows}: a file has at least one")
-    records = load(input) if path_of(input).is_dir() else read_records(input)
+    records = data.load(input) if path_of(input).is_dir() else read_records(input)
     with Bar(f"tables of {path_of(input).name}", None) as bar:
         written = tables.write(bar.follow(records), out, rows, stored_scale(input))
     print(f"{out}: {written} rows")
