@@ -154,6 +154,20 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
         cli.main(args)
 
 
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ("serve runs/prm --longest 0", "longest is 0: it must be above 0"),
+        ("engine runs/policy --port 99999", "port is 99999: it must be from 0 to 65535"),
+        ("annotate select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
+        ("annotate serve study --gold-fraction 2", "gold_fraction is 2.0: it must be from 0 to 1"),
+    ],
+)
+def test_options_of_servers_and_studies_are_refused_in_one_line(args, line, capsys):
+    assert cli.main(args.split()) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
 def test_a_bug_keeps_its_traceback(library):
     library("jprm.loading", load=lambda *args, **kwargs: {}["key"])
     with pytest.raises(KeyError):

@@ -5,13 +5,14 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from browser import served
 from test_serve import CHAIN, chains, prm  # noqa: F401  (a fixture)
 
-from jprm.apps.serve import ServeConfig
+from jprm.apps.serve import ServeConfig, Served
 from jprm.apps.serve.app import make_app, serve, serving
 from jprm.apps.serve.engine import Engine
 
@@ -177,5 +178,5 @@ def test_a_name_that_is_no_text_is_refused(prm, field, value):  # noqa: F811
 def test_an_address_that_others_reach_needs_a_key(monkeypatch):
     monkeypatch.delenv("JPRM_API_KEY", raising=False)
     with pytest.raises(ValueError, match="JPRM_API_KEY"):
-        serve(["no model is loaded"], ServeConfig(host="0.0.0.0"))
+        serve(Served(model=(Path("no model is loaded"),), host="0.0.0.0"))
     assert ServeConfig(host="::1").loopback and ServeConfig(host="localhost").loopback

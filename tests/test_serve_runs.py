@@ -9,7 +9,7 @@ from browser import axe_script, requests_of, served, violations
 from refusing import refused
 from starlette.testclient import TestClient
 
-from jprm.apps.serve import ServeConfig
+from jprm.apps.serve import ServeConfig, Served
 from jprm.apps.serve.app import make_app, serve
 from jprm.apps.serve.runs import Runs, read_lines
 
@@ -91,7 +91,7 @@ def test_routes_need_the_key_and_name_a_run(tmp_path):
         assert client.post("/v1/score", json={}).status_code == 404  # no model is served
     refused(FileNotFoundError, "no run", Runs, [tmp_path / "a" / "none"])
     with pytest.raises(ValueError, match="--run"):
-        serve([], ServeConfig())
+        serve(Served())
 
 
 @pytest.fixture

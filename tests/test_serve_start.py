@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_serve import CHAIN, CONFIG, call, chains, post, prm  # noqa: F401  (a fixture)
 from tiny import compiling
 
-from jprm.apps.serve import ServeConfig
+from jprm.apps.serve import ServeConfig, Served
 from jprm.apps.serve.app import _application, serve
 from jprm.apps.serve.engine import Engine
 from jprm.score.scorer import PRM
@@ -174,7 +174,7 @@ def test_while_models_load_the_server_lives_and_says_so():
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
     """The port is open by then, so the error comes from the thread that loads."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool, pytest.raises(FileNotFoundError, match="nothing"):
-        pool.submit(serve, [tmp_path / "nothing"], ServeConfig(port=0)).result(60)
+        pool.submit(serve, Served(model=(tmp_path / "nothing",), port=0)).result(60)
 
 
 def test_counters_are_prometheus_counters(prm):  # noqa: F811

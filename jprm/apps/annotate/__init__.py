@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 Disagreements = Literal["cut", "each"]
 """What becomes of a tree with two labellings. `cut`: one record, without labels from any step on which they differ.
@@ -20,7 +22,7 @@ class StudyConfig:
     """What is labelled how often.
 
     Attributes:
-      annotators: Names of letters, digits, dots, dashes and underscores.
+      annotators: Names of the annotators, of letters, digits, dots, dashes and underscores. Later calls may add some.
       double_fraction: Fraction of the tasks, chains or trees, that two annotators label.
       gold_fraction: Fraction of an annotator's tasks that have known labels.
       repeat_fraction: Fraction of an annotator's tasks that come a second time.
@@ -28,10 +30,10 @@ class StudyConfig:
         error they find, and of a tree the fraction of the steps that they tell wrong from not wrong.
       anchored_fraction: Fraction of an annotator's chains, drawn at random, whose scores the page shows: an experiment
         on how far a model's opinion moves the ratings.
-      seed: Of all that is drawn.
+      seed: Of who gets what.
     """
 
-    annotators: tuple[str, ...]
+    annotators: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ()
     double_fraction: float = 0.15
     gold_fraction: float = 0.05
     repeat_fraction: float = 0.02
@@ -40,8 +42,8 @@ class StudyConfig:
     seed: int = 0
 
     def __post_init__(self):
-        if not self.annotators or len(set(self.annotators)) < len(self.annotators):
-            raise ValueError("annotators: name one or several, each once")
+        if len(set(self.annotators)) < len(self.annotators):
+            raise ValueError("annotators: name each once")
         for name in self.annotators:
             if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
                 raise ValueError(f"annotators: {name!r}: use up to 64 letters, digits, dots, dashes and underscores")

@@ -75,6 +75,8 @@ def create(
     """
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
+    if not config.annotators:
+        raise ValueError("annotators: name one or several")
     text = (pathlib.Path(guidelines) if guidelines else pathlib.Path(__file__).with_name("guidelines.txt")).read_text()
     known = gold, screening
     trees = {"work": list(items_in(work))}
@@ -111,6 +113,8 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
         version, salt = fields.pop("version"), fields.pop("salt")
         fields["annotators"] = tuple(fields["annotators"])
         config = StudyConfig(**fields)
+        if not config.annotators:
+            raise ValueError("annotators: there are none")
     except FileNotFoundError:
         raise ValueError(f"{folder}: holds no study.json. `jprm annotate serve --input` makes a study") from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -17,11 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
+from jprm.apps import Name, one_of
 from jprm.apps.cli.arguments import (
-    Adapter,
     Commands,
     Count,
     Distributed,
@@ -32,7 +32,6 @@ from jprm.apps.cli.arguments import (
     OneModel,
     OnError,
     Settings,
-    one_of,
     one_scorer,
     run_of,
     scorer_of,
@@ -45,7 +44,7 @@ from jprm.apps.cli.migrate import migrate
 from jprm.apps.cli.runs import plan, report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import fuse, search
-from jprm.apps.serve import ServeConfig, Weights
+from jprm.apps.serve import Served
 from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
@@ -210,11 +209,11 @@ def score(
     model: OneModel = None,
     judge: JudgeFile = None,
     on_error: OnError = "stop",
-    adapter: Adapter = None,
+    adapter: Name = None,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
-    attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    attention: Name = None,
     calibrated: FlagCreatePairsOff[bool] = False,
-    by: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    by: Name = None,
     distributed: Distributed = None,
     how: Divided = UNDIVIDED,
 ) -> None:
@@ -368,23 +367,10 @@ def rl(
         print("\n".join(result["verdict"]))
 
 
-SERVING = ServeConfig()
+SERVED = Served()
 
 
-def serve(
-    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = (),
-    config: OmitArgPrefixes[ServeConfig] = SERVING,
-    judge: Annotated[tuple[Path, ...], arg(metavar="P.json ...", help_behavior_hint="")] = (),
-    policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None,
-    view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None,
-    tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
-    calibration: Annotated[Path | None, arg(metavar="KNOWN.jsonl", help_behavior_hint="")] = None,
-    adapter: Adapter = None,
-    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
-    attention: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
-    weights: Annotated[Weights, one_of(Weights)] = "copied",
-    run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = (),
-) -> None:
+def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
     """Score over HTTP: /v1/score, /v1/rewards, /v1/rerank, /v1/continue, /v1/chat/completions by search, and more.
 
     With the environment variable JPRM_API_KEY, clients send the key as `Authorization: Bearer KEY`. SIGTERM ends the
@@ -394,43 +380,10 @@ def serve(
       jprm serve runs/prm800k_smollm2
       jprm serve --run runs/prm800k_smollm2
       curl localhost:8000/v1/score -d '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
-
-    Args:
-        model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
-        judge: Judges beside the models or alone, as for `jprm score --judge`; a request names a file without `.json`.
-        policy: What writes steps for /v1/continue and /v1/chat/completions: a model's folder, a GGUF file, or a
-            policy's JSON file.
-        view: How prompts of /get_reward and /v1/rewards are written: {"prompt": "...{problem}...", "ends": [...],
-            "segmentation": "auto"}.
-        tokenizer: Tokenizers of callers that send token ids to /v1/rewards: folders, or files tokenizer.json, .model or
-            .gguf. A request names a folder or file, or takes the first.
-        calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
-            where a request names an `error_rate`. Its own searches must be the same.
-        adapter: How to read a published model whose files do not show it: a name, or a JSON file.
-        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
-            published model in float32, on a GPU in bfloat16.
-        attention: The attention implementation, as in `jprm score`.
-        weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the
-            parameters, for a model that is too large for one device.
-        run: Runs of `jprm train` or `jprm rl`, or folders of runs, also in a bucket, whose curves the page /runs shows
-            while they train. No model is needed for it.
     """
     from jprm.apps.serve.app import serve
 
-    serve(
-        model,
-        config,
-        judges=judge,
-        view=view,
-        policy=policy,
-        tokenizers=tokenizer,
-        calibration=calibration,
-        adapter=adapter,
-        dtype=dtype,
-        attention=attention,
-        weights=weights,
-        runs=run,
-    )
+    serve(config)
 
 
 LISTENING = Listen(port=30000)
@@ -438,7 +391,7 @@ LISTENING = Listen(port=30000)
 
 def engine(
     model: Annotated[Positional[Path], arg(metavar="DIR")],
-    config: OmitArgPrefixes[Listen] = LISTENING,
+    config: Annotated[Listen, arg(name="")] = LISTENING,
     rows: int = 256,
     dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
 ) -> None:

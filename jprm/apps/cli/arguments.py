@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast
 
 from tyro.conf import arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -21,12 +21,6 @@ from tyro.extras import SubcommandApp
 from jprm.io.outputs import check_output
 from jprm.io.storage import path_of
 
-
-def one_of(choices: Any) -> Any:
-    """Returns the annotation of an option that takes one of a Literal's values or is left out."""
-    return arg(metavar="{" + ",".join(get_args(choices)) + "}", help_behavior_hint="")
-
-
 OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
@@ -34,7 +28,6 @@ Folder = Annotated[Path, arg(metavar="DIR")]
 OneModel = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
 JudgeFile = Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")]
 PolicyFile = Annotated[Path, arg(metavar="P")]
-Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]

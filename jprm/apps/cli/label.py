@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from jprm.apps import one_of
 from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig, Written
 from jprm.apps.cli.arguments import (
     Commands,
@@ -19,7 +20,6 @@ from jprm.apps.cli.arguments import (
     PolicyFile,
     built,
     command,
-    one_of,
     print_counts,
 )
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
@@ -319,14 +319,14 @@ annotate = Commands()
 
 Study = Annotated[Positional[Path], arg(metavar="STUDY")]
 Optional = Annotated[Path | None, arg(metavar="F.jsonl", help_behavior_hint="")]
-LISTEN = Listen()
+LISTEN, MIX = Listen(), StudyConfig()
 
 
 @annotate.command(name="select")
 def annotate_select(
     input: Annotated[Path, arg(metavar="F.jsonl")],
     output: Annotated[Path, arg(metavar="G.jsonl")],
-    config: OmitArgPrefixes[SelectConfig],
+    config: Annotated[SelectConfig, arg(name="")],
     exclude: Files = (),
 ) -> None:
     """Choose what to label: convincing wrong answers above all, and a random part that stands for all.
@@ -351,17 +351,11 @@ def annotate_select(
 def annotate_serve(
     study: Study,
     input: Optional = None,
-    annotators: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
     gold: Optional = None,
     screening: Optional = None,
     guidelines: Annotated[Path | None, arg(metavar="F.txt", help_behavior_hint="")] = None,
-    double_fraction: float = StudyConfig.double_fraction,
-    gold_fraction: float = StudyConfig.gold_fraction,
-    repeat_fraction: float = StudyConfig.repeat_fraction,
-    pass_screening: float = StudyConfig.pass_screening,
-    anchored_fraction: float = StudyConfig.anchored_fraction,
-    seed: int = 0,
-    config: OmitArgPrefixes[Listen] = LISTEN,
+    mix: Annotated[StudyConfig, arg(name="")] = MIX,
+    config: Annotated[Listen, arg(name="")] = LISTEN,
 ) -> None:
     """Serve the labelling page. With --input it makes the study; without, it continues one.
 
@@ -376,17 +370,9 @@ def annotate_serve(
         study: The folder of the study: chains, guidelines, and every event in events.jsonl.
         input: What to label, in this order: chains, the chains of pools, trees with their alternatives, and turns of
             trajectories. Labels in them never reach the page, and scores only by --anchored-fraction.
-        annotators: Names of the annotators. Later calls may add some.
         gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released, mixed in to measure the annotators.
         screening: The same, which every annotator rates first.
         guidelines: Text of the guidelines, paragraphs between blank lines. Default: short ones.
-        double_fraction: Fraction of the tasks that two annotators label.
-        gold_fraction: Fraction of an annotator's tasks that are gold.
-        repeat_fraction: Fraction of an annotator's tasks that come a second time.
-        pass_screening: Fraction of the screening tasks that an annotator must label as known to go on.
-        anchored_fraction: Fraction of an annotator's chains, drawn at random, whose scores the page shows: an
-            experiment on how far they move the ratings.
-        seed: Of who gets what.
     """
     from jprm.apps.annotate.app import serve
     from jprm.apps.annotate.study import create
@@ -394,10 +380,8 @@ def annotate_serve(
     if input is None and (gold or screening or guidelines):
         raise ValueError("--gold, --screening and --guidelines make a study: give --input too")
     if input is not None:
-        fractions = double_fraction, gold_fraction, repeat_fraction, pass_screening, anchored_fraction
-        mix = StudyConfig(annotators, *fractions, seed)
         create(study, input, mix, gold=gold, screening=screening, guidelines=guidelines)
-    serve(study, config, annotators)
+    serve(study, config, mix.annotators)
 
 
 @annotate.command(name="report")

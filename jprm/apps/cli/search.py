@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from jprm.apps import one_of
 from jprm.apps.cli.arguments import (
     Commands,
     Folder,
@@ -24,7 +25,6 @@ from jprm.apps.cli.arguments import (
     PolicyFile,
     built,
     command,
-    one_of,
     print_counts,
     scorer_of,
 )

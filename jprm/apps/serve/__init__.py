@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
+from tyro.conf import Positional, arg
+
+from jprm.apps import Name, one_of
 from jprm.apps.web import Listen
+from jprm.model import Dtype
 
 Weights = Literal["copied", "split"]
 """How several devices hold a model: each all of it, or each a part."""
@@ -35,3 +40,41 @@ class ServeConfig(Listen):
         for field in ("longest", "queue_seconds", "answer_seconds"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Served(ServeConfig):
+    """What `jprm serve` serves, and how.
+
+    Attributes:
+      model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
+      judge: Judges beside the models or alone, as for `jprm score --judge`; a request names a file without `.json`.
+      policy: What writes steps for /v1/continue and /v1/chat/completions: a model's folder, a GGUF file, or a policy's
+        JSON file.
+      view: How prompts of /get_reward and /v1/rewards are written: {"prompt": "...{problem}...", "ends": [...],
+        "segmentation": "auto"}.
+      tokenizer: Tokenizers of callers that send token ids to /v1/rewards: folders, or files tokenizer.json, .model or
+        .gguf. A request names a folder or file, or takes the first.
+      calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
+        where a request names an `error_rate`. Its own searches must be the same.
+      adapter: How to read a published model whose files do not show it: a name, or a JSON file.
+      dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a published
+        model in float32, on a GPU in bfloat16.
+      attention: The attention implementation, as in `jprm score`.
+      weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the parameters,
+        for a model that is too large for one device.
+      run: Runs of `jprm train` or `jprm rl`, or folders of runs, also in a bucket, whose curves the page /runs shows
+        while they train. No model is needed for it.
+    """
+
+    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = ()
+    judge: Annotated[tuple[Path, ...], arg(metavar="P.json ...", help_behavior_hint="")] = ()
+    policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None
+    view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None
+    tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()
+    calibration: Annotated[Path | None, arg(metavar="KNOWN.jsonl", help_behavior_hint="")] = None
+    adapter: Name = None
+    dtype: Annotated[Dtype | None, one_of(Dtype)] = None
+    attention: Name = None
+    weights: Annotated[Weights, one_of(Weights)] = "copied"
+    run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jprm.apps.serve import ServeConfig, Weights, openapi, runs
+from jprm.apps.serve import ServeConfig, Served, openapi, runs
 from jprm.apps.serve.chat import chat
 from jprm.apps.serve.engine import Closed, Engine, TextEngine
 from jprm.apps.serve.judges import JudgeEngine
@@ -40,7 +40,6 @@ from jprm.methods.cache import PrefixCache
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
-from jprm.model import Dtype
 from jprm.model.mesh import MeshConfig
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
@@ -50,58 +49,45 @@ DRAIN_SECONDS = 60
 """How long requests may take to be answered after SIGTERM."""
 
 
-def serve(
-    models: Sequence[str | os.PathLike],
-    config: ServeConfig,
-    *,
-    judges: Sequence[str | os.PathLike] = (),
-    view: str | os.PathLike | None = None,
-    policy: str | os.PathLike | None = None,
-    tokenizers: Sequence[str | os.PathLike] = (),
-    calibration: str | os.PathLike | None = None,
-    dtype: Dtype | None = None,
-    attention: str | None = None,
-    adapter: str | None = None,
-    weights: Weights = "copied",
-    runs: Sequence[str | os.PathLike] = (),
-    say: Callable[[str], None] = print,
-) -> None:
+def serve(config: Served, say: Callable[[str], None] = print) -> None:
     """Serves models by their folders' names, and the curves of runs, until SIGTERM or Ctrl-C; answers what it admitted.
 
     Raises ValueError for an address that others reach without a key, no model and no run, or two models of one name.
     """
-    if not models and not judges and not runs:
+    if not config.model and not config.judge and not config.run:
         raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
     key = key_of(config)
-    names, read_by = _named(models, "models"), _named(tokenizers, "tokenizers")
-    stems = [path_of(path).stem for path in judges]
+    names, read_by = _named(config.model, "models"), _named(config.tokenizer, "tokenizers")
+    stems = [path_of(path).stem for path in config.judge]
     if len({*names, *stems}) < len(names) + len(stems):
         raise ValueError(f"two models or judges have one name: {', '.join([*names, *stems])}. Rename a judge's file")
-    mesh = MeshConfig(data=-1, fsdp=1) if weights == "copied" else MeshConfig()
+    mesh = MeshConfig(data=-1, fsdp=1) if config.weights == "copied" else MeshConfig()
+    options = {"dtype": config.dtype, "adapter": config.adapter, "attention": config.attention}
 
     def load_all() -> None:
-        prompts = read_view(view) if view else View()
-        read_with = {name: load_tokenizer(path) for name, path in zip(read_by, tokenizers, strict=True)}
-        known = list(read_records(calibration)) if calibration else None
+        prompts = read_view(config.view) if config.view else View()
+        read_with = {name: load_tokenizer(path) for name, path in zip(read_by, config.tokenizer, strict=True)}
+        known = list(read_records(config.calibration)) if config.calibration else None
         engines = []
-        for name, folder in zip(names, models, strict=True):
+        for name, folder in zip(names, config.model, strict=True):
             if (path_of(folder) / VERIFIER).is_file():
-                engines.append(TextEngine(load(folder, None, dtype, adapter, attention), config.longest, name))
+                engines.append(TextEngine(load(folder, None, **options), config.longest, name))
                 say(engines[-1].prm.read_as)
                 continue
-            prm = load(folder, mesh, dtype=dtype, adapter=adapter, attention=attention)
+            prm = load(folder, mesh, **options)
             cache = prefix_cache(prm, config.prefix_tokens)
             kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
             say(f"{name}: {prm!r}{kept}")
             engines.append(Engine(prm, config.longest, name, cache))
-        for stem, path in zip(stems, judges, strict=True):
+        for stem, path in zip(stems, config.judge, strict=True):
             engines.append(JudgeEngine(load_judge(path), config.longest, stem))
             say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
-        begin(app, engines, prompts, load_policy(policy) if policy else None, read_with, known)
+        begin(app, engines, prompts, load_policy(config.policy) if config.policy else None, read_with, known)
         for engine in engines:
             engine.warm_up(say)
 
-    app = _application(config, key, bool(names or stems), bool(policy), Runs(runs) if runs else None)
+    shown = Runs(config.run) if config.run else None
+    app = _application(config, key, bool(names or stems), bool(config.policy), shown)
     server, failure = uvicorn.Server(uvicorn.Config(app, **serving(config))), []
 
     def load_or_end() -> None:
