@@ -443,34 +443,12 @@ class Growing:
     def __init__(self, file: IO[bytes], path: str | os.PathLike):
         self._file, self.name = file, os.fspath(path)
 
-    def seek(self, *place: int) -> int:
-        return self._file.seek(*place)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def read(self, *size: int) -> bytes:
-        return self._file.read(*size)
-
-    def readline(self) -> bytes:
-        return self._file.readline()
+    def __getattr__(self, name: str) -> Any:
+        """Its file's methods; `flush` returns when what was written would outlive the process."""
+        return getattr(self._file, name)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._file)
-
-    def write(self, content: bytes) -> int:
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        """Returns when what was written would outlive the process."""
-        self._file.flush()
-
-    def truncate(self, size: int) -> int:
-        """Cuts the file after so many bytes."""
-        return self._file.truncate(size)
 
     def become(self, output: Place) -> None:
         """Gives the file, which is whole, its name."""
