@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
+import pathlib
 import re
-import sys
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -24,7 +22,7 @@ from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig
 from jprm.model.parameters import LoraConfig
-from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, from_json, frozen
+from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, from_json, frozen, run
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
@@ -210,28 +208,23 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] =
 
     Raises ValueError or FileNotFoundError for a file without an experiment of this kind.
     """
-    module, what = module_of(path), f"a {kind.__module__}.{kind.__name__}"
-    if not hasattr(module, "experiment"):
+    names, what = names_in(path), f"a {kind.__module__}.{kind.__name__}"
+    if "experiment" not in names:
         raise ValueError(f"{path}: defines no function experiment() that returns {what}")
-    experiment = module.experiment()
+    experiment = names["experiment"]()
     if not isinstance(experiment, kind):
         raise ValueError(f"{path}: experiment() returns a {type(experiment).__name__}, not {what}")
     return override(experiment, overrides)
 
 
-def module_of(path: str | os.PathLike) -> types.ModuleType:
-    """Runs a Python file and returns its module."""
+def names_in(path: str | os.PathLike) -> dict[str, Any]:
+    """Runs a Python file and returns what it defines."""
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
     if not path.endswith(".py"):
         raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
-    module_spec = importlib.util.spec_from_file_location(f"jprm_experiment_{os.path.basename(path)[:-3]}", path)
-    assert module_spec is not None and module_spec.loader is not None  # its suffix is .py
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where a dataclass of the file looks for the names in its annotations
-    module_spec.loader.exec_module(module)
-    return module
+    return run(path, pathlib.Path(path).read_text(encoding="utf-8"))
 
 
 def override(experiment: T, assignments: Sequence[str]) -> T:

@@ -246,9 +246,8 @@ def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:
     return names[attribute]
 
 
-@functools.cache
-def defined(path: str, text: str) -> dict[str, Any]:
-    """Runs the text of a Python file, once, and returns what it defines."""
+def run(path: str, text: str) -> dict[str, Any]:
+    """Runs the text of a Python file and returns what it defines."""
     digest = hashlib.sha256(f"{path}\n{text}".encode()).hexdigest()[:16]  # two files may share a stem
     spec = importlib.machinery.ModuleSpec(f"jprm_own_{pathlib.Path(path).stem}_{digest}", loader=None)
     module = importlib.util.module_from_spec(spec)
@@ -256,3 +255,7 @@ def defined(path: str, text: str) -> dict[str, Any]:
     module.__dict__["__text__"] = text
     exec(compile(text, path, "exec"), module.__dict__)
     return module.__dict__
+
+
+defined = functools.cache(run)
+"""Runs the text of a file once; what it defines is then the same object for everybody."""

@@ -16,7 +16,7 @@ from tiny_run import MODEL, chains, make_data, trees
 
 import jprm
 from jprm.apps.plan.plan import training_step
-from jprm.experiment import from_json, load, module_of, override, to_json
+from jprm.experiment import from_json, load, names_in, override, to_json
 from jprm.io.jsonl import write_records
 from jprm.methods.rl.config import RLExperiment
 from jprm.model.config import DeltaNetConfig
@@ -51,9 +51,9 @@ def test_there_are_experiments():
 
 @pytest.mark.parametrize("file", [path for path in FILES if path.stem not in NAMES], ids=lambda path: path.stem)
 def test_an_experiment_of_reinforcement_learning_is_a_record_too(file, tmp_path):
-    module = module_of(file)
-    module.write_shapes(tmp_path)
-    whole = module.experiment(tmp_path)
+    names = names_in(file)
+    names["write_shapes"](tmp_path)
+    whole = names["experiment"](tmp_path)
     assert from_json(RLExperiment, to_json(whole)) == whole
 
 

@@ -225,7 +225,7 @@ def code_of(value: Any) -> dict[str, str]:
 
 def text_of_module(module: types.ModuleType) -> str | None:
     """Returns the text that a module was made from; None where there is no file of it."""
-    text = vars(module).get("__text__")  # of `jprm.options.defined`: what ran, not what is there now
+    text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
     file = vars(module).get("__file__")
