@@ -411,60 +411,47 @@ def _summed(where: Computation, instruction: Instruction) -> bool:
 
 
 def nodes_of(collective: Instruction, node: int) -> int:
-    """Returns how many nodes of so many devices the collective's first group spans; 1 where `node` is 0.
+    """Returns how many nodes of so many devices the collective's first group spans; 1 where `node` is 0."""
+    if not node or collective.opcode.startswith("collective-permute"):
+        return 1
+    return len({device // node for device in first_group(collective)})
+
+
+def group_size(collective: Instruction) -> int:
+    """Returns the number of devices in a group; 2 for a permute."""
+    return 2 if collective.opcode.startswith("collective-permute") else len(first_group(collective))
+
+
+def first_group(collective: Instruction) -> list[int]:
+    """Returns the devices of a collective's first group, between slices the slices.
 
     Raises ValueError for an unknown notation of groups.
     """
-    if not node or collective.opcode.startswith("collective-permute"):
-        return 1
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", collective.text):
-        return len({int(x) // node for x in listed[1].split(",")})
     order = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+    # Between slices: slices x chips, groups of devices, or pairs: "{1,2}x{0:63}".
+    slices = r'_xla_megascale_target=("\{[\d,]+\}x|\{\{\d+(?:(?:,|->)\d+)+\})'
+    if listed := re.search(rf"replica_groups=(\{{\{{[\d,]+\}})|{slices}", collective.text):
+        return [int(device) for device in re.findall(r"\d+", listed[1] or listed[2])]
     if iota := re.search(rf"replica_groups=\[[\d,]*?(\d+)\]<={order}", collective.text):
-        ids, size = _ordered(iota[2], iota[3]).reshape(-1), int(iota[1])
-    elif mesh := re.search(
-        rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({order}\))? ?\{{([^}}]*)\}}", collective.text
-    ):
-        sizes = {axis: int(n) for axis, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        within = re.findall(r"'(\w+)'", mesh[4])
-        ids = _ordered(mesh[2], mesh[3]) if mesh[2] else np.arange(math.prod(sizes.values()))
-        last = [list(sizes).index(axis) for axis in within]
-        rest = [i for i in range(len(sizes)) if i not in last]
-        ids = ids.reshape(list(sizes.values())).transpose(rest + last).reshape(-1)
-        size = math.prod(sizes[axis] for axis in within)
-    else:
+        return _ordered(iota[2], iota[3]).reshape(-1)[: int(iota[1])].tolist()
+    # A mesh's device order may stand between it and its axes: ], device_ids=([2,8]T(1,0)) {.
+    axes = r"\{('\w+'(?:, *'\w+')*)\}"
+    mesh = re.search(rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({order}\))? ?{axes}", collective.text)
+    if mesh is None:
         raise ValueError(f"which devices does {collective.name} take? It says no groups that are known")
-    return len({x // node for x in ids[:size].tolist()})
+    sizes = {axis: int(n) for axis, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+    within = re.findall(r"'(\w+)'", mesh[4])
+    ids = _ordered(mesh[2], mesh[3]) if mesh[2] else np.arange(math.prod(sizes.values()))
+    last = [list(sizes).index(axis) for axis in within]
+    rest = [i for i in range(len(sizes)) if i not in last]
+    ids = ids.reshape(list(sizes.values())).transpose(rest + last).reshape(-1)
+    return ids[: math.prod(sizes[axis] for axis in within)].tolist()
 
 
 def _ordered(sizes: str, permutation: str | None) -> np.ndarray:
     """Returns the devices in XLA's notation [sizes]T(permutation)."""
     ids = np.arange(math.prod(map(int, sizes.split(",")))).reshape([int(n) for n in sizes.split(",")])
     return ids.transpose([int(n) for n in permutation.split(",")]) if permutation else ids
-
-
-def group_size(collective: Instruction) -> int:
-    """Returns the number of devices in a group, from XLA's notations of groups; 2 for a permute.
-
-    Raises ValueError for an unknown notation.
-    """
-    if collective.opcode.startswith("collective-permute"):
-        return 2
-    # A mesh's device order may stand between it and its axes: ], device_ids=([2,8]T(1,0)) {.
-    axes = r"\{'\w+'(?:, *'\w+')*\}"
-    groups = re.search(rf"replica_groups=(mesh\[[^\]]*\][^{{]*{axes}|\[[\d,]*\]<=|\{{\{{[^}}]*\}})", collective.text)
-    # Between slices: slices x chips, groups of devices, or pairs: "{1,2}x{0:63}".
-    slices = re.search(r'_xla_megascale_target=("\{[\d,]+\}x|\{\{\d+(?:(?:,|->)\d+)+\})', collective.text)
-    known = groups or slices
-    if known is None:
-        raise ValueError(f"how many devices does {collective.name} take? It says no groups that are known")
-    text = known[1]
-    if text.startswith("mesh"):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", text))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", text.split("{")[1]))
-    if text.startswith("["):
-        return int(text[1:].split("]")[0].split(",")[-1])
-    return len(re.findall(r"\d+", text))
 
 
 def totals(collectives: Collection[Collective]) -> list[dict]:
