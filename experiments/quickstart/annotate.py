@@ -24,12 +24,13 @@ import tyro
 import jprm
 from jprm.apps.annotate import SelectConfig, StudyConfig, study
 from jprm.apps.annotate.app import make_app
-from jprm.apps.annotate.quality import export, figures, show, tasks_of
+from jprm.apps.annotate.quality import export, figures, tables, tasks_of
 from jprm.apps.annotate.study import select_file
 from jprm.apps.web import Listen
 from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.methods.data.prepare import prepare
+from jprm.methods.evaluate.blocks import show
 from jprm.methods.scored_files import score_file
 from jprm.statistics import auroc
 from jprm.train import train
@@ -120,7 +121,7 @@ def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"),
     study.create(out / "study", out / "queue.jsonl", config, gold=out / "gold.jsonl", screening=out / "screening.jsonl")
     asyncio.run(annotate(out / "study", rng))
     report = figures(tasks_of(out / "study"))
-    show(report, rich.console.Console(width=110))
+    show(tables(report), rich.console.Console(width=110))
 
     print("export, prepare, train")
     print(export(out / "study", out / "labelled.jsonl", disagreements="cut"))

@@ -10,9 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import rich.box
-import rich.console
-import rich.table
 from jaxtyping import Float
 
 from jprm.apps.annotate import Disagreements, Written, study
@@ -20,6 +17,7 @@ from jprm.apps.annotate.study import alike, ends_at_error, rated_tree, scores_of
 from jprm.apps.annotate.tasks import REASONS, Task, Tasks
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
+from jprm.methods.evaluate.blocks import Table
 from jprm.statistics import bootstrap, difference, draws, weighted_mean
 from jprm.tree import NONE, Node, ReasoningTree, record_of, with_labels, with_scores, without_chain
 
@@ -228,33 +226,26 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
     }
 
 
-def show(report: Mapping[str, Any], console: rich.console.Console) -> None:
-    """Prints the report as tables and sentences."""
+def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
+    """Yields the report as a table and sentences."""
     tasks, agreement = report["tasks"], report["agreement"]
-    console.print(
+    yield (
         f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
         f" {tasks['steps']:,} steps"
     )
     if agreement["alpha"]:
-        console.print(
+        yield (
             f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps that two rated; both or"
-            f" neither call one wrong in {_percent(agreement['wrong_or_not'])}",
-            highlight=False,
+            f" neither call one wrong in {_percent(agreement['wrong_or_not'])}"
         )
     if agreement["chains"]:
-        console.print(
-            f"The same first error or none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains",
-            highlight=False,
-        )
+        yield f"The same first error or none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains"
     if anchoring := report["anchoring"]:
-        console.print(
+        yield (
             f"Scores were shown on {anchoring['shown']:,} labellings and hidden on {anchoring['hidden']:,}. Shown less"
             f" hidden: first errors as the model's {_points(anchoring['agreement'])} points, chains with an error"
-            f" {_points(anchoring['with_an_error'])}, seconds a step {_number(anchoring['seconds_a_step'], '+.1f')}",
-            highlight=False,
+            f" {_points(anchoring['with_an_error'])}, seconds a step {_number(anchoring['seconds_a_step'], '+.1f')}"
         )
-    table = rich.table.Table(box=rich.box.SIMPLE)
-    table.add_column("")
     rows = {
         "tasks": lambda one: f"{one['tasks']:,}",
         "minutes": lambda one: f"{one['minutes']:.1f}",
@@ -272,12 +263,9 @@ def show(report: Mapping[str, Any], console: rich.console.Console) -> None:
         ),
         "flagged": lambda one: f"{one['flagged']:,}",
     }
-    for name in report["annotators"]:
-        table.add_column(name, justify="right")
-    for what, cell in rows.items():
-        table.add_row(what, *(cell(one) for one in report["annotators"].values()))
-    console.print(table)
-    console.print("Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first.")
+    cells = [[what, *map(cell, report["annotators"].values())] for what, cell in rows.items()]
+    yield Table("", ("", *report["annotators"]), cells)
+    yield "Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first."
 
 
 def _plain(value: float | None) -> str:

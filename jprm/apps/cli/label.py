@@ -397,17 +397,16 @@ def annotate_report(
         study: The folder of the study, which may be served meanwhile.
         json: A file for all figures, and the tasks on which two annotators differ.
     """
-    import rich.console
-
-    from jprm.apps.annotate.quality import figures, show, tasks_of
+    from jprm.apps.annotate.quality import figures, tables, tasks_of
     from jprm.io.outputs import check_output, write_json
+    from jprm.methods.evaluate.blocks import show
 
     if json:
         check_output(json)
     report = figures(tasks_of(study))
     if json:
         write_json(json, report)
-    show(report, rich.console.Console())
+    show(tables(report))
 
 
 @annotate.command(name="export")
