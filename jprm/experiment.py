@@ -83,6 +83,9 @@ class DataConfig:
     weight: str = ""
 
     def __post_init__(self):
+        for field in ("tokens", "slots", "window"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"data.{field} is {getattr(self, field)}; it must be at least 1")
         if self.rows < 1 or self.micro_rows < 1 or self.rows % self.micro_rows:
             raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
         if self.streams < 0 or self.micro_rows % max(self.streams, 1):

@@ -34,7 +34,7 @@ from jprm.train.batches import PipelineConfig, rows_of
 
 HOSTS, SAVED, SHARD = 2, 10, 1 << 21  # processes; batches between two saved positions; tokens of a shard
 PHASES = ("before the first batch", "copying", "between batches", "saving")
-CONFIG = PipelineConfig(rows=16, tokens=8192, slots=1024, too_long="truncate", window=128)
+CONFIG = PipelineConfig(("none",), "step", "truncate", rows=16, tokens=8192, slots=1024, window=128)
 
 
 def pool(rng: np.random.Generator, index: int) -> TokenTree:

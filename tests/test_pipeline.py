@@ -29,7 +29,7 @@ def letters_tree(i):
 
 
 TREES = [letters_tree(i) for i in range(23)]
-CONFIG = PipelineConfig(rows=3, tokens=24, slots=8, too_long="error", window=5, seed=7)
+CONFIG = PipelineConfig(("none",), "step", "error", rows=3, tokens=24, slots=8, window=5, seed=7)
 
 
 def batches(config=CONFIG, source=TREES, **kwargs):

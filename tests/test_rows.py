@@ -120,7 +120,7 @@ def test_a_pair_repeated_by_a_split_is_counted_once():
 def test_structure_and_extras_reach_batches_and_the_mesh():
     trees = numbered([random_tree(seed, 6) for seed in range(7)])
     config = PipelineConfig(
-        rows=4, tokens=64, slots=16, too_long="error", window=3, shuffle=False, epochs=1, extras=("node",)
+        ("none",), "step", "error", rows=4, tokens=64, slots=16, window=3, shuffle=False, epochs=1, extras=("node",)
     )
     batches = list(packed_batches(trees, Letters(), config))
     assert all(batch.extras["node"].shape == batch.tree.shape for batch in batches)  # filled up with rows of padding

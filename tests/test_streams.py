@@ -24,7 +24,7 @@ def packed_batches(*args, **kwargs):
 
 
 def stream(k, count=COUNT, made=packed_batches, **changes):
-    changes = dict(rows=2 * MICRO // count, stream=(k, count)) | changes
+    changes = dict(rows=2 * MICRO, stream=(k, count)) | changes
     return made(TREES, Characters(), dataclasses.replace(CONFIG, **changes))
 
 

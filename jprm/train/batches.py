@@ -27,14 +27,14 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Int64
 
 from jprm import data, multihost
-from jprm.experiment import Experiment
+from jprm.experiment import DataConfig, Experiment
 from jprm.io.outputs import stamp_of
 from jprm.io.storage import path_of
 from jprm.model.mesh import spec
 from jprm.options import find_part
-from jprm.pack import PackReport, TooLong, pack
+from jprm.pack import PackReport, pack
 from jprm.rows import PER_TOKEN, Rows, empty_rows
-from jprm.token_tree import REFERENCE, Supervise, TokenTree, token_tree
+from jprm.token_tree import REFERENCE, TokenTree, token_tree
 from jprm.tokenizer import Layout, Tokenizer, native_layout, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
@@ -67,11 +67,8 @@ def _batches(
     """Returns one stream's part of the batches."""
     config = experiment.data
     pipeline = PipelineConfig(
-        rows=config.rows // stream[1], tokens=config.tokens, slots=config.slots, too_long=config.too_long,
-        supervise=config.supervise, extras=config.extras, weight=config.weight,
-        window=config.window, seed=config.seed, shuffle=not once,
-        epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows, siblings=config.siblings,
-    )  # fmt: skip
+        **vars(config), shuffle=not once, epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows
+    )
     if isinstance(sources[0], Endless) and not once:
         endless = [cast(Endless, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]
         weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
@@ -234,26 +231,18 @@ def _check_reference(tree: ReasoningTree, reference: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineConfig:
-    rows: int  # of a batch
-    tokens: int  # of a row
-    slots: int  # of a row
-    too_long: TooLong  # what to do with chains that exceed a row; see `jprm.pack.pack`
-    supervise: Supervise = "step"
-    extras: tuple[str, ...] = ()  # keys of nodes; see `jprm.token_tree.token_tree`
-    weight: str = ""  # a key of nodes, or none
-    window: int = 256  # trees packed together: more leave less padding and take more memory
-    seed: int = 0
+class PipelineConfig(DataConfig):
+    """How a stream's part of the data is packed."""
+
     shuffle: bool = True  # trees within an epoch, and the rows of a window
     epochs: int | None = None  # None repeats for ever
     stream: tuple[int, int] = (0, 1)  # (k, n): the k-th of n streams, which packs every n-th window
     chains: bool = False  # a row holds one chain; see `jprm.pack.pack`
-    siblings: bool = False  # a split keeps alternatives together; see `jprm.pack.pack`
 
-    def __post_init__(self):
-        for name in ("rows", "tokens", "slots", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+    @property
+    def stream_rows(self) -> int:
+        """Rows of the stream in a batch."""
+        return self.rows // self.stream[1]
 
 
 COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
@@ -266,7 +255,7 @@ def counted_batches(
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:  # fmt: skip
     """Returns batches of rows, and the counts of packing them: a window's are beside its first row.
 
-    A batch has exactly `config.rows` rows of numpy arrays. Nothing is dropped: rows that do not fill a batch at the end
+    A batch has exactly `stream_rows` rows of numpy arrays. Nothing is dropped: rows that do not fill a batch at the end
     of an epoch begin the first batch of the next. Empty rows, whose weights are 0, complete the last batch of all.
 
     Args:
@@ -305,7 +294,7 @@ def rows_of(
 
     `divided`: the windows are those of `config.stream` alone; else it takes its own from those of all streams.
     """
-    first, count = config.stream
+    (first, count), rows = config.stream, config.stream_rows
     if divided:
         packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
     else:
@@ -313,7 +302,7 @@ def rows_of(
         packed = packed[first::count] if count > 1 else packed
     # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
     stream = packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-    return grain.experimental.RebatchIterDataset(stream, config.rows).map(functools.partial(_fill_up, config.rows))
+    return grain.experimental.RebatchIterDataset(stream, rows).map(functools.partial(_fill_up, rows))
 
 
 def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> tuple[Rows, np.ndarray]:
