@@ -155,10 +155,11 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
       FileNotFoundError: nothing is there.
       OSError: the bucket cannot be read, or its objects change meanwhile.
     """
-    if not is_remote(path):
-        return pathlib.Path(path)
-    remote = Remote(os.fspath(path))
-    files = _files(remote, names)
+    return _copy(Remote(os.fspath(path)), names) if is_remote(path) else pathlib.Path(path)
+
+
+def _copy(remote: Remote, names: Sequence[str]) -> pathlib.Path:
+    files = [remote] if remote.is_file() else [remote / name for name in remote.names() if name in names or not names]
     if not files:
         raise FileNotFoundError(f"{remote}: no such file or folder" + (f" with {' or '.join(names)}" if names else ""))
     stamps = {file.url: file.stamp() for file in files}
@@ -173,12 +174,6 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
                 raise OSError(f"{file}: changed while it was copied. Run the command again when it is complete")
 
     return _below(made_once(cache_folder("buckets") / digest, fetch), remote)
-
-
-def _files(remote: Remote, names: Sequence[str]) -> list[Remote]:
-    if remote.is_file():
-        return [remote]
-    return [remote / name for name in remote.names() if name in names or not names]
 
 
 def _below(folder: pathlib.Path, remote: Remote) -> pathlib.Path:

@@ -188,9 +188,7 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
 
 def write_json(path: str | os.PathLike, obj: Any) -> None:
     """Writes indented JSON whole or not at all. Raises ValueError for NaN and infinities, which JSON does not have."""
-    text = json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    with atomic_file(path) as file:
-        file.write(text.encode())
+    atomic_write(path, json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 # -------------------------------------------------------------------------------------------- what a request depends on

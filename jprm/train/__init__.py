@@ -52,7 +52,7 @@ from jprm.experiment import (
 )
 from jprm.io.folders import folder_lock
 from jprm.io.jsonl import parse
-from jprm.io.outputs import Bar, atomic_file, atomic_write, differing, digest, text_of_module, write_json
+from jprm.io.outputs import Bar, atomic_write, differing, digest, text_of_module, write_json
 from jprm.io.storage import Place, path_of
 from jprm.model import transformer
 from jprm.model.config import ModelConfig, own_modules, own_parts
@@ -635,8 +635,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     copies = {f"{name}.py": text_of_module(sys.modules[place]) for name, place in own_modules(experiment.model).items()}
     for name, text in {RUN: written(experiment, log_ratio), COPY: objective, **copies}.items():
         if text is not None:
-            with atomic_file(workdir / name) as file:
-                file.write(text.encode())
+            atomic_write(workdir / name, text)
     tokenizer.save(workdir)
 
 
@@ -768,13 +767,14 @@ class Log:
             self.lines = MetricsFile(workdir / "metrics.jsonl", start)
             for values in self.lines.kept:
                 self.last |= values
-        config = {"experiment": to_json(experiment), "versions": versions()}
         self.trackers: Trackers | None = None  # of process 0
 
         def track() -> None:
+            config = {"experiment": to_json(experiment), "versions": versions()}
             self.trackers = Trackers(experiment.trackers, workdir, experiment.name, config, start)
 
-        multihost.first(track)
+        if experiment.trackers:
+            multihost.first(track)
 
     def __enter__(self) -> Self:
         self.bar.__enter__()
@@ -926,8 +926,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
             raise Stopped(f"SIGTERM: saved at step {done} of {experiment.steps}; the same command continues")
     result = {**log.last, "step": done}
     if multihost.is_first():
-        with atomic_file(workdir / "result.json") as file:
-            file.write((json.dumps(result, indent=2) + "\n").encode())
+        atomic_write(workdir / "result.json", json.dumps(result, indent=2) + "\n")
     return result
 
 

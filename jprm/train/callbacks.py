@@ -23,7 +23,7 @@ import jax
 
 import jprm
 from jprm import multihost
-from jprm.io.outputs import atomic_file
+from jprm.io.outputs import atomic_write
 from jprm.io.storage import Place
 from jprm.options import find_part
 
@@ -82,10 +82,6 @@ class Goodput:
     def saved(self) -> dict[str, Any]:
         """The arguments that restore this object."""
         return {"began": self.began, "productive": self.productive, "spent": self.spent}
-
-    @property
-    def fraction(self) -> float:
-        return self.productive / max(time.time() - self.began, 1e-9)
 
     def fractions(self) -> dict[str, float]:
         """Returns `goodput`, and by class the fractions of the time that did not train, which make it up to 1."""
@@ -156,8 +152,7 @@ class Watchdog:
         beat = {"step": step, "doing": doing, "since": since, "time": time.time()}
         beat["waits"] = multihost.waiting.is_set()
         beat |= {"host": socket.gethostname(), "pid": os.getpid()}
-        with atomic_file(self.folder / f"{jax.process_index()}.json") as file:
-            file.write(json.dumps(beat).encode())
+        atomic_write(self.folder / f"{jax.process_index()}.json", json.dumps(beat))
 
 
 def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
@@ -349,8 +344,7 @@ class Trackers:
             except Exception as error:  # of any class, such as that of a store that the package no longer writes
                 _left_out(key, error)
         if new := {key: tracker.id for key, tracker in self._open.items() if tracker.id}:
-            with atomic_file(path) as file:
-                file.write((json.dumps(ids | new, indent=2) + "\n").encode())
+            atomic_write(path, json.dumps(ids | new, indent=2) + "\n")
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Gives every tracker the numbers of a line of `metrics.jsonl`."""

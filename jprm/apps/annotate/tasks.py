@@ -47,7 +47,6 @@ class Task:
     pool: str
     index: int
     again: bool
-    opened: float
     touched: float
     acts: tuple[Act, ...] = ()
     finish: str | None = None
@@ -170,7 +169,7 @@ class Tasks:
         """Returns the event's task as it would be after it. Raises Conflict where it does not fit."""
         if event["kind"] == "open":
             fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
-            return Task(event["task"], **fields, opened=event["time"], touched=event["time"])
+            return Task(event["task"], **fields, touched=event["time"])
         task = self.by_id.get(event["task"])
         if task is None or task.annotator != event["annotator"]:
             raise Conflict("this task is not this annotator's")

@@ -28,7 +28,7 @@ from jprm.apps.report.collect import Page, collect
 from jprm.apps.report.runs import training
 from jprm.apps.web import text_of_file
 from jprm.io.jsonl import parse
-from jprm.io.outputs import atomic_file, check_output, check_version
+from jprm.io.outputs import atomic_write, check_output, check_version
 from jprm.io.storage import Place, path_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, registered
 from jprm.methods.evaluate.blocks import (
@@ -88,12 +88,10 @@ def report(
         leads = [(model.name, sentences) for model in page.models if (sentences := lead(model))]
         first = First(leads, tiles(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
-    with atomic_file(out) as file:
-        file.write(html(page, sections, drawn, verdicts, first).encode())
+    atomic_write(out, html(page, sections, drawn, verdicts, first))
     if figures is not None:
         for name, text in drawn.items():
-            with atomic_file(path_of(figures) / f"{name}.svg") as file:
-                file.write(text.encode())
+            atomic_write(path_of(figures) / f"{name}.svg", text)
 
 
 def _files(folder: Place) -> Iterable[Place]:
