@@ -148,15 +148,6 @@ def print_counts(counts: Mapping[str, Any], path: Path) -> None:
     print(f"{path}: written. " + ", ".join(f"{name}: {count}" for name, count in counts.items()))
 
 
-def opened(model: Path, adapter: str | None) -> Any:
-    """Returns what evaluations take for a model: its folder, or the loaded model if an adapter is named."""
-    if adapter is None:
-        return model
-    from jprm.loading import load
-
-    return load(model, adapter=adapter)
-
-
 @contextlib.contextmanager
 def run_of(distributed: str | None) -> Iterator[None]:
     """Joins the processes of a run. One that SIGTERM stops ends as a process that the signal had ended."""

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from jprm.apps.report.collect import drawn_figures, read_suites
-from jprm.apps.report.runs import METRICS, last_metrics, names_of, setting
+from jprm.apps.report.runs import METRICS, differing, flat, last_metrics, names_of, setting
 from jprm.experiment import RUN, read, to_json
 from jprm.io.storage import Place, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Table
@@ -117,7 +116,8 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         folder = str(result["model"]["folder"])
         if folder in runs:
             raise ValueError(f"{folder}: two of the folders evaluate this model. Name one of them")
-        settings = _settings(path_of(folder)) if (path_of(folder) / RUN).is_file() else None
+        run = path_of(folder) / RUN
+        settings = flat(to_json(read(run))) if run.is_file() else None
         runs[folder] = Run(folder, settings, drawn_figures(result, of_model))
     for place in dict.fromkeys(trained):
         metrics = last_metrics(place / METRICS)
@@ -128,17 +128,13 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         }
         folder = str(place.resolve())
         known = runs[folder].figures if folder in runs else {}
-        runs[folder] = Run(folder, _settings(place), {**known, **numbers})
+        runs[folder] = Run(folder, flat(to_json(read(place / RUN))), {**known, **numbers})
     return list(runs.values())
 
 
 def _places(folder: Place, name: str) -> list[Place]:
     """Returns the folder if it holds the file, else the folders directly in it that do."""
     return [folder] if (folder / name).is_file() else [*folder.folders_with(name)]
-
-
-def _settings(run: Place) -> dict[str, Any]:
-    return flatten_dict(to_json(read(run / RUN)), sep=".")
 
 
 def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
@@ -148,8 +144,7 @@ def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
     if known and (unknown := [field for field in over if field not in fields]):
         near = ", ".join(field for field in fields if "seed" in field)
         raise ValueError(f"--over {unknown[0]}: is no field of these experiments; those of seeds are {near}")
-    told = [field for field in fields if field not in (*over, *UNTOLD)]
-    differ = [field for field in told if len({json.dumps(settings.get(field)) for settings in known}) > 1]
+    differ = [field for field in differing(known) if field not in (*over, *UNTOLD)]
     members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         key = (run.name,) if run.settings is None else tuple(json.dumps(run.settings.get(field)) for field in differ)
