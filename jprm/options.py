@@ -48,9 +48,8 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
         values = values_of(typing.get_type_hints(kind), value, where)
         if like is not None:
             return dataclasses.replace(like, **values)
-        if missing := [
-            field.name for field in dataclasses.fields(kind) if _required(field) and field.name not in values
-        ]:
+        absent = [field for field in dataclasses.fields(kind) if field.init and field.name not in values]
+        if missing := [f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]:
             raise OptionError(where or kind.__name__, f"missing {', '.join(missing)}", described(kind))
         return kind(**values)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -133,16 +132,9 @@ def described(kinds: Any) -> str:
 def _name(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return " or ".join(map(repr, typing.get_args(kind)))
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else _short(kind)
-
-
-def _short(kind: Any) -> str:
+    if isinstance(kind, type) and not typing.get_args(kind):
+        return kind.__name__
     return str(kind).replace("typing.", "").replace("collections.abc.", "")
-
-
-def _required(field: dataclasses.Field) -> bool:
-    missing = dataclasses.MISSING
-    return field.init and field.default is missing and field.default_factory is missing
 
 
 # ------------------------------------------------------------------------------------------------------- names of parts

@@ -71,9 +71,9 @@ class LocalCheckpoints:
         self._inner.wait_until_finished()
         atomic_write(self._run(step), json.dumps(run))
         self._inner.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
-        for file in self.folder.glob("run-*.json"):
-            if int(file.stem[4:]) < step and file != self._run(step) and self._old(file, step):
-                file.unlink()
+        for old in sorted(int(file.stem[4:]) for file in self.folder.glob("run-*.json"))[:-2]:
+            if old < step:  # of neither this step nor the one before
+                self._run(old).unlink()
 
     def restore(self, step: int) -> tuple[Any, dict[str, Any]]:
         """Returns the state and the position of a step, which a replica that has it sends to the others."""
@@ -104,11 +104,6 @@ class LocalCheckpoints:
 
     def _run(self, step: int) -> pathlib.Path:
         return self.folder / f"run-{step}.json"
-
-    def _old(self, file: pathlib.Path, step: int) -> bool:
-        """Returns whether a position is of neither the step that is being saved nor the one before."""
-        steps = sorted(int(one.stem[4:]) for one in self.folder.glob("run-*.json"))
-        return int(file.stem[4:]) not in steps[-2:]
 
 
 def check(mesh: Mesh) -> None:

@@ -1003,17 +1003,7 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
     jax makes all of them stop at the next step that none has passed.
     """
     if jax.distributed.is_initialized():
-        last: int | None = None
-
-        def reached(step: int) -> bool:
-            # jax agrees on the number after the latest of all processes' calls, which is 0 before the first. Orbax
-            # calls too, with the steps that it saves.
-            nonlocal last
-            numbers = (1, step) if last is None else range(last + 1, step + 1)
-            last = step
-            return any([multihost_utils.reached_preemption_sync_point(number) for number in numbers])
-
-        yield reached
+        yield _agreed()
         return
     asked = threading.Event()
     main = threading.current_thread() is threading.main_thread()  # only the main thread may set a handler
@@ -1023,3 +1013,18 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)
+
+
+def _agreed() -> Callable[[int], bool]:
+    """Returns the function of `stop_signal` on which jax's processes agree."""
+    last: int | None = None
+
+    def reached(step: int) -> bool:
+        # jax agrees on the number after the latest of all processes' calls, which is 0 before the first. Orbax calls
+        # too, with the steps that it saves.
+        nonlocal last
+        numbers = (1, step) if last is None else range(last + 1, step + 1)
+        last = step
+        return any([multihost_utils.reached_preemption_sync_point(number) for number in numbers])
+
+    return reached

@@ -95,7 +95,13 @@ def divided(
         work = functools.partial(_counted, work)
     if how.shard is None and how.engine == "here":
         work(Part(input, output, list(more)))
-        return
+    else:
+        _in_shards(command, how, work, input, output, more, unit)
+
+
+def _in_shards(
+    command: str, how: Division, work: Work, input: Any, output: Any, more: Sequence[Any], unit: int
+) -> None:
     check_output(output, input, *more)
     if how.engine == "ray":  # a worker has another working folder
         input, output = path_of(input).address, path_of(output).address
