@@ -249,7 +249,9 @@ def score(
     from jprm.methods.scored_files import score_file
     from jprm.score.scorer import CHUNK, PRM, Speed
 
-    _check_scorer(model, judge, adapter, dtype, attention, calibrated, by, distributed)
+    one_scorer("score", model, judge)
+    if judge and any((adapter, dtype, attention, calibrated, by, distributed)):
+        raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
     if how != UNDIVIDED and distributed:
         raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
     if distributed:
@@ -286,13 +288,6 @@ def score(
         return spent
 
     divided("score", how, work, input, output, unit=CHUNK, tell=False)
-
-
-def _check_scorer(model: str | None, judge: Path | None, *options: Any) -> None:
-    """Refuses no scorer or two, and options of models for a judge."""
-    one_scorer("score", model, judge)
-    if judge and any(options):
-        raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
 
 
 @app.command
@@ -423,16 +418,8 @@ app.command(
     name="eval",
     help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
 )
-app.command(merge)
-app.command(tabulate)
-app.command(report)
-app.command(runs)
-app.command(table)
-app.command(sweep)
-app.command(serve)
-app.command(plan)
-app.command(rl)
-app.command(engine)
+for _command in (merge, tabulate, report, runs, table, sweep, serve, plan, rl, engine):
+    app.command(_command)
 app.command(
     label,
     name="label",
