@@ -310,15 +310,12 @@ class Log:
 
     def __init__(self, file: Any):
         self._file, self._lock, self._failed = file, threading.Lock(), False
-        os.lseek(file.fileno(), 0, os.SEEK_SET)
-        text = _all(file.fileno())
+        file.seek(0)
+        text = file.read()
         self._end = text.rfind(b"\n") + 1
         os.ftruncate(file.fileno(), self._end)
         os.fsync(file.fileno())
-        self.events: list[dict[str, Any]] = [
-            parse(line, f"{file.name}:{number}")
-            for number, line in enumerate(text[: self._end].split(b"\n")[:-1], start=1)
-        ]
+        self.events = _whole_lines(text, file.name)
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Appends an event, which is on the disk when this returns.
@@ -355,8 +352,11 @@ def events_in(path: str | os.PathLike) -> list[dict[str, Any]]:
     An event whose line has no end yet is not confirmed, and left out. Raises RecordError for a line that is not JSON.
     """
     path = pathlib.Path(path)
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+    return _whole_lines(path.read_bytes(), path) if path.exists() else []
+
+
+def _whole_lines(text: bytes, path: str | os.PathLike) -> list[dict[str, Any]]:
+    return [parse(line, f"{path}:{number}") for number, line in enumerate(text.split(b"\n")[:-1], start=1)]
 
 
 @contextlib.contextmanager
@@ -372,13 +372,6 @@ def open_log(path: str | os.PathLike) -> Iterator[Log]:
         finally:
             os.close(folder)
         yield Log(file)
-
-
-def _all(descriptor: int) -> bytes:
-    parts = []
-    while part := os.read(descriptor, 2**20):
-        parts.append(part)
-    return b"".join(parts)
 
 
 # ------------------------------------------------------------------------------------------------------ what to label
