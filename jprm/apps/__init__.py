@@ -4,6 +4,8 @@ from typing import Annotated, Any, get_args
 
 from tyro.conf import arg
 
+from jprm.model import Dtype
+
 
 def one_of(choices: Any) -> Any:
     """Returns the annotation of an option that takes one of a Literal's values or is left out."""
@@ -11,3 +13,4 @@ def one_of(choices: Any) -> Any:
 
 
 Name = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
+StoredAs = Annotated[Dtype | None, one_of(Dtype)]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
-from jprm.apps import Name, one_of
+from jprm.apps import Name, StoredAs
 from jprm.apps.cli.arguments import (
     Commands,
     Count,
@@ -51,7 +51,6 @@ from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
 from jprm.methods.export import FileDtype, Format
 from jprm.methods.search.growing_tree import METHODS
-from jprm.model import Dtype
 from jprm.options import assigned
 
 DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of
@@ -210,7 +209,7 @@ def score(
     judge: JudgeFile = None,
     on_error: OnError = "stop",
     adapter: Name = None,
-    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+    dtype: StoredAs = None,
     attention: Name = None,
     calibrated: FlagCreatePairsOff[bool] = False,
     by: Name = None,
@@ -388,7 +387,7 @@ def engine(
     model: Annotated[Positional[Path], arg(metavar="DIR")],
     config: Annotated[Listen, arg(name="")] = LISTENING,
     rows: int = 256,
-    dtype: Annotated[Dtype | None, one_of(Dtype)] = None,
+    dtype: StoredAs = None,
 ) -> None:
     """Sample for `jprm rl` on this host, which then learns elsewhere: the server that its `engine` names.
 

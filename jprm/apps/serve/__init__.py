@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from jprm.apps import Name, one_of
+from jprm.apps import Name, StoredAs, one_of
 from jprm.apps.web import Listen
-from jprm.model import Dtype
 
 Weights = Literal["copied", "split"]
 """How several devices hold a model: each all of it, or each a part."""
@@ -74,7 +73,7 @@ class Served(ServeConfig):
     tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()
     calibration: Annotated[Path | None, arg(metavar="KNOWN.jsonl", help_behavior_hint="")] = None
     adapter: Name = None
-    dtype: Annotated[Dtype | None, one_of(Dtype)] = None
+    dtype: StoredAs = None
     attention: Name = None
     weights: Annotated[Weights, one_of(Weights)] = "copied"
     run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()
