@@ -83,7 +83,7 @@ _WITHOUT_EFFECT = frozenset(
 
 
 @dataclasses.dataclass
-class Found:
+class Setup:
     """What a script or configuration sets.
 
     settings: of PRMConfig. lora: of LoraConfig, None without one. model, data: their names, empty where unknown.
@@ -97,7 +97,7 @@ class Found:
     lost: list[str] = dataclasses.field(default_factory=list)
 
 
-def read(path: str | os.PathLike) -> Found:
+def read(path: str | os.PathLike) -> Setup:
     """Returns what a script (.py) or a configuration (.json, .yaml, as for TrlParser) sets.
 
     Raises FileNotFoundError, or ValueError naming file and line, for what is not readable or no settings of PRMTrainer.
@@ -111,7 +111,7 @@ def read(path: str | os.PathLike) -> Found:
     return _script(path, text) if path.suffix == ".py" else _configuration(path, text)
 
 
-def _configuration(path: pathlib.Path, text: str) -> Found:
+def _configuration(path: pathlib.Path, text: str) -> Setup:
     try:
         if path.suffix == ".json":
             fields = json.loads(text)
@@ -123,7 +123,7 @@ def _configuration(path: pathlib.Path, text: str) -> Found:
         raise ValueError(f"{path}: is neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path}: is no object of settings. Give a script, or PRMConfig's settings as JSON or YAML")
-    found = Found(
+    setup = Setup(
         dict(fields), model=str(fields.get("model_name_or_path", "")), data=str(fields.get("dataset_name", ""))
     )
     lora = {
@@ -133,41 +133,41 @@ def _configuration(path: pathlib.Path, text: str) -> Found:
         "use_rslora": "use_rslora",
     }
     if fields.get("use_peft"):
-        found.lora = {name: fields[key] for name, key in lora.items() if key in fields}
+        setup.lora = {name: fields[key] for name, key in lora.items() if key in fields}
     for key in ("model_name_or_path", "model_revision", "dataset_name", "dataset_config", *lora.values()):
-        found.settings.pop(key, None)
-    return found
+        setup.settings.pop(key, None)
+    return setup
 
 
-def _script(path: pathlib.Path, text: str) -> Found:
+def _script(path: pathlib.Path, text: str) -> Setup:
     try:
         tree = ast.parse(text, str(path))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path}: is no Python: {error}") from None
-    found, names = Found(), _constants(tree)
+    setup, names = Setup(), _constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if not any(_called(call) == "PRMConfig" for call in calls):
         raise ValueError(f"{path}: calls no PRMConfig. Give the script that makes the trainer's arguments")
     for call in calls:
         name, first = _called(call), call.args[0] if call.args else None
         if name == "PRMConfig":
-            found.settings |= _keywords(call, names, "PRMConfig", found.lost)
+            setup.settings |= _keywords(call, names, "PRMConfig", setup.lost)
         elif name == "LoraConfig":
-            found.lora = _keywords(call, names, "LoraConfig", found.lost)
+            setup.lora = _keywords(call, names, "LoraConfig", setup.lost)
         elif name == "AutoModelForTokenClassification.from_pretrained" and first is not None:
-            found.model = _text(first, names) or found.model
+            setup.model = _text(first, names) or setup.model
         elif name == "load_dataset" and first is not None:
             files = next((k.value for k in call.keywords if k.arg == "data_files"), first)
-            found.data = found.data or _text(files, names)
+            setup.data = setup.data or _text(files, names)
         elif name == "PRMTrainer":
             for keyword in call.keywords:
                 if keyword.arg == "model":
-                    found.model = found.model or _text(keyword.value, names)
+                    setup.model = setup.model or _text(keyword.value, names)
                 elif keyword.arg in ("compute_metrics", "callbacks", "optimizers", "data_collator", "model_init"):
-                    found.lost.append(
+                    setup.lost.append(
                         f"{keyword.arg} of PRMTrainer (line {keyword.value.lineno}): code is not carried over"
                     )
-    return found
+    return setup
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _is_none(node: ast.expr) -> bool:
 # ---- The experiment file.
 
 
-def experiment_file(found: Found, examples: int | None = None) -> tuple[str, list[str]]:
+def experiment_file(setup: Setup, examples: int | None = None) -> tuple[str, list[str]]:
     """Returns the text of an experiment file, and a sentence for everything that is not carried over.
 
     Args:
@@ -228,8 +228,8 @@ def experiment_file(found: Found, examples: int | None = None) -> tuple[str, lis
 
     Raises ValueError where `max_steps` is not set and `examples` is absent, and for a value of another type.
     """
-    settings = {**DEFAULTS, **found.settings}
-    lost = [*found.lost, *_lost(found.settings)]
+    settings = {**DEFAULTS, **setup.settings}
+    lost = [*setup.lost, *_lost(setup.settings)]
     number = {
         key: _number(settings, key)
         for key, value in DEFAULTS.items()
@@ -248,8 +248,8 @@ def experiment_file(found: Found, examples: int | None = None) -> tuple[str, lis
     reports = settings["report_to"] if isinstance(settings["report_to"], list | tuple) else [settings["report_to"]]
     trackers = tuple(name for name in reports if name in ("tensorboard", "wandb", "mlflow"))
     name = str(settings["run_name"] or pathlib.PurePath(str(settings["output_dir"])).name or "prm")
-    adapters = "" if found.lora is None else f"\n        lora=LoraConfig({_lora(found.lora, lost)}),"
-    imports = "" if found.lora is None else "\nfrom jprm.model.parameters import LoraConfig"
+    adapters = "" if setup.lora is None else f"\n        lora=LoraConfig({_lora(setup.lora, lost)}),"
+    imports = "" if setup.lora is None else "\nfrom jprm.model.parameters import LoraConfig"
     more = {
         "dtype": "bfloat16" if settings["bf16"] else "float32",
         "remat": "full" if settings["gradient_checkpointing"] else "nothing",
@@ -271,8 +271,8 @@ A chain's ids are TRL's with one newline more, after the problem. A row holds se
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig{imports}
 
-BASE = {found.model or "FOLDER"!r}  # a folder or a GGUF file: jprm downloads nothing
-DATA = {found.data or "train.jsonl"!r}  # TRL's records as JSON Lines, or what `jprm prepare trl` made of them
+BASE = {setup.model or "FOLDER"!r}  # a folder or a GGUF file: jprm downloads nothing
+DATA = {setup.data or "train.jsonl"!r}  # TRL's records as JSON Lines, or what `jprm prepare trl` made of them
 
 
 def experiment() -> Experiment:

@@ -153,8 +153,8 @@ def measure(
         totals[size] = memory.total
         if text is not None:
             sizes = layer_sizes(params_of(lowered), program.mesh) if name != "push" else set()
-            found = counts.count(hlo.parse(text), sizes, kernels, node(program.topology))
-            counted[size] = dataclasses.replace(found, collectives=found.collectives + program.sent)
+            of_text = counts.count(hlo.parse(text), sizes, kernels, node(program.topology))
+            counted[size] = dataclasses.replace(of_text, collectives=of_text.collectives + program.sent)
     peak = total_at(totals, layers) + resident - program.stays
     measured = {
         "times": program.times, "peak": peak, "fits": peak <= available, "program": None,

@@ -64,8 +64,8 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
         ids = _ids(field(body, "input_ids", list), device.sampler.config.vocab_size)
         wanted = field(body, "sampling_params", dict)
         if "logprob_start_len" in body:
-            found = [None, *await answered(device.do(lambda: device.forced(ids)))]
-            pairs = [[x, i, None] for x, i in zip(found, ids, strict=True)]
+            logprobs = [None, *await answered(device.do(lambda: device.forced(ids)))]
+            pairs = [[x, i, None] for x, i in zip(logprobs, ids, strict=True)]
             return JSONResponse({"meta_info": {"input_token_logprobs": pairs}})
         most, seed = field(wanted, "max_new_tokens", int), field(wanted, "sampling_seed", int)
         if not most > 0:

@@ -196,8 +196,8 @@ def _records(request: Request, engine: Engine, body: bytes) -> list[tuple[dict[s
         raise of_record(error) from None
 
 
-def _written(chunk: Sequence[Any], found: Sequence[Outputs], engine: Engine) -> bytes:
-    pairs = zip(chunk, found, strict=True)
+def _written(chunk: Sequence[Any], results: Sequence[Outputs], engine: Engine) -> bytes:
+    pairs = zip(chunk, results, strict=True)
     lines = [dump(record_with(record, tree, outputs, engine)) for (record, tree, _), outputs in pairs]
     return "".join(line + "\n" for line in lines).encode()
 
