@@ -152,7 +152,7 @@ def test_two_score_the_same_bytes_as_one(both):
 
 
 def test_a_record_that_one_cannot_score_stops_both(both):
-    assert "refused: process 1 could not score its records" in both[1][0]
+    assert "refused: process 1 failed: ValueError: broken here" in both[1][0]
     assert "refused: broken here" in both[1][1]
     assert not (both[0] / "never.jsonl").exists()
 

@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Float
 
+from jprm import multihost
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, Unless, find
 from jprm.model.mesh import put_rows, row_parts
@@ -696,25 +696,14 @@ def score_many(
 
 
 def _gathered(prm: PRM, trees: Sequence[ReasoningTree]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the named outputs of each tree, (N,) float32, of at most one chunk a process.
+    """Yields the named outputs of each tree, (N,) float32, of at most one chunk a process; errors as in `spread`."""
 
-    Raises what this process's chunk raises, and ValueError where another process's did, so that none waits for it.
-    """
+    def outputs_of(chunks: Sequence[Sequence[ReasoningTree]]) -> list[list[dict[str, list[float]]]]:
+        return [
+            [{name: value_N.tolist() for name, value_N in outputs.items()} for outputs in prm.outputs_of(chunk)]
+            for chunk in chunks
+        ]
+
     chunks = [trees[i : i + CHUNK] for i in range(0, len(trees), CHUNK)]
-    sizes = [sum(len(tree.nodes) for tree in chunk) for chunk in chunks]
-    here, failure, names = jax.process_index(), None, prm.output_names
-    here_OX = np.zeros((len(names), 1 + max(sizes)), np.float32)  # the first column: whether this process failed
-    try:
-        if here < len(chunks):
-            results = prm.outputs_of(chunks[here])
-            here_OX[:, 1 : 1 + sizes[here]] = [np.concatenate([outputs[name] for outputs in results]) for name in names]
-    except Exception as error:
-        here_OX[:, 0], failure = 1, error
-    all_COX = multihost_utils.process_allgather(here_OX)
-    if failure:
-        raise failure
-    if all_COX[:, 0, 0].any():
-        raise ValueError(f"process {int(np.argmax(all_COX[:, 0, 0]))} could not score its records; see its own error")
-    all_OM = np.concatenate([all_COX[c, :, 1 : 1 + size] for c, size in enumerate(sizes)], axis=1)
-    for part_ON in np.split(all_OM, np.cumsum([len(tree.nodes) for tree in trees])[:-1], axis=1):
-        yield dict(zip(names, part_ON, strict=True))
+    for outputs in itertools.chain.from_iterable(multihost.spread(outputs_of, chunks)):
+        yield {name: np.array(value_N, np.float32) for name, value_N in outputs.items()}
