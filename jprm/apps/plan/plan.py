@@ -178,10 +178,10 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
         state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
         reference = jax.eval_shape(lambda: reference_params(experiment, load=False))
 
-    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def put(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec if x.ndim else P()))
 
-    return jax.tree.map(placed, dataclasses.replace(state, reference=reference))
+    return jax.tree.map(put, dataclasses.replace(state, reference=reference))
 
 
 def training_step(
@@ -204,9 +204,14 @@ def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Cal
     state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
-    params = jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), params)
+    params = placed(params, mesh)
     rows = abstract_rows(mesh, row_parts(mesh), tokens=tokens, slots=tokens // 2)
     return readout_of_rows, (params, experiment.model, rows, find_head(experiment.model.head).readout)
+
+
+def placed(arrays: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """Returns abstract arrays on this mesh, sharded as they are."""
+    return jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), arrays)
 
 
 @dataclasses.dataclass(frozen=True)

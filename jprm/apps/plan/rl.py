@@ -34,7 +34,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.counts import Collective
-from jprm.apps.plan.plan import compiled, expected, layer_sizes, node, scoring_step, seconds, training_step
+from jprm.apps.plan.plan import compiled, expected, layer_sizes, node, placed, scoring_step, seconds, training_step
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.outputs import write_json
@@ -97,14 +97,14 @@ def plan(
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     runs, resident = programs(config, experiment, mesh, topology)
-    measured = {}
+    measured, at_once = {}, data.micro_rows // row_parts(mesh)  # rows of a device
     for name, program in runs.items():
         file = keep and keep / f"{name}.json"
         if file and file.exists():
             measured[name] = json.loads(file.read_text())
             continue
         beside = [size for part, size in resident.items() if together(config, part, name)]
-        kernels = _kernels(experiment, mesh) if name == "update" else {}
+        kernels = layers.kernels(model, at_once, data.tokens, mesh.shape) if name == "update" else {}
         measured[name] = measure(name, program, model.layers, sum(beside), kernels, say)
         if file:
             write_json(file, measured[name])
@@ -188,7 +188,7 @@ def programs(
     own = mesh_by_heads(model, devices(host))
     own_model = decode.decoding_config(model, own.shape["tensor"], config.sampler_dtype or model.dtype)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        learnt = _placed(jax.eval_shape(lambda state: merge(state.params, experiment.lora), state), mesh)
+        learnt = placed(jax.eval_shape(lambda state: merge(state.params, experiment.lora), state), mesh)
     copied = copy_of(learnt, config, model, mesh, own)
     resident = {
         "parameters": held(state.params), "moments": held(state.optimizer), "reference": held(state.reference),
@@ -260,7 +260,7 @@ def _scoring(prm: Experiment, mesh: Mesh, config: RLExperiment) -> tuple[Callabl
         dtype = config.prm_dtype
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             decoder = jax.eval_shape(lambda decoder: held_decoder(decoder, dtype), params["decoder"])
-        params = {**params, "decoder": _placed(decoder, mesh)}
+        params = {**params, "decoder": placed(decoder, mesh)}
         model = model if dtype == "int8" else dataclasses.replace(model, dtype=dtype)
     return function, (params, model, *rest)
 
@@ -318,10 +318,10 @@ def _sampling(
         key_B = jax.eval_shape(decoding.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
     samples = decoding.Samples(
         whole(), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B, room),
-        rows(rows_B, room, dtype="float32"), rows(rows_B), rows(rows_B, dtype="float32"), _placed(cache, mesh),
+        rows(rows_B, room, dtype="float32"), rows(rows_B), rows(rows_B, dtype="float32"), placed(cache, mesh),
     )  # fmt: skip
     step = (
-        params, model, config.temperature, 1.0, samples, _placed(past, mesh), rows(rows_B), _placed(key_B, mesh),
+        params, model, config.temperature, 1.0, samples, placed(past, mesh), rows(rows_B), placed(key_B, mesh),
         whole(model.vocab_size, 2, dtype="int8"), whole(model.vocab_size, dtype="bool"), whole(dtype="bool"),
         whole(),
     )  # fmt: skip
@@ -343,16 +343,6 @@ def params_of(lowered: tuple[Callable, tuple[Any, ...]]) -> Any:
     """Returns the parameters among a function's arguments, of which they are the first."""
     _, (first, *_) = lowered
     return getattr(first, "params", first)
-
-
-def _placed(arrays: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), arrays)
-
-
-def _kernels(experiment: Experiment, mesh: Mesh) -> Mapping[str, float]:
-    model, data = experiment.model, experiment.data
-    rows = data.micro_rows // row_parts(mesh)
-    return layers.kernels(model, rows, data.tokens, mesh.shape)
 
 
 def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
