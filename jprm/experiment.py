@@ -227,7 +227,7 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such experiment file")
     if not path.endswith(".py"):
         raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
-    return run(path, pathlib.Path(path).read_text(encoding="utf-8"))
+    return run(path, pathlib.Path(path).read_text(encoding="utf-8-sig"))
 
 
 def override(experiment: T, assignments: Sequence[str]) -> T:
