@@ -304,11 +304,8 @@ def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
     """
     rated = [[value for value in unit if value is not None] for unit in units]
     values = sorted({value for unit in rated for value in unit})
-    place = {value: i for i, value in enumerate(values)}
-    count_UC = np.zeros((len(rated), len(values)))
-    for u, unit in enumerate(rated):
-        for value in unit:
-            count_UC[u, place[value]] += 1
+    count_UC = np.array([[unit.count(value) for value in values] for unit in rated], float)
+    count_UC = count_UC.reshape(len(rated), len(values))
     pairs_UCC = count_UC[:, :, None] * count_UC[:, None, :]
     pairs_UCC -= count_UC[:, :, None] * np.eye(len(values))
     return pairs_UCC / np.maximum(count_UC.sum(-1) - 1, 1)[:, None, None]

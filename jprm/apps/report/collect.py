@@ -256,14 +256,10 @@ def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -
 
 
 def _depth_first(tree: ReasoningTree) -> list[int]:
-    below: dict[int, list[int]] = {}
+    paths: list[tuple[int, ...]] = []  # to every node, by which the nodes are sorted
     for i, node in enumerate(tree.nodes):
-        below.setdefault(node.parent, []).append(i)
-    order, stack = [], below.get(-1, [])[::-1]
-    while stack:
-        order.append(stack.pop())
-        stack += below.get(order[-1], [])[::-1]
-    return order
+        paths.append((*paths[node.parent], i) if node.parent >= 0 else (i,))
+    return sorted(range(len(paths)), key=paths.__getitem__)
 
 
 def heat(scores: Scores) -> dict[str, list[list[int]]]:
