@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import admit, answer, rule_of, server_of
-from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of, of_record
+from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.scored_files import identity
@@ -33,7 +33,7 @@ from jprm.methods.search.growing_tree import CHOICES, METHODS, Problem, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.methods.trajectories.free_text import exchange
 from jprm.options import OptionError, values_of
-from jprm.tree import ReasoningTree, RecordError
+from jprm.tree import ReasoningTree
 
 BUDGET, MOST = 8192, 65536
 """Generated tokens of a request that names no budget, and at most."""
@@ -133,10 +133,8 @@ def _question(body: Mapping[str, Any], engine: Engine) -> Question:
     if body.get("n") not in (None, 1):
         raise Refusal(400, "n: a search gives one answer; its own n is search.n", "n")
     messages = field(body, "messages", list)
-    try:  # the checks of an exchange, on an answer that is not there yet
-        texts = exchange({"messages": [*messages, {"role": "assistant", "content": "-"}]}, "body")
-    except RecordError as error:
-        raise of_record(error) from None
+    # The checks of an exchange, on an answer that is not there yet
+    texts = exchange({"messages": [*messages, {"role": "assistant", "content": "-"}]}, "body")
     if "system" in texts:
         raise Refusal(400, "messages: a system message is set by the policy's own prompt", "messages")
     options = dict(field(body, "search", dict, default={}))

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.score import admit, answer, chains, rule_of, server_of, tokens_of
-from jprm.apps.web.http import Refusal, field, json_of, of_record, worked
+from jprm.apps.web.http import Refusal, field, json_of, worked
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
-from jprm.tree import ReasoningTree, RecordError, tree_of
+from jprm.tree import ReasoningTree, tree_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +58,7 @@ class View:
         problem, response = self.problem(prompt, where), self.response(query[len(prompt) :])
         if not response.strip():
             return None
-        try:
-            return tree_of({"problem": problem, "response": response, "segmentation": self.segmentation}, where)
-        except RecordError as error:
-            raise of_record(error) from None
+        return tree_of({"problem": problem, "response": response, "segmentation": self.segmentation}, where)
 
 
 def read_view(path: str | os.PathLike) -> View:

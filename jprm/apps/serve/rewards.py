@@ -30,14 +30,14 @@ from starlette.responses import JSONResponse, Response
 from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
 from jprm.apps.serve.score import admit, answer, finite, rule_of, server_of, tokens_of, usage
-from jprm.apps.web.http import Refusal, field, json_of, of_record, worked
+from jprm.apps.web.http import Refusal, field, json_of, worked
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
 from jprm.methods.trajectories.free_text import exchange
 from jprm.methods.trajectories.records import content_of, is_trajectory
 from jprm.score.aggregate import chain_scores
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer
-from jprm.tree import ReasoningTree, RecordError, as_written, tree_of
+from jprm.tree import ReasoningTree, as_written, tree_of
 
 Span = tuple[int, int]
 
@@ -202,10 +202,7 @@ def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> S
     if not text.strip():
         return Sample(None, text, [], tokens, outcome)
     record = prompt | {"response": text, "segmentation": sent.get("segmentation", "auto")}
-    try:
-        tree = tree_of(record, where)
-    except RecordError as error:
-        raise of_record(error) from None
+    tree = tree_of(record, where)
     steps, at = [], 0
     for node in tree.nodes:  # steps without the white space around them, one after the other
         start = text.index(node.text, at)
@@ -222,10 +219,7 @@ def _trajectory(sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: f
     if unused := sorted(sent.keys() - {"messages", "tools", "ids", "mask", "segmentation", "outcome"}):
         raise Refusal(400, f"{where}.{unused[0]} is not read beside the messages of a trajectory", unused[0])
     record = {"messages": sent.get("messages"), "tools": sent.get("tools"), "segment": sent.get("segmentation", "turn")}
-    try:
-        tree = tree_of({key: value for key, value in record.items() if value is not None}, where)
-    except RecordError as error:
-        raise of_record(error) from None
+    tree = tree_of({key: value for key, value in record.items() if value is not None}, where)
     contents = [content_of(message) for message in record["messages"] or () if message["role"] == "assistant"]
     turns, spans, turn, at = [], [], -1, 0
     for node in (tree.nodes[i] for i in tree.steps):
@@ -263,10 +257,7 @@ def _texts(sent: Mapping[str, Any], view: View, where: str) -> tuple[dict[str, A
     if len(forms) != 1:
         raise Refusal(400, f"{where}: send one of problem, prompt and messages", "samples")
     if "messages" in sent:
-        try:
-            texts = exchange(sent, where)
-        except RecordError as error:
-            raise of_record(error) from None
+        texts = exchange(sent, where)
         system = {"system": texts["system"]} if "system" in texts else {}
         return {"problem": texts["user"], **system}, texts["assistant"]
     for key in ("problem", "prompt", "response"):

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Closed, Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
-from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, of_record, worked
+from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, worked
 from jprm.io.jsonl import dump
 from jprm.methods.judge.critiques import KEY
 from jprm.methods.judge.rubric import with_outputs
@@ -37,7 +37,6 @@ from jprm.tokenizer import Tokenizer
 from jprm.tree import (
     Node,
     ReasoningTree,
-    RecordError,
     chains_of,
     in_order_of,
     record_of,
@@ -139,10 +138,7 @@ def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
 
 
 def _read(request: Request, engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
-    try:
-        tree = tree_of(record, "body")
-    except RecordError as error:
-        raise of_record(error) from None
+    tree = tree_of(record, "body")
     return tree, tokens_of(request, engine, [tree])
 
 
@@ -185,15 +181,12 @@ async def _lines(request: Request) -> Response:
 def _records(request: Request, engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
     """Returns the records with their trees and tokens. Every line is checked before the first is scored."""
     records = []
-    try:
-        for number, line in enumerate(body.split(b"\n"), start=1):
-            if line.strip():
-                record = json_in(line, f"line {number}")
-                tree = tree_of(record, f"line {number}")
-                records.append((record, tree, tokens_of(request, engine, [tree], alone=True)))
-        return records
-    except RecordError as error:
-        raise of_record(error) from None
+    for number, line in enumerate(body.split(b"\n"), start=1):
+        if line.strip():
+            record = json_in(line, f"line {number}")
+            tree = tree_of(record, f"line {number}")
+            records.append((record, tree, tokens_of(request, engine, [tree], alone=True)))
+    return records
 
 
 def _written(chunk: Sequence[Any], results: Sequence[Outputs], engine: Engine) -> bytes:
@@ -277,10 +270,8 @@ def _asked(body: dict[str, Any]) -> tuple[Prefix, int, str, int]:
         raise Refusal(400, f"until is {until!r}: use step or end", "until")
     if seed < 0:
         raise Refusal(400, f"seed is {seed}: from 0", "seed")
-    try:  # the checks of any record, on steps that may be none yet
-        tree = tree_of({"problem": field(body, "problem", str), "steps": steps or ["-"]}, "body")
-    except RecordError as error:
-        raise of_record(error) from None
+    # The checks of any record, on steps that may be none yet
+    tree = tree_of({"problem": field(body, "problem", str), "steps": steps or ["-"]}, "body")
     return Prefix(tree.problem, tuple(node.text for node in tree.nodes) if steps else ()), n, until, seed
 
 

@@ -64,6 +64,7 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 HANDLERS: dict[Any, Any] = {
     Refusal: lambda request, error: error.response(),
+    RecordError: lambda request, error: Refusal(400, str(error), error.field).response(),
     404: lambda request, error: Refusal(404, f"there is no route {request.url.path}").response(),
     405: lambda request, error: Refusal(405, f"{request.url.path} takes no {request.method}").response(),
     Exception: lambda request, error: Refusal(500, f"{type(error).__name__}; the server's log has more").response(),
@@ -162,11 +163,8 @@ async def json_of(request: Request) -> dict[str, Any]:
 
 
 def json_in(text: bytes, where: str) -> Any:
-    """Returns the JSON value of a text. Raises Refusal (400) for anything else, and for more than DEEPEST levels."""
-    try:
-        value = parse(text, where)
-    except RecordError as error:
-        raise of_record(error) from None
+    """Returns the JSON value of a text. Raises RecordError for anything else, Refusal for more than DEEPEST levels."""
+    value = parse(text, where)
     inner = [value]
     for _ in range(DEEPEST):
         parents = [one for one in inner if isinstance(one, dict | list)]
@@ -174,10 +172,6 @@ def json_in(text: bytes, where: str) -> Any:
     if any(isinstance(one, dict | list) for one in inner):
         raise Refusal(400, f"{where}: objects and lists are nested more than {DEEPEST} deep")
     return value
-
-
-def of_record(error: RecordError) -> Refusal:
-    return Refusal(400, str(error), error.field)
 
 
 def field(body: Mapping[str, Any], name: str, kinds: type | Sequence[type], default: Any = None) -> Any:
