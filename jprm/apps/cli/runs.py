@@ -305,25 +305,18 @@ def plan(
     if rl and (scoring or search or tokens_per_epoch):
         raise ValueError("--rl plans one update: leave out --scoring, --search and --tokens-per-epoch")
     there, errors = find(topology, slices), Console(stderr=True)
+    options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
         if rl:
             planned = updates.plan(load(experiment, set_, RLExperiment), there, say)
             shown = updates.tables(planned)
+        elif search:
+            plans, best = steps.search(load(experiment, set_), there, say=say, **options)
+            planned, shown = {"plans": plans, "best": best}, steps.tables_of_search(plans, best)
         else:
-            options = {
-                "scoring": scoring,
-                "epoch_tokens": tokens_per_epoch,
-                "epoch_labels": labels_per_epoch,
-                "say": say,
-            }
-            if search:
-                plans, best = steps.search(load(experiment, set_), there, **options)
-                planned = {"plans": plans, "best": best}
-                shown = steps.tables_of_search(plans, best)
-            else:
-                planned = steps.plan(load(experiment, set_), there, **options)
-                shown = steps.tables(planned)
+            planned = steps.plan(load(experiment, set_), there, say=say, **options)
+            shown = steps.tables(planned)
     show(shown)
     if to is not None:
         write_json(to, planned)
