@@ -213,15 +213,9 @@ class Staged:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def latest(self) -> Any:
-        return self._inner.latest
-
-    def checkpointables_metadata(self, step: int) -> Any:
-        return self._inner.checkpointables_metadata(step)
-
-    def load_checkpointables(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
-        return self._inner.load_checkpointables(step, wanted)
+    def __getattr__(self, name: str) -> Any:
+        """Reads what is on the disk, as Orbax does."""
+        return getattr(self._inner, name)
 
     def save_checkpointables_async(self, step: int, parts: dict[str, Any], *, overwrite: bool = False) -> None:
         self.wait()
