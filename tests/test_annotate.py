@@ -243,7 +243,8 @@ def test_studies_are_made_once_and_take_new_annotators(tmp_path):
     with pytest.raises(RecordError, match="labels"):
         study.create(tmp_path / "x", tmp_path / "work.jsonl", study.StudyConfig(("ana",)), gold=unlabelled)
     assert not (tmp_path / "x").exists()
-    for names in ((), ("ana", "ana"), ("a/b",)):
+    refused(ValueError, "annotators", study.create, tmp_path / "x", tmp_path / "work.jsonl", study.StudyConfig())
+    for names in (("ana", "ana"), ("a/b",)):
         refused(ValueError, "annotators", study.StudyConfig, names)
 
 

@@ -82,7 +82,7 @@ def test_what_may_be_done_is_what_the_rules_say(recovers):
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 4, 6, 9) * 5:
         tree = random_tree(rng, size)
-        after, task, history = alternatives_of(tree), Task("t", "ana", "work", 0, False, 0.0, 0.0), []
+        after, task, history = alternatives_of(tree), Task("t", "ana", "work", 0, False, 0.0), []
         for _ in range(30):
             acts, due = allowed(tree, history, task.finish, recovers)
             for kind, step, rating in itertools.product(("rate", "choose"), range(size), (-1, 0, 1)):
