@@ -1,5 +1,7 @@
 """Judges behind the routes of scores, critiques as a stream, and rubrics."""
 
+import concurrent.futures
+import gc
 import json
 
 import numpy as np
@@ -108,6 +110,23 @@ def test_a_dead_policy_is_a_bad_gateway(serve):
     got, streamed = call(engine, post("/v1/score", CHAIN), post("/v1/score", CHAIN | {"stream": True}))
     engine.close()
     assert got.status_code == 502 and "failed at all" in streamed.text
+
+
+def test_what_a_dead_policy_said_of_several_steps_is_in_no_log(serve, caplog, monkeypatch):
+    """It may quote the request, and asyncio logs what nobody has read."""
+    engine = JudgeEngine(judge(serve(lambda number, body: (400, {}, {}))), 256, "judge")
+    submit = engine.run
+
+    def failed(function, tokens=0):
+        future = submit(function)
+        concurrent.futures.wait([future])
+        return future
+
+    monkeypatch.setattr(engine, "run", failed)  # so that all fail at once
+    (streamed,) = call(engine, post("/v1/score", CHAIN | {"stream": True}))
+    engine.close()
+    gc.collect()
+    assert "failed at all" in streamed.text and not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_rubric_has_an_output_a_criterion_and_their_weighted_mean(rubric):

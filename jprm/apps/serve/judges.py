@@ -104,6 +104,8 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
     async def events() -> AsyncIterator[bytes]:
         try:
             waiting = {asyncio.wrap_future(future): name for future, name in asked.items()}
+            for future in waiting:  # one that fails ends the answer: what the others raise is for no log
+                future.add_done_callback(lambda future: future.cancelled() or future.exception())
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for future in done:
