@@ -217,16 +217,13 @@ def merge(
             finish(file, output, request)
     written, refused = sum(map(_count, paths)), sum(_count(_beside(path, ".rejects")) for path in paths)
     merged = Merged(output, len(paths), written, refused, *_totals(manifests))
-    write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION} | _told(merged))
+    told = {key: value for key, value in dataclasses.asdict(merged).items() if key != "path"}
+    write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION, **told})
     return merged
 
 
 def _count(path: Place) -> int:
     return sum(1 for _ in read_lines(path)) if path.exists() else 0
-
-
-def _told(merged: Merged) -> dict[str, Any]:
-    return {key: value for key, value in dataclasses.asdict(merged).items() if key != "path"}
 
 
 class _Results:

@@ -62,7 +62,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
     if len({*names, *stems}) < len(names) + len(stems):
         raise ValueError(f"two models or judges have one name: {', '.join([*names, *stems])}. Rename a judge's file")
     mesh = MeshConfig(data=-1, fsdp=1) if config.weights == "copied" else MeshConfig()
-    options = {"dtype": config.dtype, "adapter": config.adapter, "attention": config.attention}
+    options: dict[str, Any] = {"dtype": config.dtype, "adapter": config.adapter, "attention": config.attention}
 
     def load_all() -> None:
         prompts = read_view(config.view) if config.view else View()

@@ -46,8 +46,8 @@ def serve(
     key = key_of(config)
     device = Device(load_sampler(model, options))
     say(f"{device.sampler.name}: samples on {device.sampler.mesh.size} devices, {options.rows} rows")
-    options = listening(config, timeout_keep_alive=600, log_level="warning")
-    uvicorn.run(make_app(device, config, key), **options)
+    listens = listening(config, timeout_keep_alive=600, log_level="warning")
+    uvicorn.run(make_app(device, config, key), **listens)
 
 
 def make_app(device: Device, config: Listen, key: str | None = None) -> Starlette:
