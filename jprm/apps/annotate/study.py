@@ -78,10 +78,9 @@ def create(
     if not config.annotators:
         raise ValueError("annotators: name one or several")
     text = (pathlib.Path(guidelines) if guidelines else pathlib.Path(__file__).with_name("guidelines.txt")).read_text()
-    known = gold, screening
     trees = {"work": list(items_in(work))}
-    trees |= {name: list(known_items_in(path)) if path else [] for name, path in zip(POOLS[1:], known, strict=True)}
-    for pool, path in zip(POOLS[1:], known, strict=True):
+    for pool, path in {"gold": gold, "screening": screening}.items():
+        trees[pool] = list(known_items_in(path)) if path else []
         for number, tree in enumerate(trees[pool], start=1):
             if not known_wrong(rated_tree(tree)):
                 raise RecordError(f"{path}, task {number}", "labels", "are absent", "Tasks that measure have labels.")

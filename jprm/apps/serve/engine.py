@@ -187,12 +187,15 @@ class Engine:
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
         self._running = self._closed = self._all_packed = self._trying = False
-        self._threads = [
-            threading.Thread(target=work, name=f"jprm {name}", daemon=True)
-            for name, work in (("packing", self._pack), ("device", self._work))
-        ]
-        for thread in self._threads:
+        self._threads = self._started()
+
+    def _started(self) -> list[threading.Thread]:
+        """Returns the engine's threads, which are at work."""
+        work = {"packing": self._pack, "device": self._work}
+        threads = [threading.Thread(target=do, name=f"jprm {name}", daemon=True) for name, do in work.items()]
+        for thread in threads:
             thread.start()
+        return threads
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
         """Begins to compile what chains of up to `longest` tokens need, in a thread of its own."""

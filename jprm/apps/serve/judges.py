@@ -7,14 +7,14 @@ every critique as soon as it is written.
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 from starlette.responses import Response, StreamingResponse
 
-from jprm.apps.serve.engine import Closed, Engine, Outputs, Programs
+from jprm.apps.serve.engine import Closed, Engine, Outputs
 from jprm.apps.web.http import LAST_EVENT, Refusal, event
 from jprm.methods.judge.critiques import read, report
 from jprm.methods.judge.judge import Asked, Judge, Judgement, judgement_of
@@ -37,33 +37,23 @@ class JudgeEngine(Engine):
     """Scores trees by a judge. Nothing is packed: a judge on a server has its own batches."""
 
     def __init__(self, judge: Judge | Rubric, longest: int, name: str):
-        self.judge, self.prm = judge, cast(Any, judge)
-        self.longest, self.name, self.cache = longest, name, None
-        self.programs, self.counts = Programs(self.prm), collections.defaultdict(float)
-        self.busy_tokens, self.rate = 0, 0.0
+        self.judge = judge
+        super().__init__(cast(Any, judge), longest, name)
         remote = isinstance(judge.policy, ServerPolicy)
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS if remote else 1, f"jprm {name}")
-        self._ended = False
+
+    def _started(self) -> list[threading.Thread]:
+        return []
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
         pass
-
-    def unready(self) -> str:
-        return ""
-
-    @property
-    def waiting_tokens(self) -> int:
-        return 0
-
-    def wait_seconds(self) -> float:
-        return 0.0
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
         """Returns 0: the judge's own tokens are in its report."""
         return 0
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
-        if self._ended:
+        if self._closed:
             raise Closed("the server is shutting down")
         return self._pool.submit(function)
 
@@ -78,7 +68,7 @@ class JudgeEngine(Engine):
         return self.run(lambda: (judged(*self.judge.reported([tree])[0]), 0))
 
     def close(self) -> None:
-        self._ended = True
+        super().close()
         self._pool.shutdown()
 
 
