@@ -392,9 +392,8 @@ class Writer:
     """A policy and its thread: it samples for one request at a time."""
 
     def __init__(self, policy: Policy):
-        self.policy, self.waiting = policy, 0
+        self.policy, self._room = policy, threading.Semaphore(WAITING)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jprm policy")
-        self._counting = threading.Lock()
 
     async def sample(self, request: Request, prefix: Prefix, n: int, until: Any, seed: int) -> list[Sample]:
         """Returns n samples. Raises Refusal: 503 where enough requests wait, else as `answer`."""
@@ -403,17 +402,11 @@ class Writer:
 
     def run(self, function: Callable[[], Any]) -> concurrent.futures.Future:
         """Returns the future of what a function returns in the policy's thread. Raises Refusal as `sample`."""
-        if self.waiting >= WAITING:
+        if not self._room.acquire(blocking=False):
             raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
-        with self._counting:
-            self.waiting += 1
         future = self._thread.submit(function)
-        future.add_done_callback(lambda future: self._ended())
+        future.add_done_callback(lambda future: self._room.release())
         return future
-
-    def _ended(self) -> None:
-        with self._counting:
-            self.waiting -= 1
 
     def close(self) -> None:
         self._thread.shutdown()
