@@ -102,7 +102,7 @@ def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) 
     check_output(output, *([request["input"]] if "input" in request else []))
     with part.growing(_hashed(request)) as file:
         try:
-            differ = differing(_request_in(info), request)
+            differ = differing(stored_request(output), request)
             for path in (output, part, *more):
                 if differ and (path.exists() if path == output else path.holds_bytes()):
                     raise ValueError(
@@ -148,12 +148,8 @@ def cut(file: Growing, chunk: int) -> int:
 
 
 def stored_request(output: str | os.PathLike) -> dict[str, Any]:
-    """Returns the request that OUTPUT.info.json holds; empty where there is none."""
-    return _request_in(path_of(f"{os.fspath(output)}.info.json"))
-
-
-def _request_in(info: Place) -> dict[str, Any]:
-    """Returns the stored request without its version; empty where there is none or a full disk cut it short."""
+    """Returns the request in OUTPUT.info.json without its version; empty where none is, or a full disk cut it short."""
+    info = path_of(f"{os.fspath(output)}.info.json")
     try:
         kept = json.loads(info.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
