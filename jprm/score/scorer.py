@@ -474,9 +474,11 @@ def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
     groups: dict[int, list[int]] = {}
     while left:
         first, *later = left
-        tokens = _row_tokens(trees[first], row)
-        if need[first] <= row:  # a longer one is split at its branches and shares no row
-            tokens = max(tokens, min(FILLED, row, 1 << (sum(need[i] for i in left).bit_length() - 1)))
+        if need[first] <= row:
+            fullest = min(FILLED, row, 1 << (sum(need[i] for i in left).bit_length() - 1))
+            tokens = max(padded_size(need[first], SHORTEST), fullest)
+        else:  # it is split at its branches and shares no row
+            tokens = _longest_row(trees[first], row)
         room, taken, left = tokens - need[first], [first], []
         for i in later:
             fits = need[i] <= room
@@ -489,11 +491,6 @@ def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
 def _needed(tree: TokenTree) -> int:
     """Returns the tokens of a row that holds the tree. Equal chains can use up its slots, half as many, first."""
     return max(len(tree.tokens_N), 2 * len(tree.run_M))
-
-
-def _row_tokens(tree: TokenTree, row: int) -> int:
-    """Returns the tokens of the row for this tree alone. A tree longer than `row` is split."""
-    return padded_size(_needed(tree), SHORTEST) if _needed(tree) <= row else _longest_row(tree, row)
 
 
 def _longest_row(tree: TokenTree, row: int) -> int:

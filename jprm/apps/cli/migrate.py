@@ -205,16 +205,12 @@ def _keywords(call: ast.Call, names: Mapping[str, Any], of: str, lost: list[str]
     values = {}
     for keyword in call.keywords:
         value = _literal(keyword.value, names)
-        if keyword.arg is None or (value is None and not _is_none(keyword.value)):
+        if keyword.arg is None or (value is None and not isinstance(keyword.value, ast.Constant)):
             what = keyword.arg or "**"
             lost.append(f"{of}.{what} (line {keyword.value.lineno}): `{ast.unparse(keyword.value)[:60]}` is no literal")
         else:
             values[keyword.arg] = value
     return values
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 # ---- The experiment file.

@@ -217,7 +217,8 @@ def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]
         blocks = benchmark.section(page.models) if benchmark.section else _plain(page.models, name)
         sections.append((name.replace("_", "-"), benchmark.title, blocks))
     sections += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]
-    sections += [("heat", "Scores by step", _heat(page)), ("training", "Training", _training(page.models))]
+    folders = [(model.name, model.results["model"]["folder"]) for model in page.models]
+    sections += [("heat", "Scores by step", _heat(page)), ("training", "Training", training(folders))]
     sections += [("left-out", "What was left out", _left_out(page))]
     for name, heading, blocks in sections:
         if blocks := list(blocks):
@@ -264,10 +265,6 @@ def _heat(page: Page) -> Iterator[Block]:
                 draw=lambda figure, counts=counts: heat_maps(figure, counts),
                 size=(8.2, 3.2),
             )
-
-
-def _training(models: Sequence[Model]) -> Iterator[Block]:
-    return training([(model.name, model.results["model"]["folder"]) for model in models])
 
 
 def _left_out(page: Page) -> Iterator[Block]:
