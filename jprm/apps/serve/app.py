@@ -25,13 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.apps.serve import ServeConfig, Served, openapi, runs
 from jprm.apps.serve.chat import chat
-from jprm.apps.serve.engine import Closed, Engine, TextEngine
+from jprm.apps.serve.engine import Engine, TextEngine
 from jprm.apps.serve.judges import JudgeEngine
 from jprm.apps.serve.openrlhf import View, get_reward, read_view
 from jprm.apps.serve.pooling import classify, pooling
 from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
-from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of, shutting_down
+from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of
 from jprm.apps.web import text_of_file
 from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, key_of, listening, page_route
 from jprm.io.storage import path_of
@@ -197,7 +197,6 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
         Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
         *guards(config, lambda path: None if path in OPEN else key),
     ]
-    handlers = {**HANDLERS, Closed: lambda request, error: shutting_down(error).response()}
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -209,7 +208,7 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
             if server.writer:
                 server.writer.close()
 
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan)
     app.state.listen, app.state.runs, app.state.registry = config, shown, registry
     app.state.server, app.state.scores, app.state.when_open = None, scores, lambda: None
     registry.register(_Counts(app))

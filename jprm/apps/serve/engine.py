@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jprm.apps.web.http import Refusal
 from jprm.methods.cache import PrefixCache
 from jprm.score.scorer import PRM, SHORTEST, Prepared, row_lengths
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
@@ -36,8 +37,11 @@ PROBLEMS = 4096
 Outputs = dict[str, np.ndarray]
 
 
-class Closed(Exception):
+class Closed(Refusal):
     """The engine ends and takes no more work."""
+
+    def __init__(self):
+        super().__init__(503, "the server is shutting down", headers={"Retry-After": "5"})
 
 
 Problem = tuple[str, str]
@@ -302,7 +306,7 @@ class Engine:
     def _add(self, job: _Job) -> concurrent.futures.Future:
         with self._changed:
             if self._closed:
-                raise Closed("the server is shutting down")
+                raise Closed
             self._jobs.append(job)
             self._waiting.add(job)
             if (now := time.monotonic()) < self._pause:

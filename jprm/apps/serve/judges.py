@@ -54,7 +54,7 @@ class JudgeEngine(Engine):
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
         if self._closed:
-            raise Closed("the server is shutting down")
+            raise Closed
         return self._pool.submit(function)
 
     def score(

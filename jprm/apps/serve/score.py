@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve import ServeConfig
-from jprm.apps.serve.engine import Closed, Engine, Outputs
+from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
 from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, worked
 from jprm.io.jsonl import dump
@@ -378,10 +378,6 @@ async def answer(request: Request, future: concurrent.futures.Future) -> Any:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def shutting_down(error: Closed) -> Refusal:
-    return Refusal(503, str(error), headers={"Retry-After": "5"})
 
 
 WAITING = 8
