@@ -23,6 +23,7 @@ from jprm.train.batches import batches_of
 from jprm.tree import tree_of
 
 RECORDS = tiny.trees(40, seed=3)
+PLAIN = {"extras": []}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_trees_come_back_as_they_were(layout, tmp_path, supervise):
     trees[3] = dataclasses.replace(trees[3], name="ein Umlaut: ä")
     if supervise == "step":
         trees = [dataclasses.replace(t, extras={"b": t.label_M / 3, "a": t.weight_M}) for t in trees]
-    write_trees(tmp_path, trees)
+    write_trees(tmp_path, trees, {"extras": list(trees[0].extras)})
     found = TokenTrees(tmp_path)
     assert len(found) == len(trees)
     for one, other in zip(trees, found, strict=True):
@@ -96,7 +97,7 @@ def test_a_bad_record_leaves_no_trees(layout, tmp_path):
         raise ValueError("record 2 is bad")
 
     with pytest.raises(ValueError, match="record 2"):
-        cached_trees(tmp_path, trees(), 2, {})
+        cached_trees(tmp_path, trees(), 2, PLAIN)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,7 +109,7 @@ def trees():
     print("writing", flush=True)
     sys.stdin.readline()
     yield merged("theirs", [1, 2], [[3]])
-cached_trees(sys.argv[1], trees(), 1, {"of": "both"})
+cached_trees(sys.argv[1], trees(), 1, {"of": "both", "extras": []})
 """
 
 
@@ -121,7 +122,7 @@ def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, m
     assert other.stdout.readline() == "writing\n"
     own = [token_tree(tree_of(record), layout) for record in RECORDS[:3]]
     found = []
-    thread = threading.Thread(target=lambda: found.append(cached_trees(tmp_path, own, 3, {"of": "both"})))
+    thread = threading.Thread(target=lambda: found.append(cached_trees(tmp_path, own, 3, {"of": "both"} | PLAIN)))
     thread.start()
     time.sleep(0.1)
     assert not found, "it did not wait"
@@ -136,16 +137,16 @@ def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):
     (tree,) = (token_tree(tree_of(record), layout) for record in RECORDS[:1])
 
     def trees():
-        cached_trees(tmp_path / "other", [tree, tree], 2, {})
+        cached_trees(tmp_path / "other", [tree, tree], 2, PLAIN)
         (place,) = (tmp_path / "other").iterdir()
         place.rename(tmp_path / "cache" / place.name)
         yield tree
 
-    assert len(cached_trees(tmp_path / "cache", trees(), 1, {})) == 2
+    assert len(cached_trees(tmp_path / "cache", trees(), 1, PLAIN)) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_grain_reads_it_as_a_source(layout, tmp_path):
-    write_trees(tmp_path, [token_tree(tree_of(record), layout) for record in RECORDS[:4]])
+    write_trees(tmp_path, [token_tree(tree_of(record), layout) for record in RECORDS[:4]], PLAIN)
     assert len(grain.MapDataset.source(TokenTrees(tmp_path)).shuffle(seed=1)) == 4
     assert DataConfig(train=("x",), supervise="step", too_long="error").cache == ""

@@ -1,8 +1,8 @@
 """Token trees on disk: the cache of one machine, and shards for data that no machine is to hold whole.
 
 Reading and tokenising records takes most of a host's time. Trees that are stored need neither. The cache (`data.cache`)
-is a folder of memory maps. Shards (`jprm tokenise`) are files of equal size in a folder or bucket; every process reads
-those of its own streams, and copies them to its disk where they are in a bucket.
+is a folder of one shard. `jprm tokenise` writes shards of equal size into a folder or bucket; every process reads those
+of its own streams, and copies them to its disk where they are in a bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import grain
 import numpy as np
@@ -41,131 +41,23 @@ from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import check_supervision, trees_depend_on, trees_of
 
 CACHE_VERSION = 1
-"""Of the formats, and of what `token_tree` makes: another version makes the trees again."""
+"""Of the format, and of what `token_tree` makes: another version makes the trees again."""
 
-_KINDS = {"tokens": ("tokens_N",), "runs": ("length_R", "parent_R"),
-          "steps": ("run_M", "above_M", "node_M", "label_M", "weight_M"), "name": ("name",)}  # fmt: skip
-_TYPES = {"tokens_N": np.int32, "label_M": np.float32, "weight_M": np.float32, "name": np.uint8}
-"""Of the arrays of a `TokenTree`, where they are not int64, which is stored as int32."""
+# ------------------------------------------------------------------------------------------------------------- one file
+# A shard is an ArrayRecord file of trees, one a record: five int32 (its tokens, runs, steps and bytes of the name, and
+# tokens of the problem), then the arrays in the order of `_FIELDS`, of four bytes an element, `extras`, and the name.
 
-
-def _arrays(extras: int) -> Iterator[tuple[str, str, type]]:
-    """Yields the name, the kind and the type of every array."""
-    for kind, names in _KINDS.items():
-        yield from ((name, kind, _TYPES.get(name, np.int64)) for name in names)
-    yield from ((f"extra_{i}", "steps", np.float32) for i in range(extras))
-
-
-def _stored(dtype: type) -> np.dtype:
-    """Returns the type in the files, little-endian."""
-    return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
-
-
-def _array(tree: TokenTree, name: str, extras: Sequence[str]) -> np.ndarray:
-    """Returns an array of a tree by its name in the files."""
-    if name == "name":
-        return np.frombuffer(tree.name.encode(), np.uint8)
-    return tree.extras[extras[int(name[6:])]] if name.startswith("extra_") else getattr(tree, name)
-
-
-def _tree(arrays: dict[str, np.ndarray], problem: int, extras: Sequence[str]) -> TokenTree:
-    """Returns the tree of these arrays, by their names in the files."""
-    more = {key: arrays.pop(f"extra_{i}") for i, key in enumerate(extras)}
-    return TokenTree(name=arrays.pop("name").tobytes().decode(), problem=problem, extras=more, **arrays)
-
-
-# --------------------------------------------------------------------------------------------- the cache of one machine
-# A folder holds one array a field, in which the trees stand one after the other, and where each begins. A tree takes a
-# few slices of memory maps.
-
-INDEX = "index.json"
-LENGTHS = "length_N"
-"""Tokens, runs, steps and bytes of the name of every tree, and tokens of its problem."""
-
-
-class TokenTrees(Sequence[TokenTree]):
-    """The trees of a folder that `write_trees` wrote, by index, each read when it is asked for."""
-
-    def __init__(self, folder: str | os.PathLike):
-        folder = pathlib.Path(folder)
-        self._extras: list[str] = json.loads((folder / INDEX).read_bytes())["extras"]
-        length_NK = np.fromfile(folder / LENGTHS, "<i8").reshape(-1, 5)
-        self._problem_N = length_NK[:, 4]
-        start_JK = np.concatenate([np.zeros((1, 4), np.int64), np.cumsum(length_NK[:, :4], axis=0)])
-        self._start = dict(zip(_KINDS, start_JK.T, strict=True))
-        self._maps = {
-            name: (kind, dtype, _mapped(folder / name, _stored(dtype)))
-            for name, kind, dtype in _arrays(len(self._extras))
-        }
-
-    def __len__(self) -> int:
-        return len(self._problem_N)
-
-    def __getitem__(self, index: Any) -> TokenTree:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]  # pyright: ignore[reportReturnType]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        arrays = {}
-        for name, (kind, dtype, array) in self._maps.items():
-            start_J = self._start[kind]
-            arrays[name] = array[start_J[index] : start_J[index + 1]].astype(dtype)
-        return _tree(arrays, int(self._problem_N[index]), self._extras)
-
-
-def write_trees(folder: str | os.PathLike, trees: Iterable[TokenTree]) -> None:
-    """Writes the trees into a folder, which must exist; the index last."""
-    folder, extras = pathlib.Path(folder), []
-    with contextlib.ExitStack() as stack:
-        files: dict[str, IO[bytes]] = {}
-        for tree in trees:
-            if not files:
-                extras = list(tree.extras)
-                names = [*(name for name, _, _ in _arrays(len(extras))), LENGTHS]
-                files = {name: stack.enter_context(open(folder / name, "wb")) for name in names}
-            for array, _, dtype in _arrays(len(extras)):
-                files[array].write(np.ascontiguousarray(_array(tree, array, extras), _stored(dtype)).tobytes())
-            files[LENGTHS].write(np.array(_lengths(tree), "<i8").tobytes())
-    (folder / INDEX).write_text(json.dumps({"extras": extras}))
-
-
-def cached_trees(
-    folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]
-) -> TokenTrees:
-    """Returns the trees from the place in `folder` that is named by all they depend on, written first where absent.
-
-    Args:
-      trees: asked for only where they are not there yet.
-      about: what the trees depend on, as JSON.
-    """
-    if is_remote(folder):
-        raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
-    name = hashlib.sha256(json.dumps([CACHE_VERSION, about], sort_keys=True).encode()).hexdigest()[:16]
-
-    def make(new: pathlib.Path) -> None:
-        with Bar("tokenising", total) as bar:
-            write_trees(new, bar.follow(trees))
-
-    return TokenTrees(made_once(pathlib.Path(folder) / name, make))
-
-
-def _lengths(tree: TokenTree) -> tuple[int, ...]:
-    """Returns how many elements an array of each kind has, in the order of `_KINDS`, and the tokens of the problem."""
-    return len(tree.tokens_N), len(tree.length_R), len(tree.run_M), len(tree.name.encode()), tree.problem
-
-
-def _mapped(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
-    """Returns the numbers of a file as a memory map, which an empty file cannot be."""
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
-
-
-# --------------------------------------------------------------------------------------------------------------- shards
-# A shard is an ArrayRecord file of some thousand trees, one a record: five int32 (`_lengths`), then the arrays in the
-# order of `_arrays`, of four bytes an element, and the name. The records of all shards were shuffled before they were
-# divided, so that a shard is a sample of all data.
-
-TOGETHER = 4
-"""Shards whose trees a stream shuffles with each other."""
+_FIELDS = {
+    "tokens_N": ("tokens", np.int32),
+    "length_R": ("runs", np.int64),
+    "parent_R": ("runs", np.int64),
+    "run_M": ("steps", np.int64),
+    "above_M": ("steps", np.int64),
+    "node_M": ("steps", np.int64),
+    "label_M": ("steps", np.float32),
+    "weight_M": ("steps", np.float32),
+}
+"""How many elements an array of a tree has, and its type."""
 
 _WRITE, _READ = "group_size:1,zstd:1", "readahead_buffer_size:0,max_parallelism:0"
 
@@ -181,13 +73,12 @@ def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Seq
     counts = collections.Counter(records=0, tokens=0, steps=0, labelled=0)
     writer = ArrayRecordWriter(os.fspath(path), _WRITE)
     for tree in trees:
-        parts = [np.array(_lengths(tree), "<i4").tobytes()]
-        parts += [
-            np.ascontiguousarray(_array(tree, name, extras), _stored(dtype)).tobytes()
-            for name, kind, dtype in _arrays(len(extras))
-            if kind != "name"
-        ]
-        writer.write(b"".join([*parts, tree.name.encode()]))
+        name = tree.name.encode()
+        lengths = (len(tree.tokens_N), len(tree.length_R), len(tree.run_M), len(name), tree.problem)
+        arrays = [(getattr(tree, field), dtype) for field, (_, dtype) in _FIELDS.items()]
+        arrays += [(tree.extras[key], np.float32) for key in extras]
+        parts = [np.ascontiguousarray(array, _stored(dtype)).tobytes() for array, dtype in arrays]
+        writer.write(b"".join([np.array(lengths, "<i4").tobytes(), *parts, name]))
         labelled = int(np.count_nonzero(tree.weight_M))
         counts.update(records=1, tokens=len(tree.tokens_N), steps=len(tree.run_M), labelled=labelled)
     writer.close()
@@ -197,45 +88,41 @@ def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Seq
 def _read_tree(record: bytes, extras: Sequence[str]) -> TokenTree:
     """Returns the tree of a record of a shard."""
     *lengths, problem = np.frombuffer(record, "<i4", 5).tolist()
-    sizes, start, arrays = dict(zip(_KINDS, lengths, strict=True)), 20, {}
-    for name, kind, dtype in _arrays(len(extras)):
-        if kind != "name":
-            arrays[name] = np.frombuffer(record, _stored(dtype), sizes[kind], start).astype(dtype)
-            start += 4 * sizes[kind]
-    arrays["name"] = np.frombuffer(record, np.uint8, sizes["name"], start)
-    return _tree(arrays, problem, extras)
+    sizes, start = dict(zip(("tokens", "runs", "steps", "name"), lengths, strict=True)), 20
+
+    def taken(kind: str, dtype: type) -> np.ndarray:
+        nonlocal start
+        array = np.frombuffer(record, _stored(dtype), sizes[kind], start).astype(dtype)
+        start += array.size * _stored(dtype).itemsize
+        return array
+
+    fields = {field: taken(kind, dtype) for field, (kind, dtype) in _FIELDS.items()}
+    more = {key: taken("steps", np.float32) for key in extras}
+    name = taken("name", np.uint8).tobytes().decode()
+    return TokenTree(name=name, problem=problem, extras=more, **fields)
 
 
-class TokenShards(Sequence[TokenTree]):
-    """The trees of a folder that `jprm tokenise` wrote: by index, or endlessly in the order of a stream (`stream`).
+def _stored(dtype: type) -> np.dtype:
+    """Returns the type in the files, little-endian."""
+    return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
 
-    Args:
-      folder: on this machine or in a bucket.
-      about: what the trees must depend on (`jprm.train.batches`), or None for any.
-      cache: for shards in a bucket, the folder of this machine that they are copied to.
-      most: bytes of the cache, over all that use it.
 
-    Raises:
-      ValueError: the shards are of another version, or were made of something else than `about`.
+class TokenTrees(Sequence[TokenTree]):
+    """The trees of a folder of shards, by index, each read when it is asked for. Raises ValueError as `check_version`.
+
+    Attributes:
+      about: what the trees depend on (`jprm.train.batches`).
+      records: of each shard.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike, about: Mapping[str, Any] | None = None,
-        cache: str | os.PathLike = "", most: float = 50e9,
-    ):  # fmt: skip
+    def __init__(self, folder: str | os.PathLike):
         self.folder = path_of(folder)
         content = (self.folder / SHARDS).read_bytes()
         index = json.loads(content)
         check_version(index["version"], CACHE_VERSION, self.folder / SHARDS)
-        if about is not None and (other := differing(index["about"], about)):
-            raise ValueError(
-                f"{self.folder}: its tokens were made with another {' and another '.join(other)} than the"
-                " experiment's. Set what they were made with, or run `jprm tokenise` into another folder"
-            )
-        self.extras: list[str] = index["about"]["extras"]
+        self.about: dict[str, Any] = index["about"]
         self.records: list[int] = [shard["records"] for shard in index["shards"]]
         self._starts = [0, *np.cumsum(self.records).tolist()]
-        self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
         self._id = hashlib.sha256(content).hexdigest()[:16]
         self._last: tuple[int, Any] = (-1, None)
 
@@ -248,9 +135,10 @@ class TokenShards(Sequence[TokenTree]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = bisect.bisect_right(self._starts, index) - 1
-        if self._last[0] != shard:
-            self._last = (shard, self.open(shard))
-        return self.read(self._last[1], index - self._starts[shard])
+        last = self._last  # threads may read at once
+        if last[0] != shard:
+            last = self._last = (shard, self.open(shard))
+        return self.read(last[1], index - self._starts[shard])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": (-1, None)}  # a reader stays in its process
@@ -276,16 +164,84 @@ class TokenShards(Sequence[TokenTree]):
                 except Exception as error:  # a C++ error of no class of its own
                     reason = str(error)
             name = self.folder / shard_name(shard, len(self.records))
-            raise ValueError(f"{name}: is damaged ({reason}). Run `jprm tokenise` into a new folder")
+            remedy = "Remove a folder of `data.cache`; else run `jprm tokenise` into a new folder"
+            raise ValueError(f"{name}: is damaged ({reason}). {remedy}")
 
     def read(self, reader: Any, record: int) -> TokenTree:
-        return _read_tree(reader.read([record])[0], self.extras)
+        return _read_tree(reader.read([record])[0], self.about["extras"])
 
     def fetch(self, shard: int) -> pathlib.Path:
         """Returns the file of a shard on this machine."""
-        name = shard_name(shard, len(self.records))
+        return pathlib.Path(self.folder / shard_name(shard, len(self.records)))
+
+
+# --------------------------------------------------------------------------------------------- the cache of one machine
+
+
+def cached_trees(
+    folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]
+) -> TokenTrees:
+    """Returns the trees from the place in `folder` that is named by all they depend on, written first where absent.
+
+    Args:
+      trees: asked for only where they are not there yet.
+      about: what the trees depend on, as JSON; their `extras` among it.
+    """
+    if is_remote(folder):
+        raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
+    name = hashlib.sha256(json.dumps(["shard", CACHE_VERSION, about], sort_keys=True).encode()).hexdigest()[:16]
+
+    def make(new: pathlib.Path) -> None:
+        with Bar("tokenising", total) as bar:
+            write_trees(new, bar.follow(trees), about)
+
+    return TokenTrees(made_once(pathlib.Path(folder) / name, make))
+
+
+def write_trees(folder: pathlib.Path, trees: Iterable[TokenTree], about: Mapping[str, Any]) -> None:
+    """Writes the trees into a folder, which must exist, as one shard; the index last."""
+    counts = write_shard(folder / shard_name(0, 1), trees, about["extras"])
+    write_json(folder / SHARDS, {"version": CACHE_VERSION, "about": about, "shards": [counts]})
+
+
+# --------------------------------------------------------------------------------------------------------------- shards
+# Of `jprm tokenise`, some thousand trees each. The records of all were shuffled before they were divided, so that each
+# shard is a sample of all data.
+
+TOGETHER = 4
+"""Shards whose trees a stream shuffles with each other."""
+
+
+class TokenShards(TokenTrees):
+    """The trees of a folder that `jprm tokenise` wrote, also endlessly in the order of a stream (`stream`).
+
+    Args:
+      folder: on this machine or in a bucket.
+      about: what the trees must depend on (`jprm.train.batches`), or None for any.
+      cache: for shards in a bucket, the folder of this machine that they are copied to.
+      most: bytes of the cache, over all that use it.
+
+    Raises:
+      ValueError: the shards are of another version, or were made of something else than `about`.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike, about: Mapping[str, Any] | None = None,
+        cache: str | os.PathLike = "", most: float = 50e9,
+    ):  # fmt: skip
+        super().__init__(folder)
+        if about is not None and (other := differing(self.about, about)):
+            raise ValueError(
+                f"{self.folder}: its tokens were made with another {' and another '.join(other)} than the"
+                " experiment's. Set what they were made with, or run `jprm tokenise` into another folder"
+            )
+        self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
+
+    def fetch(self, shard: int) -> pathlib.Path:
+        """Returns the file of a shard on this machine."""
         if self.folder.here is True:
-            return self.folder / name
+            return super().fetch(shard)
+        name = shard_name(shard, len(self.records))
         return fetched(self.folder / name, f"{self._id}-{name}", *self._cache)
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
