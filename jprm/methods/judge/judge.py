@@ -55,8 +55,52 @@ class Asked(NamedTuple):
     critiques: list[Critique]
 
 
+class ByCritiques:
+    """What scorers by critiques share: `Judge`, and `jprm.methods.judge.rubric.Rubric` of several."""
+
+    semantics = "correctness"
+
+    @property
+    def name(self) -> str:
+        """Identifies the policy and what it is asked."""
+        raise NotImplementedError
+
+    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+        """Returns for each tree of N nodes its outputs, (N,) each, and the report on all critiques.
+
+        Raises:
+          PolicyError: every critique of a question failed.
+        """
+        raise NotImplementedError
+
+    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
+        """Returns the score and further outputs of each tree, (N,) each, NaN where no critique could be read."""
+        return [outputs for outputs, _ in self.reported(trees)]
+
+    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
+        """Returns (N,) float32 for each tree of N nodes, NaN where no critique could be read."""
+        return [outputs["score"] for outputs in self.outputs_of(trees)]
+
+    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the records in order with their scores, and under `judge` the critiques and what they cost.
+
+        Outputs beside the score are under `outputs`. A chain or sample with a step without an output has no scores at
+        all; a node without one has no `score`.
+
+        Raises:
+          RecordError: a record that is not valid.
+          PolicyError: every critique of `CHUNK` records failed.
+        """
+        records = iter(records)
+        while chunk := list(itertools.islice(records, CHUNK)):
+            trees = [tree_of(record) for record in chunk]
+            for record, tree, (outputs, about) in zip(chunk, trees, self.reported(trees), strict=True):
+                written = record_of(with_outputs(tree, outputs))
+                yield in_order_of(record, written | {KEY: {"name": self.name, **about}})
+
+
 @dataclasses.dataclass(frozen=True)
-class Judge:
+class Judge(ByCritiques):
     """A generative verifier, ready to score.
 
     A critique's score of a step is the probability of its verdict's token where the policy reports log-probabilities
@@ -76,7 +120,6 @@ class Judge:
     samples: int = 1
     seed: int = 0
 
-    semantics = "correctness"
     scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
     output_names = ("score",)
 
@@ -113,33 +156,9 @@ class Judge:
         """
         return self.judgements([chain_tree(problem, steps)])[0].score_N
 
-    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the records in order with their scores, and under `judge` the critiques and what they cost.
-
-        A chain or sample with a step without a score has no scores at all; a node without one has no `score`.
-
-        Raises:
-          RecordError: a record that is not valid.
-          PolicyError: every critique of `CHUNK` records failed.
-        """
-        records = iter(records)
-        while chunk := list(itertools.islice(records, CHUNK)):
-            trees = [tree_of(record) for record in chunk]
-            for record, tree, judgement in zip(chunk, trees, self.judgements(trees), strict=True):
-                scored = record_of(with_scores(tree, writable(tree, judgement.score_N), {}))
-                yield in_order_of(record, scored | {KEY: {"name": self.name, **judgement.report}})
-
-    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree of N nodes, NaN where no critique could be read."""
-        return [judgement.score_N for judgement in self.judgements(trees)]
-
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns `{"score": (N,)}` for each tree, and the report on its critiques. Raises PolicyError as above."""
         return [({"score": one.score_N}, one.report) for one in self.judgements(trees)]
-
-    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns `{"score": (N,)}` for each tree, as `score_trees`."""
-        return [{"score": score_N} for score_N in self.score_trees(trees)]
 
     def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
         """Returns what critiques say about each tree.
@@ -241,3 +260,14 @@ def writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:
         if None in scores[start:end]:
             scores[start:end] = [None] * (end - start)
     return scores
+
+
+def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
+    """Returns the tree with a judge's outputs as records hold them: of a chain or sample all of its steps, or none."""
+    scores = writable(tree, np.sum(list(outputs.values()), axis=0))  # NaN where any output is
+    kept = [None if whole is None else as_written(x) for whole, x in zip(scores, outputs["score"], strict=True)]
+    nodes = []
+    for i, (node, score) in enumerate(zip(with_scores(tree, kept, {}).nodes, kept, strict=True)):
+        named = {} if score is None else {k: as_written(v[i]) for k, v in outputs.items() if k != "score"}
+        nodes.append(dataclasses.replace(node, outputs=named) if named else node)
+    return dataclasses.replace(tree, nodes=tuple(nodes))

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from jprm.methods.judge.critiques import COUNTS, KEY, cost
-from jprm.methods.judge.judge import Judge, Judgement, writable
+from jprm.methods.judge.critiques import COUNTS, cost
+from jprm.methods.judge.judge import ByCritiques, Judge, Judgement
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.score.scorer import CHUNK
-from jprm.tree import ReasoningTree, as_written, in_order_of, record_of, tree_of, with_scores
+from jprm.tree import ReasoningTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Criterion:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rubric:
+class Rubric(ByCritiques):
     """Judges of one policy, one for each criterion, ready to score.
 
     A step's score is the mean of its criteria's scores by their weights; NaN where one of them could not be read. A
@@ -51,7 +48,6 @@ class Rubric:
     judges: Mapping[str, Judge]
     criteria: Mapping[str, Criterion]
 
-    semantics = "correctness"
     scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
 
     def __post_init__(self):
@@ -88,11 +84,7 @@ class Rubric:
         return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns for each tree of N nodes its outputs, (N,) each, and the report on all critiques.
-
-        Raises:
-          PolicyError: every critique of a criterion failed.
-        """
+        """Returns the score and every criterion's score for each tree, (N,) each, and the report on all critiques."""
         judged = {name: judge.judgements(trees) for name, judge in self.judges.items()}
         return [self.joined({name: each[i] for name, each in judged.items()}) for i in range(len(trees))]
 
@@ -106,33 +98,3 @@ class Rubric:
             {"criterion": name} | critique for name, one in of.items() for critique in one.report["critiques"]
         ]
         return {"score": score_N} | {name: one.score_N for name, one in of.items()}, report
-
-    def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns the score and every criterion's score for each tree, (N,) each, NaN where a critique has none."""
-        return [outputs for outputs, _ in self.reported(trees)]
-
-    def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        return [outputs["score"] for outputs in self.outputs_of(trees)]
-
-    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the records in order with scores, the criteria under `outputs`, and critiques under `judge`.
-
-        A chain or sample with a step that a criterion left without a score has no scores at all.
-        """
-        records = iter(records)
-        while chunk := list(itertools.islice(records, CHUNK)):
-            trees = [tree_of(record) for record in chunk]
-            for record, tree, (outputs, report) in zip(chunk, trees, self.reported(trees), strict=True):
-                written = record_of(with_outputs(tree, outputs))
-                yield in_order_of(record, written | {KEY: {"name": self.name, **report}})
-
-
-def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
-    """Returns the tree with a judge's outputs as records hold them: of a chain or sample all of its steps, or none."""
-    scores = writable(tree, np.sum(list(outputs.values()), axis=0))  # NaN where any output is
-    kept = [None if whole is None else as_written(x) for whole, x in zip(scores, outputs["score"], strict=True)]
-    nodes = []
-    for i, (node, score) in enumerate(zip(with_scores(tree, kept, {}).nodes, kept, strict=True)):
-        named = {} if score is None else {k: as_written(v[i]) for k, v in outputs.items() if k != "score"}
-        nodes.append(dataclasses.replace(node, outputs=named) if named else node)
-    return dataclasses.replace(tree, nodes=tuple(nodes))
