@@ -131,41 +131,6 @@ def scale_of(path: str | os.PathLike) -> Scale:
     return scale
 
 
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """B rows as arrays. Scores are flat in `score_M`, chain after chain, NaN where one is absent."""
-
-    record_B: Int[np.ndarray, " B"]
-    kind_B: np.ndarray
-    problem: list[str]
-    gold: list[str | None]
-    answer: list[str | None]
-    correct: list[bool | None]
-    rest: list[str | None]
-    steps_B: Int[np.ndarray, " B"]
-    length_B: Int[np.ndarray, " B"]  # characters
-    scored_B: Int[np.ndarray, " B"]  # how many scores a chain has
-    score_M: Float[np.ndarray, " M"]
-
-
-def arrays(table: pa.Table) -> Columns:
-    """Returns the columns that evaluations of pools need."""
-    steps_B, characters_M = characters_of(table)
-    scored_B, score_M = numbers_of(table, "scores")
-    total_M = np.concatenate([[0], np.cumsum(characters_M)])
-    end_B = np.cumsum(steps_B)
-    lists = ("problem", "gold", "answer", "correct", "rest")
-    return Columns(
-        record_B=table["record"].to_numpy(),
-        kind_B=np.array(table["kind"].to_pylist()),
-        steps_B=steps_B,
-        length_B=total_M[end_B] - total_M[end_B - steps_B],
-        scored_B=scored_B,
-        score_M=score_M,
-        **{name: table[name].to_pylist() for name in lists},
-    )
-
-
 def characters_of(table: pa.Table) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " M"]]:
     """Returns how many steps each row has, and each step's characters."""
     steps = cast(pa.ListArray, table["steps"].combine_chunks())

@@ -159,57 +159,59 @@ def chains_of_trees(
             vote.append(leaf.outputs.get("vote", np.nan))
     if not problem:
         raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
-    vote_B = np.array(vote, float)
-    return PoolSamples(
-        problem, np.array(empty, int), np.array(pool, int), np.array(steps, int), np.array(length, int),
-        np.concatenate([*scores, np.zeros(0, np.float32)]), answers if with_answers else None, np.array(correct, float),
-        None if np.isnan(vote_B).any() else vote_B,
-    )  # fmt: skip
+    flat = {"pool": pool, "steps": steps, "length": length, "correct": correct, "vote": vote}
+    flat["score"] = np.concatenate([*scores, np.zeros(0, np.float32)])
+    return _samples(problem, np.array(empty, int), answers if with_answers else None, flat)
+
+
+def _samples(
+    problem: list[str], empty_P: np.ndarray, answers: list[Any] | None, flat: Mapping[str, Any]
+) -> PoolSamples:
+    pool_B, steps_B, length_B = (np.asarray(flat[name], int) for name in ("pool", "steps", "length"))
+    correct_B, vote_B = (np.asarray(flat[name], float) for name in ("correct", "vote"))
+    vote_B = None if np.isnan(vote_B).any() else vote_B
+    return PoolSamples(problem, empty_P, pool_B, steps_B, length_B, flat["score"], answers, correct_B, vote_B)
 
 
 def chains_of_tables(path: str | os.PathLike, *, probability: bool) -> PoolSamples:
     """Reads the pools of a folder of `jprm tabulate`, a column at a time, without a tree."""
     from jprm.methods.data import tables as tables_of_chains  # the extra `parquet`
 
-    columns = ["record", "kind", "problem", "gold", "steps", "scores", "answer", "correct", "rest"]
+    lists = ("kind", "problem", "gold", "answer", "correct", "rest")
     problem: list[str] = []
     answers: list[Any] = []
     parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
     seen = -1
-    for table in tables_of_chains.read(path, columns):
-        rows = tables_of_chains.arrays(table)
-        if (odd_B := rows.kind_B != "pool").any():
-            raise ScoreError(f"record {rows.record_B[odd_B][0]}: no samples: best-of-n needs pool records")
-        new_B = np.diff(rows.record_B, prepend=seen) > 0
-        seen = int(rows.record_B[-1])
-        problem += [text for text, new in zip(rows.problem, new_B, strict=True) if new]
-        some_B = rows.steps_B > 0
+    for table in tables_of_chains.read(path, [*lists, "record", "steps", "scores"]):
+        record_B = table["record"].to_numpy()
+        kind, problem_of, gold, answer, correct, rest = (table[name].to_pylist() for name in lists)
+        if (odd_B := np.array(kind) != "pool").any():
+            raise ScoreError(f"record {record_B[odd_B][0]}: no samples: best-of-n needs pool records")
+        new_B = np.diff(record_B, prepend=seen) > 0
+        seen = int(record_B[-1])
+        problem += [text for text, new in zip(problem_of, new_B, strict=True) if new]
+        steps_B, length_M = tables_of_chains.characters_of(table)
+        scored_B, score_M = tables_of_chains.numbers_of(table, "scores")
         low, high = (0.0, 1.0) if probability else (-np.finfo(float).max, np.finfo(float).max)
-        if (rows.scored_B != rows.steps_B).any() or not ((rows.score_M >= low) & (rows.score_M <= high)).all():
+        if (scored_B != steps_B).any() or not ((score_M >= low) & (score_M <= high)).all():
             wanted = "a probability in [0, 1]" if probability else "a finite score"
-            where = f"{os.fspath(path)}, records {rows.record_B[0]} to {rows.record_B[-1]}"
+            where = f"{os.fspath(path)}, records {record_B[0]} to {record_B[-1]}"
             raise ScoreError(f"{where}: a step lacks {wanted}. Score the file with `jprm score` before `jprm tabulate`")
-        parts["pool"].append(rows.record_B[some_B])
-        parts["empty"].append(rows.record_B[~some_B])
-        parts["steps"].append(rows.steps_B[some_B])
-        parts["length"].append(rows.length_B[some_B])
-        parts["score"].append(rows.score_M)
-        kept = [i for i in np.flatnonzero(some_B)]
-        answers += [rows.answer[i] for i in kept]
-        outcomes = [
-            outcome_of(rows.gold[i], rows.correct[i], rows.answer[i], f"record {rows.record_B[i]}") for i in kept
-        ]
+        kept = np.flatnonzero(steps_B)
+        answers += [answer[i] for i in kept]
+        parts["pool"].append(record_B[kept])
+        parts["empty"].append(record_B[steps_B == 0])
+        parts["steps"].append(steps_B[kept])
+        parts["length"].append(np.bincount(np.repeat(np.arange(len(steps_B)), steps_B), length_M, len(steps_B))[kept])
+        parts["score"].append(score_M)
+        outcomes = [outcome_of(gold[i], correct[i], answer[i], f"record {record_B[i]}") for i in kept]
         parts["correct"].append(np.array(outcomes, float))
-        parts["vote"].append(np.array([_vote(rows.rest[i]) for i in kept], float))
+        parts["vote"].append(np.array([_vote(rest[i]) for i in kept], float))
     if not problem:
         raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
     whole = {name: np.concatenate(each) for name, each in parts.items()}
     empty_P = np.bincount(whole["empty"].astype(int), minlength=len(problem))
-    with_answers = any(answer is not None for answer in answers)
-    return PoolSamples(
-        problem, empty_P, whole["pool"].astype(int), whole["steps"], whole["length"], whole["score"],
-        answers if with_answers else None, whole["correct"], None if np.isnan(whole["vote"]).any() else whole["vote"],
-    )  # fmt: skip
+    return _samples(problem, empty_P, answers if any(answer is not None for answer in answers) else None, whole)
 
 
 def _vote(rest: str | None) -> float:
@@ -222,11 +224,7 @@ def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
     size_P = with_steps_P + chains.empty_P
     with_steps_PN = np.arange(size_P.max()) < with_steps_P[:, None]
 
-    def placed(flat_B: Any, fill: float) -> np.ndarray:
-        x_PN = np.full(with_steps_PN.shape, fill)
-        x_PN[with_steps_PN] = np.asarray(flat_B)
-        return x_PN
-
+    placed = functools.partial(_placed, with_steps_PN)
     class_PN, answered_PN = None, with_steps_PN
     if chains.answers is not None:
         ends = np.cumsum(with_steps_P)
@@ -251,6 +249,13 @@ def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
         steps_PN=placed(chains.steps_B, 0),
         length_PN=placed(chains.length_B, 0),
     )
+
+
+def _placed(with_steps_PN: Bool[np.ndarray, "P N"], flat_B: Any, fill: float) -> np.ndarray:
+    """Returns a number of every sample with steps, by pool; `fill` elsewhere."""
+    x_PN = np.full(with_steps_PN.shape, fill)
+    x_PN[with_steps_PN] = np.asarray(flat_B)
+    return x_PN
 
 
 def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -412,15 +417,13 @@ def _curves(
     """The problems' expected accuracies (P, n) by the name of their chooser, and the standard errors of votes."""
     with_steps_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
 
-    def pooled(parts: Sequence[np.ndarray], fill: float) -> np.ndarray:
-        x_PN = np.full(with_steps_PN.shape, fill)
-        x_PN[with_steps_PN] = np.concatenate(parts)
-        return x_PN
+    def placed(of: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
+        return _placed(with_steps_PN, np.concatenate([getattr(each, field) for each in of]), fill)
 
     curves = {
         "pass_at_n": _chosen_by(pools, pools.correct_PN),
         "random": _chosen_by(pools, np.zeros(pools.correct_PN.shape)),
-        **{name: _chosen_by(pools, pooled([each.key_K for each in of], -np.inf)) for name, of in trivial.items()},
+        **{name: _chosen_by(pools, placed(of, "key_K", -np.inf)) for name, of in trivial.items()},
         **{f"{rule}.best_of_n": curve_Pn for rule, curve_Pn in chosen_curves(pools).items()},
     }
     errors: dict[str, np.ndarray] = {}
@@ -428,7 +431,7 @@ def _curves(
         return curves, errors
     weights = {"majority": np.ones(pools.correct_PN.shape)}
     weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
-    weights |= {f"{name}.vote": pooled([each.weight_K for each in of], 0.0) for name, of in trivial.items()}
+    weights |= {f"{name}.vote": placed(of, "weight_K", 0.0) for name, of in trivial.items()}
     weight_PNK = np.stack(list(weights.values()), -1)
     votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
     for k, name in enumerate(weights):
