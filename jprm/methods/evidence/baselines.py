@@ -6,17 +6,15 @@ by a ranker of the other folds' problems. They have seen the policy, which a mod
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float
 
-from jprm.methods.data.overlap import normalise
 from jprm.methods.evaluate.baselines import Chosen, doubted
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.fit import policy_of, pool_signals
+from jprm.methods.evidence.fit import bucket, policy_of, pool_signals
 from jprm.methods.evidence.ranker import STRENGTHS, Ranker, calibrated, fit_ranker, mixed_problems
 from jprm.methods.evidence.verifier import Vote, vote_weights
 from jprm.tree import ReasoningTree, chains_of
@@ -49,11 +47,6 @@ def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
     return _leaves("numbers", "used", 1.0, trees)
 
 
-def fold_of(problem: str) -> int:
-    """Returns the fold of a problem, by a digest of its normalised text."""
-    return int(hashlib.sha256(normalise(problem).encode()).hexdigest(), 16) % FOLDS
-
-
 def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
     """Ranks chains by the sources of `jprm fuse fit` that need no model, fitted to the other folds' outcomes.
 
@@ -63,7 +56,7 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
     if len(some) < FEWEST:
         return None
     chains = policy_of("pools", some, [evidence.find(name) for name in evidence.DEFAULT]).chains
-    fold_M = np.array([fold_of(tree.problem) for tree in some])[chains.problem_M]
+    fold_M = np.array([bucket(tree.problem, FOLDS) for tree in some])[chains.problem_M]
     key_M, weight_M = np.zeros((2, len(fold_M)))
     for fold in range(FOLDS):
         held_M, valid_M = fold_M == fold, fold_M == (fold + 1) % FOLDS
@@ -114,7 +107,7 @@ def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"
     error_K = np.array([tree.extra["first_error"] for tree in trees])
     if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
         return None
-    rows, fold_K = rows_of_steps(trees), np.array([fold_of(tree.problem) for tree in trees])
+    rows, fold_K = rows_of_steps(trees), np.array([bucket(tree.problem, FOLDS) for tree in trees])
     of_K = np.repeat(np.arange(len(trees)), [len(row) for row in rows])
     place_M = np.concatenate([np.arange(len(row)) for row in rows])
     x_MF, score_M = np.concatenate(rows), np.zeros(len(of_K))

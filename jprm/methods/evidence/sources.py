@@ -30,7 +30,6 @@ from jprm.io.storage import sha256_of
 from jprm.methods.answers import canonical_answer
 from jprm.methods.scored_files import identity
 from jprm.methods.verify import verifiers
-from jprm.methods.verify.arithmetic import check_arithmetic
 from jprm.options import find_part
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, Scale
@@ -90,18 +89,17 @@ def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F
 
 def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
     del problem
-    rows, true, false, undecided = [], 0, 0, 0
-    for k, step in enumerate(steps, start=1):
-        label = _checked(step)
-        true, false = true + (label == 1), false + (label == 0)
-        undecided += label is None and "=" in step
-        rows.append((float(false > 0), false / k, true / k, undecided / k))
+    labels = verifiers.arithmetic({}, steps)
+    return _counts(labels, [label is None and "=" in step for label, step in zip(labels, steps, strict=True)])
+
+
+def _counts(labels: Sequence[float | None], undecided: Sequence[bool]) -> Rows:
+    """Returns for every step whether one up to it is false, and the shares of those that are false, true, undecided."""
+    rows, false, true, left = [], 0, 0, 0
+    for k, (label, is_open) in enumerate(zip(labels, undecided, strict=True), start=1):
+        false, true, left = false + (label == 0), true + (label == 1), left + is_open
+        rows.append((float(false > 0), false / k, true / k, left / k))
     return rows
-
-
-@functools.lru_cache(maxsize=1 << 18)
-def _checked(step: str) -> int | None:
-    return check_arithmetic(step).label
 
 
 _CONSTANTS = frozenset((0.0, 1.0, 2.0, 100.0))
@@ -272,18 +270,11 @@ def _verdicts(kind: Any) -> Read:
         rows = []
         for tree in trees:
             labels = [verdict.label for verdict in check(tree)]
-            rows.append(by_node(tree, [_counts([labels[i] for i in chain]) for chain in chains_of(tree)]))
+            paths = ([labels[i] for i in chain] for chain in chains_of(tree))
+            rows.append(by_node(tree, [_counts(each, [label is None for label in each]) for each in paths]))
         return rows
 
     return read
-
-
-def _counts(labels: Sequence[float | None]) -> Rows:
-    rows, false, true = [], 0, 0
-    for k, label in enumerate(labels, start=1):
-        false, true = false + (label == 0), true + (label == 1)
-        rows.append((float(false > 0), false / k, true / k, (k - false - true) / k))
-    return rows
 
 
 def _tests(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:

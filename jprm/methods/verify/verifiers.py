@@ -199,7 +199,7 @@ _extracted = functools.lru_cache(maxsize=1 << 16)(extract_answer)
 _equivalent = functools.lru_cache(maxsize=1 << 16)(equivalent)
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 18)
 def _arithmetic(step: str) -> int | None:
     return check_arithmetic(step).label
 
