@@ -411,7 +411,9 @@ class _Judged(NamedTuple):
             chain_K, length_K = chain_M[kept_M], length_M[kept_M]
             depth_K = (np.arange(len(chain_M)) - np.repeat(np.cumsum(steps_B) - steps_B, steps_B))[kept_M]
             _check_probabilities(score_K, where)
-            class_K = _classes(label_K, table["semantics"].combine_chunks().take(chain_K), neutral, where)
+            semantics = table["semantics"].to_pylist()
+            known = ((None if label != label else label, i) for label, i in zip(label_K.tolist(), chain_K, strict=True))
+            class_K = np.array([label_class(label, semantics[i], neutral, where) for label, i in known], int)
             on_K = class_K != UNLABELLED
             problem_K = problem_B[chain_K]
             steps.append(_Steps(*(x_K[on_K] for x_K in (
@@ -433,23 +435,6 @@ class _Judged(NamedTuple):
 def _check_probabilities(score_N: Float[np.ndarray, " N"], where: str) -> None:
     if not ((score_N >= 0) & (score_N <= 1)).all():
         raise ScoreError(f"{where}: a score outside [0, 1] has no calibration: map it first")
-
-
-def _classes(label_K: Float[np.ndarray, " K"], semantics: Any, neutral: str, where: str) -> Int[np.ndarray, " K"]:
-    """Returns `label_class` of many labels, of few values."""
-    class_K = np.full(len(label_K), UNLABELLED)
-    names = semantics.dictionary_encode()
-    of_K = names.indices.to_numpy()
-    for number, name in enumerate(names.dictionary.to_pylist()):
-        here_K = (of_K == number) & ~np.isnan(label_K)
-        if name == "rating":
-            value_U, inverse = np.unique(label_K[here_K], return_inverse=True)
-            class_K[here_K] = np.array([label_class(x, name, neutral, where) for x in value_U.tolist()], int)[inverse]
-        else:
-            for end in (label_K[here_K].min(initial=0.0), label_K[here_K].max(initial=1.0)):
-                label_class(float(end), name, neutral, where)
-            class_K[here_K] = label_K[here_K] >= 0.5
-    return class_K
 
 
 def _figures(steps: _Steps, seed: int) -> dict[str, Any]:

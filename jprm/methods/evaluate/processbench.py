@@ -11,6 +11,7 @@ of the chain. So F1 at every threshold takes two sorts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -192,18 +193,17 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
     tuned = best_threshold(chains[calibration]["first_error"], chains[calibration]["scores"])
     by_kind: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
     for number, (name, file) in enumerate(chains.items()):
-        first_error_N = file["first_error"]
-
-        def drawn(right_N, file=file, first_error_N=first_error_N, number=number):
-            return draws(
-                lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed + number
-            )
-
-        by_kind["half"][name] = drawn(right_at(first_error_N, file["scores"], threshold))
-        by_kind["tuned"][name] = drawn(right_at(first_error_N, file["scores"], tuned))
         fitted = _cross_fitted(file, "scores", seed)
-        by_kind["cross_fit"][name] = None if fitted is None else drawn(fitted[0])
+        first_error_N, scores = file["first_error"], file["scores"]
+        by_kind["half"][name] = _drawn(file, right_at(first_error_N, scores, threshold), seed + number)
+        by_kind["tuned"][name] = _drawn(file, right_at(first_error_N, scores, tuned), seed + number)
+        by_kind["cross_fit"][name] = fitted and _drawn(file, fitted[0], seed + number)
     return by_kind
+
+
+def _drawn(file: Mapping[str, Any], right_N: Bool[np.ndarray, " N"], seed: int) -> Draws:
+    """Returns the draws of F1 of predictions."""
+    return draws(lambda w: weighted_f1(right_N, file["first_error"], w).f1, file["problem"], seed=seed)
 
 
 def _cross_fitted(file: Mapping[str, Any], scorer: str, seed: int):
@@ -219,8 +219,7 @@ def _file_report(
     first_error_N = file["first_error"]
     threshold_K, curve = f1_curve(first_error_N, file["scores"])
 
-    def drawn(right_N):
-        return draws(lambda weight_RN: weighted_f1(right_N, first_error_N, weight_RN).f1, file["problem"], seed=seed)
+    drawn = functools.partial(_drawn, file, seed=seed)
 
     def figures(right_N):
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
