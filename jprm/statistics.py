@@ -35,7 +35,7 @@ def auroc(
     """
     positive_RU, negative_RU = _class_weights(score_N, positive_N, weight_RN)
     below_RU = np.cumsum(negative_RU, -1) - negative_RU / 2
-    return _ratio((positive_RU * below_RU).sum(-1), positive_RU.sum(-1) * negative_RU.sum(-1))
+    return ratio((positive_RU * below_RU).sum(-1), positive_RU.sum(-1) * negative_RU.sum(-1))
 
 
 def average_precision(
@@ -50,7 +50,7 @@ def average_precision(
     positive_RU, negative_RU = (x_RU[..., ::-1] for x_RU in _class_weights(score_N, positive_N, weight_RN))
     hit_RU = np.cumsum(positive_RU, -1)
     precision_RU = hit_RU / np.maximum(hit_RU + np.cumsum(negative_RU, -1), np.finfo(float).tiny)
-    return _ratio((positive_RU * precision_RU).sum(-1), positive_RU.sum(-1))
+    return ratio((positive_RU * precision_RU).sum(-1), positive_RU.sum(-1))
 
 
 def weighted_mean(
@@ -59,7 +59,7 @@ def weighted_mean(
     """Returns the mean over N under each row of weights; NaN where a row has no weight."""
     value_N = np.asarray(value_N, float)
     total_R = weight_RN.sum(-1)
-    return _ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
+    return ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
 
 
 def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
@@ -69,6 +69,13 @@ def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarr
     middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
     bin_N = np.floor(bins * middle_U / max(len(score_N), 1)).astype(int)[value_N.reshape(-1)]
     return np.unique(bin_N, return_inverse=True)[1].reshape(-1)
+
+
+def f1(
+    alarm_N: Bool[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
+) -> Float[np.ndarray, "*R"]:
+    """Returns 2 TP / (2 TP + FP + FN) under each row of weights; NaN where there are neither positives nor alarms."""
+    return ratio(2 * (weight_RN @ (alarm_N & positive_N)), weight_RN @ (alarm_N * 1.0 + positive_N))
 
 
 class Interval(NamedTuple):
@@ -182,7 +189,7 @@ def difference(a: Draws, b: Draws | None = None) -> Difference:
     between, defined_R = interval(a, fraction=False), ~np.isnan(a.drawn_R)
     tied_R = np.abs(a.drawn_R) < TIE
     ahead_R = np.where(defined_R, np.where(tied_R, 0.5, a.drawn_R > 0), 0.0)
-    return Difference(*between, _ratio(ahead_R.sum(0), defined_R.sum(0)))
+    return Difference(*between, ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
 def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
@@ -315,6 +322,7 @@ def _class_weights(score_N, positive_N, weight_RN):
     return positive_RU, all_RU - positive_RU
 
 
-def _ratio(numerator, denominator):
+def ratio(numerator: Any, denominator: Any) -> Any:
+    """Returns numerator / denominator; NaN where the denominator is not above 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(denominator > 0, numerator / denominator, np.nan)
+        return np.where(np.asarray(denominator) > 0, np.true_divide(numerator, denominator), np.nan)

@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.statistics import auroc, bootstrap, draws, interval, jsonable, weighted_mean
+from jprm.statistics import auroc, bootstrap, draws, f1, interval, jsonable, weighted_mean
 from jprm.tree import ReasoningTree, chains_of
 
 CLASSES = (-1, 0, 1)
@@ -142,14 +142,6 @@ def first_bad(turns: Turns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, "
     first_K = np.full(len(turns.problem_K), none)
     np.minimum.at(first_K, turns.path_M[class_M == -1], turns.place_M[class_M == -1])
     return np.where(first_K == none, -1, first_K)
-
-
-def f1(found_M: Bool[np.ndarray, " M"], wanted_M: Bool[np.ndarray, " M"], weight_RM: np.ndarray) -> np.ndarray:
-    """Returns the F1 of each row of weights: 2 TP / (2 TP + FP + FN); NaN where a class is neither found nor there."""
-    hits_R = weight_RM @ (found_M & wanted_M)
-    sizes_R = weight_RM @ found_M.astype(float) + weight_RM @ wanted_M.astype(float)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(sizes_R > 0, 2 * hits_R / sizes_R, np.nan)
 
 
 def agents_report(

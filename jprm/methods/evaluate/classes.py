@@ -16,7 +16,7 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Model, Table, left_out_words
 from jprm.methods.evaluate.calibration import ece, ece_if_calibrated
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.statistics import auroc, average_precision, bootstrap, jsonable
+from jprm.statistics import auroc, average_precision, bootstrap, f1, jsonable
 from jprm.tree import ReasoningTree
 
 
@@ -66,15 +66,6 @@ def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray
     return float(value_N[np.flatnonzero(last_N)[np.argmax(f1_N[last_N])]])
 
 
-def f1(
-    value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"], threshold: float, weight_RN: np.ndarray
-) -> Float[np.ndarray, "*R"]:
-    """Returns 2 TP / (2 TP + FP + FN), NaN where there are neither positives nor alarms."""
-    alarm_N = value_N >= threshold
-    with np.errstate(invalid="ignore"):
-        return 2 * (weight_RN @ (alarm_N & positive_N)) / (weight_RN @ (alarm_N * 1.0 + positive_N))
-
-
 def figures(request: Request) -> Report:
     """Returns the figures of every class with 95 % intervals over problems, and their means over classes with labels.
 
@@ -96,10 +87,10 @@ def figures(request: Request) -> Report:
             "n": int(positive_N.sum()),
             "auroc": interval(lambda w, v=value_N, p=positive_N: auroc(v, p, w)),
             "average_precision": interval(lambda w, v=value_N, p=positive_N: average_precision(v, p, w)),
-            "f1": interval(lambda w, v=value_N, p=positive_N: f1(v, p, 0.5, w)),
+            "f1": interval(lambda w, v=value_N, p=positive_N: f1(v >= 0.5, p, w)),
             "f1_tuned": None
             if threshold is None
-            else interval(lambda w, v=value_N, p=positive_N, t=threshold: f1(v, p, t, w)),
+            else interval(lambda w, v=value_N, p=positive_N, t=threshold: f1(v >= t, p, w)),
             "threshold": threshold,
             "ece": jsonable(ece(value_N, positive_N)),
             "ece_if_calibrated": jsonable(

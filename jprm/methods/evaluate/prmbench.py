@@ -37,7 +37,7 @@ from jprm.methods.evaluate.blocks import (
 )
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.statistics import Interval, bootstrap, jsonable
+from jprm.statistics import Interval, bootstrap, jsonable, ratio
 from jprm.tree import ReasoningTree
 
 GROUPS = {
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
 def f1s(counts: Counts) -> tuple[Any, Any]:
     """Returns F1 and negative F1; NaN without such a step or verdict."""
     tp, fp, tn, fn = counts
-    return _ratio(2 * tp, 2 * tp + fp + fn), _ratio(2 * tn, 2 * tn + fp + fn)
+    return ratio(2 * tp, 2 * tp + fp + fn), ratio(2 * tn, 2 * tn + fp + fn)
 
 
 def prm_score(counts: Counts) -> Any:
@@ -167,10 +167,10 @@ def _figures(count_BC4: Float[np.ndarray, "B 9 4"], first_B: Float[np.ndarray, "
     accuracies = {
         "f1": f1,
         "negative_f1": negative_f1,
-        "accuracy": _ratio(tp + tn, sum(counts)),
-        "right_accuracy": _ratio(tp, tp + fn),
-        "wrong_accuracy": _ratio(tn, tn + fp),
-        "first_error_accuracy": _ratio(found_B.sum(), len(found_B)),
+        "accuracy": ratio(tp + tn, sum(counts)),
+        "right_accuracy": ratio(tp, tp + fn),
+        "wrong_accuracy": ratio(tn, tn + fp),
+        "first_error_accuracy": ratio(found_B.sum(), len(found_B)),
     }
     sizes = {"n": len(count_BC4), "n_steps": int(sum(counts)), "n_wrong": int(tn + fp)}
     return sizes | {key: jsonable(x) for key, x in accuracies.items()}
@@ -215,11 +215,6 @@ def _called_right(tree: ReasoningTree, score_P: np.ndarray, name: str, scale: Sc
     if scale.redundancy is None or name not in _REDUNDANT:
         return score_P > scale.threshold
     return np.array([node.outputs["redundancy"] for node in tree.nodes]) <= scale.redundancy
-
-
-def _ratio(numerator, denominator):
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(np.asarray(denominator) > 0, np.true_divide(numerator, denominator), np.nan)
 
 
 def figures(request: Request) -> Report:
