@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
@@ -68,10 +70,8 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric:
         name: Judge(policy, dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text), *numbers)
         for name, text in texts.items()
     }
-    try:
+    with _refusing(where, "judge.criteria", _CRITERIA):
         return Rubric(judges, criteria)
-    except ValueError as error:
-        raise RecordError(where, "judge.criteria", str(error), _CRITERIA) from None
 
 
 def load_plain_judge(path: str | os.PathLike) -> Judge:
@@ -91,12 +91,8 @@ def _criteria(criteria: Any, where: str) -> dict[str, Criterion]:
         return {}
     if not isinstance(criteria, dict) or not criteria:
         raise RecordError(where, "judge.criteria", "is no object, or empty", _CRITERIA)
-    try:
+    with _refusing(where, "judge.criteria", _CRITERIA):
         return {name: from_json(Criterion, fields, f"judge.criteria.{name}") for name, fields in criteria.items()}
-    except OptionError as error:
-        raise RecordError(where, error.field, error.reason, _CRITERIA) from None
-    except ValueError as error:
-        raise RecordError(where, "judge.criteria", str(error), _CRITERIA) from None
 
 
 def _prompt(prompt: Any, where: str) -> JudgePrompt:
@@ -109,9 +105,16 @@ def _prompt(prompt: Any, where: str) -> JudgePrompt:
     like = fields.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in PROMPTS):
         raise RecordError(where, f"{field}.like", f"is {like!r}, not a known name", _REMEDY)
-    try:
+    with _refusing(where, field, _REMEDY):
         return from_json(JudgePrompt, fields, field, PROMPTS[like] if like else None)
+
+
+@contextlib.contextmanager
+def _refusing(where: str, field: str, remedy: str) -> Iterator[None]:
+    """Raises RecordError for what a part of the file refuses."""
+    try:
+        yield
     except OptionError as error:
-        raise RecordError(where, error.field, error.reason, f"Use {error.known}." if error.known else _REMEDY) from None
+        raise RecordError(where, error.field, error.reason, f"Use {error.known}." if error.known else remedy) from None
     except ValueError as error:
-        raise RecordError(where, field, str(error), _REMEDY) from None
+        raise RecordError(where, field, str(error), remedy) from None
