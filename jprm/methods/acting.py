@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jprm.io.jsonl import dump, parse, read_lines
-from jprm.io.outputs import atomic_file, check_output, digest
+from jprm.io.jsonl import parse, read_lines, write_records
+from jprm.io.outputs import check_output, digest
 from jprm.io.storage import path_of
 from jprm.methods.chat_template import template_of
 from jprm.methods.environment import Episode, Message, Record, World
@@ -33,7 +33,7 @@ from jprm.methods.policy.sampler import Sampler
 from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.methods.search.files import read_problems
 from jprm.methods.search.lockstep import Rescorer
-from jprm.methods.trajectories.records import Trajectory, content_of, read_trajectory
+from jprm.methods.trajectories.records import content_of, read_trajectory
 from jprm.methods.verify.verifiers import Outcome, Verifier
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of
 
@@ -237,8 +237,11 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
     world = World(environment)
     check_output(output, input)
     counts = {"trajectories": 0, "solved": 0, "answers differ": 0, "lost": 0}
-    with atomic_file(path_of(output)) as file:
-        for trajectory in _trajectories(input):
+
+    def replayed() -> Iterator[Record]:
+        for number, line in read_lines(input):
+            where = f"{os.fspath(input)}:{number}"
+            trajectory = read_trajectory(parse(line, where), where)
             record = {**trajectory.extra, "problem": trajectory.problem}
             (episode,) = world.replay([record], [[trajectory.messages[i] for i in trajectory.turns]])
             said = [(message["role"], content_of(message)) for message in trajectory.messages]
@@ -249,14 +252,10 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
                 continue
             outcome = episode.reward if episode.done else 0.0
             counts["solved"] += outcome >= 1
-            file.write(dump(dataclasses.replace(trajectory, outcome=outcome).record()).encode() + b"\n")
+            yield dataclasses.replace(trajectory, outcome=outcome).record()
+
+    write_records(output, replayed())
     return counts
-
-
-def _trajectories(path: str | os.PathLike) -> Iterator[Trajectory]:
-    for number, line in read_lines(path):
-        where = f"{os.fspath(path)}:{number}"
-        yield read_trajectory(parse(line, where), where)
 
 
 # ---- Trees of messages as trees of such steps, and back.

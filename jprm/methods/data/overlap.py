@@ -6,9 +6,10 @@ Texts are compared without variations of LaTeX and typing, and, where it is aske
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jprm.io import jsonl
@@ -71,22 +72,18 @@ def problems_of(item: Any) -> Iterator[str]:
     for key in ("problem", "question", "prompt", "original_question", "modified_question"):
         if isinstance(item.get(key), str):
             yield item[key]
-    if "problem" not in item and "question" not in item and (said := _first_asked(item)):
-        yield said
-    for message in item["prompt"] if isinstance(item.get("prompt"), list) else ():
-        if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
-            yield message["content"]
+    if "problem" not in item and "question" not in item:
+        yield from filter(None, itertools.islice(_asked(item.get("messages", item.get("nodes"))), 1))
+    yield from _asked(item.get("prompt"))
     if isinstance(item.get("input"), str):
         yield _SHEPHERD.split(item["input"])[0]
 
 
-def _first_asked(item: Mapping[str, Any]) -> str | None:
-    """Returns the first message of the user in a trajectory, or in a tree of messages."""
-    said = item.get("messages", item.get("nodes"))
-    for message in said if isinstance(said, list) else ():
-        if isinstance(message, Mapping) and message.get("role") == "user" and isinstance(message.get("content"), str):
-            return message["content"]
-    return None
+def _asked(messages: Any) -> Iterator[str]:
+    """Yields what the user said in a list of messages, or of nodes that are messages."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
+            yield message["content"]
 
 
 def problems_in(path: str | os.PathLike) -> set[str]:
