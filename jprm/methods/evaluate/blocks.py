@@ -179,7 +179,7 @@ def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
         if isinstance(block, str):
             console.print(block)
             continue
-        table, width = _rich(block), console.width
+        table, width = _plain(block), console.width
         if Measurement.get(console, console.options.update(width=WIDEST), table).maximum > width:
             table = _folded(block)
             console.width = max(width, Measurement.get(console, console.options.update(width=WIDEST), table).minimum)
@@ -187,34 +187,33 @@ def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
         console.width = width
 
 
-def _rich(table: Table) -> RichTable:
-    shown = _empty(table)
-    shown.add_column(table.columns[0])
-    for column in table.columns[1:]:
-        shown.add_column(column, justify="right", no_wrap=True)
-    return _with_rows(shown, table.lines)
+_RIGHT = {"justify": "right", "no_wrap": True}
+
+
+def _plain(table: Table) -> RichTable:
+    return _rich(table, [(table.columns[0], {}), *((column, _RIGHT) for column in table.columns[1:])], table.lines)
 
 
 def _folded(table: Table) -> RichTable:
     """Returns the table with every interval below its value, and the words of a head below each other."""
-    shown = _empty(table)
     widest = max((len(word) for row in table.lines if row for word in row[0].split()), default=1)
-    shown.add_column(table.columns[0], min_width=min(widest, WIDEST), overflow="fold")
+    columns: list[tuple[str, dict[str, Any]]] = [(table.columns[0], {"min_width": widest, "overflow": "fold"})]
     rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.lines]
     for i, column in enumerate(table.columns[1:], start=1):
         head = re.sub(r" (?![^\[]*\])", "\n", column)
         widest = max(len(line) for text in (head, *(row[i] for row in rows if row)) for line in text.split("\n"))
-        shown.add_column(head, justify="right", min_width=widest, no_wrap=True)
-    return _with_rows(shown, rows)
+        columns.append((head, _RIGHT | {"min_width": widest}))
+    return _rich(table, columns, rows)
 
 
-def _empty(table: Table) -> RichTable:
+def _rich(
+    table: Table, columns: Iterable[tuple[str, dict[str, Any]]], rows: Iterable[Sequence[str] | None]
+) -> RichTable:
     from rich.table import Table as RichTable
 
-    return RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
-
-
-def _with_rows(shown: RichTable, rows: Iterable[Sequence[str] | None]) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
+    for head, how in columns:
+        shown.add_column(head, **how)
     for row in rows:
         if row is None:
             shown.add_section()
