@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from jprm.io.folders import whole_folder
 from jprm.io.jsonl import dump
 from jprm.io.outputs import check_version
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import path_of
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import Node, chains_of, tree_of
 
@@ -110,7 +110,9 @@ def read(path: str | os.PathLike, columns: list[str], rows: int = 65_536) -> Ite
     Raises ValueError for a folder that is none.
     """
     scale_of(path)  # a whole folder
-    for file in _parts(path_of(path)):
+    for file in path_of(path).files():
+        if not file.name.endswith(".parquet"):
+            continue
         table = pq.ParquetFile(str(file))
         if lacking := set(columns) - set(table.schema_arrow.names):
             raise ValueError(
@@ -143,10 +145,6 @@ def numbers_of(table: pa.Table, name: str) -> tuple[Int[np.ndarray, " B"], Float
     lists = cast(pa.ListArray, table[name].combine_chunks())
     count_B = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return count_B, lists.flatten().to_numpy(zero_copy_only=False).astype(float)
-
-
-def _parts(folder: Place) -> list[Place]:
-    return [file for file in folder.files() if file.name.endswith(".parquet")]
 
 
 def _text(value: Any) -> str | None:

@@ -374,13 +374,10 @@ def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[Cell]]:
     report = model.results["processbench"]
     named = THRESHOLDS | {"tuned": f"threshold tuned on {report['calibrate']}", "oracle": "oracle, in sample"}
     for kind, said in named.items():
-        files = {name: _at(file, kind) for name, file in report["files"].items()}
+        key = {"oracle": "upper_bound"}.get(kind, kind)
+        files = {name: file if kind == "half" else file[key] for name, file in report["files"].items()}
         average = report["average"].get(kind) if set(files) == set(SPLITS) else None
         yield [f"{model.name}, {said}", *(_f1(files.get(split)) for split in splits), average, "this page"]
-
-
-def _at(file: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    return file if kind == "half" else file[{"oracle": "upper_bound"}.get(kind, kind)]
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,8 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
     seconds, tokens, columns = {}, {}, []
     for source in sources:
         start, before = time.perf_counter(), source.tokens()
-        columns.append(list(_in_chunks(source, trees)))
+        parts = (evidence.read([source], trees[i : i + CHUNK]) for i in range(0, len(trees), CHUNK))
+        columns.append(list(itertools.chain.from_iterable(parts)))
         seconds[source.name], tokens[source.name] = time.perf_counter() - start, source.tokens() - before
     x, correct, problem, classes = [], [], [], []
     for i, (tree, *parts) in enumerate(zip(trees, *columns, strict=True)):
@@ -111,11 +112,6 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
     x_MF = np.concatenate(x)
     chains = Chains(x_MF, np.array(correct), np.concatenate(problem), np.zeros(len(x_MF), int), np.concatenate(classes))
     return Policy(name, [tree.problem for tree in trees], chains, seconds, tokens)
-
-
-def _in_chunks(source: Source, trees: Sequence[ReasoningTree]) -> Iterable[Float[np.ndarray, "N F"]]:
-    for start in range(0, len(trees), CHUNK):
-        yield from evidence.read([source], trees[start : start + CHUNK])
 
 
 def fit_calibrated(policies: Sequence[Policy], keep: Callable[[str], bool] = lambda problem: True) -> Ranker:

@@ -176,7 +176,7 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
     if others < 1 or tree.kind != "pool":
         return np.full((len(tree.nodes), len(POOL)), np.nan)
     stated = of_problem(tree.problem)
-    values = [[_intermediate(step, stated) for step in chain] for chain in steps]
+    values = [[set(results(step)) - stated for step in chain] for chain in steps]  # computed, and not stated
     said = collections.Counter(answer for answer in answers if answer is not None)
     holds = collections.Counter(value for chain in values for value in set().union(*chain))
     mean_steps = np.mean([len(chain) for chain in steps])
@@ -208,11 +208,6 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
             cache[key] = rows(i)
         found.append(cache[key])
     return by_node(tree, found)
-
-
-def _intermediate(step: str, stated: frozenset[float]) -> set[float]:
-    """Returns the values that a step computes and the problem does not state."""
-    return set(results(step)) - stated
 
 
 POOL = ("answer_share", "answer_lead", "values_share", "least_value_share", "relative_length")
