@@ -30,6 +30,7 @@ from jprm.io.storage import sha256_of
 from jprm.methods.answers import canonical_answer
 from jprm.methods.scored_files import identity
 from jprm.methods.verify import verifiers
+from jprm.methods.verify.arithmetic import label_of
 from jprm.options import find_part
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, Scale
@@ -89,7 +90,7 @@ def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F
 
 def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
     del problem
-    labels = verifiers.arithmetic({}, steps)
+    labels = list(map(label_of, steps))
     return _counts(labels, [label is None and "=" in step for label, step in zip(labels, steps, strict=True)])
 
 

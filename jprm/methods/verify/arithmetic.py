@@ -17,6 +17,7 @@ between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate e
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -40,6 +41,12 @@ def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
         return Verdict(None)
     reply = _worker.ask(text, limit_s)
     return Verdict(*reply) if reply else Verdict(None)
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def label_of(step: str) -> int | None:
+    """Returns the label of a step, which is computed once."""
+    return check_arithmetic(step).label
 
 
 _worker = Worker("jprm.methods.verify.arithmetic")

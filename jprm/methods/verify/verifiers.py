@@ -20,7 +20,7 @@ from typing import Any, Literal
 from jprm.methods.answers import equivalent, extract_answer
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.verify import Verdict, sandbox, tests_of
-from jprm.methods.verify.arithmetic import check_arithmetic
+from jprm.methods.verify.arithmetic import check_arithmetic, label_of
 from jprm.methods.verify.programs import LIMITS, Program, check_python, program_of, run_programs
 from jprm.methods.verify.sandbox import Limits, run_command
 from jprm.options import find_part
@@ -132,7 +132,7 @@ def needs_tests(record: Record, where: str) -> None:
 def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
     """Returns whether the equations of each step hold; None for a step without any."""
     del record
-    return [None if (label := _arithmetic(step)) is None else bool(label) for step in steps]
+    return [None if (label := label_of(step)) is None else bool(label) for step in steps]
 
 
 VERIFIERS: dict[str, Any] = {
@@ -197,11 +197,6 @@ def _letters(digits: str) -> str:
 
 _extracted = functools.lru_cache(maxsize=1 << 16)(extract_answer)
 _equivalent = functools.lru_cache(maxsize=1 << 16)(equivalent)
-
-
-@functools.lru_cache(maxsize=1 << 18)
-def _arithmetic(step: str) -> int | None:
-    return check_arithmetic(step).label
 
 
 # ------------------------------------------------------------------------------------------------------------------ Coq
