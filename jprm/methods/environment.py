@@ -20,6 +20,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import itertools
 import os
 import pathlib
 import queue
@@ -312,44 +313,27 @@ def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float 
     A call that takes more than `seconds` has a TimeoutError. Nothing ends a thread from outside: it is left alone, and
     another takes its place.
     """
-    jobs: queue.SimpleQueue[int] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-    began: dict[int, float] = {}
-    for i in range(len(calls)):
-        jobs.put(i)
 
-    def work() -> None:
-        while True:
-            try:
-                i = jobs.get_nowait()
-            except queue.Empty:
-                return
-            began[i] = time.monotonic()
-            try:
-                ended.put((i, calls[i]()))
-            except Exception as error:
-                ended.put((i, error))
+    def work(i: int) -> None:
+        try:
+            ended.put((i, calls[i]()))
+        except Exception as error:
+            ended.put((i, error))
 
-    def hire() -> None:
-        threading.Thread(target=work, daemon=True, name="environment").start()
-
-    for _ in range(min(at_once, len(calls))):
-        hire()
-    results: dict[int, Any] = {}
+    waiting, running, results = iter(range(len(calls))), {}, {}
     while len(results) < len(calls):
-        running = [at for i, at in began.copy().items() if i not in results]
-        now = time.monotonic()
-        wait = None if seconds is None else max(0.0, min(running, default=now) + seconds - now)
+        for i in itertools.islice(waiting, at_once - len(running)):
+            running[i] = time.monotonic()
+            threading.Thread(target=work, args=[i], daemon=True, name="environment").start()
+        first = min(running, key=running.__getitem__)
+        wait = None if seconds is None else max(0.0, running[first] + seconds - time.monotonic())
         try:
             i, result = ended.get(timeout=wait)
         except queue.Empty:
-            now = time.monotonic()
-            for i, at in began.copy().items():
-                if i not in results and seconds is not None and now >= at + seconds:
-                    results[i] = TimeoutError(f"took more than {seconds:g} s")
-                    hire()
-        else:
-            results.setdefault(i, result)
+            i, result = first, TimeoutError(f"took more than {seconds:g} s")
+        if running.pop(i, None) is not None:  # else it was too late
+            results[i] = result
     return [results[i] for i in range(len(calls))]
 
 
