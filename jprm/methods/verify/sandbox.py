@@ -7,6 +7,7 @@ since RLIMIT_NPROC does not bind root, and changes of modes, owners, times and a
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes.util
 import dataclasses
@@ -99,27 +100,21 @@ def run_servers(
     """
     if sandbox:
         require()
-    (one, two), ended, outcomes = socket.socketpair(), threading.Event(), []
+    ends, ended = socket.socketpair(), threading.Event()
 
-    def first() -> None:
-        command, descriptors = [*commands[0], str(one.fileno())], (one.detach(),)
-        outcomes.append(
-            _run_command(
-                command, texts[0], limits, sandbox=sandbox, descriptors=descriptors, stop=ended, server_seconds=seconds
-            )
+    def run(which: int, stop: threading.Event | None) -> Outcome:
+        command, descriptors = [*commands[which], str(ends[which].fileno())], (ends[which].detach(),)
+        return _run_command(
+            command, texts[which], limits, sandbox=sandbox, descriptors=descriptors, stop=stop, server_seconds=seconds
         )
 
-    thread = threading.Thread(target=first, daemon=True)
-    thread.start()
-    try:
-        command, descriptors = [*commands[1], str(two.fileno())], (two.detach(),)
-        outcome = _run_command(
-            command, texts[1], limits, sandbox=sandbox, descriptors=descriptors, server_seconds=seconds
-        )
-    finally:
-        ended.set()
-        thread.join()
-    return outcomes[0], outcome
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run, 0, ended)
+        try:
+            outcome = run(1, None)
+        finally:
+            ended.set()
+        return first.result(), outcome
 
 
 def _run_command(
