@@ -58,8 +58,8 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
     with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
         steps_of, messages_of = _as_turns(policy)
         trees = map(messages_of, label_trees(map(steps_of, _trees(input)), drawn, config))
-        counts = _write(output, bar.follow(trees))
-    return counts | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
+        write_records(output, map(record_of, bar.follow(trees)))
+    return _counted(output) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
@@ -71,8 +71,10 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
     left_out = collections.Counter()
     with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
-        counts = _write(output, map(_as_turns(policy)[1], trees))
-    return counts | dict(left_out) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
+        write_records(output, (record_of(_as_turns(policy)[1](tree)) for tree in trees))
+    return (
+        _counted(output) | dict(left_out) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
+    )
 
 
 Rollout = TypeVar("Rollout", MonteCarloConfig, OmegaConfig)
@@ -150,7 +152,8 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
     check_output(output, data.marker(input))
     check_input(data.marker(input))
     prm = loading.load(model)
-    return _scored(input, output, identity(prm), lambda trees: teacher_labels(prm, trees))
+    _continued(input, output, identity(prm), lambda trees: teacher_labels(prm, trees), chunk=CHUNK)
+    return _counted(output)
 
 
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
@@ -163,15 +166,12 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
         raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
     check_output(output, data.marker(input))
     request = judge.identity | {"domain": domain, "rubric": rubric}
-    counts = _scored(input, output, request, lambda trees: judge_labels(judge, trees, domain, rubric))
-    return counts | {"generated_tokens": cost(read_records(output))["tokens"]}
+    _continued(input, output, request, lambda trees: judge_labels(judge, trees, domain, rubric), chunk=CHUNK)
+    return _counted(output) | {"generated_tokens": cost(read_records(output))["tokens"]}
 
 
-def _scored(
-    input: Path, output: Path, request: dict, label: Callable[[list[ReasoningTree]], list[ReasoningTree]]
-) -> dict:
-    """Writes labelled trees as `_continued`, and returns counts of them."""
-    _continued(input, output, request, label, chunk=CHUNK)
+def _counted(output: Path) -> dict:
+    """Returns counts of labelled trees."""
     counts = collections.Counter(trees=0, labels=0)
     for tree in _trees(output):
         counts["trees"] += 1
@@ -357,19 +357,6 @@ def _check(
     check = verifiers.find(verifier).check
     for number, tree in enumerate(read(input), start=1):
         check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
-
-
-def _write(output: Path, trees: Iterable[ReasoningTree]) -> dict:
-    counts = collections.Counter(trees=0, labels=0)
-
-    def records():
-        for tree in trees:
-            counts["trees"] += 1
-            counts["labels"] += sum(node.label is not None for node in tree.nodes)
-            yield record_of(tree)
-
-    write_records(output, records())
-    return dict(counts)
 
 
 def _bar(output: Path, total: int, done: int = 0) -> Bar:
