@@ -212,6 +212,12 @@ class _Tally:
         self.labels.update("none" if label is None else f"{label:g}" for label in labels)
         return True
 
+    def counts(self) -> dict[str, Any]:
+        """Returns the counts by their names in the report."""
+        numbers = {name: vars(self)[name] for name in ("read", "steps", "excluded_records", "repeated")}
+        labels = dict(self.labels.most_common())
+        return numbers | {"labels": labels, "dropped": dict(self.dropped), "excluded": dict(self.excluded)}
+
 
 def _write(
     work: pathlib.Path,
@@ -246,19 +252,8 @@ def _write(
         rich.progress.Progress(*_columns(), console=console, transient=True) as progress,
     ):
         kept = write_folder(work, records(rejects, progress))
-    return PrepareReport(
-        **vars(request),
-        read=tally.read,
-        kept=kept,
-        steps=tally.steps,
-        labels=dict(tally.labels.most_common()),
-        dropped=dict(tally.dropped),
-        excluded=dict(tally.excluded),
-        excluded_records=tally.excluded_records,
-        repeated=tally.repeated,
-        rejected=rejects.count,
-        reasons=[str(error) for error in rejects.errors],
-    )
+    rejected = {"rejected": rejects.count, "reasons": [str(error) for error in rejects.errors]}
+    return PrepareReport(**vars(request), kept=kept, **tally.counts(), **rejected)
 
 
 def _columns() -> list[rich.progress.ProgressColumn]:
