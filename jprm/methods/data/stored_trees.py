@@ -261,17 +261,10 @@ class ShardOrder:
         self._shards, self._seed, self._stream = shards, seed, stream
         self._together = max(1, min(TOGETHER, len(shards.records) // stream[1]))
         self._ends = [0]  # trees in the groups before each group
-        self._forget()
-
-    def _forget(self) -> None:
         self._open: dict[int, tuple[list[Any], list[int], np.ndarray]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_open"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+        return self.__dict__ | {"_open": {}}  # readers stay in their process
 
     def __call__(self, index: int) -> TokenTree:
         while index >= self._ends[-1]:
