@@ -246,13 +246,6 @@ def test_a_step_scores_as_the_chain_that_ends_there(fused):
     assert whole[0] == verifier.score(record["problem"], steps[:1])[0]
 
 
-def test_contributions_sum_to_the_log_odds(fused):
-    verifier, _, _ = fused
-    tree = tree_of(made_pools(8, n=1)[0])
-    sums = [sum(parts.values()) + verifier.ranker.intercept for parts in verifier.contributions(tree)]
-    np.testing.assert_allclose(verifier.ranker.log_odds(evidence.read(verifier.sources, [tree])[0]), sums)
-
-
 def test_a_verifier_scores_files_and_is_evaluated(fused, tmp_path):
     _, folder, files = fused
     scored = tmp_path / "scored.jsonl"

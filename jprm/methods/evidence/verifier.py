@@ -166,16 +166,6 @@ class Verifier:
             )
         return outputs
 
-    def contributions(self, tree: ReasoningTree) -> list[dict[str, float]]:
-        """Returns for each node what each number adds to its log odds, largest first, zeros left out."""
-        (x_NF,) = evidence.read(self.sources, [tree])
-        part_NF = self.ranker.slope * self.ranker.standard(x_NF) * self.ranker.weight_F
-        names = evidence.names(self.sources)
-        return [
-            dict(sorted(((names[f], float(row[f])) for f in np.flatnonzero(row)), key=lambda item: -abs(item[1])))
-            for row in part_NF
-        ]
-
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `verifier.json`. Loaded again, the verifier gives the same scores."""
         place = path_of(folder)
