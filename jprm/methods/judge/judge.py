@@ -173,9 +173,9 @@ class Judge(ByCritiques):
         """Returns the paths, as indices of steps from the problem, that questions about a tree are about."""
         if self.prompt.asks != "step":
             return chains_of(tree)
-        paths: dict[int, list[int]] = {-1: []}
-        for i, above in zip(tree.steps, (above_of(tree)[i] for i in tree.steps), strict=True):
-            paths[i] = [*paths[above], i]
+        above, paths = above_of(tree), {-1: []}
+        for i in tree.steps:
+            paths[i] = [*paths[above[i]], i]
         return [paths[i] for i in tree.steps]
 
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
