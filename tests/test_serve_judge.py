@@ -13,8 +13,8 @@ from test_serve import call, post
 from jprm.apps.serve.judges import JudgeEngine
 from jprm.io.jsonl import dump
 from jprm.methods.judge.critiques import RUBRIC
+from jprm.methods.judge.judge import Rubric
 from jprm.methods.judge.load import load_judge, load_plain_judge
-from jprm.methods.judge.rubric import Rubric
 from jprm.score.aggregate import chain_scores
 from jprm.tree import RecordError, tree_of
 

@@ -353,8 +353,8 @@ def _model(kind: str, path: str) -> Source:
     path = os.path.abspath(path) if "://" not in path else path
     spent = [0]
     if kind == "judge":
+        from jprm.methods.judge.judge import Rubric
         from jprm.methods.judge.load import load_judge
-        from jprm.methods.judge.rubric import Rubric
 
         judge = load_judge(path)
         if isinstance(judge, Rubric):

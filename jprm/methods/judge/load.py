@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
-from jprm.methods.judge.judge import Judge
-from jprm.methods.judge.rubric import Criterion, Rubric
+from jprm.methods.judge.judge import Criterion, Judge, Rubric
 from jprm.methods.policy.load import policy_of, policy_settings
 from jprm.methods.verify import sandbox
 from jprm.options import OptionError, from_json
@@ -25,7 +24,7 @@ _REMEDY = (
 def load_judge(path: str | os.PathLike) -> Judge | Rubric:
     """Returns the judge of a JSON file: a policy's settings, as `load_policy` takes them, and a section `judge`.
 
-    With `criteria` in the section it is a rubric (`jprm.methods.judge.rubric`).
+    With `criteria` in the section it is a rubric (`Rubric`).
 
     A server's `prompt` is `{problem}` unless the file has one: the judge's question is all of the user's message.
 

@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.methods.judge.critiques import Critique, Reading, read
-from jprm.methods.judge.judge import Judge
-from jprm.methods.judge.rubric import Rubric
+from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.policy.protocol import Policy, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Problem, Steps
