@@ -169,17 +169,17 @@ TEXT = Reader(parse_text, TextOptions)
 
 
 READERS: dict[str, Reader | str] = {
-    "actprm": "jprm.methods.data.published_labels:ACTPRM",
+    "actprm": "jprm.methods.data.step_labels:ACTPRM",
     "agent_process_bench": "jprm.methods.data.agents:AGENT_PROCESS_BENCH",
     "anthropic": "jprm.methods.data.agents:ANTHROPIC",
     "columns": COLUMNS,
-    "er_prm": "jprm.methods.data.published_labels:ER_PRM",
-    "genprm_math": "jprm.methods.data.published_labels:GENPRM_MATH",
+    "er_prm": "jprm.methods.data.step_labels:ER_PRM",
+    "genprm_math": "jprm.methods.data.step_labels:GENPRM_MATH",
     "gsm8k": "jprm.methods.data.solutions:GSM8K",
     "gsm8k_solutions": "jprm.methods.data.solutions:GSM8K_SOLUTIONS",
     "jsonl": JSONL,
     "math": "jprm.methods.data.solutions:MATH",
-    "math_aps": "jprm.methods.data.published_labels:MATH_APS",
+    "math_aps": "jprm.methods.data.step_labels:MATH_APS",
     "math_shepherd": "jprm.methods.data.step_labels:MATH_SHEPHERD",
     "openai": "jprm.methods.data.agents:OPENAI",
     "otel": "jprm.methods.data.agents:OTEL",
@@ -188,12 +188,12 @@ READERS: dict[str, Reader | str] = {
     "prmbench": "jprm.methods.data.step_labels:PRMBENCH",
     "processbench": "jprm.methods.data.step_labels:PROCESSBENCH",
     "programs": "jprm.methods.data.solutions:PROGRAMS",
-    "rlhflow": "jprm.methods.data.published_labels:RLHFLOW",
+    "rlhflow": "jprm.methods.data.step_labels:RLHFLOW",
     "text": TEXT,
     "trl": TRL,
-    "ultra_interact": "jprm.methods.data.published_labels:ULTRA_INTERACT",
+    "ultra_interact": "jprm.methods.data.step_labels:ULTRA_INTERACT",
     "verifiers": "jprm.methods.data.agents:VERIFIERS",
-    "versaprm": "jprm.methods.data.published_labels:VERSAPRM",
+    "versaprm": "jprm.methods.data.step_labels:VERSAPRM",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""
 
