@@ -88,7 +88,8 @@ def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Seq
 def _read_tree(record: bytes, extras: Sequence[str]) -> TokenTree:
     """Returns the tree of a record of a shard."""
     *lengths, problem = np.frombuffer(record, "<i4", 5).tolist()
-    sizes, start = dict(zip(("tokens", "runs", "steps", "name"), lengths, strict=True)), 20
+    sizes: dict[str, int] = dict(zip(("tokens", "runs", "steps", "name"), lengths, strict=True))
+    start = 20
 
     def taken(kind: str, dtype: type) -> np.ndarray:
         nonlocal start

@@ -160,8 +160,8 @@ def chains_of_trees(
     if not problem:
         raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
     flat = {"pool": pool, "steps": steps, "length": length, "correct": correct, "vote": vote}
-    flat["score"] = np.concatenate([*scores, np.zeros(0, np.float32)])
-    return _samples(problem, np.array(empty, int), answers if with_answers else None, flat)
+    score_M = np.concatenate([*scores, np.zeros(0, np.float32)])
+    return _samples(problem, np.array(empty, int), answers if with_answers else None, flat | {"score": score_M})
 
 
 def _samples(
