@@ -25,6 +25,7 @@ from jaxtyping import Bool, Int, Int32
 
 from jprm.rows import Rows, empty_rows
 from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, ranges, restrict, token_tree
+from jprm.tree import path_to
 
 __all__ = ["PackReport", "Packed", "Part", "TokenTree", "empty_rows", "lay_out", "pack", "split", "token_tree"]
 
@@ -208,11 +209,7 @@ def _split(
         return
     cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots, siblings)
     for begin, end in itertools.pairwise(cuts):
-        path, run = [], tree.run_M[begin]
-        while run >= 0:
-            path.append(run)
-            run = tree.parent_R[run]
-        path_K = np.array(path[::-1], np.int64)
+        path_K = np.array(path_to(tree.run_M[begin], tree.parent_R), np.int64)
         prefix_K = path_K[path_K <= tree.run_M[begin - 1]] if begin else path_K[:0]  # in the part before as well
         run_K = np.concatenate([path_K, np.arange(path_K[-1] + 1, tree.run_M[end - 1] + 1)])
         repeated = _on_runs(tree, prefix_K, begin)

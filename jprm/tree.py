@@ -201,23 +201,24 @@ def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
     return record | {key: value for key, value in tree.extra.items() if key not in record}
 
 
-def chains_of(tree: ReasoningTree) -> list[list[int]]:
+def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
     """Returns the indices of the steps of every path from the problem to a last step, in the order of the last steps.
 
-    In a tree of messages, context is left out.
+    In a tree of messages, the nodes of what others said are among them only with `context`.
     """
     above, steps = above_of(tree), tree.steps
     inner = {above[i] for i in steps}
-    chains = []
-    for leaf in steps:
-        if leaf in inner:
-            continue
-        path, index = [], leaf
-        while index >= 0:
-            path.append(index)
-            index = above[index]
-        chains.append(path[::-1])
-    return chains
+    parents = [node.parent for node in tree.nodes] if context else above
+    return [path_to(leaf, parents) for leaf in steps if leaf not in inner]
+
+
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """Returns the nodes from the first of its path to a node, by the parent of each, which is negative at the root."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
 
 
 def steps_only(tree: ReasoningTree) -> ReasoningTree:

@@ -444,8 +444,7 @@ def consensus(
 
 def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[bytes, list[int], int | None]]:
     threshold = threshold_of(tree, threshold)
-    for chain in chains_of(tree):
-        path = chain if not tree.of_messages else _with_context(tree, chain[-1])
+    for path in chains_of(tree, context=True):
         nodes = [tree.nodes[i] for i in path]
         calls = [node.extra["tool_calls"] for node in nodes if node.extra.get("tool_calls")]
         text = json.dumps([tree.problem, *(node.text for node in nodes), *([calls] if calls else [])])
@@ -453,15 +452,6 @@ def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[byte
         if tree.semantics == "value" and threshold == THRESHOLDS["value"]:
             labels = implied(labels)
         yield hashlib.sha256(text.encode()).digest(), path, first_error(labels, threshold)
-
-
-def _with_context(tree: ReasoningTree, node: int) -> list[int]:
-    """Returns the nodes of a path to a turn, what others said included."""
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = tree.nodes[node].parent
-    return path[::-1]
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:

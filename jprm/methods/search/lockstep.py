@@ -24,7 +24,7 @@ from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Problem, Steps
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, RULES
-from jprm.tree import Node, ReasoningTree
+from jprm.tree import Node, ReasoningTree, path_to
 
 
 class Method(Protocol):
@@ -275,7 +275,7 @@ class Rescorer:
         return [self._new(-1, problem) for problem in problems]
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
-        paths = [self._path(parent) for parent in parents]
+        paths = [path_to(parent, self._parent) for parent in parents]
         nodes: dict[int, list[Node]] = collections.defaultdict(list)  # by the problem's handle
         index: dict[int, int] = {}  # of a handle in its tree
         place = []
@@ -306,13 +306,6 @@ class Rescorer:
         self._text.append(text)
         return len(self._text) - 1
 
-    def _path(self, handle: int) -> list[int]:
-        path = []
-        while handle >= 0:
-            path.append(handle)
-            handle = self._parent[handle]
-        return path[::-1]
-
 
 class LiveJudge(Rescorer):
     """A `LiveScorer` over a `Judge`: asks about every new step once, whatever the steps before it were judged.
@@ -330,7 +323,7 @@ class LiveJudge(Rescorer):
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
         judge: Judge = self.prm
-        paths, questions = [self._path(parent) for parent in parents], []
+        paths, questions = [path_to(parent, self._parent) for parent in parents], []
         for (root, *path), step in zip(paths, steps, strict=True):
             texts, said = [*(self._text[i] for i in path), step], [self._said[i] for i in path]
             questions.append(judge.prompt.filled(self._text[root], texts, said))

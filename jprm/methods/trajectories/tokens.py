@@ -23,7 +23,7 @@ from jprm.methods.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, ren
 from jprm.methods.trajectories.trees import messages_of, nodes_of_messages
 from jprm.token_tree import Written
 from jprm.tokenizer import JsonTokenizer, Layout, Tokenizer
-from jprm.tree import ReasoningTree, above_of, chains_of
+from jprm.tree import ReasoningTree, above_of, chains_of, path_to
 
 
 def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
@@ -78,8 +78,9 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
     written = [(0, 0)] * len(place_of)
     start = None
     specials = tokenizer.specials
+    parents = [node.parent for node in tree.nodes]
     for chain in chains_of(tree):
-        path = _down_to(tree, chain[-1])
+        path = path_to(chain[-1], parents)
         if all(ids[place_of[node]] for node in chain):
             continue
         messages, nodes = messages_of(tree, path), nodes_of_messages(tree, path)
@@ -125,14 +126,6 @@ def encode_at(
 
 def _name(tree: ReasoningTree) -> str:
     return f"problem {tree.problem[:60]!r}"
-
-
-def _down_to(tree: ReasoningTree, node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = tree.nodes[node].parent
-    return path[::-1]
 
 
 def _places(

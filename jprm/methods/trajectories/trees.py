@@ -24,7 +24,7 @@ from jprm.methods.trajectories.records import (
     read_trajectory,
     steps_of,
 )
-from jprm.tree import NONE, SEMANTICS, Node, ReasoningTree, are_outputs, parent_of, semantics_of, with_rest
+from jprm.tree import NONE, SEMANTICS, Node, ReasoningTree, are_outputs, parent_of, path_to, semantics_of, with_rest
 
 
 def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
@@ -72,16 +72,12 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
 
     `tree_of_trajectories` is the inverse. A leaf's own `outcome` is its trajectory's.
     """
-    inner = {node.parent for node in tree.nodes}
+    parents = [node.parent for node in tree.nodes]
     extra, trajectories = dict(tree.extra), []
     extra |= {} if tree.answer is None else {"answer": tree.answer}
     tools, outcome, segment = (extra.pop(key, None) for key in ("tools", "outcome", "segment"))
-    for leaf in (i for i in range(len(tree.nodes)) if i not in inner):
-        path, index = [], leaf
-        while index >= 0:
-            path.append(index)
-            index = tree.nodes[index].parent
-        groups = nodes_of_messages(tree, path[::-1])
+    for leaf in sorted({*range(len(parents))} - {*parents}):
+        groups = nodes_of_messages(tree, path_to(leaf, parents))
         records = [_record_of_message([tree.nodes[i] for i in group], segment or "turn") for group in groups]
         reward, about = outcome, dict(extra)
         if tree.kind != "trajectory":
