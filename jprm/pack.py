@@ -208,8 +208,9 @@ def _split(
         yield Part(index, tree, np.ones(count, bool), leaf_M)
         return
     cuts = _leaf_cuts(tree, shape, slots) if chains else _cuts(tree, shape, tokens, slots, siblings)
+    parents = tree.parent_R.tolist()
     for begin, end in itertools.pairwise(cuts):
-        path_K = np.array(path_to(tree.run_M[begin], tree.parent_R), np.int64)
+        path_K = np.array(path_to(tree.run_M[begin], parents), np.int64)
         prefix_K = path_K[path_K <= tree.run_M[begin - 1]] if begin else path_K[:0]  # in the part before as well
         run_K = np.concatenate([path_K, np.arange(path_K[-1] + 1, tree.run_M[end - 1] + 1)])
         repeated = _on_runs(tree, prefix_K, begin)
