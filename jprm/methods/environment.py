@@ -216,7 +216,7 @@ class World:
 
     def _reset(self, record: Record) -> Episode:
         if self._idle is not None:
-            first = self._ask({"call": "reset", "record": record})
+            first = self._ask({"record": record})
             return Episode(record, tuple(first["messages"]), place=Place(first["snapshot"]))
         state, messages = self.environment.reset(record)
         return Episode(record, tuple(messages), place=self._kept(state))
@@ -224,9 +224,9 @@ class World:
     def _step(self, episode: Episode, message: Message | str) -> Episode:
         assert episode.place is not None
         if self._idle is not None:
-            reply = self._ask({"call": "step", "snapshot": episode.place.snapshot, "message": message})
-            place, turn = Place(reply.pop("snapshot")), reply.pop("message")
-            return _after(episode, turn, Reply(**reply), place)
+            reply = self._ask({"snapshot": episode.place.snapshot, "message": message})
+            turn, *messages = reply["messages"]
+            return _after(episode, turn, Reply(messages, reply["done"], reply["reward"]), Place(reply["snapshot"]))
         turn = self.environment.parse(message) if isinstance(message, str) else message
         state = self._state(episode)
         reply = self.environment.step(state, turn)
@@ -342,18 +342,15 @@ def answers() -> Callable[[Any], Any]:
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         try:
-            environment = find(question["environment"])
-            assert environment.snapshot is not None
-            if question["call"] == "reset":
-                state, messages = environment.reset(question["record"])
-                return {"messages": list(messages), "snapshot": environment.snapshot(state)}
-            message, state = question["message"], environment.restore(question["snapshot"])
-            message = environment.parse(message) if isinstance(message, str) else message
-            reply = environment.step(state, message)
-            written = {"messages": list(reply.messages), "done": bool(reply.done), "reward": float(reply.reward)}
-            return written | {"message": message, "snapshot": environment.snapshot(state)}
+            world = World(question["environment"], branches=True)
+            if "record" in question:
+                episode = world._reset(question["record"])
+            else:
+                episode = world._step(Episode({}, place=Place(question["snapshot"])), question["message"])
         except Exception as error:
             return {"kind": type(error).__name__, "error": str(error)}
+        snapshot = episode.place and episode.place.snapshot
+        return {"messages": episode.messages, "done": episode.done, "reward": episode.reward, "snapshot": snapshot}
 
     return answer
 
