@@ -55,9 +55,7 @@ class Turns(NamedTuple):
 
 def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
     """Returns labelled turns as arrays. Raises ScoreError for a turn without a score, and where no turn has a label."""
-    columns: dict[str, list] = {key: [] for key in ("problem", "path", "place", "class", "score")}
-    baseline: dict[str, list] = {key: [] for key in ("all good", "last", "length", "repeats", "errors")}
-    problem_K, outcome_K, reward_K, last_K = [], [], [], []
+    turns, ends = [], []
     for i, tree in enumerate(trees):
         for chain in chains_of(tree):
             scores = [score for node in chain if (score := tree.nodes[node].score) is not None]
@@ -68,30 +66,20 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
             for place, node in enumerate(chain):
                 if (label := tree.nodes[node].label) is None:
                     continue
-                columns["problem"].append(tree.problem)
-                columns["path"].append(len(problem_K))
-                columns["place"].append(place)
-                columns["class"].append(_class(label, tree.semantics, f"record {i}, turn {place}"))
-                columns["score"].append(scores[place])
-                baseline["all good"].append(1.0)
-                baseline["last"].append(float(place < len(chain) - 1))
-                baseline["length"].append(-float(len(texts[place])))
-                calls = tree.nodes[node].extra.get("tool_calls")
-                baseline["repeats"].append(float(not (calls and texts[place] in texts[:place])))
-                baseline["errors"].append(-errors[place])
+                of_label = _class(label, tree.semantics, f"record {i}, turn {place}")
+                repeats = bool(tree.nodes[node].extra.get("tool_calls")) and texts[place] in texts[:place]
+                trivial = (1.0, float(place < len(chain) - 1), -len(texts[place]), float(not repeats), -errors[place])
+                turns.append((tree.problem, len(ends), place, of_label, scores[place], *trivial))
             correct = tree.nodes[chain[-1]].correct
-            problem_K.append(tree.problem)
-            outcome_K.append(np.nan if correct is None else float(correct))
-            reward_K.append(min(scores))
-            last_K.append(scores[-1])
-    if not columns["class"]:
+            ends.append((tree.problem, np.nan if correct is None else float(correct), min(scores), scores[-1]))
+    if not turns:
         raise ScoreError("no turn has a label. Give turns `label`, and the record its `semantics`")
-    arrays = {key: np.array(values) for key, values in columns.items()}
-    return Turns(
-        columns["problem"], arrays["path"], arrays["place"], arrays["class"], arrays["score"].astype(float),
-        {key: np.array(values, float) for key, values in baseline.items()},
-        problem_K, np.array(outcome_K), np.array(reward_K, float), np.array(last_K, float),
-    )  # fmt: skip
+    problem_M, path_M, place_M, class_M, *columns = zip(*turns, strict=True)
+    score_M, *trivial = (np.array(column, float) for column in columns)
+    baseline = dict(zip(("all good", "last", "length", "repeats", "errors"), trivial, strict=True))
+    of_turns = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
+    problem_K, *of_ends = zip(*ends, strict=True)
+    return Turns(*of_turns, problem_K, *(np.array(column, float) for column in of_ends))
 
 
 def _class(label: float, semantics: str, where: str) -> int:
