@@ -33,7 +33,7 @@ from jprm.methods.search.growing_tree import CHOICES, METHODS, Problem, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.methods.trajectories.free_text import exchange
 from jprm.options import OptionError, values_of
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, path_to
 
 BUDGET, MOST = 8192, 65536
 """Generated tokens of a request that names no budget, and at most."""
@@ -257,11 +257,8 @@ def _steps(result: Mapping[str, Any]) -> list[str]:
     chosen = result["search"]["chosen"]
     if "samples" in result:
         return result["samples"][chosen]["steps"]
-    steps = []
-    while chosen >= 0:
-        steps.append(result["nodes"][chosen]["text"])
-        chosen = result["nodes"][chosen]["parent"]
-    return steps[::-1]
+    nodes = result["nodes"]
+    return [nodes[i]["text"] for i in path_to(chosen, [node["parent"] for node in nodes])]
 
 
 def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: Question) -> dict[str, Any]:

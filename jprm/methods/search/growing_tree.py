@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.options import find_part
 from jprm.score.scale import PROBABILITY, Scale
+from jprm.tree import path_to
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,11 +115,7 @@ class GrowingTree:
 
     def path(self, node: int) -> list[int]:
         """Returns the nodes from the first step to this one."""
-        path = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parent[node]
-        return path[::-1]
+        return path_to(node, self.parent)
 
     def steps(self, node: int) -> tuple[str, ...]:
         return tuple(self.text[i] for i in self.path(node))
