@@ -76,7 +76,8 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
         raise ScoreError("no turn has a label. Give turns `label`, and the record its `semantics`")
     problem_M, path_M, place_M, class_M, *columns = zip(*turns, strict=True)
     score_M, *trivial = (np.array(column, float) for column in columns)
-    baseline = dict(zip(("all good", "last", "length", "repeats", "errors"), trivial, strict=True))
+    names = ("all good", "last", "length", "repeats", "errors")
+    baseline: dict[str, np.ndarray] = dict(zip(names, trivial, strict=True))
     of_turns = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
     problem_K, *of_ends = zip(*ends, strict=True)
     return Turns(*of_turns, problem_K, *(np.array(column, float) for column in of_ends))
