@@ -78,9 +78,9 @@ class Kind:
 
     weights: role to parameter. Roles are unique among the kinds of a model; a norm's ends with "norm".
     sizes: (config) to the sizes of the letters in `weights`.
-    apply: (x (B, T, D), w, plan, here, config) to what is added to the residual stream, and numbers to be summed over
-        layers and tokens, by name ({} for most). `w`: the layer's parameters in the computation's dtype; `here`: its
-        entry of `settings`.
+    apply: (x (B, T, D), w, plan, settings, config) to what is added to the residual stream, and numbers to be summed
+        over layers and tokens, by name ({} for most). `w`: the layer's parameters in the computation's dtype;
+        `settings`: the layer's entry of what the field `settings` returns.
     plan: (position (B, T), until (B, T), config) to what the kind needs to know of the rows, computed once for all
         layers. `apply` ties what follows from the plan alone and is large, such as masks, to the layer by
         `jax.lax.optimization_barrier`, as attention does: else the loop over layers keeps it.

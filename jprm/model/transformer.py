@@ -110,10 +110,12 @@ REMAT = {
 }
 
 
-def block(x_BTD, layer: Mapping[str, Array | Int8], plans: Mapping[str, Any], here, config: ModelConfig, index: int):
+def block(
+    x_BTD, layer: Mapping[str, Array | Int8], plans: Mapping[str, Any], settings, config: ModelConfig, index: int
+):
     """Applies a layer: its mixer, then its MLP, each after a norm, before one, or both, and added to the stream.
 
-    plans: by kind, `Kind.plan`; here: by kind, the layer's entry of `Kind.settings`; index: which layer of the pattern.
+    plans, settings: by kind, `Kind.plan` and the layer's entry of `Kind.settings`; index: which layer of the pattern.
     Returns the stream and the kinds' sums.
     """
     w, sums, flat = cast_weights(layer, config, index), {}, attention.find(config.attention).flat
@@ -128,7 +130,7 @@ def block(x_BTD, layer: Mapping[str, Array | Int8], plans: Mapping[str, Any], he
     x = stream(x_BTD)  # where attention is made for CPUs B and T are one axis
     for part, name in zip(("attention", "mlp"), layers.kinds_of(config, index), strict=True):
         y_BTD = rows(normed(x, w, f"{part}_norm", config))
-        y_BTD, more = layers.find(name).apply(y_BTD, w, plans[name], here[name], config)
+        y_BTD, more = layers.find(name).apply(y_BTD, w, plans[name], settings[name], config)
         x, sums = x + normed(stream(y_BTD), w, f"{part}_post_norm", config), sums | more
         if part == "attention":
             x = checkpoint_name(x, PROJECTED)
@@ -166,9 +168,9 @@ class Layers(nn.Module):
         stack = {
             role: w if stacks[role][0].wide or isinstance(w, Int8) else w.astype(c.dtype) for role, w in stack.items()
         }
-        here = jax.tree.map(lambda x_L: jnp.asarray(x_L[self.first : self.stop]), settings_of(c))
+        settings = jax.tree.map(lambda x_L: jnp.asarray(x_L[self.first : self.stop]), settings_of(c))
         totals: dict[str, Array] = {}
-        for first, stop, own in _rematerialised(c, self.first, self.stop):
+        for first, stop, config in _rematerialised(c, self.first, self.stop):
             repeats = layers.period(c, first, stop)
             for start, end in ((first, stop - (stop - first) % repeats), (stop - (stop - first) % repeats, stop)):
                 if start == end:
@@ -177,9 +179,9 @@ class Layers(nn.Module):
                 part = {role: w for role, w in part.items() if w is not None}
                 inputs = (
                     part,
-                    jax.tree.map(lambda x_L, a=start, b=end: _slice(x_L, a - self.first, b - self.first), here),
+                    jax.tree.map(lambda x_L, a=start, b=end: _slice(x_L, a - self.first, b - self.first), settings),
                 )
-                x_BTD, sums = _scanned(x_BTD, inputs, plans, own, start, min(repeats, end - start), end - start)
+                x_BTD, sums = _scanned(x_BTD, inputs, plans, config, start, min(repeats, end - start), end - start)
                 totals |= {name: totals.get(name, 0) + jnp.sum(x, axis=0) for name, x in sums.items()}
         return x_BTD, totals
 
@@ -219,16 +221,16 @@ def _scanned(x_BTD, inputs: tuple, plans: Mapping[str, Any], c: ModelConfig, fir
     inputs: their parameters, stacked, and by kind the numbers of `settings_of`. Returns sums with an axis of repeats.
     """
 
-    def one(x_BTD, here, w, index: int):
-        return block(x_BTD, w, plans, here, c, index)
+    def one(x_BTD, settings, w, index: int):
+        return block(x_BTD, w, plans, settings, c, index)
 
     if c.remat != "nothing":  # a scan needs no guard against CSE
         one = jax.checkpoint(one, policy=REMAT[c.remat], prevent_cse=False, static_argnums=3)
 
     def body(x_BTD, inputs):
-        w, here = inputs
+        w, settings = inputs
         if repeats == 1:
-            return one(x_BTD, here, w, first)
+            return one(x_BTD, settings, w, first)
         total: dict[str, Array] = {}
         place = dict.fromkeys(w, 0)  # of the next layer that has the role, in its part of the stack
         for i in range(repeats):
@@ -236,7 +238,7 @@ def _scanned(x_BTD, inputs: tuple, plans: Mapping[str, Any], c: ModelConfig, fir
             for role in layers.roles(c, first + i):
                 layer[role] = jax.tree.map(lambda x, n=place[role]: x[n], w[role])
                 place[role] += 1
-            x_BTD, sums = one(x_BTD, jax.tree.map(lambda x, n=i: x[n], here), layer, first + i)
+            x_BTD, sums = one(x_BTD, jax.tree.map(lambda x, n=i: x[n], settings), layer, first + i)
             total |= {name: total.get(name, 0) + x for name, x in sums.items()}
         return x_BTD, total
 
@@ -465,14 +467,14 @@ def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
     return {"window": windows(config), "turns": turns_L}
 
 
-def rotation_of(here: Mapping[str, Any], rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
+def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
     """Returns a layer's rotation, of those for layers without and with a window, or none."""
     cos_BTH, sin_BTH = rotations[0]
     if config.rope_theta_local:
-        local = here["window"] < UNBOUNDED
+        local = settings["window"] < UNBOUNDED
         cos_BTH, sin_BTH = (jnp.where(local, b, a) for a, b in zip(*rotations, strict=True))
-    if here["turns"] is not None:
-        cos_BTH, sin_BTH = jnp.where(here["turns"], cos_BTH, 1), jnp.where(here["turns"], sin_BTH, 0)
+    if settings["turns"] is not None:
+        cos_BTH, sin_BTH = jnp.where(settings["turns"], cos_BTH, 1), jnp.where(settings["turns"], sin_BTH, 0)
     return cos_BTH, sin_BTH
 
 
@@ -533,7 +535,7 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
     return product(y_BTKGH, w["out"], config, 3, stream(y_BTD))
 
 
-def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here, config: ModelConfig):
+def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
     """Returns the output of attention. CPUs take B and T as one axis, queries, keys and values as one product."""
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
@@ -548,10 +550,10 @@ def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, her
     # Scan's partial evaluation moves what depends on the plan alone out of the loop over layers. That is right for
     # rotations, but would keep the masks of every block: the barrier ties them to the layer.
     x_BTD, of_rows = jax.lax.optimization_barrier((x_BTD, plan.rows))
-    x_BTD, (cos_BTH, sin_BTH) = flat(x_BTD), map(flat, rotation_of(here, plan.rotations, config))
+    x_BTD, (cos_BTH, sin_BTH) = flat(x_BTD), map(flat, rotation_of(settings, plan.rotations, config))
     growth_BT = None if plan.growth is None else flat(plan.growth)
     qkv = project_heads(x_BTD, w, (cos_BTH, sin_BTH), growth_BT, config)
-    y_BTKGH = implementation.attend(*(rows(x, None, "kv_heads") for x in qkv), of_rows, config, here["window"])
+    y_BTKGH = implementation.attend(*(rows(x, None, "kv_heads") for x in qkv), of_rows, config, settings["window"])
     return rows(project_out(flat(y_BTKGH, "kv_heads"), x_BTD, w, config)), {}
 
 
@@ -593,7 +595,7 @@ ATTENTION = Kind(
 MLP_WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weight("FD", "F")}
 
 
-def mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, here, config: ModelConfig):
+def mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, settings, config: ModelConfig):
     """Returns the MLP's output. Without a split of tokens CPUs take B and T as one axis: see `Implementation.flat`."""
     w = {role: w[role] for role in MLP_WEIGHTS}
     if attention.find(config.attention).flat:
