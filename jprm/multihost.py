@@ -205,7 +205,7 @@ def spread(
     part = parts(costs or [1.0] * len(items), count())
     said, raised = {}, None
     try:
-        said = {"values": list(do(own)) if (own := own_part(items, costs)) else []}
+        said = {"values": list(do(assigned)) if (assigned := own_part(items, costs)) else []}
     except Exception as error:  # any error: the other processes must not wait for values
         said, raised = {"error": f"{type(error).__name__}: {error}"}, error
     told = shared(said)
@@ -219,8 +219,8 @@ def spread(
 
 def own_part(items: Sequence[Item], costs: Sequence[float] = ()) -> list[Item]:
     """Returns the items of which this process computes `spread`'s values."""
-    own = members().index(jax.process_index())
-    return [items[i] for i in parts(costs or [1.0] * len(items), count())[own]]
+    index = members().index(jax.process_index())
+    return [items[i] for i in parts(costs or [1.0] * len(items), count())[index]]
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
@@ -259,12 +259,12 @@ def _service() -> Any:
     return distributed.global_state.client
 
 
-def _together(own: np.ndarray | np.generic, how: str) -> np.ndarray:
+def _together(value: np.ndarray | np.generic, how: str) -> np.ndarray:
     """Returns the arrays of the group's processes, equal in shape, as one: their "stack", or their "sum"."""
     grid = Mesh(np.array([jax.local_devices(i) for i in members()]), ("process", "device"))
-    copies = [jax.device_put(np.asarray(own)[None], device) for device in jax.local_devices()]
+    copies = [jax.device_put(np.asarray(value)[None], device) for device in jax.local_devices()]
     place = NamedSharding(grid, PartitionSpec("process"))
-    of_each = jax.make_array_from_single_device_arrays((count(), *own.shape), place, copies)
+    of_each = jax.make_array_from_single_device_arrays((count(), *value.shape), place, copies)
     with jax.set_mesh(grid):
         return np.asarray(_combined(grid, how)(of_each).addressable_data(0))
 

@@ -364,7 +364,7 @@ def lay_out(
     return rows, tree_BS, node_BS
 
 
-def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]) -> PackReport:
+def _count(tree: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]) -> PackReport:
     depth_M, laid_out = shape.depth_R[kept.run_M], sum(len(part.tree.tokens_N) for part in parts)
     labelled = int((kept.weight_M > 0).sum())
     return PackReport(
@@ -375,8 +375,8 @@ def _count(given: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]
         chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
         steps=len(depth_M),
         labelled=labelled,
-        truncated=len(given.run_M) - len(depth_M),
-        truncated_labelled=int((given.weight_M > 0).sum()) - labelled,
+        truncated=len(tree.run_M) - len(depth_M),
+        truncated_labelled=int((tree.weight_M > 0).sum()) - labelled,
         pairs_lost=_pairs(kept) - sum(_pairs(part.tree, part.owned_M) for part in parts),
     )
 

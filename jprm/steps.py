@@ -139,22 +139,22 @@ def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
     for match in _END.finditer(text):
         stops[match[1]].append(match.end())
     last = {mark: text.rfind(mark) for mark in _CLOSING.values()}
-    while found := opening.search(text, at):
-        at = found.end()
-        fence, begin, name = (*found.groups(), None, None, None)[:3]
+    while match := opening.search(text, at):
+        at = match.end()
+        fence, begin, name = (*match.groups(), None, None, None)[:3]
         if fence:
             end = _fence_end(text, fence, at)
         elif begin:
             index = bisect.bisect_left(stops[name], at)
             end = stops[name][index] if index < len(stops[name]) else -1
-        elif found[0] == "$":
+        elif match[0] == "$":
             closing = _CLOSING_DOLLAR.search(text, at, at + 500)
             end = closing.end() if closing and "\n" not in closing.string[at : closing.end()] else -1
         else:
-            mark = _CLOSING[found[0]]
+            mark = _CLOSING[match[0]]
             end = text.find(mark, at) + len(mark) if last[mark] >= at else -1
         if end >= 0:
-            begins.append(found.start() + 1)
+            begins.append(match.start() + 1)
             ends.append(end - 1)
             at = end
     return begins, ends

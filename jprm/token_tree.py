@@ -282,8 +282,8 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) 
             raise ValueError(
                 f"problem {name!r}: classes must be a list with a name, a list of names or null for each step"
             )
-        for node, given in zip(tree.steps, classes, strict=True):
-            values[node] = None if given is None else float(key in ([given] if isinstance(given, str) else given))
+        for node, label in zip(tree.steps, classes, strict=True):
+            values[node] = None if label is None else float(key in ([label] if isinstance(label, str) else label))
     elif absent_everywhere:
         raise ValueError(f"problem {name!r}: no node has {key!r}, which data.{field} names")
     for index, value in enumerate(values):

@@ -294,14 +294,14 @@ def with_labels(
     return dataclasses.replace(tree, nodes=tuple(nodes), semantics=semantics, kind=kind, extra=extra)
 
 
-def in_order_of(record: Any, made: Any) -> Any:
-    """Returns `made` with the keys of its objects in the order they have in `record`, and new keys last."""
-    if isinstance(made, dict) and isinstance(record, Mapping):
-        keys = [key for key in record if key in made]
-        return {key: in_order_of(record.get(key), made[key]) for key in dict.fromkeys([*keys, *made])}
-    if isinstance(made, list) and isinstance(record, list) and made and isinstance(made[0], dict):
-        return list(map(in_order_of, record, made))
-    return made
+def in_order_of(record: Any, value: Any) -> Any:
+    """Returns `value` with the keys of its objects in the order they have in `record`, and new keys last."""
+    if isinstance(value, dict) and isinstance(record, Mapping):
+        keys = [key for key in record if key in value]
+        return {key: in_order_of(record.get(key), value[key]) for key in dict.fromkeys([*keys, *value])}
+    if isinstance(value, list) and isinstance(record, list) and value and isinstance(value[0], dict):
+        return list(map(in_order_of, record, value))
+    return value
 
 
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,12 +122,12 @@ def _plain(text: str) -> str | None:
     return text.strip().removeprefix("$").removesuffix("$").strip() or None
 
 
-def equivalent(truth: str | float | None, given: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
-    """Returns whether a given answer equals the true one; False if either is absent. Thread-safe.
+def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
+    """Returns whether an answer equals the true one; False if either is absent. Thread-safe.
 
     Plain numbers are compared without math-verify: whole ones exactly, others within 1e-9 of their size, 1e-6 at most.
     """
-    one, two = canonical_answer(truth), canonical_answer(given)
+    one, two = canonical_answer(truth), canonical_answer(answer)
     if one is None or two is None:
         return False
     if one == two:
@@ -195,8 +195,8 @@ def _prepare() -> Callable[[Any], Any]:
 
     def reply(question: dict[str, str]) -> Any:
         if "extract" in question:
-            found = parse(question["extract"], parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # no limit
-            return found[-1] if found and isinstance(found[-1], str) else None
+            answers = parse(question["extract"], parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # no limit
+            return answers[-1] if answers and isinstance(answers[-1], str) else None
         keys = ("values",) if "values" in question else ("truth", "given")
         pair = [
             parse(f"\\boxed{{{question[key].strip('$ ')}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # no limit
@@ -206,8 +206,8 @@ def _prepare() -> Callable[[Any], Any]:
             return None
         if "values" in question:
             return _numbers(pair[0][0])
-        truth, given = pair
-        return verify(truth, given, timeout_seconds=None)
+        truth, answer = pair
+        return verify(truth, answer, timeout_seconds=None)
 
     return reply
 

@@ -111,21 +111,21 @@ def _wrapped(doc: str) -> str:
 
 
 def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:
-    """Returns the command `run(options, own)` with a config's fields as its own options and its docstring as its help.
+    """Returns the command `run(options, chosen)`: `chosen` has a config's fields as options, its docstring is the help.
 
     `types` replaces the types of fields that the command line writes differently.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    fields = [(name, kind, defaults[name]) for name, kind in types.items()]
+    fields = [(name, type_, defaults[name]) for name, type_ in types.items()]
     # Without checks: tyro would rewrite their errors. `built` makes them.
     unchecked = {"__doc__": "", "__post_init__": lambda self: None}
-    own = dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=unchecked)
+    kind = dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=unchecked)
 
-    def call(options: Any, own: Any) -> None:
+    def call(options: Any, chosen: Any) -> None:
         check_outputs(options)
-        run(options, own)
+        run(options, chosen)
 
-    call.__annotations__ = {"options": Annotated[options, arg(name="")], "own": Annotated[own, arg(name="")]}
+    call.__annotations__ = {"options": Annotated[options, arg(name="")], "chosen": Annotated[kind, arg(name="")]}
     call.__doc__ = config.__doc__
     return call
 

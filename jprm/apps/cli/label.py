@@ -56,19 +56,19 @@ class RolloutOptions:
     turns: int = 16
 
 
-def label_mc(files: Any, own: Any) -> None:
+def label_mc(files: Any, chosen: Any) -> None:
     from jprm.methods.label.files import label_monte_carlo
 
-    adaptive = Adaptive(*own.adaptive) if own.adaptive else None
-    config = built(MonteCarloConfig, own, adaptive=adaptive)
+    adaptive = Adaptive(*chosen.adaptive) if chosen.adaptive else None
+    config = built(MonteCarloConfig, chosen, adaptive=adaptive)
     together = config.trees_at_once if config.tokens else 1  # trees that share a budget
     _by_rollouts("label mc", label_monte_carlo, files, config, together)
 
 
-def label_omega(files: Any, own: Any) -> None:
+def label_omega(files: Any, chosen: Any) -> None:
     from jprm.methods.label.files import label_omega
 
-    _by_rollouts("label omega", label_omega, files, built(OmegaConfig, own), 1)
+    _by_rollouts("label omega", label_omega, files, built(OmegaConfig, chosen), 1)
 
 
 def _by_rollouts(command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int) -> None:
@@ -101,11 +101,11 @@ class CritiqueOptions:
     how: Divided = UNDIVIDED
 
 
-def label_critique(files: Any, own: Any) -> None:
+def label_critique(files: Any, chosen: Any) -> None:
     from jprm.methods.judge.load import load_plain_judge
     from jprm.methods.label.files import label_critique
 
-    config = built(CritiqueConfig, own)
+    config = built(CritiqueConfig, chosen)
     loaded = Once(lambda: load_plain_judge(files.judge))
 
     def work(part: Part) -> dict:

@@ -77,13 +77,13 @@ class SearchOptions:
 
 
 def _searching(method: type) -> Callable[[Any, Any], None]:
-    def run(options: SearchOptions, own: Any) -> None:
+    def run(options: SearchOptions, settings: Any) -> None:
         from jprm.methods.acting import TurnScorer, policy_of
         from jprm.methods.scored_files import identity
         from jprm.methods.search.files import search_file
         from jprm.methods.search.lockstep import SearchConfig, live_scorer
 
-        chosen = built(method, own)
+        chosen = built(method, settings)
         if options.by != "score" and options.judge:
             raise ValueError("search: --by is for --model; a judge gives scores alone")
 

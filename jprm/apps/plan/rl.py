@@ -185,11 +185,11 @@ def programs(
     step, arguments = training_step(experiment, mesh, topology.chip.backend)
     state, model, host = arguments[0], experiment.model, topology.host
     learners = topology.without(config.sampling_hosts)
-    own = mesh_by_heads(model, devices(host))
-    own_model = decode.decoding_config(model, own.shape["tensor"], config.sampler_dtype or model.dtype)
+    sampler_mesh = mesh_by_heads(model, devices(host))
+    sampler_model = decode.decoding_config(model, sampler_mesh.shape["tensor"], config.sampler_dtype or model.dtype)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         learnt = placed(jax.eval_shape(lambda state: merge(state.params, experiment.lora), state), mesh)
-    copied = copy_of(learnt, config, model, mesh, own)
+    copied = copy_of(learnt, config, model, mesh, sampler_mesh)
     resident = {
         "parameters": held(state.params), "moments": held(state.optimizer), "reference": held(state.reference),
         "sampler": held(copied),
@@ -204,18 +204,20 @@ def programs(
         tokens = problems * config.samples * config.tokens  # every chain in a row of its own
         times = -(-tokens // (width.size * prm.data.tokens))
         runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
-    for name, sizes in {"prefill": depths(own_model), "decode": (own_model.layers,)}.items():
-        some = [_sampling(config, *shallow(copied, own_model, layers), own, problems)[name] for layers in sizes]
+    for name, sizes in {"prefill": depths(sampler_model), "decode": (sampler_model.layers,)}.items():
+        some = [
+            _sampling(config, *shallow(copied, sampler_model, layers), sampler_mesh, problems)[name] for layers in sizes
+        ]
         variants = {layers: one[:2] for layers, one in zip(sizes, some, strict=True)}
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
-        runs[name] = Program(variants, resident["sampler"] - unused, some[0][2], own, host)
+        runs[name] = Program(variants, resident["sampler"] - unused, some[0][2], sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
     nodes = node(learners) and learners.slices // mesh.shape["data"]
     index = dict.fromkeys(index, jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, spec(mesh=mesh))))
     dtype = config.sampler_dtype or model.dtype
-    send = decode.stored_layer, (stack, index, decode.repeats(model, own.shape["tensor"]), dtype)
+    send = decode.stored_layer, (stack, index, decode.repeats(model, sampler_mesh.shape["tensor"]), dtype)
     size = held(copied["decoder"]["layers_0"])
     far = size * (nodes - 1) / nodes if nodes > 1 else 0.0
     sent = [
@@ -231,16 +233,18 @@ def programs(
     return runs, {name: size for name, size in resident.items() if size}
 
 
-def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, own: Mesh) -> dict:
+def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, sampler_mesh: Mesh) -> dict:
     """Returns the shapes of the sampler's copy, `jprm.methods.policy.decode.decoding_copy`."""
-    dtype, times = config.sampler_dtype or model.dtype, decode.repeats(model, own.shape["tensor"])
+    dtype, times = config.sampler_dtype or model.dtype, decode.repeats(model, sampler_mesh.shape["tensor"])
 
     def stored(function: Callable, params: Mapping) -> dict:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             shapes = jax.eval_shape(function, params)
-        places = decode.places_of(shapes, own)
+        places = decode.places_of(shapes, sampler_mesh)
         return jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(own, place)), shapes, places
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(sampler_mesh, place)),
+            shapes,
+            places,
         )
 
     rest = {name: x for name, x in learnt["decoder"].items() if not name.startswith("layers_")}
@@ -360,7 +364,7 @@ def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
 
 def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     """Yields the tables and lines of a plan."""
-    mesh, own = (
+    mesh, host_mesh = (
         " ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (plan["mesh"], plan["host"]["mesh"])
     )
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
@@ -369,7 +373,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     yield (
         f"{plan['experiment']}, reinforcement learning: {plan['parameters'] / 1e9:.2f} B parameters on"
         f" {slices}{plan['topology']}, {plan['chips']} chips; mesh {mesh}; an update of at most {plan['rows']} rows of"
-        f" {plan['tokens']:,} tokens a step; {who} on {chips} chips, {own}"
+        f" {plan['tokens']:,} tokens a step; {who} on {chips} chips, {host_mesh}"
     )
     sampled = [part for part in resident if part in SAMPLED]
     learnt = [part for part in resident if part not in SAMPLED]

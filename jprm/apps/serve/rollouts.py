@@ -132,15 +132,15 @@ class Device:
 
     def load(self, folder: str) -> None:
         """Takes the parameters in a folder, of a model of the same shape; the old ones go first."""
-        there, own = base.model_config(folder, head=of_channels(0)), self.sampler.config
-        if (there.layers, there.width, there.vocab_size) != (own.layers, own.width, own.vocab_size):
+        pushed, served = base.model_config(folder, head=of_channels(0)), self.sampler.config
+        if (pushed.layers, pushed.width, pushed.vocab_size) != (served.layers, served.width, served.vocab_size):
             raise ValueError(f"{folder}: is a model of another shape than the one served")
         self.sampler._params = None
         self.sampler = load_sampler(folder, self._options)
 
     def forced(self, ids: tuple[int, ...]) -> list[float]:
-        own = self.sampler
-        return log_probabilities(own.params, own.config, own.mesh, [(ids[:1], ids[1:])]).tolist()
+        sampler = self.sampler
+        return log_probabilities(sampler.params, sampler.config, sampler.mesh, [(ids[:1], ids[1:])]).tolist()
 
     def _run(self) -> None:
         while True:

@@ -237,7 +237,7 @@ def _write(
                 tally.read += 1
                 progress.advance(task, count)
 
-            found = reader.read(
+            read = reader.read(
                 path,
                 on_error=request.on_error,
                 rejects=rejects,
@@ -245,7 +245,7 @@ def _write(
                 on_bytes=advance,
                 **request.options,
             )
-            yield from ((f"{index}.{key}", record) for key, record in found if tally.keeps(record))
+            yield from ((f"{index}.{key}", record) for key, record in read if tally.keeps(record))
 
     with (
         Rejects(work / "rejects.jsonl") as rejects,

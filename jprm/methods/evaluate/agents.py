@@ -162,12 +162,12 @@ def agents_report(
         for row, figures in drawn.items() if row != "scores"
     }  # fmt: skip
     report["ahead"] = {}
-    for key, own in drawn["scores"].items():
+    for key, figure in drawn["scores"].items():
         best = max(
             (row for row in drawn if row != "scores"), key=lambda row: np.nan_to_num(drawn[row][key].value, nan=-1)
         )
         other = drawn[best][key]
-        less = own._replace(value=own.value - other.value, drawn_R=own.drawn_R - other.drawn_R)
+        less = figure._replace(value=figure.value - other.value, drawn_R=figure.drawn_R - other.drawn_R)
         report["ahead"][key] = interval(less, fraction=False).json() | {"baseline": best}
     report["outcome"] = _outcomes(turns, seed)
     report["calibration"] = _calibration(turns, seed)

@@ -202,13 +202,13 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
             out.append((share, share - rival, mean, low, math.log((k + 1) / mean_steps)))
         return out
 
-    found = []
+    signals = []
     for i in range(len(chains)):
         key = (steps[i], answers[i])
         if key not in cache:
             cache[key] = rows(i)
-        found.append(cache[key])
-    return by_node(tree, found)
+        signals.append(cache[key])
+    return by_node(tree, signals)
 
 
 POOL = ("answer_share", "answer_lead", "values_share", "least_value_share", "relative_length")
