@@ -1,16 +1,79 @@
-"""Attention kernels for TPUs and GPUs: a file each, with its tables of blocks; and what those for GPUs share.
+"""Attention kernels for TPUs and GPUs: a file each, with its tables of blocks; and what several share.
 
-Weights are powers of two, which GPUs take faster than powers of e: logits are times log2(e).
+On GPUs weights are powers of two, which they take faster than powers of e: logits are times log2(e).
 """
 
+import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 
-from jprm.model.attention import HIDDEN, capped
+from jprm.model.attention import HIDDEN, ampere_or_later, capability, capped
 from jprm.model.config import ModelConfig
+from jprm.model.mesh import spec
 
 LOG2_E = math.log2(math.e)
+
+PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
+"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
+logits, the gradients of weights, keys and values."""
+
+
+def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str, tuple], split: bool):
+    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
+
+    Where the tokens are split, `call` takes the keys of whole rows, and gives every device a term of their gradients.
+
+    Args:
+      call: from blocks and heads to a tuple of arrays.
+      heads, results: arrays, and what `call` returns, by kind.
+      kinds: logical axes by kind: of `queries`, `keys` and `rows`.
+      split: whether the tokens of rows are split.
+    """
+    axis = kinds["keys"].index("tokens")
+
+    def own(blocks, heads):
+        in_part = heads["keys"][0].shape[axis] < blocks.until.shape[1]
+        if in_part:
+            keys = [jax.lax.all_gather(x, "context", axis=axis, tiled=True) for x in heads["keys"]]
+            heads = heads | dict(keys=keys)
+        arrays = call(blocks, heads)
+        if not in_part:
+            return arrays
+        return tuple(
+            jax.lax.psum_scatter(x, "context", scatter_dimension=axis, tiled=True) if kind == "keys" else x
+            for x, kind in zip(arrays, results, strict=True)
+        )
+
+    if jax.sharding.get_abstract_mesh().empty:
+        return own(blocks, heads)
+    tokens = "tokens" if split else None
+    place = {kind: spec(*(tokens if name == "tokens" else name for name in axes)) for kind, axes in kinds.items()}
+    of_blocks = dataclasses.replace(
+        jax.tree.map(lambda _: spec("batch", tokens), blocks), until=spec("batch"), position=spec("batch"),
+        window=None if blocks.window is None else spec(),
+    )  # fmt: skip
+    places = of_blocks, {kind: [place[kind]] * len(arrays) for kind, arrays in heads.items()}
+    arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
+    out = tuple(place[kind] for kind in results)
+    return jax.shard_map(own, in_specs=places, out_specs=out, check_vma=False)(*arguments)
+
+
+def numbers_of(blocks, T: int):
+    """Returns the layer's window, 0 without one, and the row's index of the first of this device's T queries."""
+    first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
+    return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
+
+
+def too_old(name: str) -> str | None:
+    """Returns why an implementation for NVIDIA GPUs refuses this machine's GPU."""
+    if ampere_or_later():
+        return None
+    return (
+        f"attention={name!r} is for NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and this one's is"
+        f" {capability()}; choose attention='blocked'"
+    )
 
 
 def logits(logit, config: ModelConfig):

@@ -29,23 +29,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
-from jprm.methods.kernels import logits, weights
-from jprm.model.attention import (
-    HIDDEN,
-    SAVED,
-    Implementation,
-    ampere_or_later,
-    capability,
-    unsplit,
-    with_backward,
-)
+from jprm.methods.kernels import PRODUCTS, logits, numbers_of, on_mesh, too_old, weights
+from jprm.model.attention import HIDDEN, SAVED, Implementation, unsplit, with_backward
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import parts, reshape, spec
+from jprm.model.mesh import parts, reshape
 from jprm.model.transformer import UNBOUNDED
 
-PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
-"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
-logits, the gradients of weights, keys and values."""
+KINDS = {
+    "queries": ("batch", "tokens", "kv_heads"),
+    "keys": ("batch", "tokens", "kv_heads"),
+    "rows": ("batch", "kv_heads", None, "tokens"),
+}
+"""Logical axes of arrays (B, T, K, G, H), (B, S, K, H) and (B, K, G, T)."""
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
@@ -53,12 +48,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
         return "attention='gpu_kernel' is for NVIDIA GPUs; a TPU takes attention='kernel'"
     if config.head_dim > 256:
         return f"attention='gpu_kernel' takes heads of at most 256, not head_dim={config.head_dim}; choose 'blocked'"
-    if backend == "gpu" and not ampere_or_later():
-        return (
-            "attention='gpu_kernel' is for NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and this one's is"
-            f" {capability()}; choose attention='blocked'"
-        )
-    return None
+    return too_old("gpu_kernel") if backend == "gpu" else None
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
@@ -153,60 +143,27 @@ def _padded(x_BTNH, blocks: Blocks):
 
 
 def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
-    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
-
-    heads, results: by kind, `queries` (B, T, K, G, H), `keys` (B, S, K, H), `rows` (B, K, G, T).
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return call(blocks, heads)
-    split = parts(heads["queries"][0]) > 1
-    tokens = "tokens" if split else None
-    rows, tables = spec("batch"), spec("batch", tokens)
-    of_blocks = dataclasses.replace(
-        blocks, until=rows, position=rows, forward=tables, dq=tables, dkv=tables,
-        window=None if blocks.window is None else spec(),
-    )  # fmt: skip
-    kinds = dict(
-        queries=spec("batch", tokens, "kv_heads"),
-        keys=spec("batch", tokens, "kv_heads"),
-        rows=spec("batch", "kv_heads", None, tokens),
-    )
-    places = of_blocks, {kind: [kinds[kind]] * len(arrays) for kind, arrays in heads.items()}
-    arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
-    out = tuple(kinds[kind] for kind in results)
-    return jax.shard_map(call, in_specs=places, out_specs=out, check_vma=False)(*arguments)
-
-
-def _whole_rows(blocks: Blocks, heads: dict) -> list[Array]:
-    """Returns all keys and values of the rows, of which a device may have a part."""
-    if heads["keys"][0].shape[1] == blocks.until.shape[1]:
-        return heads["keys"]
-    return [jax.lax.all_gather(x, "context", axis=1, tiled=True) for x in heads["keys"]]
+    return on_mesh(call, blocks, heads, results, KINDS, parts(heads["queries"][0]) > 1)
 
 
 def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     (q,) = heads["queries"]
     B, T, K, G, _ = q.shape
-    launch, keys = blocks.launches.forward, _whole_rows(blocks, heads)
+    launch, keys = blocks.launches.forward, heads["keys"]
     if launch.lowering == "mosaic":
         from jprm.methods.kernels import gpu_hopper  # loads an interface of jax that may change with any release
 
         return gpu_hopper.forward(
-            _numbers(blocks, T), blocks.forward, blocks.until, blocks.position, q, keys[0], keys[1], config,
+            numbers_of(blocks, T), blocks.forward, blocks.until, blocks.position, q, keys[0], keys[1], config,
             windowed=blocks.window is not None, key=launch.key, stages=launch.stages,
         )  # fmt: skip
     log = jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)
-    inputs = dict(queries=[q], keys=keys)
-    return _run(_forward_kernel, launch, blocks.forward, blocks, config, inputs, [q], [log])
+    return _run(_forward_kernel, launch, blocks.forward, blocks, config, heads, [q], [log])
 
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
-    part, inputs = heads["keys"][0].shape[1], heads | dict(keys=_whole_rows(blocks, heads))
-    dq = _gradient("dq", blocks, config, inputs, heads["queries"][:1])
-    dkv = _gradient("dkv", blocks, config, inputs, inputs["keys"])
-    if part < blocks.until.shape[1]:  # every device has a term of all keys' gradients
-        dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=1, tiled=True) for x in dkv]
-    return *dq, *dkv
+    dq = _gradient("dq", blocks, config, heads, heads["queries"][:1])
+    return *dq, *_gradient("dkv", blocks, config, heads, heads["keys"])
 
 
 def _gradient(name: str, blocks: Blocks, config: ModelConfig, inputs: dict, outputs: list):
@@ -218,7 +175,7 @@ def _gradient(name: str, blocks: Blocks, config: ModelConfig, inputs: dict, outp
 
     arrays = *inputs["queries"], *inputs["keys"], *inputs["rows"]
     return getattr(gpu_hopper_backward, name)(
-        _numbers(blocks, arrays[0].shape[1]), table, blocks.until, blocks.position, *arrays, config,
+        numbers_of(blocks, arrays[0].shape[1]), table, blocks.until, blocks.position, *arrays, config,
         blocks.window is not None, launch.key if name == "dq" else launch.query, launch.stages,
     )  # fmt: skip
 
@@ -268,15 +225,9 @@ def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inp
             name=kernel.__name__.strip("_"),
         )(*operands)
 
-    operands = (_numbers(blocks, T), table, blocks.until, blocks.position, *(x for _, x in taken))
+    operands = (numbers_of(blocks, T), table, blocks.until, blocks.position, *(x for _, x in taken))
     # The program's platform need not be the platform of the machine that compiles it.
     return jax.lax.platform_dependent(*operands, cuda=functools.partial(call, False), cpu=functools.partial(call, True))
-
-
-def _numbers(blocks: Blocks, T: int) -> Int[Array, 2]:
-    """Returns the layer's window, 0 without one, and the row's index of the first of this device's T queries."""
-    first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
-    return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
 
 
 def _forward_kernel(config, launch, windowed, numbers, line, until, position, q, k, v, y, log):

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jprm.methods.kernels import too_old
 from jprm.model.attention import Implementation, unsplit_only
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
@@ -52,15 +53,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
             return f"attention='cudnn' takes {takes}, not {found}; choose attention='blocked' for that"
     if backend == "tpu":
         return "attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'"
-    if backend == "gpu":
-        capability = jax.local_devices()[0].compute_capability  # for AMD a name
-        major = capability.split(".")[0]
-        if not major.isdecimal() or int(major) < 8:
-            return (
-                "attention='cudnn' is for NVIDIA GPUs of compute capability 8.0 (Ampere) and later, and this one's is"
-                f" {capability}; choose attention='blocked'"
-            )
-    return unsplit_only("cudnn", context)
+    return (too_old("cudnn") if backend == "gpu" else None) or unsplit_only("cudnn", context)
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Chains:

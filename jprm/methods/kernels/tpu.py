@@ -25,13 +25,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int
 
+from jprm.methods.kernels import PRODUCTS, numbers_of, on_mesh
 from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, unsplit, with_backward
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import parts, reshape, spec
+from jprm.model.mesh import parts, reshape
 
-PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
-"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
-logits, the gradients of weights, keys and values."""
+KINDS = {
+    "queries": ("batch", "kv_heads", None, "tokens"),
+    "keys": ("batch", "kv_heads", "tokens"),
+    "rows": ("batch", "kv_heads", None, None, "tokens"),
+}
+"""Logical axes of arrays (B, K, G, T, H), (B, K, S, H) and (B, K, G, 1, T)."""
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
@@ -84,34 +88,7 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
 
 
 def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
-    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
-
-    heads, results: by the kinds of `_walk`. Tokens are split if the blocks have several parts.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return call(blocks, heads)
-    tokens = "tokens" if blocks.count.shape[1] > 1 else None
-    rows, tables = spec("batch"), spec("batch", tokens)
-    of_blocks = dataclasses.replace(
-        blocks, until=rows, position=rows, by_query=tables, by_key=tables, count=tables,
-        window=None if blocks.window is None else spec(),
-    )  # fmt: skip
-    kinds = dict(
-        queries=spec("batch", "kv_heads", None, tokens),
-        keys=spec("batch", "kv_heads", tokens),
-        rows=spec("batch", "kv_heads", None, None, tokens),
-    )
-    places = of_blocks, {kind: [kinds[kind]] * len(arrays) for kind, arrays in heads.items()}
-    arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
-    out = tuple(kinds[kind] for kind in results)
-    return jax.shard_map(call, in_specs=places, out_specs=out, check_vma=False)(*arguments)
-
-
-def _whole(blocks: Blocks, heads: dict) -> dict:
-    """Returns the heads with all keys and values of the row, of which a device may have a part."""
-    if heads["keys"][0].shape[2] == blocks.until.shape[1]:
-        return heads
-    return heads | dict(keys=[jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in heads["keys"]])
+    return on_mesh(call, blocks, heads, results, KINDS, blocks.count.shape[1] > 1)
 
 
 def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
@@ -120,22 +97,18 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     acc, state = (pltpu.VMEM((G, blocks.sizes.query, width), jnp.float32) for width in (H, LANES))
     return _walk(
         _forward_kernel, blocks, config, "query",
-        inputs=_whole(blocks, heads),
+        inputs=heads,
         outputs=dict(queries=[q_BKGTH], rows=[jax.ShapeDtypeStruct((*q_BKGTH.shape[:3], 1, T), jnp.float32)]),
         scratch=[acc, state, state],
     )  # fmt: skip
 
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
-    inputs, part = _whole(blocks, heads), heads["keys"][0].shape[2]
-    G, H = inputs["queries"][0].shape[2], inputs["queries"][0].shape[4]
+    _, _, G, _, H = heads["queries"][0].shape
     sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
-    (dq_BKGTH,) = _walk(_dq_kernel, blocks, config, "query", inputs, dict(queries=inputs["queries"][:1]), [sums])
+    dq_BKGTH = _walk(_dq_kernel, blocks, config, "query", heads, dict(queries=heads["queries"][:1]), [sums])
     sums = pltpu.VMEM((blocks.sizes.key, H), jnp.float32)
-    dkv = _walk(_dkv_kernel, blocks, config, "key", inputs, dict(keys=inputs["keys"]), [sums, sums])
-    if part < blocks.until.shape[1]:  # every device has a term of all keys' gradients
-        dkv = [jax.lax.psum_scatter(x, "context", scatter_dimension=2, tiled=True) for x in dkv]
-    return dq_BKGTH, *dkv
+    return *dq_BKGTH, *_walk(_dkv_kernel, blocks, config, "key", heads, dict(keys=heads["keys"]), [sums, sums])
 
 
 def _pair(K: int, P: int, major: str, table, i, p):
@@ -204,11 +177,10 @@ def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict,
             name=kernel.__name__.strip("_"),
         )(*operands)
 
-    first = jax.lax.axis_index("context") * T if T < S else 0
-    numbers = jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
+    of_layer = numbers_of(blocks, T)
     marks_B2S = jnp.stack([blocks.until, blocks.position], axis=1)
-    marks_B2T = jax.lax.dynamic_slice_in_dim(marks_B2S, first, T, axis=2)
-    operands = (table_BP.reshape(-1), numbers, marks_B2T, marks_B2S, *(x for _, x in taken))
+    marks_B2T = jax.lax.dynamic_slice_in_dim(marks_B2S, of_layer[1], T, axis=2)
+    operands = (table_BP.reshape(-1), of_layer, marks_B2T, marks_B2S, *(x for _, x in taken))
     # The program's platform need not be the platform of the machine that compiles it.
     platforms = dict(tpu=functools.partial(run, False), cpu=functools.partial(run, True))
     return jax.lax.platform_dependent(jnp.max(blocks.count), *operands, **platforms)
