@@ -7,7 +7,7 @@ import pytest
 from toy_search import Script, Table, chain
 
 from jprm.methods.search.beam import DVTS, Beam, select_beams
-from jprm.methods.search.files import answers, choose
+from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 
@@ -28,7 +28,7 @@ def run(method, table=STEPS, scores=SCORES, rule="prod", problems=1, **options):
 
 
 def best_chain(tree, rule="prod"):
-    result = choose(tree, rule, "best", answers(tree))
+    result = choose(tree, rule, "best", answers_of(tree))
     return chain(tree, tree.draws[result.draw].end), result.score
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from toy_search import Script, Table
 
-from jprm.methods.search.files import answers, choose
+from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import METHODS, Problem, find
 from jprm.methods.search.lockstep import SearchConfig, search
 
@@ -97,7 +97,7 @@ def test_it_finds_a_chain(greedy):
     scorer = Table({"a": 0.2, "b": 0.7, "y.": 0.6})
     config = SearchConfig(find("greedy")(expand=2), "last")
     ((_, tree),) = search([Problem("p")], policy, scorer, config)
-    result = choose(tree, "last", "best", answers(tree))
+    result = choose(tree, "last", "best", answers_of(tree))
     assert tree.steps(tree.draws[result.draw].end) == ("b", "y.")
 
 

@@ -8,7 +8,7 @@ from toy_search import Script, Table
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import answers, choose
+from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 
@@ -52,7 +52,7 @@ def test_the_budget_is_honoured(method, budget):
         # Every draw of a kind costs the same here, so after the first round nothing is drawn that does not fit.
         first = {"BestOfN": 4, "Beam": 6, "DVTS": 6}[type(method).__name__]
         assert not tree.overspent or len(tree.draws) <= first
-        result = choose(tree, "prod", "best", answers(tree))
+        result = choose(tree, "prod", "best", answers_of(tree))
         assert result.draw is None or not tree.draws[result.draw].over_budget
 
 
@@ -73,14 +73,14 @@ def test_draws_behind_the_one_that_breaks_the_budget_do_not_count():
     assert [draw.over_budget for draw in tree.draws] == [False, True, True, True]
     assert (tree.spent, tree.overspent, tree.ended) == (10, 50, "budget")
     assert tree.score == [pytest.approx(x) for x in (0.1, 0.2, 0.9, 0.9)]  # kept, with their scores
-    assert choose(tree, "prod", "best", answers(tree)).draw == 0
+    assert choose(tree, "prod", "best", answers_of(tree)).draw == 0
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_a_budget_smaller_than_a_step_is_a_marked_result(method):
     for tree in run(method, budget=9).values():
         assert tree.ended == "budget" and tree.text  # what was drawn is kept
-        result = choose(tree, "prod", "best", answers(tree))
+        result = choose(tree, "prod", "best", answers_of(tree))
         assert result.draw is None and "budget of 9 tokens is smaller than the first draw" in result.reason
     refused(ValueError, "0 tokens", SearchConfig, method, "prod", budget=0)
 

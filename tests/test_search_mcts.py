@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toy_search import Script, Table, chain
 
-from jprm.methods.search.files import answers, choose
+from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS, puct
@@ -21,7 +21,7 @@ def run(method, table=STEPS, scores=VALUES, rule="last", scorer=None, **options)
 
 
 def best_chain(tree, rule="last"):
-    result = choose(tree, rule, "best", answers(tree))
+    result = choose(tree, rule, "best", answers_of(tree))
     return result.draw if result.draw is None else chain(tree, tree.draws[result.draw].end)
 
 

@@ -74,7 +74,7 @@ def test_best_of_n_and_votes_on_one_pool():
     assert found["search"]["chosen"] == 1 and found["search"]["score"] == pytest.approx(0.72)
     assert (found["search"]["answer"], found["search"]["correct"]) == ("2", False)
     for how, answer, score in (("majority", "1", 0.30), ("weighted", "2", 0.72)):
-        result = choose(tree, "prod", how, {1: "1", 3: "2"})
+        result = choose(tree, "prod", how, {1: ("1", True), 3: ("2", False)})
         assert (result.answer, result.score) == (answer, pytest.approx(score))
 
 
@@ -116,7 +116,9 @@ def test_scores_that_are_not_numbers_are_marked():
     assert found["search"]["reason"] == "no finished chain has a finite score at every step"
     assert len(found["samples"]) == 4 and all(sample["unscored"] for sample in found["samples"])
     tree_of(found)
-    assert choose(tree, "prod", "majority", {1: "1", 3: "2"}).answer == "1"  # a majority asks for no score
+    assert (
+        choose(tree, "prod", "majority", {1: ("1", True), 3: ("2", False)}).answer == "1"
+    )  # a majority asks for no score
     _, found, _ = run(Beam(2, 2), scores={})
     assert found["search"]["chosen"] is None and [node["text"] for node in found["nodes"]] == ["a", "b", "c~"]
 

@@ -33,7 +33,7 @@ from jprm.methods.evidence.sources import DEFAULT
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import answers, choose
+from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
@@ -255,7 +255,7 @@ def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console:
         right_P, wrong_working_P, spent_P = np.zeros((3, len(problems)))
         done = track(search(problems, policy, scorer, config), name, total=len(problems), console=console)
         for p, tree in done:
-            result = choose(tree, rule, "best", answers(tree))
+            result = choose(tree, rule, "best", answers_of(tree))
             spent_P[p] = tree.spent
             if result.draw is not None:
                 steps = tree.steps(tree.draws[result.draw].end)

@@ -99,7 +99,7 @@ def test_processbench_takes_the_natural_threshold():
 @pytest.mark.parametrize(("scale", "winner"), [(PQM, 1), (PROBABILITY, None)])
 def test_a_weighted_vote_of_scores_below_0_is_no_vote_for_the_first(scale, winner):
     tree = grown([-3.0, -1.0, -1.0], scale)
-    answers = dict(zip([draw.end for draw in tree.draws], ["5", "7", "7"], strict=True))
+    answers = {draw.end: (answer, None) for draw, answer in zip(tree.draws, ["5", "7", "7"], strict=True)}
     if winner is None:
         refused(ValueError, "weights", choose, tree, "last", "weighted", answers)
     else:

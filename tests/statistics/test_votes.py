@@ -11,7 +11,7 @@ from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import answers, choose
+from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.tree import tree_of
@@ -36,7 +36,7 @@ def test_a_search_votes_by_equivalence():
     texts = [rf"The answer is {answer}." for answer in [*HALVES, "3", "3", "3"]]
     policy, config = Script({(): texts}), SearchConfig(BestOfN(8), "prod", "majority")
     ((_, tree),) = search([Problem("p", "1/2", {})], policy, Table(dict.fromkeys(texts, 0.5)), config)
-    result = choose(tree, "prod", "majority", answers(tree))
+    result = choose(tree, "prod", "majority", answers_of(tree))
     assert result.correct is True
 
 

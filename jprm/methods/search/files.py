@@ -200,8 +200,12 @@ class Result:
     reason: str | None = None
 
 
-def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | None]) -> Result:
-    """Returns the result among the finished draws within the budget; `answer_of` maps last nodes to answers.
+Answers = dict[int, tuple[str | None, bool | None]]
+"""By the last node of a chain: its answer, and whether that is correct, None where unknown."""
+
+
+def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
+    """Returns the result among the finished draws within the budget.
 
     Votes count equivalent answers as one, as evaluations do (`jprm.methods.evaluate.votes.answer_classes`).
     """
@@ -210,7 +214,7 @@ def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | No
         return Result(None, reason=_why_none(tree))
     nodes = [tree.draws[i].end for i in draws]
     value_N, key_N = tree.chain_scores(nodes, rule)
-    class_N = answer_classes([answer_of[node] for node in nodes])
+    class_N = answer_classes([answers[node][0] for node in nodes])
     if how != "best":
         if how == "majority":  # needs no score
             weight_N, key_N = np.ones(len(nodes)), np.where(np.isnan(key_N), -np.inf, key_N)
@@ -228,19 +232,11 @@ def choose(tree: GrowingTree, rule: str, how: str, answer_of: dict[int, str | No
     if at is None:
         return Result(None, reason="no finished chain has a finite score at every step")
     score = float(value_N[at]) if math.isfinite(value_N[at]) else None
-    answer = answer_of[nodes[at]]
-    if tree.finished_by is not None:
-        return Result(draws[at], answer, score, tree.finished_by(tree.problem.text, tree.steps(nodes[at]))[1])
-    return Result(draws[at], answer, score, correct(tree, answer))
+    return Result(draws[at], answers[nodes[at]][0], score, answers[nodes[at]][1])
 
 
 def is_candidate(tree: GrowingTree, draw: Draw) -> bool:
     return draw.end in tree.finished and draw.sample.finish_reason == "stop" and not draw.over_budget
-
-
-def correct(tree: GrowingTree, answer: str | None) -> bool | None:
-    """Returns whether the answer is the problem's; None if the problem's is unknown."""
-    return None if tree.problem.answer is None else equivalent(tree.problem.answer, answer)
 
 
 def _why_none(tree: GrowingTree) -> str:
@@ -253,12 +249,14 @@ def _why_none(tree: GrowingTree) -> str:
     return "no chain finished" + (f"; the policy failed {tree.failed} times: {tree.error}" if tree.failed else "")
 
 
-def answers(tree: GrowingTree) -> dict[int, str | None]:
-    """Returns the final answer of every finished chain, by its last node, also of those over the budget."""
-    ends = {draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0}
+def answers_of(tree: GrowingTree) -> Answers:
+    """Returns the final answers of finished chains, also of those over the budget."""
+    ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
-        return {node: tree.finished_by(tree.problem.text, tree.steps(node))[0] for node in sorted(ends)}
-    return {node: extract_answer("\n".join(tree.steps(node))) for node in sorted(ends)}
+        return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}
+    answer_of, true = {node: extract_answer("\n".join(tree.steps(node))) for node in ends}, tree.problem.answer
+    correct = {answer: None if true is None else equivalent(true, answer) for answer in set(answer_of.values())}
+    return {node: (answer, correct[answer]) for node, answer in answer_of.items()}
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
@@ -269,23 +267,18 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
     """
     if not tree.text:
         return None
-    answer_of = answers(tree)
-    result = choose(tree, rule, how, answer_of)
-    if tree.finished_by is None:
-        judged = {answer: correct(tree, answer) for answer in set(answer_of.values())}
-        correct_of = {node: judged[answer] for node, answer in answer_of.items()}
-    else:
-        correct_of = {node: tree.finished_by(tree.problem.text, tree.steps(node))[1] for node in answer_of}
+    answers = answers_of(tree)
+    result = choose(tree, rule, how, answers)
     scores = [as_written(score) if math.isfinite(score) else None for score in tree.score]
     drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
     out: dict[str, Any] = {"problem": tree.problem.text}
     if kind == "pool":
-        out["samples"] = [_sample(tree, tree.draws[i], scores, answer_of, correct_of) for i in drawn]
+        out["samples"] = [_sample(tree, tree.draws[i], scores, answers) for i in drawn]
         chosen = drawn.index(result.draw) if result.draw is not None else None
         if len(drawn) < len(tree.draws):
             out["empty_samples"] = len(tree.draws) - len(drawn)  # evaluations count them as incorrect samples
     else:
-        out["nodes"] = _nodes(tree, scores, answer_of, correct_of)
+        out["nodes"] = _nodes(tree, scores, answers)
         chosen = tree.draws[result.draw].end if result.draw is not None else None
     if tree.problem.answer is not None:
         out["answer"] = tree.problem.answer
@@ -309,27 +302,28 @@ def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[Judged]:
     return [(places[node], *judged) for node, critiques in tree.judged.items() for judged in critiques]
 
 
-def _sample(tree, draw, scores, answer_of, correct_of) -> dict[str, Any]:
+def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str, Any]:
     """Returns a draw as a sample of a pool. A chain that was cut off has no answer and is not taken for finished."""
     path = tree.path(draw.end)
-    whole = draw.sample.finish_reason == "stop"
-    sample = {"steps": [tree.text[i] for i in path], "answer": answer_of[draw.end] if whole else None}
     unknown = tree.problem.answer is None and tree.finished_by is None
-    if (right := correct_of[draw.end] if whole else None if unknown else False) is not None:
-        sample["correct"] = right
+    whole, cut_off = draw.sample.finish_reason == "stop", (None, None if unknown else False)
+    answer, correct = answers[draw.end] if whole else cut_off
+    sample: dict[str, Any] = {"steps": [tree.text[i] for i in path], "answer": answer}
+    if correct is not None:
+        sample["correct"] = correct
     values = [scores[i] for i in path]
     sample |= {"scores": values} if None not in values else {"unscored": True}
     return sample | _about(draw)
 
 
-def _nodes(tree, scores, answer_of, correct_of) -> list[dict[str, Any]]:
+def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
     nodes = []
     for i, (parent, text) in enumerate(zip(tree.parent, tree.text, strict=True)):
         node: dict[str, Any] = {"parent": parent, "text": text}
         node |= {"score": scores[i]} if scores[i] is not None else {"unscored": True}
-        if i in answer_of:
-            node["answer"] = answer_of[i]
-            node |= {"correct": correct_of[i]} if correct_of[i] is not None else {}
+        if i in answers:
+            answer, correct = answers[i]
+            node |= {"answer": answer} | ({"correct": correct} if correct is not None else {})
         nodes.append(node | tree.notes.get(i, {}))
     for draw in tree.draws:
         if draw.end >= 0:
