@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from jprm.io.jsonl import dump, parse
+from jprm.io.outputs import cut
 from jprm.io.storage import Growing, path_of
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.tree import RecordError
@@ -112,24 +113,20 @@ class KeptPolicy:
         return record
 
     def _read(self) -> None:
+        cut(self._file, 1)
         self._file.seek(0)
-        whole = 0
         for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):
-                break
-            self._read_line(line, f"{self.path}:{number}")
-            whole += len(line)
-        self._file.truncate(whole)
-
-    def _read_line(self, line: bytes, where: str) -> None:
-        record = parse(line, where)
-        try:
-            if record["policy"] == self.name:
-                sample = Sample(tuple(record["steps"]), record["tokens"], record["finish_reason"], record["logprob"])
-                self._kept[record["until"], record["prefix"], record["seed"]] = sample
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            remedy = "Remove the line, or name another file."
-            raise RecordError(where, "sample", f"cannot be read: {error!r}", remedy) from None
+            where = f"{self.path}:{number}"
+            record = parse(line, where)
+            try:
+                if record["policy"] == self.name:
+                    sample = Sample(
+                        tuple(record["steps"]), record["tokens"], record["finish_reason"], record["logprob"]
+                    )
+                    self._kept[record["until"], record["prefix"], record["seed"]] = sample
+            except (TypeError, KeyError, ValueError, AttributeError) as error:
+                remedy = "Remove the line, or name another file."
+                raise RecordError(where, "sample", f"cannot be read: {error!r}", remedy) from None
 
 
 def consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm import data
 from jprm.io.jsonl import Rejects, dump, parse, read_lines, reject_with, write_records
-from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, digest, input_of
+from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, cut, digest, input_of
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract_answer
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
@@ -101,7 +101,9 @@ def search_file(
             problems = list(read_problems(input, on_error, rejects))
             check_unchanged(request, "Run again when nothing writes it")
             with KeptPolicy(policy, samples) as kept, Bar(f"searching {output.name}", len(problems)) as bar:
-                done = _read_part(part)
+                cut(part, 1)  # a kill may leave half a line
+                part.seek(0)
+                done = {line["index"]: line for line in map(json.loads, part)}
                 bar.add(len(done))
                 left = [i for i in range(len(problems)) if i not in done]
                 tokens = scorer.tokens
@@ -130,20 +132,6 @@ def search_file(
         samples.discard()
     tokens = {} if "judge" in scored_by else {"prm_tokens": sum(line["prm_tokens"] for line in done.values())}
     return _counts(output) | tokens | {"rejected": rejects.count}
-
-
-def _read_part(file) -> dict[int, dict[str, Any]]:
-    """Returns the finished problems by index, and cuts off an unfinished last line, which a kill leaves."""
-    file.seek(0)
-    done, whole = {}, 0
-    for line in file:
-        if not line.endswith(b"\n"):
-            break
-        entry = json.loads(line)
-        done[entry["index"]] = entry
-        whole += len(line)
-    file.truncate(whole)
-    return done
 
 
 def _counts(output: Path) -> dict[str, int]:
