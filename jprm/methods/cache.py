@@ -238,13 +238,7 @@ def _written(slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> dec
         rows = [jax.sharding.reshard(x, spec(*[None] * len(lead), None, "kv_heads")) for x in rows]
         return tuple(old.at[(*lead, to_P)].set(x, mode="drop") for old, x in zip(nodes, rows, strict=True))
 
-    return tuple(
-        {
-            mixer: put_states(kept, after[mixer]) if mixer == "deltanet" else jax.tree.map(put, kept, after[mixer])
-            for mixer, kept in before.items()
-        }
-        for before, after in zip(slots, new, strict=True)
-    )
+    return decode.mapped(put, put_states, slots, new)
 
 
 @jax.jit
@@ -274,24 +268,15 @@ def empty_pool(config: ModelConfig, slots: int, nodes: int = 0) -> Pool:
 
 @jax.jit
 def _doubled(pool: Pool) -> Pool:
-    def of_group(group):
-        return {
-            mixer: kept if mixer == "deltanet" else jax.tree.map(lambda x: _twice(x, x.ndim - 3), kept)
-            for mixer, kept in group.items()
-        }
-
-    return Pool(tuple(of_group(group) for group in pool.cache), _twice(pool.x_ND, 0))
+    return Pool(decode.mapped(lambda x: _twice(x, x.ndim - 3), None, pool.cache), _twice(pool.x_ND, 0))
 
 
 @jax.jit
 def _more_states(pool: Pool) -> Pool:
-    def of_group(group):
-        return {
-            mixer: tuple(_twice(x, kept[0].ndim - 5) for x in kept) if mixer == "deltanet" else kept
-            for mixer, kept in group.items()
-        }
+    def more(kept):
+        return tuple(_twice(x, kept[0].ndim - 5) for x in kept)
 
-    return Pool(tuple(of_group(group) for group in pool.cache), pool.x_ND)
+    return Pool(decode.mapped(lambda x: x, more, pool.cache), pool.x_ND)
 
 
 def _twice(x, axis: int):

@@ -91,6 +91,23 @@ def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, 
     return tuple(of_group(*span) for span in layers.spans(config))
 
 
+def mapped(keys: Callable[..., Array], states: Callable[..., tuple] | None, cache: Cache, *others: Cache) -> Cache:
+    """Returns the cache with a function of its keys and values, and another one of the tuples of its states.
+
+    Both take those of the `others` too. Without `states` they stay.
+    """
+
+    def of_kind(kind: str, *kept: tuple[Array, ...]) -> tuple[Array, ...]:
+        if kind == "attention":
+            return jax.tree.map(keys, *kept)
+        return kept[0] if states is None else states(*kept)
+
+    return tuple(
+        {kind: of_kind(kind, kept, *(other[kind] for other in rest)) for kind, kept in group.items()}
+        for group, *rest in zip(cache, *others, strict=True)
+    )
+
+
 def check(config: ModelConfig) -> None:
     """Raises NotImplementedError for a model with layers that cannot go on from a cache."""
     mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -127,21 +126,13 @@ def grown(samples: Samples, size: int) -> Samples:
     def pad(x: Array, axis: int) -> Array:
         return _padded(jnp.roll(x, -(samples.count % room), axis), axis, size)  # the oldest first
 
-    cache, count = _of_tokens(lambda x: pad(x, 2), samples.cache), jnp.full_like(samples.count, room)
+    cache, count = decode.mapped(lambda x: pad(x, 2), None, samples.cache), jnp.full_like(samples.count, room)
     written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
     return dataclasses.replace(samples, count=count, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
 
 
 def _padded(x: Array, axis: int, size: int) -> Array:
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
-
-
-def _of_tokens(function: Callable[[Array], Array], cache: decode.Cache) -> decode.Cache:
-    """Returns the cache with the function of its keys and values, which states after tokens are none of."""
-    return tuple(
-        {kind: jax.tree.map(function, kept) if kind == "attention" else kept for kind, kept in group.items()}
-        for group in cache
-    )
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -157,7 +148,7 @@ def refilled(past: decode.Past, new: decode.Past, new_R) -> decode.Past:
 @functools.partial(jax.jit, static_argnums=1)
 def longer(past: decode.Past, size: int) -> decode.Past:
     """Returns the past with room for prompts of `size` tokens."""
-    cache = _of_tokens(lambda x: _padded(x, 2, size), past.cache)
+    cache = decode.mapped(lambda x: _padded(x, 2, size), None, past.cache)
     return decode.Past(cache, _padded(past.seen_RS, 1, size))
 
 
