@@ -34,7 +34,7 @@ from jprm.model.transformer import logits_at_steps
 from jprm.rows import padded_size, padded_sizes
 from jprm.score.scorer import PRM, check_finite
 from jprm.token_tree import TokenTree, geometry, token_tree, tokens_above
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, path_to
 
 
 def check(prm: PRM) -> None:
@@ -544,10 +544,7 @@ class PrefixCache:
 
     def _compute(self, tokens_N: np.ndarray, slot_N: np.ndarray, above_N: Sequence[int], some: list[int]) -> None:
         """Computes consecutive tokens of one chain after all that stand before them."""
-        path, n = [], some[0]
-        while (n := above_N[n]) >= 0:
-            path.append(n)
-        path_N = slot_N[path[::-1]]
+        path_N = slot_N[path_to(above_N[some[0]], above_N)]
         S = padded_size(len(path_N), SHORTEST_PREFIX, 4)
         self._slots.extend([tokens_N[some]], [slot_N[some]], [path_N], EDIT, S)
 
