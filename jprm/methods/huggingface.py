@@ -65,10 +65,7 @@ NAMES |= {
     for ours, theirs in (("expert", "experts"), ("shared", "shared_expert")) for role in ("gate", "up", "down")
 }  # fmt: skip
 
-GEMMA_NAMES = NAMES | {
-    "attention_post_norm": "post_attention_layernorm.weight", "mlp_norm": "pre_feedforward_layernorm.weight",
-    "mlp_post_norm": "post_feedforward_layernorm.weight",
-}  # fmt: skip
+GEMMA_NAMES = NAMES | {"mlp_norm": "pre_feedforward_layernorm.weight"}
 
 open_tensors, LANGUAGE_HEAD = Tensors, "lm_head.weight"
 
@@ -370,8 +367,8 @@ def _known(name: str, config: ModelConfig) -> bool:
     return any(name_of(role, None, config) == layered and outer == (role in ("embed", "final_norm")) for role in roles)
 
 
-class _Fields:
-    """The fields of config.json, each checked for its type when it is read."""
+class Fields:
+    """The fields of a JSON file, each checked for its type when it is read."""
 
     def __init__(self, path: pathlib.Path, fields: dict[str, Any], inside: str = ""):
         self.path, self.fields, self.inside = path, fields, inside
@@ -382,18 +379,29 @@ class _Fields:
     def has(self, name: str) -> bool:
         return self.fields.get(name) is not None
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def check(self, known: set[str], fixed: Mapping[str, tuple], remedy: str = "") -> None:
+        """Raises ValueError for a field that is not known, or that has another than the fixed values."""
+        for name, value in self.fields.items():
+            if name not in known:
+                raise self.refuse(name, f"({str(value)[:60]!r}) is not known to jprm; it might change scores")
+            if name in fixed and value not in fixed[name]:
+                only = json.dumps(fixed[name][0])
+                raise self.refuse(name, f"{value!r} is not supported; only {only} is{remedy}")
+
+    def need(self, name: str, default: Any = None) -> Any:
         value = self.fields.get(name) if self.has(name) else default
         if value is None:
             raise self.refuse(name, "is missing")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.need(name, default)
         if type(value) is not int or not 0 < value < 2**31:
             raise self.refuse(name, f"is {value!r}, and not a positive integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self.fields.get(name) if self.has(name) else default
-        if value is None:
-            raise self.refuse(name, "is missing")
+        value = self.need(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.refuse(name, f"is {value!r}, and not a positive number")
         return float(value)
@@ -410,19 +418,19 @@ class _Fields:
         return value
 
 
-def _text_fields(path: pathlib.Path) -> _Fields:
+def _text_fields(path: pathlib.Path) -> Fields:
     """Returns the fields of config.json; of a model that also takes images those of its text."""
     content = read_json(path)
     text = content.get("text_config")
     if content.get("model_type") != MULTIMODAL or not isinstance(text, dict):
-        return _Fields(path, content)
+        return Fields(path, content)
     defaults = {
         key: value for key, value in TEXT_DEFAULTS.items() if key != "rope_theta" or "rope_parameters" not in text
     }
-    return _Fields(path, {**defaults, "tie_word_embeddings": True, **text, "model_type": "gemma3_text"}, "text_config.")
+    return Fields(path, {**defaults, "tie_word_embeddings": True, **text, "model_type": "gemma3_text"}, "text_config.")
 
 
-def _values(fields: _Fields) -> dict[str, Any]:
+def _values(fields: Fields) -> dict[str, Any]:
     family = fields.fields.get("model_type")
     if family not in FAMILIES:
         lacks = f", which needs {MISSING[family]}" if isinstance(family, str) and family in MISSING else ""
@@ -434,11 +442,7 @@ def _values(fields: _Fields) -> dict[str, Any]:
     if family in ("phi3", *HYBRID):
         fixed.pop("partial_rotary_factor")
     known = (READ_OF_GEMMA if gemma else READ) | READ_OF.get(family, set()) | HARMLESS | set(FIXED)
-    for name, value in fields.fields.items():
-        if name not in known:
-            raise fields.refuse(name, f"({str(value)[:60]!r}) is not known to jprm; it might change scores")
-        if name in fixed and value not in fixed[name]:
-            raise fields.refuse(name, f"{value!r} is not supported; only {json.dumps(fixed[name][0])} is")
+    fields.check(known, fixed)
     heads, width, layers = (fields.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     if layers > MOST_LAYERS:
         raise fields.refuse("num_hidden_layers", f"is {layers:,}, and at most {MOST_LAYERS:,} are supported")
@@ -481,7 +485,7 @@ def _values(fields: _Fields) -> dict[str, Any]:
     return values | dict(rope_theta=theta, rope_scaling=scaling, rope_theta_local=local if any(windows) else 0.0)
 
 
-def _variant(fields: _Fields, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _variant(fields: Fields, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values in which a family differs from Llama, beside windows and biases; RoPE's of all."""
     if family == "olmo3":
         theta, scaling, local = _two_ropes(fields, 5e5)
@@ -493,13 +497,13 @@ def _variant(fields: _Fields, family: str, values: Mapping[str, Any]) -> dict[st
     if family == "smollm3":
         variant["rope_layers"] = _rope_layers(fields, values["layers"])
     if family == "ministral3":
-        inner = _Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
+        inner = Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
         if inner.has("llama_4_scaling_beta"):
             positions = inner.count("original_max_position_embeddings")
             variant["query_growth"] = (inner.number("llama_4_scaling_beta"), positions)
     if family in ("phi3", *HYBRID):
         inner = fields.fields.get("rope_parameters")
-        inner = _Fields(fields.path, inner if isinstance(inner, dict) else {}, "rope_parameters.")
+        inner = Fields(fields.path, inner if isinstance(inner, dict) else {}, "rope_parameters.")
         usual = fields.number("partial_rotary_factor", 1.0 if family == "phi3" else 0.25)
         size = int(values["head_dim"] * inner.number("partial_rotary_factor", usual))
         if size % 2 or not 0 < size <= values["head_dim"]:
@@ -518,7 +522,7 @@ def _variant(fields: _Fields, family: str, values: Mapping[str, Any]) -> dict[st
     return variant
 
 
-def _rope_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
+def _rope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     """Returns for every layer of SmolLM3 whether it rotates."""
     every, chosen = fields.count("no_rope_layer_interval", 4), fields.fields.get("no_rope_layers")
     if chosen is None:
@@ -528,7 +532,7 @@ def _rope_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
     return tuple(map(int, chosen[:layers]))
 
 
-def _mixers(fields: _Fields, layers: int) -> tuple[str, ...]:
+def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
     """Returns the kind of every layer's mixer in a hybrid."""
     every, kinds = fields.count("full_attention_interval", 4), fields.fields.get("layer_types")
     names = {"linear_attention": "deltanet", "full_attention": "attention"}
@@ -539,7 +543,7 @@ def _mixers(fields: _Fields, layers: int) -> tuple[str, ...]:
     return tuple(names[kind] for kind in kinds)
 
 
-def _experts(fields: _Fields, family: str, layers: int) -> dict[str, Any]:
+def _experts(fields: Fields, family: str, layers: int) -> dict[str, Any]:
     """Returns the kinds of MLPs and the experts."""
     if fields.flag("use_sliding_window", False):
         raise fields.refuse("use_sliding_window", f"true is not supported for {family}")
@@ -558,7 +562,7 @@ def _experts(fields: _Fields, family: str, layers: int) -> dict[str, Any]:
     return dict(mlps=mlps, experts=experts)
 
 
-def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
+def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     """Returns the window of every layer, 0 for none.
 
     Llama has none; Mistral's slides in all layers unless it is null; Qwen's only where `use_sliding_window` says so, in
@@ -596,13 +600,13 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == names[1] else 0 for kind in kinds)
 
 
-def _pattern(fields: _Fields) -> int:
+def _pattern(fields: Fields) -> int:
     """Returns every how many layers of Gemma 3 one has no window."""
     name = "_sliding_window_pattern" if fields.has("_sliding_window_pattern") else "sliding_window_pattern"
     return fields.count(name, 6)
 
 
-def _two_ropes(fields: _Fields, default: float = 1e6) -> tuple[float, RopeScaling, float]:
+def _two_ropes(fields: Fields, default: float = 1e6) -> tuple[float, RopeScaling, float]:
     """Returns Gemma 3's theta and scaling of layers without a window, and the unscaled theta of those with one."""
     content = fields.fields.get("rope_parameters")
     if content is None:
@@ -614,14 +618,14 @@ def _two_ropes(fields: _Fields, default: float = 1e6) -> tuple[float, RopeScalin
         part = content.get(kind) if isinstance(content, dict) else None
         if not isinstance(part, dict) or set(content) != {"full_attention", "sliding_attention"}:
             raise fields.refuse("rope_parameters", "is not an object of full_attention and sliding_attention")
-        parts[kind] = _rope(_Fields(fields.path, {"rope_parameters": part}, f"rope_parameters.{kind}: "))
+        parts[kind] = _rope(Fields(fields.path, {"rope_parameters": part}, f"rope_parameters.{kind}: "))
     theta_local, local = parts["sliding_attention"]
     if local.kind != "none":
         raise fields.refuse("rope_parameters.sliding_attention", f"of rope_type {local.kind} is not supported")
     return *parts["full_attention"], theta_local
 
 
-def _rope(fields: _Fields, default: float = 10000.0, family: str = "") -> tuple[float, RopeScaling]:
+def _rope(fields: Fields, default: float = 10000.0, family: str = "") -> tuple[float, RopeScaling]:
     """Returns theta and scaling, from transformers 5's `rope_parameters` or 4's `rope_scaling` and `rope_theta`."""
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
@@ -629,7 +633,7 @@ def _rope(fields: _Fields, default: float = 10000.0, family: str = "") -> tuple[
     content = fields.fields.get(key) or {}
     if not isinstance(content, dict):
         raise fields.refuse(key, f"{str(content)[:60]!r} is not an object")
-    inner = _Fields(fields.path, content, f"{key}.")
+    inner = Fields(fields.path, content, f"{key}.")
     theta = inner.number("rope_theta", fields.number("rope_theta", default))
     if theta <= 1:
         raise fields.refuse("rope_theta", f"is {theta}, and must be above 1")

@@ -7,12 +7,10 @@ name; a field that this module does not know is an error.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -146,29 +144,12 @@ open_tensors = Merged
 def read_config(folder: str | os.PathLike) -> LoraConfig:
     """Returns rank and scale. Raises ValueError naming a field that is not supported or not known."""
     path = pathlib.Path(folder) / CONFIG
-    fields = read_json(path)
-    _check_fields(path, fields)
-    rank, alpha, rslora = fields.get("r"), fields.get("lora_alpha"), fields.get("use_rslora", False)
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank < 2**31:
-        raise ValueError(f"{path}: r is {rank!r}, not a positive integer")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < math.inf:
-        raise ValueError(f"{path}: lora_alpha is {alpha!r}, not a positive number")
-    if type(rslora) is not bool:
-        raise ValueError(f"{path}: use_rslora is {rslora!r}, neither true nor false")
-    return LoraConfig(rank, float(alpha), rslora=rslora)
-
-
-def _check_fields(path: pathlib.Path, fields: Mapping) -> None:
-    if fields.get("peft_type") != "LORA":
-        raise ValueError(f"{path}: peft_type {fields.get('peft_type')!r} is not supported; only LORA is")
-    for name, value in fields.items():
-        if name in FIXED and value not in FIXED[name]:
-            raise ValueError(
-                f"{path}: {name} {value!r} is not supported; only {json.dumps(FIXED[name][0])} is. Merge the LoRA with"
-                " PEFT's merge_and_unload and use what that saves"
-            )
-        if name not in READ and name not in HARMLESS and name not in FIXED:
-            raise ValueError(f"{path}: {name} ({str(value)[:60]!r}) is not known to jprm; it might change scores")
+    fields = huggingface.Fields(path, read_json(path))
+    if fields.fields.get("peft_type") != "LORA":
+        raise fields.refuse("peft_type", f"{fields.fields.get('peft_type')!r} is not supported; only LORA is")
+    remedy = ". Merge the LoRA with PEFT's merge_and_unload and use what that saves"
+    fields.check(READ | HARMLESS | set(FIXED), FIXED, remedy)
+    return LoraConfig(fields.count("r"), fields.number("lora_alpha"), rslora=fields.flag("use_rslora", False))
 
 
 def base_of(folder: str | os.PathLike, base: str = "") -> pathlib.Path:
