@@ -36,27 +36,15 @@ Statistics = Callable[[Float[Array, " G"]], tuple[Float[Array, " G"], float]]
 # Outcome advantages over a group.
 
 
-def _no_baseline(return_G: Array) -> tuple[Array, float]:
-    return np.zeros_like(return_G), 1.0
-
-
-def _mean(return_G: Array) -> tuple[Array, float]:
-    return np.full_like(return_G, return_G.mean()), 1.0
-
-
-def _leave_one_out(return_G: Array) -> tuple[Array, float]:
-    return (return_G.sum() - return_G) / (len(return_G) - 1), 1.0
-
-
-def _standard(return_G: Array) -> tuple[Array, float]:
-    return np.full_like(return_G, return_G.mean()), float(np.std(return_G, ddof=1))
-
-
 ADVANTAGES: dict[str, Statistics] = {
-    "reinforce": _no_baseline,  # Williams 1992
-    "dr_grpo": _mean,  # Liu et al. 2025: of whole samples (G - 1) / G of RLOO
-    "rloo": _leave_one_out,  # Kool et al. 2019, Ahmadian et al. 2024
-    "grpo": _standard,  # Shao et al. 2024; G - 1 in the deviation, as in TRL and verl
+    # Williams 1992
+    "reinforce": lambda return_G: (np.zeros_like(return_G), 1.0),
+    # Liu et al. 2025: of whole samples (G - 1) / G of RLOO
+    "dr_grpo": lambda return_G: (np.full_like(return_G, return_G.mean()), 1.0),
+    # Kool et al. 2019, Ahmadian et al. 2024
+    "rloo": lambda return_G: ((return_G.sum() - return_G) / (len(return_G) - 1), 1.0),
+    # Shao et al. 2024; G - 1 in the deviation, as in TRL and verl
+    "grpo": lambda return_G: (np.full_like(return_G, return_G.mean()), float(np.std(return_G, ddof=1))),
 }
 """Baselines by name: none, the group's mean, the mean of the others, the mean with division by the deviation.
 
