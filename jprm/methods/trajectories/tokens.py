@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -105,7 +105,7 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
                         at = end
         except ValueError as error:
             raise ValueError(f"{_name(tree)}: {error}") from None
-    return Turns(list(functools.reduce(_common, ids))[: start or 0], ids, written)
+    return Turns(list(os.path.commonprefix(ids))[: start or 0], ids, written)  # it takes lists of any items
 
 
 def encode_at(
@@ -165,14 +165,6 @@ def _check_whole(one: Rendered, messages: Sequence[Mapping[str, Any]], tools: Se
             if name not in text:
                 remedy = "Write the calls into `content`"
                 raise ValueError(f"messages[{k}].tool_calls: the chat template leaves out {name!r}. {remedy}")
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> Sequence[int]:
-    """Returns what two sequences begin with."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return a[:i]
-    return a[: min(len(a), len(b))]
 
 
 # ----------------------------------------------------------- what a tool answers is data: it injects no control tokens
