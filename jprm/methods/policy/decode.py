@@ -42,6 +42,9 @@ every token.
 Stored = Callable[[Mapping], dict]
 """From a part of the parameters to how a sampler stores it."""
 
+Move = Callable[[Stored, Mapping, Mesh], Any]
+"""Makes a part of a copy on a mesh: from how it is stored, and the part."""
+
 QUERIES = 256
 """New tokens of a row whose attention is computed together."""
 
@@ -278,19 +281,12 @@ def repeats(config: ModelConfig, tensor: int) -> int:
     return math.lcm(config.kv_heads, tensor) // config.kv_heads
 
 
-def decoding_copy(
-    params: Mapping,
-    config: ModelConfig,
-    mesh: Mesh,
-    dtype: Dtype,
-    move: Callable[[Stored, Mapping, Mesh], Any] | None = None,
-) -> dict:
+def decoding_copy(params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None) -> dict:
     """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
 
     `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
-    the type that it is stored as: beside the two models there are a few layers in transit at most.
-
-    `move` makes a part of the copy, and `stored_here` is what it is by default.
+    the type that it is stored as: beside the two models there are a few layers in transit at most. `move` is
+    `stored_here` by default.
     """
     times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
     rest = {name: x for name, x in decoder.items() if not name.startswith("layers_")}

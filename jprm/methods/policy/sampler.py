@@ -120,11 +120,12 @@ class Sampler:
     """
 
     def __init__(
-        self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str
-    ):
+        self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str,
+        move: decode.Move | None = None,
+    ):  # fmt: skip
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
-        self.options, self.mesh, self.tokenizer = options, mesh, tokenizer
+        self.options, self.mesh, self.tokenizer, self._move = options, mesh, tokenizer, move
         self._stacked = config
         self._dtype: Dtype = options.dtype or config.dtype
         self._config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
@@ -145,11 +146,8 @@ class Sampler:
         own name adds the options.
         """
         self._params = None  # the old copy goes before the new one is made
-        self._params = self._copied(params)
+        self._params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move)
         self.name = f"{name}#{self._digest}"
-
-    def _copied(self, params: Mapping) -> dict:
-        return decode.decoding_copy(params, self._stacked, self.mesh, self._dtype)
 
     def stop_at(self, token: int) -> None:
         """Ends samples at this token too."""
@@ -272,16 +270,16 @@ class Sampler:
             by_token = tuple((self.tokenizer.decode([i]), logprob) for i, logprob in pairs)
         return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, token_logprobs=by_token)
 
-    def _progress(self, ids: Sequence[int]) -> int:
-        """Returns the column of the progress table after these ids of a sample."""
-        progress = 0
-        for token in ids:
-            progress = max(int(self._table_VP[token, progress]), 0)
-        return progress
-
-    def step_stops(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns, for each step that its delimiter ends in these ids, the index after its last token."""
-        return step_stops(self._table_VP, ids)
+    def step_stops(self, ids: Sequence[int]) -> tuple[list[int], int]:
+        """Returns, for each step that its delimiter ends in these ids, the index after its last token; and the column
+        of the progress table after all."""
+        stops, progress = [], 0
+        for index, token in enumerate(ids, start=1):
+            progress = int(self._table_VP[token, progress])
+            if progress < 0:
+                stops.append(index)
+                progress = 0
+        return stops, progress
 
 
 # ---- Rows that decode together.
@@ -375,7 +373,7 @@ class Rows:
             at, some = slice(r * m, (r + 1) * m), slice(r * m, r * m + len(job.numbers))
             of_row = {
                 "last_B": job.prompt[-1], "first_B": len(job.prompt) - 1, "begun_B": job.begun, "length_B": 0,
-                "progress_B": sampler._progress(job.prompt[len(job.prompt) - job.begun :]), "logprob_B": 0.0,
+                "progress_B": sampler.step_stops(job.prompt[len(job.prompt) - job.begun :])[1], "logprob_B": 0.0,
                 "hash_B": job.hash, "needed_B": job.needed, "end_B": decoding.STOP,
             }  # fmt: skip
             for name, value in of_row.items():
@@ -530,17 +528,6 @@ def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
                 return -1
             matched = 0
     return matched + len(delimiter) * written
-
-
-def step_stops(table_VP: Int8[np.ndarray, "V P"], ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns, for each step that its delimiter ends in these ids, the index after its last token."""
-    stops, progress = [], 0
-    for index, token in enumerate(ids, start=1):
-        progress = int(table_VP[token, progress])
-        if progress < 0:
-            stops.append(index)
-            progress = 0
-    return tuple(stops)
 
 
 # ---- Batches.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -88,7 +89,7 @@ class SamplingHosts:
         flat: dict[str, Any] = flatten_dict(params, sep="/")
         self._order("push", name=name, shapes={path: [x.shape, x.dtype.name] for path, x in flat.items()})
         mesh, dtype = mesh_by_heads(self._model), self.config.sampler_dtype or self._model.dtype
-        decode.decoding_copy(params, self._model, mesh, dtype, lambda *part: _send(self.config, *part))
+        decode.decoding_copy(params, self._model, mesh, dtype, functools.partial(_send, self.config))
 
     def begin(self, update: int, by: int, costs: Sequence[float]) -> None:
         """Orders the samples of an update, by the policy after update `by`, and does not wait for them."""
@@ -194,23 +195,10 @@ class _Host:
         params, name = unflatten_dict(shapes, sep="/"), order["name"]
         if not hasattr(self.source, "policy"):
             mesh, options = mesh_by_heads(self._model), sampler_options(self.config)
-            policy = _Receiving(self.config, params, self._model, self._tokenizer, mesh, options, name)
-            self.source.policy = policy
+            move = functools.partial(_receive, self.config)
+            self.source.policy = Sampler(params, self._model, self._tokenizer, mesh, options, name, move)
         else:
             self.source.policy.push(params, name)
-
-
-class _Receiving(Sampler):
-    """A sampler whose parameters come from the learners: `params` are shapes and types."""
-
-    def __init__(self, config: RLExperiment, *arguments: Any):
-        self._config_of_run = config
-        super().__init__(*arguments)
-
-    def _copied(self, params: Mapping) -> dict:
-        return decode.decoding_copy(
-            params, self._stacked, self.mesh, self._dtype, lambda *part: _receive(self._config_of_run, *part)
-        )
 
 
 def _send(config: RLExperiment, stored: decode.Stored, part: Mapping, mesh: Mesh) -> dict:
@@ -220,6 +208,7 @@ def _send(config: RLExperiment, stored: decode.Stored, part: Mapping, mesh: Mesh
 
 
 def _receive(config: RLExperiment, stored: decode.Stored, part: Mapping, mesh: Mesh) -> dict:
+    """Returns a part of the parameters that the learners send; `part` are shapes and types."""
     return _moved(config, jax.eval_shape(stored, part), mesh)
 
 

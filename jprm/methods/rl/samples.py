@@ -291,7 +291,7 @@ def rollout_of(policy: Sampler, drawn: Drawn) -> Rollout:
     """Returns the sample of a whole chain: its tokens, cut into steps where the delimiter ends."""
     ended = drawn.finish_reason == "stop"
     written = drawn.ids[: len(drawn.ids) - ended]
-    bounds = [0, *policy.step_stops(written)]
+    bounds = [0, *policy.step_stops(written)[0]]
     if policy.tokenizer.decode(written[bounds[-1] :]).strip():
         bounds.append(len(written))
     spans = [written[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
