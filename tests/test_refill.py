@@ -79,6 +79,14 @@ def wanted(begun=()):
     return [Wanted(prompt(prefix), i, j, begun[i * N + j]) for i, prefix in enumerate(PROBLEMS) for j in range(N)]
 
 
+def test_chains_go_on_in_fewer_rows_than_devices():
+    mesh, few = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2]), wanted()[:3]
+    drawn = make(mesh, temperature=1.0, top_p=1.0, rows=1).go_on(few, len(few))
+    assert [one.ids for one in drawn] == [
+        one.ids for one in make(temperature=1.0, top_p=1.0, rows=16).go_on(few, len(few))
+    ]
+
+
 def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
     policy = make(temperature=1.0, top_p=1.0, rows=16)
     whole = policy.go_on(wanted(), len(wanted()))

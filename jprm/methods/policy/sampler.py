@@ -192,7 +192,7 @@ class Sampler:
         The others are as far as they came, with the reason `open`; one that no row was free for has no new token. A
         chain's tokens depend on the parameters that drew them, and not on when it was interrupted.
         """
-        jobs, most = [], self._devices * max(1, 1 << (self.options.rows // self._devices).bit_length() - 1)
+        jobs, (_, most) = [], jobs_at_once(len(wanted), 1, self.options.rows, self._devices)
         for place, one in enumerate(wanted):
             ids = one.begun.ids if one.begun else ()
             prompt, number = (*one.prompt, *ids), one.number % 2**32
