@@ -235,26 +235,16 @@ def programs(
 
 def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, sampler_mesh: Mesh) -> dict:
     """Returns the shapes of the sampler's copy, `jprm.methods.policy.decode.decoding_copy`."""
-    dtype, times = config.sampler_dtype or model.dtype, decode.repeats(model, sampler_mesh.shape["tensor"])
 
-    def stored(function: Callable, params: Mapping) -> dict:
+    def shapes(stored: decode.Stored, part: Mapping, place_on: Mesh) -> dict:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            shapes = jax.eval_shape(function, params)
-        places = decode.places_of(shapes, sampler_mesh)
+            some = jax.eval_shape(stored, part)
         return jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(sampler_mesh, place)),
-            shapes,
-            places,
-        )
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(place_on, place)),
+            some, decode.places_of(some, place_on),
+        )  # fmt: skip
 
-    rest = {name: x for name, x in learnt["decoder"].items() if not name.startswith("layers_")}
-    decoder = stored(lambda some: decode.stored_rest(some, dtype), rest)
-    for layer, (group, index) in enumerate(decode.layer_places(model)):
-        stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
-        one = stored(lambda stack, index=index: decode.stored_layer(stack, index, times, dtype), stack)
-        decoder[f"layers_{layer}"] = one
-    others = {name: x for name, x in learnt.items() if name != "decoder"}
-    return {**stored(lambda some: decode.stored_rest(some, dtype), others), "decoder": decoder}
+    return decode.decoding_copy(learnt, model, sampler_mesh, config.sampler_dtype or model.dtype, shapes)
 
 
 def _scoring(prm: Experiment, mesh: Mesh, config: RLExperiment) -> tuple[Callable, tuple[Any, ...]]:
