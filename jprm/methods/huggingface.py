@@ -589,7 +589,8 @@ def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
             first = fields.count("max_window_layers", 28) if window else 0
             kinds = [names[i >= first] for i in range(layers)]
         else:
-            every = {"gemma2": 2, "olmo3": 4}.get(family) or (_pattern(fields) if gemma else 0)
+            of_gemma = "_sliding_window_pattern" if fields.has("_sliding_window_pattern") else "sliding_window_pattern"
+            every = {"gemma2": 2, "olmo3": 4}.get(family) or (fields.count(of_gemma, 6) if gemma else 0)
             kinds = [names[not every or (i + 1) % every > 0] for i in range(layers)]
             if family == "smollm3":  # windows where nothing rotates
                 kinds = [names[not turns] for turns in _rope_layers(fields, layers)]
@@ -598,12 +599,6 @@ def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     elif names[1] in kinds and not window:
         raise fields.refuse("layer_types", f"has {names[1]}, and there is no sliding_window that slides")
     return tuple(window if kind == names[1] else 0 for kind in kinds)
-
-
-def _pattern(fields: Fields) -> int:
-    """Returns every how many layers of Gemma 3 one has no window."""
-    name = "_sliding_window_pattern" if fields.has("_sliding_window_pattern") else "sliding_window_pattern"
-    return fields.count(name, 6)
 
 
 def _two_ropes(fields: Fields, default: float = 1e6) -> tuple[float, RopeScaling, float]:

@@ -164,7 +164,7 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here
     """Returns the layer's output. Heads are split over the mesh, and each device has its rows and heads alone."""
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
-    shape = _shape(config, x_BTD.shape[0])
+    shape = (x_BTD.shape[0], *(sizes(config)[axis] for axis in "KGHV"))
     start = jnp.zeros(shape, jnp.float32, out_sharding=sharding("batch", "kv_heads", None, None, None))
     inputs, gate_BTKGV = _projected(x_BTD, w, config)
 
@@ -181,11 +181,6 @@ _CONVOLVED = ("delta_query_conv", "delta_key_conv", "delta_value_conv")
 _SMALL = dict.fromkeys((*_CONVOLVED, "delta_log_decay", "delta_decay_bias"), ("kv_heads",))
 _HEADS, _STATE = ("batch", None, "kv_heads"), ("batch", "kv_heads")
 _INPUTS = (_HEADS,) * 5
-
-
-def _shape(config: ModelConfig, rows: int) -> tuple[int, ...]:
-    size = sizes(config)
-    return (rows, *(size[axis] for axis in "KGHV"))
 
 
 def _projected(x_BTD, w: Mapping[str, Array], config: ModelConfig):

@@ -145,17 +145,15 @@ class Loop:
             make: Callable[..., Sampler] = Sampler
             if config.engine:
                 kind = SamplerHere if config.engine.kind in ENGINES_HERE else RemoteSampler
-                make = functools.partial(kind, config.engine, self._probes())
+                prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
+                probes = Probes(prefixes, self._folder / "engine", config.tokens)
+                make = functools.partial(kind, config.engine, probes)
             mesh = own_mesh(trainer.mesh)
             mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
             options = sampler_options(config)
             self.source.policy = make(trainer.params, model, trainer.tokenizer, mesh, options, name)
         self.policy: Any = self.source.policy
         self._asked_of: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # servers, by update
-
-    def _probes(self) -> Probes:
-        prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
-        return Probes(prefixes, self._folder / "engine", self.config.tokens)
 
     @property
     def _prm(self) -> str:

@@ -75,8 +75,7 @@ class Group:
 
     @property
     def chain_scores(self) -> Float[np.ndarray, " G"]:
-        """Every chain's lowest step score, or a fused verifier's last one; 0 for a chain without steps."""
-        return last(self.scores or ()) if self.fused else lowest(self.scores or ())
+        return chain_scores(self.scores or (), self.fused)
 
     @property
     def correct_G(self) -> Float[np.ndarray, " G"]:
@@ -107,7 +106,7 @@ def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = Fal
                 raise RecordError(where, "problem", "occurs twice", "Remove one: its samples would be the same.")
             records[problem.text] = record
             if solved:
-                records[problem.text]["steps"] = _steps(line, where)
+                record["steps"] = [node.text for node in tree_of(parse(line, where), where).nodes]
     if not records:
         raise ValueError(f"{', '.join(files)}: no problem")
     if len(set(multihost.shared(digest(list(records.values()))))) > 1:
@@ -118,10 +117,6 @@ def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = Fal
 def digest(records: Sequence[Record]) -> str:
     """Returns a hash of problems and what the verifier needs of them."""
     return hashlib.sha256(json.dumps(records).encode()).hexdigest()
-
-
-def _steps(line: bytes, where: str) -> list[str]:
-    return [node.text for node in tree_of(parse(line, where), where).nodes]
 
 
 def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> list[Record]:
@@ -204,8 +199,9 @@ def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[
             first = len(nodes)
             nodes += [Node(i - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
         trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
-    scores = []
-    for (_, samples), score_N in zip(some, _scores(prm, trees), strict=True):
+    scored_trees, scores = iter(prm.score_trees([tree for tree in trees if tree.nodes])), []
+    for (_, samples), tree in zip(some, trees, strict=True):
+        score_N = next(scored_trees) if tree.nodes else np.zeros(0, np.float32)
         bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
         scores.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
     return scores
@@ -228,11 +224,6 @@ def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[li
                 of_group[i] = [float(score_N[n]) for n in path if tree.nodes[n].is_step]
         scores.append(of_group)
     return scores
-
-
-def _scores(prm: PRM, trees: Sequence[ReasoningTree]) -> list[np.ndarray]:
-    some = iter(prm.score_trees([tree for tree in trees if tree.nodes]))
-    return [next(some) if tree.nodes else np.zeros(0, np.float32) for tree in trees]
 
 
 def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> list[TokenTree]:
@@ -398,14 +389,9 @@ def pass_at(correct_PN: Bool[np.ndarray, "P N"]) -> dict[str, float]:
     return estimates
 
 
-def lowest(scores: Sequence[Float[np.ndarray, " P"]]) -> Float[np.ndarray, " G"]:
-    """Returns every chain's lowest step score, 0 for a chain without steps."""
-    return np.array([score_P.min() if len(score_P) else 0.0 for score_P in scores])
-
-
-def last(scores: Sequence[Float[np.ndarray, " P"]]) -> Float[np.ndarray, " G"]:
-    """Returns every chain's last step score, 0 for a chain without steps."""
-    return np.array([score_P[-1] if len(score_P) else 0.0 for score_P in scores])
+def chain_scores(scores: Sequence[Float[np.ndarray, " P"]], fused: bool = False) -> Float[np.ndarray, " G"]:
+    """Returns every chain's lowest step score, or a fused verifier's last one; 0 for a chain without steps."""
+    return np.array([(score_P[-1] if fused else score_P.min()) if len(score_P) else 0.0 for score_P in scores])
 
 
 def _proxies(groups: Sequence[Group], others: Scores | None) -> dict[str, Any]:
@@ -418,7 +404,7 @@ def _proxies(groups: Sequence[Group], others: Scores | None) -> dict[str, Any]:
     if others is not None:
         other = [scores for of_group in others for scores in of_group]
         apart = np.abs(np.concatenate(first) - np.concatenate(other))
-        figures |= {"second": lowest(other).mean(), "disagreement": _mean(apart)}
+        figures |= {"second": chain_scores(other).mean(), "disagreement": _mean(apart)}
     return figures
 
 
