@@ -17,7 +17,7 @@ from tiny_run import lines, one_device, untimed
 
 from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
-from jprm.methods.rl import hosts, loop, rollout
+from jprm.methods.rl import loop, rollout, sampling
 from jprm.methods.rl.samples import Rollout
 from jprm.train.callbacks import Watchdog
 
@@ -129,8 +129,8 @@ def test_samples_that_wait_are_learnt_by_a_job_of_another_kind(folder, whole):
 @pytest.mark.slow
 def test_two_learners_and_two_sampling_hosts_learn_what_two_processes_learn(folder):
     runs = {"apart": (4, 2), "in_turn": (2, 0)}
-    for run, (processes, sampling) in runs.items():
-        statuses, logs = start(folder, run, processes, sampling_hosts=sampling)
+    for run, (processes, hosts) in runs.items():
+        statuses, logs = start(folder, run, processes, sampling_hosts=hosts)
         assert statuses == [0] * processes, "".join(log[-2000:] for log in logs)
     apart, in_turn = (untimed(lines(folder / run)) for run in runs)
     for name in ("sampled_tokens", "gold", "reward"):  # the same ids were drawn
@@ -167,7 +167,7 @@ def test_a_job_without_a_process_that_learns_is_refused(folder, tmp_path):
     config = ahead(folder / "data", sampling_hosts=1)
     with pytest.raises(ValueError, match="sampling_hosts=1: the job has 1 process.*at least 2 with --distributed"):
         loop.train(config, tmp_path / "run")
-    assert hosts.parted(dataclasses.replace(config, sampling_hosts=0)) == ((0,), ())
+    assert sampling.parted(dataclasses.replace(config, sampling_hosts=0)) == ((0,), ())
     assert not (tmp_path / "run").exists()
 
 

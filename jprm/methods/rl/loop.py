@@ -5,8 +5,8 @@ from them. So a run that was killed anywhere, and continued, ends bit for bit li
 
 Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
 and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
-groups. Process 0 writes. With `sampling_hosts` the last processes sample and judge meanwhile (`jprm.methods.rl.hosts`),
-and the others run this loop.
+groups. Process 0 writes. With `sampling_hosts` the last processes sample and judge meanwhile
+(`jprm.methods.rl.sampling`), and the others run this loop.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import ENGINES_HERE, Probes, RemoteSampler, SamplerHere
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler
-from jprm.methods.rl import RESULT, hosts, refresh, rollout
+from jprm.methods.rl import RESULT, refresh, rollout, sampling
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
-from jprm.methods.rl.hosts import SamplingHosts
 from jprm.methods.rl.refresh import step_auroc
 from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on
-from jprm.methods.rl.sampling import Problems, Source, sampler_options
+from jprm.methods.rl.sampling import Problems, SamplingHosts, Source, sampler_options
 from jprm.methods.verify import verifiers
 from jprm.model.mesh import mesh_by_heads, own_mesh
 from jprm.model.parameters import join
@@ -76,13 +75,13 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     """
     if config.refresh.every:
         refresh.check(config)
-    learners, samplers = hosts.parted(config)
+    learners, samplers = sampling.parted(config)
     if jax.process_index() in samplers:
         with multihost.among(samplers):
-            return hosts.serve(config, workdir)
+            return sampling.serve(config, workdir)
     if not samplers:
         return learn(config, workdir, callbacks)
-    with multihost.among(learners), hosts.ending() as ended:
+    with multihost.among(learners), sampling.ending() as ended:
         ended(result := learn(config, workdir, callbacks))
     return result
 
