@@ -17,7 +17,7 @@ from test_kernel import by_rule, long_rows, made
 from tiny import TINY
 
 from jprm.methods.kernels import gpu as gpu_kernel
-from jprm.methods.kernels import gpu_hopper, gpu_hopper_backward
+from jprm.methods.kernels import gpu_hopper
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 
 REFERENCE = dataclasses.replace(TINY, attention="reference", kv_heads=2, heads=4)
@@ -30,8 +30,8 @@ interpreted = pytest.mark.skipif(not gpu_kernel.lowers_mosaic(), reason="needs t
 def interpreter(monkeypatch):
     """Runs a program's warpgroups as threads, and fails where no barrier orders two uses of the same memory."""
     mode = plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
-    for module, name in ((gpu_hopper, "forward"), (gpu_hopper_backward, "dq"), (gpu_hopper_backward, "dkv")):
-        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), interpret=mode))
+    for name in ("forward", "dq", "dkv"):
+        monkeypatch.setattr(gpu_hopper, name, functools.partial(getattr(gpu_hopper, name), interpret=mode))
     monkeypatch.setattr(gpu_kernel, "launches", lambda *_: SIZES)
 
 
@@ -67,7 +67,7 @@ def test_tokens_without_a_pair_are_zero(interpreter):
     own = dataclasses.replace(REFERENCE, head_dim=64), False, 64, 2
     given = jnp.zeros(2, jnp.int32), none, row, row
     y, log = gpu_hopper.forward(*given, q, k, v, *own)
-    gradients = [f(*given, q, q, k, v, log, log, *own) for f in (gpu_hopper_backward.dq, gpu_hopper_backward.dkv)]
+    gradients = [f(*given, q, q, k, v, log, log, *own) for f in (gpu_hopper.dq, gpu_hopper.dkv)]
     assert not any(np.any(np.asarray(x, np.float32)) for x in (y, *sum(gradients, []))) and np.all(np.isfinite(log))
 
 
@@ -86,7 +86,7 @@ def test_a_part_of_the_queries_is_that_part_of_the_whole(interpreter):
         q_part = q[:, first:last]
         y, log = gpu_hopper.forward(*tables[0], q_part, k, v, config, True, 64, 2)
         heads = q_part, y, k, v, log, log / 8, config, True, 64, 2
-        return y, log, *gpu_hopper_backward.dq(*tables[1], *heads), *gpu_hopper_backward.dkv(*tables[2], *heads)
+        return y, log, *gpu_hopper.dq(*tables[1], *heads), *gpu_hopper.dkv(*tables[2], *heads)
 
     y, log, dq, *dkv = kernels(0, 256, whole.dkv)
     halves = [kernels(first, first + 128, split.dkv[:, i : i + 2]) for first, i in ((0, 0), (128, 2))]
@@ -107,7 +107,7 @@ def test_the_interpreter_finds_what_is_missing(interpreter, monkeypatch, name, m
     given = jnp.zeros(2, jnp.int32), table_BML, row, row, q, q, k, v, log, log, REFERENCE, False, 64, 2
     monkeypatch.setattr(plgpu, missing, lambda *_: None)
     with pytest.raises(jax.errors.JaxRuntimeError, match="RACE DETECTED|Computation failed|Not all copy"):
-        jax.block_until_ready(getattr(gpu_hopper_backward, name)(*given))
+        jax.block_until_ready(getattr(gpu_hopper, name)(*given))
 
 
 def test_refuses_what_it_does_not_take():
@@ -116,7 +116,7 @@ def test_refuses_what_it_does_not_take():
         row = jnp.full((1, 128), 128, jnp.int32)
         given, own = (jnp.zeros(2, jnp.int32), jnp.zeros((1, 1, 4), jnp.int32), row, row), (REFERENCE, False, size, 2)
         refused(ValueError, "triton", gpu_hopper.forward, *given, q, k, v, *own)
-        for gradient in (gpu_hopper_backward.dq, gpu_hopper_backward.dkv):
+        for gradient in (gpu_hopper.dq, gpu_hopper.dkv):
             refused(ValueError, "triton", gradient, *given, q, q, k, v, row, row, *own)
 
 

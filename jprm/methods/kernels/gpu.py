@@ -11,8 +11,8 @@ precision under `jax.default_matmul_precision("highest")`. Powers are of two, wh
 Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
 The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
-compiled kernels take. On Hopper those of `jprm.methods.kernels.gpu_hopper` and `gpu_hopper_backward` take the place of
-each for which the table of measured blocks says so.
+compiled kernels take. On Hopper those of `jprm.methods.kernels.gpu_hopper` take the place of each for which the table
+of measured blocks says so.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ def _gradient(name: str, blocks: Blocks, config: ModelConfig, inputs: dict, outp
     launch, table = getattr(blocks.launches, name), getattr(blocks, name)
     if launch.lowering == "triton":
         return _run(dict(dq=_dq_kernel, dkv=_dkv_kernel)[name], launch, table, blocks, config, inputs, outputs, [])
-    from jprm.methods.kernels import gpu_hopper_backward
+    from jprm.methods.kernels import gpu_hopper
 
     arrays = *inputs["queries"], *inputs["keys"], *inputs["rows"]
-    return getattr(gpu_hopper_backward, name)(
+    return getattr(gpu_hopper, name)(
         numbers_of(blocks, arrays[0].shape[1]), table, blocks.until, blocks.position, *arrays, config,
         blocks.window is not None, launch.key if name == "dq" else launch.query, launch.stages,
     )  # fmt: skip
@@ -349,7 +349,7 @@ TUNED = "gpu_blocks.json"
 class Launch:
     """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline.
 
-    lowering: `triton`, or `mosaic` for a kernel of `jprm.methods.kernels.gpu_hopper` or `gpu_hopper_backward`.
+    lowering: `triton`, or `mosaic` for a kernel of `jprm.methods.kernels.gpu_hopper`.
     """
 
     query: int
