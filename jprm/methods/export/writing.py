@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -259,19 +259,17 @@ def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, 
         f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)
     ]  # fmt: skip
     console = Console(stderr=True)
-    bar = functools.partial(track, total=len(tensors), transient=True, console=console, disable=not console.is_terminal)
-    done = iter(bar(range(len(tensors)), "writing tensors"))
-    for name, shard in zip(names, shards, strict=True):
-        if not (folder / name).exists():
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("writing tensors", total=len(tensors))
+        for name, shard in zip(names, shards, strict=True):
+            if (folder / name).exists():
+                bar.advance(task, len(shard))
+                continue
             arrays = {}
             for key, _, get in shard:
                 arrays[key] = _cast(key, get(), dtype)
-                next(done)
+                bar.advance(task)
             save(folder / name, arrays)
-        else:
-            for _ in shard:
-                next(done)
-    next(done, None)  # the bar is full
     if len(names) > 1:
         places = {key: name for name, shard in zip(names, shards, strict=True) for key, _, _ in shard}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
