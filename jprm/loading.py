@@ -105,7 +105,5 @@ def _log_ratio(
     LogRatio = find_part("jprm.methods.implicit:LogRatio", {}, "ratio")
 
     with jax.set_mesh(grid):
-        params = {"decoder": base.load_decoder(experiment.reference, model, dtype or experiment.reference_dtype)}
-        if not model.tied_embeddings:
-            params["head"] = base.load_language_head(experiment.reference, model)
+        params = base.load_language_model(experiment.reference, model, dtype or experiment.reference_dtype)
     return {"ratio": LogRatio(params, model, beta), "scale": LOG_ODDS}

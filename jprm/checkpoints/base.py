@@ -65,6 +65,12 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
     return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
 
 
+def load_language_model(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+    """Returns the parameters of decoder and language head, which may be one with the embedding, as the two above."""
+    params = {"decoder": load_decoder(path, config, dtype)}
+    return params if config.tied_embeddings else params | {"head": load_language_head(path, config)}
+
+
 def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLike]:
     """Returns the module that reads the path, None for a run, and the path or its copy here."""
     if (kind := kind_of(path)) == "run":

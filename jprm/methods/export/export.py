@@ -136,9 +136,7 @@ def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, s
         raise ValueError(f"{path}: was not trained here; a run's folder, and of a language model --format transformers")
     config, mesh = base.model_config(path, head=of_channels(0)), make_mesh(devices=jax.local_devices()[:1])
     with jax.set_mesh(mesh):
-        params = {"decoder": base.load_decoder(path, config)}
-        if not config.tied_embeddings:
-            params["head"] = base.load_language_head(path, config)
+        params = base.load_language_model(path, config)
     tokenizer = load_tokenizer(path, config.vocab_size)
     try:
         template, _ = template_of(path)

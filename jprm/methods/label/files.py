@@ -280,9 +280,7 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
     config = base.model_config(path, head=of_channels(0), attention=attention)
     grid = make_mesh(MeshConfig(), jax.local_devices())
     with jax.set_mesh(grid):
-        params = {"decoder": base.load_decoder(path, config, dtype)}
-        if not config.tied_embeddings:
-            params["head"] = base.load_language_head(path, config)
+        params = base.load_language_model(path, config, dtype)
     layout = native_layout(load_tokenizer(path, config.vocab_size))
     name = str(path_of(path).resolve())
     return PRM(params, config, layout, grid, "implicit", name, 0, ratio=LogProbability(config))

@@ -486,9 +486,7 @@ def load_sampler(
         else:
             config = base.model_config(path, head=of_channels(0))
             config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
-            params, step = {"decoder": base.load_decoder(path, config)}, 0
-            if not config.tied_embeddings:
-                params["head"] = base.load_language_head(path, config)
+            params, step = base.load_language_model(path, config), 0
     tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
     own = grid if mesh else mesh_by_heads(config, list(grid.devices.flat))
