@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from jprm.io.storage import path_of
 from jprm.methods.chat_template import template_of
 from jprm.methods.environment import Episode, Message, Record, World
 from jprm.methods.policy import load as policies
-from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.methods.search.files import read_problems
@@ -90,9 +90,7 @@ class WorldPolicy:
         self._talk = Conversations(self._sampler, self._layout.stop)
         self._known: dict[Prefix, Played] = {}
 
-    def sample(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
-    ) -> list[list[Sample]]:
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`; a step is a turn. An episode that the environment lost is marked `error`."""
         if self._talk.size > MOST_SLOTS:
             self._forget()

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
-from jprm.methods.huggingface import LANGUAGE_HEAD, fused, name_of
+from jprm.methods.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
 from jprm.model.config import ModelConfig
 from jprm.tokenizer import Tokenizer
@@ -32,9 +32,6 @@ NUMBERS = {
     name: np.dtype(dtype)
     for name, dtype in (("float32", np.float32), ("bfloat16", jnp.bfloat16), ("float16", np.float16))
 }
-
-Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
-"""Name, shape as (out, in), and how to get it."""
 
 
 def causal_lm(

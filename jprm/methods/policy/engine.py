@@ -45,7 +45,7 @@ from jprm.methods.export import writing
 from jprm.methods.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy import vocabulary
 from jprm.methods.policy.engines_here import VLLM, SGLang
-from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.protocol import Prefix, Until
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
 from jprm.model import FileDtype
 from jprm.model.config import ModelConfig
@@ -367,7 +367,7 @@ class RemoteSampler(Sampler):
         return np.array(logprobs[len(prompt) - 1 :], np.float32)
 
     def draw(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int,
+        self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
         """As `Sampler.draw`, of whole chains."""

@@ -30,7 +30,7 @@ import httpx2
 
 from jprm.io.jsonl import shortened
 from jprm.methods.chat_template import prompt_of
-from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
@@ -193,9 +193,7 @@ class ServerPolicy:
         self.name = f"{config.model}#{digest[:12]}"
         self._continues = config.endpoint == "completions"
 
-    def sample(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
-    ) -> list[list[Sample]]:
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`.
 
         Raises:
@@ -208,9 +206,7 @@ class ServerPolicy:
             return asyncio.run(self.sample_async(prefixes, n, until=until, seed=seed))
         raise RuntimeError("an event loop is running: await ServerPolicy.sample_async instead of calling sample")
 
-    async def sample_async(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
-    ) -> list[list[Sample]]:
+    async def sample_async(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         config = self.config
         key = self._key()
         slots = asyncio.Semaphore(config.concurrency)

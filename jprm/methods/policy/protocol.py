@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+Until = Literal["step", "end"]
+"""How far a sample goes: one step, or to the end of the chain."""
+
 FINISH_REASONS = ("step", "stop", "length", "error")
 """`step`: at the end of a step; the chain may continue. `stop`: the policy ended the chain. `length`: a token limit cut
 it off, so neither the last step nor the chain is whole. `error`: nothing was sampled, for the reason `Sample.error`."""
@@ -59,9 +62,7 @@ class Policy(Protocol):
 
     name: str
 
-    def sample(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
-    ) -> list[list[Sample]]:
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """Returns n samples per prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
 
         Sample j of a prefix has number `seed + j`. The same number gives an equally distributed sample, and the same

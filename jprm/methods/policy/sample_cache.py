@@ -10,15 +10,14 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import cut
 from jprm.io.storage import Growing, path_of
-from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.protocol import Policy, Prefix, Sample, Until
 from jprm.tree import RecordError
 
-Until = Literal["step", "end"]
 Place = tuple[Until, str, int]
 
 

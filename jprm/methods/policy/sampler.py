@@ -28,7 +28,7 @@ from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
 from jprm.methods.chat_template import prompt_of
 from jprm.methods.policy import decode, decoding
-from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.methods.scored_files import digest
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
@@ -163,15 +163,13 @@ class Sampler:
         """The model's, with every layer in a group of its own, and key-value heads repeated for the mesh."""
         return self._config
 
-    def sample(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int
-    ) -> list[list[Sample]]:
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`."""
         drawn = self.draw(prefixes, n, until=until, seed=seed)
         return [[self._sample(each, until=until) for each in samples] for samples in drawn]
 
     def draw(
-        self, prefixes: Sequence[Prefix], n: int, *, until: Literal["step", "end"], seed: int,
+        self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
         """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""

@@ -23,7 +23,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32
@@ -32,6 +32,7 @@ from jprm.methods.cache import Slots
 from jprm.methods.chat_template import render
 from jprm.methods.environment import Episode, Message, World
 from jprm.methods.policy import decoding
+from jprm.methods.policy.protocol import Until
 from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler
 from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, control_tokens
@@ -335,7 +336,7 @@ def lost(episode: Episode, error: ValueError) -> Episode:
 
 def play(
     talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: Limits,
-    *, until: Literal["step", "end"] = "end", stream: tuple[int, ...] = (),
+    *, until: Until = "end", stream: tuple[int, ...] = (),
 ) -> list[Played]:  # fmt: skip
     """Returns the rollouts after one turn more (`step`) or at their ends, in order.
 

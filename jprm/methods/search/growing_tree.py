@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.options import find_part
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import path_to
@@ -40,7 +40,7 @@ class Ask:
 
     node: int
     n: int
-    until: Literal["step", "end"]
+    until: Until
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
