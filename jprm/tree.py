@@ -23,11 +23,11 @@ from jprm.io.jsonl import (
     label_of,
     list_of,
     number_of,
+    object_of,
     parse,
     read_lines,
     reject_with,
     text_of,
-    type_name,
 )
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
@@ -121,8 +121,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     Raises:
       RecordError: names `where`, the field, the reason and what to do about it.
     """
-    if not isinstance(record, Mapping):
-        raise RecordError(where, "record", f"is {type_name(record)}, not an object", "Write one JSON object a line.")
+    object_of(record, where, "record", "Write one JSON object a line.")
     kinds = [kind for kind, key in (("chain", "steps"), ("pool", "samples"), ("tree", "nodes")) if key in record]
     kinds += ["trajectory"] if "messages" in record and _messages().is_trajectory(record) else []
     if len(kinds) > 1:
@@ -386,8 +385,7 @@ def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
     nodes: list[Node] = []
     for i, sample in enumerate(list_of(samples, where, "samples")):
         field = f"samples[{i}]"
-        if not isinstance(sample, Mapping):
-            raise RecordError(where, field, f"is {type_name(sample)}, not an object", 'Write {"steps": [...]}.')
+        object_of(sample, where, field, 'Write {"steps": [...]}.')
         answer_of(sample.get("answer"), where, field + ".answer")
         branch, extra = _branch(sample, len(nodes), semantics, where, field + ".")
         nodes += branch[:-1] + [dataclasses.replace(branch[-1], extra=extra)]
@@ -398,10 +396,7 @@ def _nodes(records: Any, semantics: str, where: str) -> list[Node]:
     nodes = []
     for i, record in enumerate(list_of(records, where, "nodes")):
         field = f"nodes[{i}]"
-        if not isinstance(record, Mapping):
-            raise RecordError(
-                where, field, f"is {type_name(record)}, not an object", 'Write {"parent": -1, "text": ...}.'
-            )
+        object_of(record, where, field, 'Write {"parent": -1, "text": ...}.')
         extra = dict(record)
         parent = parent_of(extra.pop("parent", None), i, "the problem", where)
         score = number_of(extra.pop("score"), where, field + ".score") if "score" in extra else None

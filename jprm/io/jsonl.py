@@ -214,10 +214,16 @@ def list_of(value: Any, where: str, field: str) -> list:
     return value
 
 
-def text_of(value: Any, where: str, field: str) -> str:
+def object_of(value: Any, where: str, field: str, remedy: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RecordError(where, field, f"is {type_name(value)}, not an object", remedy)
+    return value
+
+
+def text_of(value: Any, where: str, field: str, *, blank: bool = False) -> str:
     if not isinstance(value, str):
         raise RecordError(where, field, f"is {type_name(value)}, not text", "Write a JSON string.")
-    if not value or value.isspace():
+    if not blank and (not value or value.isspace()):
         raise RecordError(where, field, "is empty", "Remove it or give it text: nothing can be read from it.")
     try:
         value.encode()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jprm import steps
-from jprm.io.jsonl import RecordError, list_of, text_of, type_name
+from jprm.io.jsonl import RecordError, list_of, object_of, text_of, type_name
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -97,9 +97,7 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
     texts = {}
     for i, message in enumerate(list_of(messages, where, name)):
         field = f"{name}[{i}]"
-        if not isinstance(message, Mapping):
-            raise RecordError(where, field, f"is {type_name(message)}, not an object", remedy)
-        role = message.get("role")
+        role = object_of(message, where, field, remedy).get("role")
         if role not in roles or role in texts or roles[-1] in texts:
             raise RecordError(where, f"{field}.role", f"is {role!r} here", remedy)
         readable = {"content", *(THOUGHTS if role == "assistant" else ())} | _ABOUT

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm import steps
-from jprm.io.jsonl import RecordError, label_of, list_of, number_of, type_name
+from jprm.io.jsonl import RecordError, label_of, list_of, number_of, object_of, text_of, type_name
 from jprm.tree import SEMANTICS, semantics_of
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -95,9 +95,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
     Raises:
       RecordError: names `where`, the message and its field, the reason and what to do about it.
     """
-    if not isinstance(record, Mapping):
-        raise RecordError(where, "record", f"is {type_name(record)}, not an object", "Write one JSON object a line.")
-    extra = dict(record)
+    extra = dict(object_of(record, where, "record", "Write one JSON object a line."))
     messages = list_of(extra.pop("messages", None), where, "messages")
     segment, semantics = read_segment(extra, where), semantics_of(extra, where)
     tools = read_tools(extra.get("tools"), where)
@@ -121,11 +119,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
     """Returns a message with checked fields, and `content` null where it is absent. Raises RecordError."""
-    if not isinstance(message, Mapping):
-        raise RecordError(
-            where, field, f"is {type_name(message)}, not an object", 'Write {"role": "user", "content": ...}.'
-        )
-    role = message.get("role")
+    role = object_of(message, where, field, 'Write {"role": "user", "content": ...}.').get("role")
     if role not in ROLES:
         raise RecordError(where, field + ".role", f"is {role!r}", f"Use one of {', '.join(ROLES)}.")
     if message.get("function_call"):
@@ -136,17 +130,14 @@ def read_message(message: Any, segment: str, semantics: str, where: str, field: 
         _check_calls(calls, role, where, field + ".tool_calls")
     for key in ("reasoning_content", "reasoning"):
         if (thoughts := message.get(key)) is not None:
-            if not isinstance(thoughts, str):
-                raise RecordError(where, f"{field}.{key}", f"is {type_name(thoughts)}, not text", "Write a string.")
-            if role != "assistant" and thoughts:
+            if text_of(thoughts, where, f"{field}.{key}", blank=True) and role != "assistant":
                 raise RecordError(where, f"{field}.{key}", f"is of the {role}", "Only the assistant's is read.")
-            _check_text(thoughts, where, f"{field}.{key}")
     if message.get("reasoning") and message.get("reasoning_content") not in (None, "", message["reasoning"]):
         remedy = "Keep one of the two."
         raise RecordError(where, f"{field}.reasoning", "differs from `reasoning_content` beside it", remedy)
     for key in ("tool_call_id", "name"):
-        if message.get(key) is not None and not isinstance(message[key], str):
-            raise RecordError(where, f"{field}.{key}", f"is {type_name(message[key])}, not text", "Write a string.")
+        if message.get(key) is not None:
+            text_of(message[key], where, f"{field}.{key}", blank=True)
     _check_marks(checked, segment, semantics, where, field)
     return checked
 
@@ -199,9 +190,7 @@ def read_tools(tools: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if tools is None:
         return ()
     for i, tool in enumerate(list_of(tools, where, "tools")):
-        if not isinstance(tool, Mapping):
-            raise RecordError(where, f"tools[{i}]", f"is {type_name(tool)}, not an object", "Write its JSON schema.")
-        schema = tool.get("function", tool)
+        schema = object_of(tool, where, f"tools[{i}]", "Write its JSON schema.").get("function", tool)
         if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str) or not schema["name"]:
             remedy = 'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.'
             raise RecordError(where, f"tools[{i}]", "has no name", remedy)
@@ -218,18 +207,9 @@ def _content(content: Any, role: str, where: str, field: str) -> None:
                 reason = f"is {kind!r}, and only parts of the type text are read"
                 remedy = "jprm's models read no images or files: write what they show as text."
                 raise RecordError(where, f"{field}.content[{j}]", reason, remedy)
-            _check_text(part["text"], where, f"{field}.content[{j}].text")
-    elif isinstance(content, str):
-        _check_text(content, where, field + ".content")
+            text_of(part["text"], where, f"{field}.content[{j}].text", blank=True)
     elif content is not None:
-        raise RecordError(where, field + ".content", f"is {type_name(content)}, not text", "Write a JSON string.")
-
-
-def _check_text(text: str, where: str, field: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RecordError(where, field, "holds half a surrogate pair", "Write whole characters.") from None
+        text_of(content, where, field + ".content", blank=True)
 
 
 def _check_calls(calls: Any, role: str, where: str, field: str) -> None:
@@ -239,9 +219,7 @@ def _check_calls(calls: Any, role: str, where: str, field: str) -> None:
     seen = set()
     for j, call in enumerate(calls):
         place = f"{field}[{j}]"
-        if not isinstance(call, Mapping):
-            raise RecordError(where, place, f"is {type_name(call)}, not an object", "Write a call's object.")
-        function = call.get("function", call)
+        function = object_of(call, where, place, "Write a call's object.").get("function", call)
         if not isinstance(function, Mapping):
             raise RecordError(where, place + ".function", f"is {type_name(function)}", "Write its name and arguments.")
         if not isinstance(function.get("name"), str) or not function["name"]:
@@ -251,9 +229,7 @@ def _check_calls(calls: Any, role: str, where: str, field: str) -> None:
             reason = f"is {type_name(arguments)}, neither an object nor its JSON text"
             raise RecordError(where, place + ".function.arguments", reason, "Write an object.")
         if (call_id := call.get("id")) is not None:
-            if not isinstance(call_id, str):
-                raise RecordError(where, place + ".id", f"is {type_name(call_id)}, not text", "Write a string.")
-            if call_id in seen:
+            if text_of(call_id, where, place + ".id", blank=True) in seen:
                 raise RecordError(
                     where, place + ".id", f"{call_id!r} is of another call too", "Give each call its own."
                 )

@@ -131,8 +131,7 @@ def tree_of_trajectories(trajectories: Sequence[Trajectory]) -> ReasoningTree:
     answer = extra.pop("answer", None)
     extra |= {"tools": list(first.tools)} if first.tools else {}
     extra |= {"segment": first.segment} if first.segment != "turn" else {}
-    tree = ReasoningTree(first.problem, _with_outcomes(nodes), answer, first.semantics, "tree", extra)
-    return tree
+    return ReasoningTree(first.problem, _with_outcomes(nodes), answer, first.semantics, "tree", extra)
 
 
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
