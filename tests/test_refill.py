@@ -15,7 +15,7 @@ from tiny_rl import make as make_data
 from tiny_run import lines, one_device, untimed
 
 from jprm import multihost
-from jprm.methods.policy import decoding, sampler
+from jprm.methods.policy import decode, sampler
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, Wanted
@@ -31,7 +31,7 @@ PROBLEMS = [Prefix(text * (1 + i % 3)) for i, text in enumerate("abcdefghijklmno
 @pytest.fixture
 def turns(monkeypatch):
     """The turns of the loop, over all calls."""
-    counted, run = [], decoding.decode_samples
+    counted, run = [], decode.decode_samples
 
     def decode_samples(params, config, temperature, top_p, samples, *rest):
         before = int(samples.count)
@@ -39,7 +39,7 @@ def turns(monkeypatch):
         counted.append(int(after.count) - before)
         return after
 
-    monkeypatch.setattr(decoding, "decode_samples", decode_samples)
+    monkeypatch.setattr(decode, "decode_samples", decode_samples)
     return counted
 
 

@@ -14,7 +14,7 @@ from tiny_run import experiment, make_data, one_device, save_tokenizer
 import jprm
 from jprm.checkpoints import store
 from jprm.experiment import to_json
-from jprm.methods.policy import decode, decoding, sampler
+from jprm.methods.policy import decode, sampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, progress_table
@@ -164,13 +164,13 @@ def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypa
     """Of 16 problems 4 go on after 32 tokens. All samples are those of a batch that keeps its rows."""
     monkeypatch.setattr(sampler, "SHORTEST_SAMPLE", 4)
     policy = make(make_mesh(MeshConfig(*split), jax.devices()[: math.prod(split)]), temperature=1.0, max_tokens=64)
-    problems, lengths, kept = [Prefix(chr(65 + i)) for i in range(16)], [], decoding.of_rows
+    problems, lengths, kept = [Prefix(chr(65 + i)) for i in range(16)], [], decode.of_rows
 
     def counted(state, rows, m):
         lengths.append(len(rows))
         return kept(state, rows, m)
 
-    monkeypatch.setattr(decoding, "of_rows", counted)
+    monkeypatch.setattr(decode, "of_rows", counted)
     monkeypatch.setattr(sampler, "FEWER", 2)
     found = policy.sample(problems, 2, until="step", seed=3)
     assert lengths == [4]
@@ -179,16 +179,16 @@ def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypa
 
 
 def test_one_compilation_a_bucket(policy, chains):
-    before = decoding.decode_samples._cache_size(), decoding.prefill._cache_size()
+    before = decode.decode_samples._cache_size(), decode.prefill._cache_size()
     for text in ("d", "a longer problem", "z" * 40):
         for until in ("step", "end"):
             for seed in (0, 9):
                 policy.sample([Prefix(text), Prefix("b", (text,))], 3 + seed % 2, until=until, seed=seed)
-    assert (decoding.decode_samples._cache_size(), decoding.prefill._cache_size()) == before
+    assert (decode.decode_samples._cache_size(), decode.prefill._cache_size()) == before
     policy.sample([Prefix("z" * 70), Prefix("b")], N, until="step", seed=0)  # the next size of prompt
     rooms = 2  # for up to 32 tokens, and for up to 40
     after = before[0] + rooms, before[1] + 1
-    assert (decoding.decode_samples._cache_size(), decoding.prefill._cache_size()) == after
+    assert (decode.decode_samples._cache_size(), decode.prefill._cache_size()) == after
 
 
 def test_a_step_ends_where_its_delimiter_does():

@@ -9,7 +9,7 @@ from refusing import refused
 from test_sampler import MODEL, Letters, make, prompt_ids, weights
 from tiny import chain_rows, logits
 
-from jprm.methods.policy import decoding
+from jprm.methods.policy import decode
 from jprm.methods.policy import sampler as sampling
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.samples import Rollout, rollout_of, sample
@@ -80,11 +80,11 @@ def test_pushed_parameters_are_sampled_without_compiling_again_and_are_a_copy(dr
     changed = weights(0.3)
     placed = jax.tree_util.tree_map_with_path(place, changed)
     sample(policy, PROBLEMS, 6, seed=3, update=5)
-    compiled = decoding.decode_samples._cache_size(), decoding.prefill._cache_size()
+    compiled = decode.decode_samples._cache_size(), decode.prefill._cache_size()
     policy.push(placed, "letters@1")
     jax.tree.map(lambda x: x.delete(), placed)  # the learner donates its own to the next step
     after = sample(policy, PROBLEMS, 6, seed=3, update=5)
-    assert (decoding.decode_samples._cache_size(), decoding.prefill._cache_size()) == compiled
+    assert (decode.decode_samples._cache_size(), decode.prefill._cache_size()) == compiled
     assert policy.name.startswith("letters@1#") and [t.ids for t in after[0]] != [t.ids for t in drawn[0]]
     for each in after[0]:
         np.testing.assert_allclose(each.log_probability_T, learned(changed, PROBLEMS[0], each.ids), atol=1e-4)

@@ -40,7 +40,7 @@ from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.outputs import write_json
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
-from jprm.methods.policy import decode, decoding, sampler
+from jprm.methods.policy import decode, sampler
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.rollout import packed
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
@@ -307,10 +307,10 @@ def _sampling(
     rows_B = prompts * m
     prompt = params, model, rows(distinct, size), rows(distinct), rows(prompts)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        past = jax.eval_shape(lambda params, *some: decoding.prefill(params, model, *some), params, *prompt[2:])
+        past = jax.eval_shape(lambda params, *some: decode.prefill(params, model, *some), params, *prompt[2:])
         cache = jax.eval_shape(lambda: decode.empty_cache(model, rows_B, room))
-        key_B = jax.eval_shape(decoding.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
-    samples = decoding.Samples(
+        key_B = jax.eval_shape(decode.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
+    samples = decode.Samples(
         whole(), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B, room),
         rows(rows_B, room, dtype="float32"), rows(rows_B), rows(rows_B, dtype="float32"), placed(cache, mesh),
     )  # fmt: skip
@@ -319,9 +319,9 @@ def _sampling(
         whole(model.vocab_size, 2, dtype="int8"), whole(model.vocab_size, dtype="bool"), whole(dtype="bool"),
         whole(),
     )  # fmt: skip
-    token = jax.jit(decoding.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
+    token = jax.jit(decode.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
     return {
-        "prefill": (decoding.prefill, prompt, batches),
+        "prefill": (decode.prefill, prompt, batches),
         "decode": (token, step, batches * config.max_tokens),
     }
 

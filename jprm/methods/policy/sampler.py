@@ -27,7 +27,7 @@ from jprm.experiment import RUN, kind_of, read
 from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
 from jprm.methods.chat_template import prompt_of
-from jprm.methods.policy import decode, decoding
+from jprm.methods.policy import decode
 from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.methods.scored_files import digest
 from jprm.model import Dtype
@@ -238,14 +238,14 @@ class Sampler:
 
     def decoded(
         self, past: decode.Past, length_B: np.ndarray, last_B: np.ndarray, number_B: np.ndarray, hash_B: np.ndarray,
-        end_B: np.ndarray, m: int, until: str, kept: Callable[[decoding.Samples, np.ndarray], None] | None = None,
+        end_B: np.ndarray, m: int, until: str, kept: Callable[[decode.Samples, np.ndarray], None] | None = None,
     ) -> list[Drawn]:  # fmt: skip
         """Returns samples, m after each row of `past`, which lacks the last token before them.
 
         Args:
           length_B, last_B: how many tokens stand before each sample, and the last of them.
           number_B, hash_B: what numbers a sample: equal ones are sampled alike.
-          end_B: `decoding.RUNNING`, or `decoding.STOP` for padding.
+          end_B: `decode.RUNNING`, or `decode.STOP` for padding.
           kept: takes samples that have ended, with their keys, and the row of `past` of every m of them.
         """
         rows = Rows(self, len(end_B) // m, m, until)
@@ -312,7 +312,7 @@ class Job:
 class Rows:
     """R rows of m samples, each row after a prompt of its own.
 
-    Samples begin and end at different times: a row's tokens are in a ring (`decoding.Samples`), from `since_R` on.
+    Samples begin and end at different times: a row's tokens are in a ring (`decode.Samples`), from `since_R` on.
     """
 
     def __init__(self, sampler: Sampler, R: int, m: int, until: str):
@@ -326,15 +326,15 @@ class Rows:
         B = R * m
         self.host = {name: np.zeros(B, np.int32) for name in ("last_B", "progress_B", "begun_B", "length_B", "first_B")}
         self.host |= {name: np.zeros(B, np.uint32) for name in ("number_B", "hash_B")}
-        self.host |= {"end_B": np.full(B, decoding.STOP, np.int32), "logprob_B": np.zeros(B, np.float32)}
+        self.host |= {"end_B": np.full(B, decode.STOP, np.int32), "logprob_B": np.zeros(B, np.float32)}
         self.host |= {"needed_B": np.zeros(B, bool)}
         self.past: decode.Past | None = None
         whole = NamedSharding(sampler.mesh, spec())
         self._tables = jax.device_put((sampler._table_VP, sampler._stop_V), whole)
         with jax.set_mesh(sampler.mesh):
-            cache = decoding.empty_cache(sampler._config, B, room)
+            cache = decode.empty_cache(sampler._config, B, room)
             zero_BN = self._put(np.zeros((B, room), np.int32)), self._put(np.zeros((B, room), np.float32))
-            self.samples = decoding.Samples(
+            self.samples = decode.Samples(
                 count=jnp.int32(0), written_BN=zero_BN[0], logprob_BN=zero_BN[1], cache=cache, **self._fields()
             )
 
@@ -359,7 +359,7 @@ class Rows:
         if self.past is not None:
             before = self.past.seen_RS.shape[1]
             if size > before:
-                self.past = decoding.longer(self.past, size)
+                self.past = decode.longer(self.past, size)
             size = max(size, before)
         U = sampler._devices * padded_size(-(-len(prompts) // sampler._devices))
         tokens_US, length_U = np.zeros((U, size), np.int32), np.ones(U, np.int32)
@@ -372,14 +372,14 @@ class Rows:
             of_row = {
                 "last_B": job.prompt[-1], "first_B": len(job.prompt) - 1, "begun_B": job.begun, "length_B": 0,
                 "progress_B": sampler.step_stops(job.prompt[len(job.prompt) - job.begun :])[1], "logprob_B": 0.0,
-                "hash_B": job.hash, "needed_B": job.needed, "end_B": decoding.STOP,
+                "hash_B": job.hash, "needed_B": job.needed, "end_B": decode.STOP,
             }  # fmt: skip
             for name, value in of_row.items():
                 self.host[name][at] = value
-            self.host["number_B"][some], self.host["end_B"][some] = job.numbers, decoding.RUNNING
+            self.host["number_B"][some], self.host["end_B"][some] = job.numbers, decode.RUNNING
         with jax.set_mesh(sampler.mesh):
-            new = decoding.prefill(sampler._params, sampler._config, *map(self._put, (tokens_US, length_U, row_R)))
-            self.past = new if self.past is None else decoding.refilled(self.past, new, self._put(new_R))
+            new = decode.prefill(sampler._params, sampler._config, *map(self._put, (tokens_US, length_U, row_R)))
+            self.past = new if self.past is None else decode.refilled(self.past, new, self._put(new_R))
         self._begin()
 
     def _begin(self) -> None:
@@ -387,13 +387,13 @@ class Rows:
         with jax.set_mesh(self.sampler.mesh):
             self.samples = dataclasses.replace(self.samples, **self._fields())
             self._first_B = self._put(host["first_B"])
-            self._key_B = decoding.keys(self._put(host["number_B"]), self._put(host["hash_B"]))
+            self._key_B = decode.keys(self._put(host["number_B"]), self._put(host["hash_B"]))
 
     def decode(self, enough: int) -> None:
-        """Decodes until samples are to be collected, begun, or given more room (`decoding.decode_samples`)."""
+        """Decodes until samples are to be collected, begun, or given more room (`decode.decode_samples`)."""
         sampler, options = self.sampler, self.sampler.options
         with jax.set_mesh(sampler.mesh):
-            self.samples = decoding.decode_samples(
+            self.samples = decode.decode_samples(
                 sampler._params, sampler._config, options.temperature, options.top_p, self.samples, self.past,
                 self._first_B, self._key_B, *self._tables, jnp.bool(self.at_step), jnp.int32(options.max_tokens),
                 self._put(self.host["needed_B"]), jnp.int32(enough),
@@ -403,11 +403,11 @@ class Rows:
 
     @property
     def _running_R(self) -> np.ndarray:
-        return (self.host["end_B"] == decoding.RUNNING).reshape(-1, self.m).any(axis=1)
+        return (self.host["end_B"] == decode.RUNNING).reshape(-1, self.m).any(axis=1)
 
     def needed(self) -> bool:
         """Returns whether a needed sample is running."""
-        return bool(((self.host["end_B"] == decoding.RUNNING) & self.host["needed_B"]).any())
+        return bool(((self.host["end_B"] == decode.RUNNING) & self.host["needed_B"]).any())
 
     def free(self) -> list[int]:
         return [r for r, job in enumerate(self.jobs) if job is None]
@@ -446,7 +446,7 @@ class Rows:
         left = np.concatenate([left, ended[: size - len(left)]])
         with jax.set_mesh(self.sampler.mesh):
             state = self.samples, self._first_B, self._key_B, self.past
-            state = decoding.of_rows(state, self._put(left), self.m)
+            state = decode.of_rows(state, self._put(left), self.m)
         self.samples, self._first_B, self._key_B, self.past = state
         index_B = (left[:, None] * self.m + np.arange(self.m)).reshape(-1)
         self.host = {name: x_B[index_B] for name, x_B in self.host.items()}
@@ -455,11 +455,11 @@ class Rows:
     def grow_if_full(self) -> None:
         """Doubles the room where a running sample has used its own."""
         room, host = self.samples.written_BN.shape[1], self.host
-        if not (host["length_B"][host["end_B"] == decoding.RUNNING] >= room).any():
+        if not (host["length_B"][host["end_B"] == decode.RUNNING] >= room).any():
             return
         self.since_R -= int(self.samples.count) - room
         with jax.set_mesh(self.sampler.mesh):
-            self.samples = decoding.grown(self.samples, 2 * room)
+            self.samples = decode.grown(self.samples, 2 * room)
 
 
 def load_sampler(

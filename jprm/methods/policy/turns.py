@@ -31,7 +31,7 @@ from jaxtyping import Bool, Float32
 from jprm.methods.cache import Slots
 from jprm.methods.chat_template import render
 from jprm.methods.environment import Episode, Message, World
-from jprm.methods.policy import decoding
+from jprm.methods.policy import decode
 from jprm.methods.policy.protocol import Until
 from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler
 from jprm.rows import padded_size
@@ -135,15 +135,15 @@ class Conversations:
         past = self._slots.past([branch.slots for branch in known], S)
         length_B, last_B = np.ones(R * m, np.int32), np.zeros(R * m, np.int32)
         hash_B, number_B = np.zeros(R * m, np.uint32), np.zeros(R * m, np.uint32)
-        end_B = np.full(R * m, decoding.STOP, np.int32)
+        end_B = np.full(R * m, decode.STOP, np.int32)
         for r, (branch, (_, some)) in enumerate(zip(known, jobs, strict=True)):
             at = slice(r * m, r * m + len(some))
             length_B[r * m : (r + 1) * m], last_B[r * m : (r + 1) * m] = len(branch.ids), branch.ids[-1]
-            hash_B[at], end_B[at] = ids_hash(branch.ids, stream), decoding.RUNNING
+            hash_B[at], end_B[at] = ids_hash(branch.ids, stream), decode.RUNNING
             number_B[at] = [number % 2**32 for _, _, number in some]
         slots: dict[int, np.ndarray] = {}
 
-        def kept(samples: decoding.Samples, rows: np.ndarray) -> None:
+        def kept(samples: decode.Samples, rows: np.ndarray) -> None:
             """Keeps the keys of samples: of the token before the first, and of all sampled ones but the last."""
             length_B, places = np.asarray(samples.length_B), []
             for b, length in enumerate(length_B.tolist()):
