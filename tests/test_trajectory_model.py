@@ -16,8 +16,8 @@ from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.methods.adapters.load import layout_of
 from jprm.methods.adapters.published import PUBLISHED
 from jprm.methods.implicit import LogRatio
+from jprm.methods.trajectories.records import trajectories_of
 from jprm.methods.trajectories.tokens import turns_of
-from jprm.methods.trajectories.trees import trajectories_of
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import axes_of
 from jprm.pack import PackReport, pack, token_tree

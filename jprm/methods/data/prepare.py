@@ -33,7 +33,7 @@ from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of, s
 from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
 from jprm.methods.data.reader import Reader, Record, choose
-from jprm.methods.trajectories.trees import messages_of
+from jprm.methods.trajectories.records import messages_of
 from jprm.tree import tree_of
 
 

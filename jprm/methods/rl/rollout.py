@@ -28,8 +28,7 @@ from jprm.methods.rl.credit import sampled_weights, token_advantages
 from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
-from jprm.methods.trajectories.records import read_trajectory
-from jprm.methods.trajectories.trees import tree_of_trajectories
+from jprm.methods.trajectories.records import read_trajectory, tree_of_trajectories
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
 from jprm.model.mesh import gathered, put_rows
 from jprm.pack import PackReport, pack

@@ -4,7 +4,6 @@ The core knows that a node may have a role, and asks for the rest where a record
 """
 
 from jprm.methods.trajectories.free_text import chain_of
-from jprm.methods.trajectories.records import is_trajectory
-from jprm.methods.trajectories.trees import record_of_messages, tree_of_messages
+from jprm.methods.trajectories.records import is_trajectory, record_of_messages, tree_of_messages
 
 __all__ = ["chain_of", "is_trajectory", "record_of_messages", "tree_of_messages"]

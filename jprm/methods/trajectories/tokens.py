@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm.methods.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
-from jprm.methods.trajectories.trees import messages_of, nodes_of_messages
+from jprm.methods.trajectories.records import messages_of, nodes_of_messages
 from jprm.token_tree import Written
 from jprm.tokenizer import JsonTokenizer, Layout, Tokenizer
 from jprm.tree import ReasoningTree, above_of, chains_of, path_to
