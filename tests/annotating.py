@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -12,13 +11,13 @@ import urllib.error
 import urllib.request
 
 import httpx2 as httpx
+from pod import REPOSITORY, free_port
 
 from jprm.apps.annotate import StudyConfig, study
 from jprm.apps.annotate.app import make_app
 from jprm.apps.web import Listen
 from jprm.io.jsonl import write_records
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SECRET = 0.8675309  # a score that no page may show
 
 
@@ -129,8 +128,7 @@ class Process:
     )
 
     def __init__(self, folder, limit=0):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-c", self.CODE, str(folder), str(self.port), str(limit)]
         self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + 60

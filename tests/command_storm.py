@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ import jax
 import numpy as np
 import tiny_rl
 import tiny_run as tiny
+from pod import environment
 from pod_storm import EXPERIMENT
 from stub_server import Server, reply
 from test_evaluate_run import pool_file, processbench_file
@@ -42,7 +44,6 @@ from jprm.experiment import read, to_json
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import make_mesh
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CHILD = """
 import collections, json, os, signal, sys, threading, time
 folder, name, number, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -191,33 +192,39 @@ def make_inputs(folder: pathlib.Path, url: str) -> None:
 
 
 class Commands:
-    """Runs commands in `FOLDER/run`, and counts."""
+    """Runs commands in `FOLDER/run`, each in a fork of one process that has imported jprm, and counts."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder, self.run = folder, folder / "run"
         self.kills, self.restarts, self.places = Counter(), Counter(), Counter()
-        self.run.mkdir()
+        self.run.mkdir(exist_ok=True)
+        env = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | environment()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.server = subprocess.Popen([sys.executable, "-c", SERVE], cwd=self.run, env=env, **pipes)
 
-    def start(self, name: str, event: str = "", number: int = 0, delay: float = 0.0) -> subprocess.CompletedProcess:
-        """Runs a command, which dies `delay` seconds after the event of that name and number, if there is one."""
-        path = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
-        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": path}
-        env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
-        env.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        words = COMMANDS[name][0].format(inputs=self.folder / "inputs").split()
-        child = [sys.executable, "-c", CHILD, str(self.run), event, str(number), str(delay), *words]
-        return subprocess.run(child, cwd=self.run, env=env, capture_output=True, text=True, timeout=900)
+    def start(self, words: str, event: str = "", number: int = 0, delay: float = 0.0) -> tuple[int, str]:
+        """Runs a command, which dies `delay` seconds after the event of that name and number, if there is one.
+
+        Returns its status, and what it wrote to stderr.
+        """
+        with tempfile.NamedTemporaryFile("r") as said:
+            child = [said.name, str(self.run), event, str(number), str(delay)]
+            child += words.format(inputs=self.folder / "inputs").split()
+            assert self.server.stdin is not None and self.server.stdout is not None
+            self.server.stdin.write(json.dumps(child) + "\n")
+            self.server.stdin.flush()
+            return int(self.server.stdout.readline()), said.read()
 
     @staticmethod
-    def measured(done: subprocess.CompletedProcess) -> dict[str, tuple[int, float]]:
+    def measured(said: str) -> dict[str, tuple[int, float]]:
         """Returns the events of a command that has ended."""
-        return {event: tuple(found) for event, found in json.loads(done.stderr.rsplit("measured ", 1)[1]).items()}
+        return {event: tuple(found) for event, found in json.loads(said.rsplit("measured ", 1)[1]).items()}
 
     def undisturbed(self, name: str) -> Undisturbed:
         before = set(os.listdir(self.run))
-        done = self.start(name)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return Undisturbed(self.measured(done), set(os.listdir(self.run)) - before)
+        status, said = self.start(COMMANDS[name][0])
+        assert status == 0, said[-3000:]
+        return Undisturbed(self.measured(said), set(os.listdir(self.run)) - before)
 
     def disturbed(self, name: str, whole: Undisturbed, rng: random.Random, most: int) -> None:
         """Starts the command anew, kills it `most` times at the most, and lets it end."""
@@ -226,18 +233,18 @@ class Commands:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for attempt in itertools.count():
             point = whole.point(rng) if attempt < most else ()
-            done = self.start(name, *point)
+            status, said = self.start(COMMANDS[name][0], *point)
             self.restarts[name] += attempt > 0
-            if done.returncode != -signal.SIGKILL:
+            if status != -signal.SIGKILL:
                 break
             self.kills[name] += 1
-            self.places[(name, *re.findall(r"^at (\w+)$", done.stderr, re.M)[-1:])] += 1
+            self.places[(name, *re.findall(r"^at (\w+)$", said, re.M)[-1:])] += 1
             for final in COMMANDS[name][1]:
                 lost = differing(self.folder / "whole" / final, self.run / final) if (self.run / final).exists() else 0
                 assert lost == 0, f"{name}, killed at {point}: {final} differs by {lost} bytes"
-        assert done.returncode == 0, f"{name} after {self.kills[name]} kills: {done.stderr[-3000:]}"
+        assert status == 0, f"{name} after {self.kills[name]} kills: {said[-3000:]}"
         if attempt == 0:  # the undisturbed run may have compiled
-            now = self.measured(done)
+            now = self.measured(said)
             whole.events = {event: (n, min(s, now[event][1])) for event, (n, s) in whole.events.items()}
 
 

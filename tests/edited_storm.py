@@ -16,13 +16,10 @@ import pathlib
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 
-from command_storm import REPOSITORY, SERVE, Undisturbed, differing, make_inputs, script, serving
+from command_storm import Commands, Undisturbed, differing, make_inputs, script, serving
 
 from jprm.io.jsonl import write_records
 from jprm.tree import read_records
@@ -74,38 +71,12 @@ COMMANDS = {  # name: arguments, the output, and its edits: file, text before, t
 }  # fmt: skip
 
 
-class Commands:
-    """Runs commands in `FOLDER/run`, each in a fork of one process that has imported jprm."""
+class Edited(Commands):
+    """Commands whose files are edited, and what became of them."""
 
     def __init__(self, folder: pathlib.Path):
-        self.folder, self.run, self.counts = folder, folder / "run", Counter()
-        path = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
-        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": path}
-        env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
-        env.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVE],
-            cwd=self.run,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, words: str, event: str = "", number: int = 0, delay: float = 0.0) -> tuple[int, str]:
-        """Returns the status of a command, and what it wrote to stderr."""
-        with tempfile.NamedTemporaryFile("r") as said:
-            child = [
-                str(self.run),
-                event,
-                str(number),
-                str(delay),
-                *words.format(inputs=self.folder / "inputs").split(),
-            ]
-            assert self.server.stdin is not None and self.server.stdout is not None
-            self.server.stdin.write(json.dumps([said.name, *child]) + "\n")
-            self.server.stdin.flush()
-            return int(self.server.stdout.readline()), said.read()
+        super().__init__(folder)
+        self.counts = Counter()
 
     @contextlib.contextmanager
     def edit(self, file: str, before: str, after: str) -> Iterator[None]:
@@ -134,8 +105,7 @@ class Commands:
         kept = self.folder / "whole" / name / kind / output
         kept.parent.mkdir(parents=True)
         (shutil.copytree if (self.run / output).is_dir() else shutil.copy)(self.run / output, kept)
-        measured = json.loads(said.rsplit("measured ", 1)[1])
-        return Undisturbed({event: tuple(each) for event, each in measured.items()}, set())
+        return Undisturbed(self.measured(said), set())
 
     def lost(self, name: str, kind: str) -> int:
         """Returns how many bytes the output differs by from the undisturbed one of an edit."""
@@ -174,7 +144,6 @@ def storm(folder: pathlib.Path, kills: int, seed: int) -> dict[str, int]:
     """Kills and edits until there were `kills`; returns the counts. A storm in the same folder goes on."""
     counts = folder / "counts.json"
     with serving(script) as url:
-        (folder / "run").mkdir(exist_ok=True)
         if not (folder / "inputs").exists():
             make_inputs(folder / "inputs", url)
         policy = folder / "inputs" / "policy.json"
@@ -183,7 +152,7 @@ def storm(folder: pathlib.Path, kills: int, seed: int) -> dict[str, int]:
         write_records(folder / "inputs" / "answered.jsonl", answered)
         (folder / "inputs" / "judge.py").write_text(JUDGE)
         (folder / "inputs" / "method.py").write_text(METHOD)
-        commands = Commands(folder)
+        commands = Edited(folder)
         shutil.rmtree(folder / "whole", ignore_errors=True)
         experiment = folder / "inputs" / "experiment.json"
         experiment.write_text(

@@ -12,50 +12,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import http.server
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from pod import free_port
+from stub_server import Server, reply
+
 NODES = 4
 
 
-class Policy(http.server.BaseHTTPRequestHandler):
-    """Completes a prompt with an answer that is a function of prompt and seed."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        digit = hashlib.sha256(f"{body['prompt']}|{body['seed']}".encode()).digest()[0] % 4
-        text = f"So it is {digit}.\n\nThe answer is \\boxed{{{digit}}}."
-        choice = {"text": text, "finish_reason": "stop", "index": 0}
-        reply = json.dumps({"choices": [choice], "usage": {"completion_tokens": 12}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, *args):
-        pass
-
-
-def serve(port: int) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Policy)
-    server.daemon_threads, server.request_queue_size = True, 128
-    server.serve_forever()
+def completion(number: int, body: dict) -> tuple:
+    """A policy's answer, which is a function of prompt and seed."""
+    digit = hashlib.sha256(f"{body['prompt']}|{body['seed']}".encode()).digest()[0] % 4
+    return reply(f"So it is {digit}.\n\nThe answer is \\boxed{{{digit}}}.", tokens=12)
 
 
 class Servers:
     """Two policy servers, each a process of its own, that can be killed and started again."""
 
     def __init__(self):
-        self.ports = [_free_port() for _ in range(2)]
+        self.ports = [free_port() for _ in range(2)]
         self.processes = [self._start(port) for port in self.ports]
 
     def _start(self, port: int) -> subprocess.Popen:
@@ -71,12 +52,6 @@ class Servers:
         for process in self.processes:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def prepare(folder: Path, chains: int, problems: int, seed: int, ports: list[int]) -> None:
@@ -161,7 +136,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     args = parser.parse_args()
     if args.out == "serve":
-        return serve(args.port)
+        return Server(completion, args.port).serve_forever()
     from ray.cluster_utils import Cluster
 
     folder = Path(args.out).resolve()

@@ -12,6 +12,19 @@ from collections.abc import Callable, Sequence
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """Returns the variables of a process that has this tree's jprm and tests, and the suite's compiled programs."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONUNBUFFERED": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
+    return env
+
+
 class Pod:
     """`count` processes with `devices` simulated CPU devices each. A context manager: none outlives its block."""
 
@@ -22,12 +35,7 @@ class Pod:
 
     def start(self, command: Sequence[str]) -> None:
         """Every process runs `python COMMAND --distributed INDEX/COUNT@HOST:PORT`; one alone, `python COMMAND`."""
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(self.devices), "PYTHONUNBUFFERED": "1"}
-        env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-        env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
+        port, env = free_port(), environment(self.devices)
         for index in range(self.count):
             where = ["--distributed", f"{index}/{self.count}@localhost:{port}"] if self.count > 1 else []
             with (self.folder / f"log.{index}").open("w") as log:

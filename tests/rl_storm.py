@@ -23,7 +23,7 @@ import time
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
-from pod import REPOSITORY
+from pod import environment, free_port
 from tiny_rl import POLICY, experiment, make, save_run
 
 from jprm.experiment import OptimizerConfig, to_json
@@ -47,16 +47,9 @@ class Processes:
 
     def __init__(self, folder: pathlib.Path, samplers: int):
         self.folder, self.children = folder, {}
-        self.env = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])}
-        self.env |= {"JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
-        cached = {"JAX_COMPILATION_CACHE_DIR": str(REPOSITORY / ".cache" / "jax"),
-                  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # fmt: skip
-        self.env = cached | self.env  # most of a start is compiling
-        self.ports = []
-        for _ in range(samplers):
-            with socket.socket() as free:
-                free.bind(("localhost", 0))
-                self.ports.append(free.getsockname()[1])
+        cached = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        self.env = cached | environment()  # most of a start is compiling
+        self.ports = [free_port() for _ in range(samplers)]
 
     @property
     def urls(self) -> tuple[str, ...]:

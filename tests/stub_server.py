@@ -13,8 +13,8 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # a client's connections of one moment; those beyond would be refused
 
-    def __init__(self, script):
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, script, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
         self.script, self.requests, self.times, self.headers = script, [], [], []
         self.lock, self.active, self.most_active = threading.Lock(), 0, 0
 

@@ -1,14 +1,12 @@
 """Ray: classes for pipelines, and shards on a cluster whose nodes die."""
 
 import functools
-import http.server
 import json
-import threading
 
 import numpy as np
 import pytest
 import tiny_run as tiny
-from fleet_storm import Policy
+from fleet_storm import completion
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from test_shards import arithmetic, files, verify  # noqa: F401  (a fixture)
 from tiny_run import chains, pool_of, trees
@@ -105,16 +103,11 @@ def test_a_dead_process_costs_no_record_and_doubles_none(cluster, tmp_path):
 
 
 @pytest.fixture
-def policy(tmp_path):
+def policy(serve, tmp_path):
     """The file of a policy whose server answers by a function of prompt and seed."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Policy)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     path = tmp_path / "policy.json"
-    path.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_address[1]}/v1", "model": "stand-in"}))
-    yield path
-    server.shutdown()
-    server.server_close()
+    path.write_text(json.dumps({"url": serve(completion).url, "model": "stand-in"}))
+    return path
 
 
 @pytest.mark.parametrize("kind", ["outcomes", "teacher", "mc"])

@@ -1,12 +1,12 @@
 """`jprm label`, from file to file, with a server as the policy."""
 
 import json
-import threading
 
 import pytest
-from stub_server import Server, reply
+from stub_server import reply
 
 from jprm.apps import cli
+from jprm.io.jsonl import write_records
 from jprm.methods.data.prepare import prepare
 from jprm.methods.policy.load import load_policy
 from jprm.tree import RecordError, read_records
@@ -19,20 +19,12 @@ def arithmetic(number, body):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    server = Server(arithmetic)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+def folder(serve, tmp_path):
+    server = serve(arithmetic)
     (tmp_path / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "retries": 0}))
     records = [{"problem": "1+2", "steps": ["so", "bad", "then"], "labels": [1, 0, 0], "answer": "3", "id": "a"}]
-    write(tmp_path / "chains.jsonl", records)
-    tmp_path_server = (tmp_path, server)
-    yield tmp_path_server
-    server.shutdown()
-    server.server_close()
-
-
-def write(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(tmp_path / "chains.jsonl", records)
+    return tmp_path, server
 
 
 def run(folder, method, *options, status=0, **files):
@@ -86,10 +78,10 @@ def test_omega(folder, capsys):
     run(folder, "omega", "--k", "6")
     assert len(server.requests) == before
 
-    write(folder / "problems.jsonl", [{"problem": "1+2", "answer": "3", "id": "a"}])
+    write_records(folder / "problems.jsonl", [{"problem": "1+2", "answer": "3", "id": "a"}])
     run(folder, "omega", "--k", "6", input="problems.jsonl", output="same.jsonl")
     assert list(read_records(folder / "same.jsonl")) == [tree]  # the chain of the input was not used
-    write(folder / "problems.jsonl", [{"problem": "1+2"}])
+    write_records(folder / "problems.jsonl", [{"problem": "1+2"}])
     capsys.readouterr()
     run(folder, "omega", input="problems.jsonl", output="other.jsonl", status=2)
     assert "problems.jsonl" in capsys.readouterr().err
@@ -120,7 +112,7 @@ def test_a_dead_server_is_one_line_and_what_was_drawn_stays(folder, capsys):
 )
 def test_bad_input_costs_no_rollout(folder, capsys, change, message):
     folder, server = folder
-    write(folder / "chains.jsonl", [{"problem": "p", "steps": ["a"], "answer": 1} | change])
+    write_records(folder / "chains.jsonl", [{"problem": "p", "steps": ["a"], "answer": 1} | change])
     run(folder, "mc", "--estimate", "soft", status=2)
     assert message in capsys.readouterr().err
     assert not server.requests and not (folder / "out.jsonl").exists()

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
+from pod import free_port
 from tiny import params as random_params
 
 import jprm
@@ -57,9 +57,7 @@ def environment(name, what):
 @contextlib.contextmanager
 def serving(command, tmp_path, path="/v1/models", seconds=400, **variables):
     """Starts a server on a free port, and yields its address once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = tmp_path / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -4,12 +4,12 @@ import asyncio
 import gc
 import gzip
 import json
-import socket
 import time
 import tracemalloc
 import warnings
 
 import pytest
+from pod import free_port
 from refusing import refused
 from stub_server import reply
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -160,9 +160,7 @@ def test_waits_double(serve):
 
 
 def test_a_server_that_is_down(serve):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    url = f"http://127.0.0.1:{free_port()}/v1"
     config = ServerConfig(url, "tiny", retries=1, backoff_s=0.01)
     (sample,) = ServerPolicy(config).sample([Prefix("p")], 1, until="end", seed=0)[0]
     assert sample.finish_reason == "error" and "no connection" in sample.error and url in sample.error

@@ -5,7 +5,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+from pod import free_port
 
 from jprm.apps import cli
 
@@ -45,9 +45,7 @@ def served(port):
 
 def test_every_block_runs(smollm2_gguf, one_device, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for old in SMALLER:
         assert PAGE.count(old) == 1, old
     server = None
