@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jprm.score.aggregate import DEFAULT_RULE, LOG_ODDS_CLIP, RULES, aggregate, rank_keys
-from jprm.tree import SEMANTICS
+from jprm.score.aggregate import LOG_ODDS_CLIP, RULES, aggregate, rank_keys
 
 SHAPE = (6, 9)  # one shape, one compilation
 # XLA flushes subnormal numbers to zero, whose logarithm is another
@@ -54,16 +53,6 @@ def test_a_probability_of_zero_or_one_keeps_its_step():
     assert all(bool(jnp.isfinite(value_B).all()) for value_B in found.values())
 
 
-def test_a_chain_without_steps_is_never_chosen_and_changes_nothing_else():
-    score_BP = jnp.array([[0.3, 0.9], [0.7, 0.2], [0.0, 0.0]])
-    mask_BP = jnp.array([[True, True], [False, False], [True, False]])
-    found, alone = aggregate(score_BP, mask_BP), aggregate(score_BP[:1], mask_BP[:1])
-    for rule in RULES:
-        assert found[rule][1] == -jnp.inf
-        assert found[rule][0] == alone[rule][0]
-        assert found[rule].argmax() == 0
-
-
 def test_rank_keys_order_long_chains_whose_products_underflow():
     score_BP = np.full((2, 400), 0.5, np.float32)
     score_BP[0, 7] = 0.75
@@ -71,12 +60,6 @@ def test_rank_keys_order_long_chains_whose_products_underflow():
     assert (aggregate(score_BP, mask_BP)["prod"] == 0).all()
     key_B = rank_keys(score_BP, mask_BP)["prod"]
     assert key_B[0] > key_B[1] > -np.inf
-
-
-def test_every_semantics_has_a_default_rule():
-    assert set(DEFAULT_RULE) == set(SEMANTICS)
-    assert set(DEFAULT_RULE.values()) <= set(RULES)
-    assert (DEFAULT_RULE["rating"], DEFAULT_RULE["value"]) == ("prod", "last")
 
 
 def test_a_nan_score_stays_in_its_row():

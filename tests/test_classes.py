@@ -63,7 +63,6 @@ def test_a_sequence_classifier_reads_each_step_as_the_end(tmp_path):
     prm, tokenizer = jprm.load(tmp_path), tokenizer_of(tmp_path)
     (outputs,) = prm.outputs_of([tree_of({"problem": PROBLEM, "steps": STEPS})])
     for k in range(len(STEPS)):
-        ids, _ = trl_ids(tokenizer, f"{PROBLEM}\n", STEPS[: k + 1], bos=False)
         ids = tokenizer.encode(PROBLEM + "\n")
         for step in STEPS[: k + 1]:
             ids = ids + tokenizer.encode(step + "\n")

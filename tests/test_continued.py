@@ -1,7 +1,6 @@
 """Resumable outputs against other writers, full disks and damaged notes."""
 
 import errno
-import os
 import resource
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import sys
 import pytest
 from refusing import refused
 
-from jprm.io.jsonl import Rejects, read_lines, write_records
+from jprm.io.jsonl import Rejects, write_records
 from jprm.io.outputs import atomic_file, continued, cut
 from jprm.io.storage import only_run, path_of
 from jprm.methods.data.prepare import prepare
@@ -125,15 +124,6 @@ def test_a_full_disk_is_named(tmp_path):
     assert "whole" not in names(tmp_path) and "whole.partial" not in names(tmp_path)
     with continued(tmp_path / "out.jsonl", REQUEST) as file:
         assert cut(file, 1) == 0
-
-
-def test_a_pipe_is_refused(tmp_path):
-    """Counting its records would leave none to score."""
-    reading, writing = os.pipe()
-    os.close(writing)
-    with pytest.raises(ValueError, match="file"):
-        next(read_lines(f"/dev/fd/{reading}"))
-    os.close(reading)
 
 
 def test_two_runs_that_write_one_folder_do_not_clear_each_other_away(tmp_path):

@@ -238,14 +238,6 @@ def test_a_stored_verifier_is_the_same(fused):
     assert [path.name for path in folder.iterdir()] == ["verifier.json"]
 
 
-def test_a_step_scores_as_the_chain_that_ends_there(fused):
-    verifier, _, _ = fused
-    record = made_pools(8, n=1)[0]
-    steps = record["samples"][0]["steps"]
-    whole = verifier.score(record["problem"], steps)
-    assert whole[0] == verifier.score(record["problem"], steps[:1])[0]
-
-
 def test_a_verifier_scores_files_and_is_evaluated(fused, tmp_path):
     _, folder, files = fused
     scored = tmp_path / "scored.jsonl"

@@ -3,16 +3,11 @@
 import json
 import struct
 
-import numpy as np
 import pytest
-import safetensors.numpy
 from hostile import models as hostile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hostile_models import CONFIG
 
-from jprm.checkpoints.safetensors import Tensors
-from jprm.methods import huggingface
 from jprm.methods.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
 
@@ -75,36 +70,6 @@ def test_gguf(folder, data):
             assert tensor.data.nbytes <= len(content)
 
     tried(load, folder / "m.gguf", content)
-
-
-@given(st.data())
-@SIZES
-def test_safetensors(folder, data):
-    header = json.loads(WHOLE[8 : 8 + int.from_bytes(WHOLE[:8], "little")])
-    for _ in range(data.draw(st.integers(0, 2))):
-        tensor = header[data.draw(st.sampled_from(sorted(header)))]
-        if isinstance(tensor, dict):
-            tensor[data.draw(st.sampled_from(["dtype", "shape", "data_offsets", "x"]))] = data.draw(VALUES)
-    text = json.dumps(header).encode()
-    content = struct.pack("<Q", len(text)) + text + WHOLE[8 + int.from_bytes(WHOLE[:8], "little") :]
-
-    def load():
-        file = Tensors(folder / "model.safetensors")
-        assert all(file.tensor(name).shape == file.shape(name) for name in file)
-
-    tried(load, folder / "model.safetensors", damaged(data, content))
-
-
-WHOLE = safetensors.numpy.save({"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float16)})
-
-
-@given(st.data())
-@SIZES
-def test_config(folder, data):
-    fields = st.sampled_from([*sorted(huggingface.READ), "quantization_config"])
-    config = CONFIG | data.draw(st.dictionaries(fields, VALUES, max_size=3))
-    content = json.dumps(config).encode()
-    tried(lambda: huggingface.model_config(folder), folder / "config.json", content)
 
 
 @given(st.data())

@@ -39,12 +39,6 @@ def test_gguf_metadata_is_refused_as_config_json_is(tmp_path, monkeypatch, field
     refused(ValueError, "m.gguf: ", gguf.model_config, file)
 
 
-def test_an_array_for_a_number_is_refused(tmp_path, monkeypatch):
-    file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
-    monkeypatch.setitem(open_gguf(file).fields, "llama.attention.head_count", [4, 4])
-    refused(ValueError, "llama.attention.head_count", gguf.model_config, file)
-
-
 @pytest.mark.parametrize(("fields", "named"), hostile.VOCABULARIES.values(), ids=hostile.VOCABULARIES)
 def test_a_damaged_vocabulary_in_a_gguf_file_is_named(tmp_path, fields, named):
     (tmp_path / "m.gguf").write_bytes(hostile.vocabulary(fields))

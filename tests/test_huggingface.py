@@ -324,12 +324,19 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, changes, message):
 
 
 ODD = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.integers(), max_size=2)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
+    | st.lists(st.integers(), max_size=2)
+    | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
 )
 KEYS = [
     *FIELDS, "head_dim", "rope_theta", "sliding_window", "layer_types", "tie_word_embeddings", "hidden_act",
     "use_sliding_window", "max_window_layers", "sliding_window_pattern", "query_pre_attn_scalar", "rope_parameters",
     "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq", "hidden_activation",
+    "max_position_embeddings", "quantization_config",
 ]  # fmt: skip
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
 FAMILY = st.sampled_from(FAMILIES)

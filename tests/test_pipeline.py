@@ -9,17 +9,11 @@ import grain
 import numpy as np
 import pytest
 from absl import flags
-from orbax.checkpoint import v1 as ocp
 from refusing import refused
-from tiny import Characters
+from tiny import Characters, packed_batches
 
-from jprm.train.batches import PipelineConfig, counted_batches
+from jprm.train.batches import PipelineConfig
 from jprm.tree import Node, ReasoningTree
-
-
-def packed_batches(*args, **kwargs):
-    """Returns the rows of `counted_batches` alone."""
-    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
 
 
 def letters_tree(i):
@@ -103,18 +97,6 @@ def test_resume_is_exact_from_every_point(wrap):
     assert len(json.dumps(states[-1])) < 1000
 
 
-def test_orbax_saves_and_restores_the_iterator(tmp_path):
-    iterator = iter(batches())
-    for _ in range(5):
-        next(iterator)
-    with ocp.training.Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save_checkpointables(0, {"data": iterator})
-        expected = [next(iterator) for _ in range(4)]
-        restored = iter(batches())
-        checkpointer.load_checkpointables(0, {"data": restored})
-    assert all(map(equal, expected, restored))
-
-
 def test_records_become_trees_one_at_a_time():
     asked = []
 
@@ -127,13 +109,6 @@ def test_records_become_trees_one_at_a_time():
     assert equal(next(iterator), next(direct))
     # One batch of 3 rows needs two windows of 5 trees at most; a window more is read ahead.
     assert len(asked) <= 20
-
-
-def test_sharing_a_source_between_processes():
-    shards = [grain.MapDataset.source(TREES)[i::2] for i in range(2)]
-    found = [sum(map(problems, batches(dataclasses.replace(CONFIG, epochs=1), shard)), collections.Counter())
-             for shard in shards]  # fmt: skip
-    assert found[0] + found[1] == {1000 + i: 1 for i in range(23)}
 
 
 def test_what_cannot_be_fed_is_refused():

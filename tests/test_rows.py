@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import Letters, filled, path, random_tree, reasoning_trees
+from tiny import Letters, filled, packed_batches, path, random_tree, reasoning_trees
 
 from jprm.experiment import TargetConfig
 from jprm.methods.rl.policy_gradient import path_sum
@@ -15,13 +15,8 @@ from jprm.model.mesh import make_mesh, put_rows
 from jprm.objectives import returns, targets
 from jprm.pack import pack, token_tree
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
-from jprm.train.batches import PipelineConfig, counted_batches
+from jprm.train.batches import PipelineConfig
 from jprm.tree import Node, ReasoningTree
-
-
-def packed_batches(*args, **kwargs):
-    """Returns the rows of `counted_batches` alone."""
-    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
 
 
 def numbered(trees):

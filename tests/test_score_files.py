@@ -85,11 +85,17 @@ def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatc
     assert identity(dataclasses.replace(prm, params=permuted))["digests"] != identity(prm)["digests"]
 
 
-def test_an_output_of_a_newer_version_is_refused(score, input_file, tmp_path):
+def test_an_output_of_another_release_is_refused(score, input_file, tmp_path):
+    """An earlier one does not say what config its scores are of."""
     score(input_file, tmp_path / "out.jsonl")
-    info = tmp_path / "out.jsonl.info.json"
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"version": 3}))
+    info, output = tmp_path / "out.jsonl.info.json", (tmp_path / "out.jsonl").read_bytes()
+    there = json.loads(info.read_text())
+    info.write_text(json.dumps(there | {"version": 3}))
     refused(ValueError, "out.jsonl.info.json: .*version 3", score, input_file, tmp_path / "out.jsonl")
+    assert there.pop("digests")
+    info.write_text(json.dumps(there | {"version": 1, "digest": "0" * 16}))
+    refused(ValueError, "of another model, input or request ", score, input_file, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == output
 
 
 @pytest.mark.parametrize("after", [0, 3, 8, 13, 26])

@@ -148,6 +148,8 @@ def test_a_poisoned_request_fails_alone(engine, monkeypatch, caplog):
         ({"problem": "p"}, 400, "record"),
         ({"problem": "p", "steps": []}, 400, "steps"),
         (dict(CHAIN, rule="best"), 400, "rule"),
+        (dict(CHAIN, rule=["min"]), 400, "rule"),
+        (dict(CHAIN, model={"a": [1]}), 400, "model"),
         (dict(CHAIN, model="other"), 404, "model"),
         (dict(CHAIN, steps=["1 + 1 = 2"] * 200), 400, None),
         (b" " * (2**20 + 1), 413, None),

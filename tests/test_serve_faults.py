@@ -167,14 +167,6 @@ def test_nested_objects_are_refused(prm, kind, depth):  # noqa: F811
         assert got.status_code == (200 if depth == 99 else 400)
 
 
-@pytest.mark.parametrize("field", ["model", "rule"])
-@pytest.mark.parametrize("value", [[], {}, ["tiny"], 3, True, {"a": [1]}])
-def test_a_name_that_is_no_text_is_refused(prm, field, value):  # noqa: F811
-    with Running(prm) as running:
-        got = running.score(CHAIN | {field: value})
-        assert got.status_code == 400 and got.json()["error"]["param"] == field
-
-
 def test_an_address_that_others_reach_needs_a_key(monkeypatch):
     monkeypatch.delenv("JPRM_API_KEY", raising=False)
     with pytest.raises(ValueError, match="JPRM_API_KEY"):

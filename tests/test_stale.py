@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pathlib
 import signal
 import sys
 
@@ -26,10 +25,9 @@ from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.run import Source, scored_trees
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
-from jprm.methods.scored_files import identity, score_file
+from jprm.methods.scored_files import score_file
 from jprm.methods.search.growing_tree import find as method_of
 from jprm.train import claim, data_digest
-from jprm.tree import read_records
 
 DIFFERS = "is there, but of another model, input or request "
 
@@ -328,15 +326,3 @@ def test_an_empty_input_is_refused(prm, tmp_path):
     ):  # fmt: skip
         refused(ValueError, "empty.jsonl", call)
     assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
-
-
-def test_an_output_of_an_earlier_release_is_refused(prm, input_file, tmp_path):
-    """It does not say what config its scores are of."""
-    score_file(prm, input_file, tmp_path / "out.jsonl")
-    info = tmp_path / "out.jsonl.info.json"
-    there = json.loads(info.read_text())
-    del there["digests"]
-    info.write_text(json.dumps(there | {"version": 1, "digest": "0" * 16}))
-    refused(ValueError, DIFFERS, score_file, prm, input_file, tmp_path / "out.jsonl")
-    assert len(list(read_records(tmp_path / "out.jsonl"))) == 20 and identity(prm)["digests"]
-    assert pathlib.Path(info).exists()

@@ -9,18 +9,13 @@ import jax
 import numpy as np
 import pytest
 from test_pipeline import CONFIG, equal, letters_tree, problems
-from tiny import Characters
+from tiny import Characters, packed_batches
 
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.train.batches import COUNTS, Streams, counted_batches, own_streams
 
 TREES = [letters_tree(i) for i in range(23)]
 COUNT, MICRO = 3, 6
-
-
-def packed_batches(*args, **kwargs):
-    """Returns the rows of `counted_batches` alone."""
-    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
 
 
 def stream(k, count=COUNT, made=packed_batches, **changes):

@@ -7,13 +7,11 @@ import threading
 import time
 from pathlib import Path
 
-import grain
 import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
 
-from jprm.experiment import DataConfig
 from jprm.io import folders
 from jprm.io.jsonl import write_records
 from jprm.methods.data.stored_trees import TokenTrees, cached_trees, write_trees
@@ -144,9 +142,3 @@ def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):
 
     assert len(cached_trees(tmp_path / "cache", trees(), 1, PLAIN)) == 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_grain_reads_it_as_a_source(layout, tmp_path):
-    write_trees(tmp_path, [token_tree(tree_of(record), layout) for record in RECORDS[:4]], PLAIN)
-    assert len(grain.MapDataset.source(TokenTrees(tmp_path)).shuffle(seed=1)) == 4
-    assert DataConfig(train=("x",), supervise="step", too_long="error").cache == ""

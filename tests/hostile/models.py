@@ -61,7 +61,7 @@ GGUF = {  # name to the file and what the refusal says
 }
 
 VALUES = {  # GGUF metadata that config.json would not be allowed either
-    "attention.head_count": (0,),
+    "attention.head_count": (0, [4, 4]),
     "attention.head_count_kv": (0, 3),
     "attention.key_length": (0, 5),
     "embedding_length": (0,),
