@@ -11,8 +11,6 @@ from tiny import GEMMA, TINY, params
 
 from jprm.methods.gguf import Reader, load_decoder, model_config, open_gguf
 from jprm.model.config import RopeScaling, frequencies
-from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import axes_of
 
 
 def test_the_hyper_parameters_of_smollm2(smollm2_gguf):
@@ -224,15 +222,6 @@ def test_a_file_is_parsed_once_until_it_changes(tmp_path):
     assert open_gguf(str(file)) is first
     write(file, TINY, params()["decoder"], add_rope_scaling_type=gguf.RopeScalingType.LINEAR)
     assert open_gguf(file) is not first
-
-
-def test_parameters_are_put_where_the_mesh_wants_them(tmp_path):
-    file = write(tmp_path / "m.gguf", TINY, params()["decoder"])
-    with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
-        decoder = load_decoder(file, TINY)
-    for name, array in decoder["layers_0"].items():
-        assert array.sharding.spec == spec(*axes_of(name))
-    jax.tree.map(np.testing.assert_array_equal, decoder, params()["decoder"])
 
 
 def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):

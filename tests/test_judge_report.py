@@ -4,6 +4,7 @@ import json
 import re
 
 from stub_server import reply
+from test_judge import write_judge
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
@@ -23,8 +24,7 @@ def script(number, body):
 
 def test_a_judges_suite_and_its_page(serve, tmp_path):
     server = serve(script)
-    settings = {"url": server.url, "model": "tiny", "judge": {"prompt": "plain"}}
-    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    write_judge(tmp_path / "judge.json", server, prompt="plain")
     chains = [
         {
             "problem": f"p{i}",

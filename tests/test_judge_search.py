@@ -1,10 +1,8 @@
 """Searches that a judge scores: each new step is asked about once, and the record keeps what was said."""
 
-import json
-
 import pytest
 from stub_server import reply
-from test_judge import judge
+from test_judge import judge, write_judge
 from toy_search import Script
 
 from jprm.apps import cli
@@ -92,13 +90,8 @@ def test_a_chain_with_a_step_that_no_critique_judges_is_not_chosen(serve, tmp_pa
 def test_the_command(serve, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(policies, "load_policy", lambda path: STEPS)
     server = serve(verdict)
-    settings = {
-        "url": server.url,
-        "model": "tiny",
-        "judge": {"prompt": {"like": "plain", "text": "{problem}: {steps} ?"}},
-    }
-    settings["judge"]["prompt"] |= {"step": "{step}", "separator": " () "}
-    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    prompt = {"like": "plain", "text": "{problem}: {steps} ?", "step": "{step}", "separator": " () "}
+    write_judge(tmp_path / "judge.json", server, prompt=prompt)
     (tmp_path / "in.jsonl").write_text('{"problem": "p", "answer": 2}\n')
     paths = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     args = ["search", "best-of-n", "--policy", "p", *paths, "--budget", "900", "--n", "3"]

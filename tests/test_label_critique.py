@@ -1,10 +1,8 @@
 """Critiques kept by rejection: those whose verdicts are the labels of steps, once each, from a server's judge."""
 
-import json
-
 import pytest
 from stub_server import reply
-from test_judge import judge
+from test_judge import judge, write_judge
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
@@ -88,8 +86,7 @@ def test_a_probability_below_a_half_does_not_turn_a_verdict(serve, tmp_path):
 
 def test_the_command_continues_and_refuses_unlabelled_files(serve, tmp_path, capsys):
     server = serve(script)
-    settings = {"url": server.url, "model": "tiny", "retries": 0, "judge": {"prompt": "plain", "samples": 2}}
-    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    write_judge(tmp_path / "judge.json", server, prompt="plain", samples=2)
     write_records(tmp_path / "in.jsonl", [POOL | {"problem": f"p{i}"} for i in range(3)])
     paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("in", "out", "critiques")}
     args = ["label", "critique", "--judge", str(tmp_path / "judge.json"), "--input", paths["in"]]

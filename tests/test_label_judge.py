@@ -1,9 +1,8 @@
 """Labels by a judge state what they mean, and the page shows it."""
 
-import json
-
 import pytest
 from stub_server import reply
+from test_judge import write_judge
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
@@ -19,9 +18,7 @@ def script(number, body):
 
 @pytest.fixture
 def labelled(serve, tmp_path, capsys):
-    server = serve(script)
-    settings = {"url": server.url, "model": "tiny", "judge": {"prompt": "plain", "samples": 2}}
-    (tmp_path / "judge.json").write_text(json.dumps(settings))
+    write_judge(tmp_path / "judge.json", serve(script), prompt="plain", samples=2)
     chains = [{"problem": f"p{i}", "steps": [("good", "wrong", "odd")[i % 3], "so"]} for i in range(6)]
     write_records(tmp_path / "in.jsonl", chains)
     args = ["label", "judge", "--judge", str(tmp_path / "judge.json"), "--input", str(tmp_path / "in.jsonl")]

@@ -133,15 +133,6 @@ def test_structure_and_extras_reach_batches_and_the_mesh():
         np.testing.assert_array_equal(jax.jit(siblings)(put), siblings(batches[0]))
 
 
-def test_padding_rows_have_no_relations():
-    rows = empty_rows(2, 8, 5, ("x",))
-    assert not siblings(rows).any() and not ancestors(rows).any()
-    one = pack([token_tree(random_tree(0, 4), Letters())], 64, 8, too_long="error").rows
-    both = filled(one, 3)
-    assert siblings(both)[0].sum() == siblings(one).sum() > 0 and not siblings(both)[1:].any()
-    assert isinstance(both, Rows)
-
-
 def test_extras_that_do_not_fit_are_refused():
     def tree(*extras):
         return ReasoningTree("p", tuple(Node(-1, "a", extra=extra) for extra in extras))

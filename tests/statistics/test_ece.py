@@ -3,7 +3,7 @@ import pytest
 from simulated import at_least, correlated
 
 from jprm.methods.evaluate import calibration as cal
-from jprm.statistics import bootstrap, equal_mass_bins
+from jprm.statistics import equal_mass_bins
 
 
 def sample(rng, problems, true_p):
@@ -41,16 +41,6 @@ def test_the_interval_covers_the_ece(name, problems, repetitions):
     assert at_least(covered, 0.95)
     if name != "0.1 too sure":  # there noise cancels, and the plain one has no bias
         assert abs(np.mean(bias)) < np.mean(plain_bias) * (0.5 if problems > 20 else 0.65)
-
-
-@pytest.mark.slow
-def test_a_bootstrap_of_the_plain_ece_does_not_cover():
-    rng, covered = np.random.default_rng(0), []
-    for _ in range(50):
-        score_N, right_N, problem_N, bins, truth = sample(rng, 200, POPULATIONS["0.03 too sure"])
-        found = bootstrap(lambda w_RN, x=(score_N, right_N, bins): cal.ece(*x, w_RN), problem_N, n=300, seed=0)
-        covered.append(found.low <= truth <= found.high)
-    assert not at_least(covered, 0.95)
 
 
 def test_the_map_is_chosen_without_the_data_that_judges_it():
