@@ -15,10 +15,8 @@ from jprm.methods.label.monte_carlo import (
     Rollouts,
     Search,
     State,
-    exploration,
     first_error,
     label_problems,
-    quality,
     run_searches,
     select,
     tree_of_search,
@@ -74,15 +72,6 @@ def alone(steps, rollouts, config):
 
 def draw(tmp_path, policy):
     return Rollouts(policy, tmp_path / "rollouts.jsonl")
-
-
-def test_golden_values():
-    config = OmegaConfig()
-    assert float(quality(0.5, 500, config)) == pytest.approx(0.5**0.5 * 0.9) == pytest.approx(0.6364, abs=5e-5)
-    assert float(quality(1.0, 0, config)) == 1
-    # c_puct sqrt(9) / (1 + 2)
-    assert float(exploration(2, 9, config)) == pytest.approx(0.125)
-    assert (config.k, config.searches, config.c_puct) == (8, 100, 0.125)
 
 
 def test_selection_by_hand():

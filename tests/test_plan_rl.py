@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from rl_storm import EXPERIMENT
 from tiny import optimised
 from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
 
@@ -16,16 +17,6 @@ from jprm.experiment import load, to_json
 from jprm.methods.rl.config import RLExperiment
 from jprm.model.mesh import make_mesh
 
-FILE = """import json
-
-from jprm.experiment import from_json
-from jprm.methods.rl.config import RLExperiment
-
-
-def experiment():
-    return from_json(RLExperiment, json.load(open({path!r})))
-"""
-
 
 @pytest.fixture
 def file(tmp_path):
@@ -36,7 +27,7 @@ def file(tmp_path):
         shutil.rmtree(tmp_path / name / "checkpoints")
     config = experiment(tmp_path, problems_an_update=8, samples=4, sampler_rows=32, minibatches=1, micro_rows=8)
     (tmp_path / "rl.json").write_text(json.dumps(to_json(config)))
-    (tmp_path / "rl.py").write_text(FILE.format(path=str(tmp_path / "rl.json")))
+    (tmp_path / "rl.py").write_text(EXPERIMENT.format(path=str(tmp_path / "rl.json")))
     return tmp_path / "rl.py"
 
 
