@@ -63,10 +63,6 @@ def lowest_at_end(records, seed):
     return dg.lowest_at_end(list(map(tree_of, records)), seed)
 
 
-def wrong_process(records, threshold, seed):
-    return dg.wrong_process(list(map(tree_of, records)), threshold, seed)
-
-
 def pooled(records):
     return pools_of(map(tree_of, records))
 
@@ -78,14 +74,6 @@ def drift_of(before, after, seed):
 def diagnostics_report(chains, pools, threshold, seed):
     pools = {name: list(map(tree_of, records)) for name, records in pools.items()}
     return dg.diagnostics_report(None if chains is None else list(map(tree_of, chains)), pools, threshold, seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_lowest_at_end(seed):
-    assert not lowest_at_end(chains(300, seed), seed)["finding"]
-    assert not lowest_at_end(chains(300, seed, "length"), seed)["finding"]
-    report = lowest_at_end(chains(300, seed, "last_step"), seed)
-    assert report["finding"] and report["share"] > 2 * report["expected"]
 
 
 def test_lowest_at_end_by_hand():
@@ -121,16 +109,6 @@ def test_length_slope_by_hand():
     report = dg.length_slopes(pooled(records), 0)
     assert report["mean"]["slope"] == pytest.approx(0.1, abs=1e-6)  # float32 scores
     assert report["mean"]["correlation"]["value"] == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_wrong_process(seed):
-    clean = wrong_process(chains(600, seed), 0.5, seed)
-    assert not clean["finding"] and clean["detected"]["low"] > clean["false_alarms"]["high"]
-    flawed = wrong_process(chains(600, seed, "outcome"), 0.5, seed)
-    assert flawed["finding"] and flawed["gap"]["low"] > 0.1
-    with pytest.raises(ScoreError, match="0 problems"):
-        wrong_process([r for r in chains(20, seed) if r["first_error"] < 0], 0.5, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

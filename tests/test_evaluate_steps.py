@@ -114,19 +114,6 @@ PRM800K_LIKE = {
 }
 
 
-def test_judged_chains_of_a_tree_with_alternatives():
-    parent = np.array([node["parent"] for node in PRM800K_LIKE["nodes"]])
-    wanted = {
-        "positive": ([1, 5], [True, False]),
-        "negative": ([1, 2], [True, True]),  # the neutral step ends its chain
-        "drop": ([1], [True]),  # the chain through the neutral step is not labelled
-    }
-    for neutral, (ends, wrong) in wanted.items():
-        classes = np.array([ev.label_class(node["label"], "rating", neutral) for node in PRM800K_LIKE["nodes"]])
-        found = ev.judged_chains(parent, classes)
-        assert (found[0].tolist(), found[1].tolist()) == (ends, wrong)
-
-
 def test_chain_records_and_other_semantics(tmp_path):
     chain = {"problem": "q", "steps": ["a", "b"], "labels": [0.875, 0.125], "scores": [0.9, 0.1], "semantics": "value"}
     report = ev.steps_report(list(map(tree_of, [PRM800K_LIKE, chain])), "negative", seed=0)

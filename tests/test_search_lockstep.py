@@ -2,6 +2,7 @@
 
 import pytest
 from refusing import refused
+from test_search_files import Good
 from toy_policy import Markov
 from toy_search import Script, Table
 
@@ -14,13 +15,6 @@ from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 
 METHODS = [BestOfN(8), Beam(2, 3), DVTS(2, 3)]
 NAMES = [type(method).__name__ for method in METHODS]
-
-
-class Good:
-    """Scores whole trees: 0.9 for a good step, 0.2 for a bad one."""
-
-    def score_trees(self, trees):
-        return [[0.9 if node.text.startswith("good") else 0.2 for node in tree.nodes] for tree in trees]
 
 
 def run(method, policy=None, problems=3, scorer=None, **options):

@@ -21,16 +21,20 @@ def squash(odds):
     return 1 / (1 + np.exp(-odds))
 
 
-def chains(rng, n, flaw=None):
-    """A clean scorer's log-odds are 2 at right steps and -1 at wrong ones, with noise of 1."""
+def chains(rng, n, flaw=None, hidden=0.5, noise=1.0):
+    """A clean scorer's log-odds are 2 at right steps and -1 at wrong ones, with noise.
+
+    A fraction `hidden` of the chains with an error has a correct answer. `outcome` sees the answer alone, and `blind`
+    nothing.
+    """
     made = []
     for i in range(n):
         length = int(rng.integers(2, 10))
         error = int(rng.integers(length)) if rng.random() < 0.5 else -1
         right = np.arange(length) < error if error >= 0 else np.ones(length, bool)
-        correct = error < 0 or rng.random() < 0.5
-        seen = np.full(length, correct) if flaw == "outcome" else right
-        odds = np.where(seen, 2.0, -1.0) + rng.normal(size=length)
+        correct = error < 0 or rng.random() < hidden
+        seen = {"outcome": np.full(length, correct), "blind": np.ones(length, bool)}.get(flaw, right)
+        odds = np.where(seen, 2.0, -1.0) + noise * rng.normal(size=length)
         if flaw == "last step":
             odds[-1] -= 1.5
         if flaw == "scale":
@@ -166,3 +170,24 @@ def test_rates_of_findings(name, n):
     assert alarms <= binom.ppf(0.999, runs, level)
     if n >= 100 or name not in FROM_100:
         assert found >= binom.ppf(0.001, runs // 4, 0.98)
+
+
+def wrong_processes(runs, n, *args):
+    """Reports of the diagnostic of incorrect steps in chains with a correct answer."""
+    return [
+        diagnostics.diagnostics_report(chains(np.random.default_rng([n, seed]), n, *args), {}, 0.5, seed)[
+            "wrong_process"
+        ]
+        for seed in range(runs)
+    ]
+
+
+@pytest.mark.parametrize(("n", "hidden", "noise"), [(30, 0.3, 1.0), (60, 0.1, 2.0), (60, 0.3, 2.0), (100, 0.3, 2.0)])
+def test_a_good_scorer_is_no_finding_however_few_the_chains(n, hidden, noise):
+    found = sum(report.get("finding", False) for report in wrong_processes(40, n, None, hidden, noise))
+    assert found <= 5  # above 5 of 40 at a rate of 5 %: 1.4 %
+
+
+def test_a_scorer_that_sees_nothing_is_found_and_few_chains_are_not_computed():
+    assert sum(report["finding"] for report in wrong_processes(12, 500, "blind")) >= 9  # at a power of 90 %: 2.6 %
+    assert all("10 of each are needed" in report["not_computed"] for report in wrong_processes(10, 30, None, 0.1))
