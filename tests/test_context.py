@@ -9,7 +9,7 @@ import pytest
 from test_kernel import KERNEL, close, long_rows, made
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET, moments
-from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, placed, random_tree
 
 from jprm.experiment import TargetConfig
 from jprm.methods.implicit import log_probs
@@ -17,7 +17,7 @@ from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, Sizes, find_block
 from jprm.model.attention import attend, plan
 from jprm.model.mesh import MeshConfig, at_tokens, make_mesh, put_rows, spec
 from jprm.model.parameters import split
-from jprm.model.transformer import axes_of, step_logits
+from jprm.model.transformer import step_logits
 from jprm.objectives import targets
 from jprm.rows import empty_rows
 from jprm.train import State
@@ -121,10 +121,7 @@ def test_a_gemma_model_in_parts():
     expected = run(config, rows, weights)
     mesh = make_mesh(MeshConfig(1, 2, 1, 4))
     with jax.set_mesh(mesh):
-        place = jax.tree_util.tree_map_with_path(
-            lambda path, _: jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))), weights
-        )
-        found = run(config, put_rows(rows, mesh), jax.device_put(weights, place))
+        found = run(config, put_rows(rows, mesh), placed(weights, mesh))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         b = np.asarray(b)
         # float32 sums in another order, of hundreds of addends; gradients sum many tokens of either sign.
@@ -144,10 +141,7 @@ def test_a_thought_of_16384_tokens_in_parts():
     expected = run(dataclasses.replace(config, attention="paths"), rows, weights)
     mesh = make_mesh(MeshConfig(1, 1, 1, 4), jax.devices()[:4])
     with jax.set_mesh(mesh):
-        place = jax.tree_util.tree_map_with_path(
-            lambda path, _: jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))), weights
-        )
-        found = run(config, put_rows(rows, mesh), jax.device_put(weights, place))
+        found = run(config, put_rows(rows, mesh), placed(weights, mesh))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         # float32 sums of tens of thousands of addends, in another order.
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())

@@ -11,26 +11,19 @@ import pytest
 from pod import Pod
 from refusing import refused
 from test_sampler import MODEL, PREFIXES, Letters, N, assert_same, weights
-from tiny import GEMMA
+from tiny import GEMMA, placed
 
 from jprm.methods.policy import decode
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
-from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads, spec
-from jprm.model.transformer import axes_of
+from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
 
 DEVICES = jax.devices()
 
 
-def placed(config, mesh, scale=0.5):
-    """The learner's parameters, split over all of its devices."""
-    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key), mesh=mesh)))  # noqa: E731
-    return jax.tree_util.tree_map_with_path(put, weights(scale, config))
-
-
 def sampler(config, learner, mesh, **options):
     options = SamplerConfig(**{"max_tokens": 40, "temperature": 1.0, **options})
-    return Sampler(placed(config, learner), config, Letters(), mesh, options, "letters")
+    return Sampler(placed(weights(0.5, config), learner), config, Letters(), mesh, options, "letters")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +73,7 @@ def of_both(learner):
     drawn = []
     for mesh in meshes:
         policy = sampler(MODEL, learner, mesh)
-        policy.push(placed(MODEL, learner, 0.4), "another")
+        policy.push(placed(weights(0.4, MODEL), learner), "another")
         drawn.append([[one.ids for one in some] for some in policy.draw(PREFIXES, N, until="end", seed=5)])
     return drawn
 
@@ -121,7 +114,7 @@ def test_a_copy_in_int8_is_near(config):
     assert small.params["decoder"]["layers_1"]["up"].values.dtype == jnp.int8
     ((one, *_), *_) = small.draw(PREFIXES, N, until="end", seed=5)
     ids = [(tuple(small.prompt(PREFIXES[0])), one.ids)]
-    exact = log_probabilities(placed(config, learner), config, learner, ids)
+    exact = log_probabilities(placed(weights(0.5, config), learner), config, learner, ids)
     apart = np.abs(exact - one.logprob_N)
     assert 0 < apart.mean() < 0.1  # of random weights, each off by up to 1/254 of the largest
 
@@ -134,8 +127,10 @@ def test_a_push_holds_one_copy_and_three_layers(monkeypatch):
     """Live arrays while parameters are sent: the old copy is gone, and the new one is never there twice."""
     config = dataclasses.replace(MODEL, layers=8, layer_groups=(8,), width=64, mlp_width=512)
     learner, mesh = make_mesh(MeshConfig(), DEVICES[:4]), mesh_by_heads(config, DEVICES[:4])
-    policy = Sampler(placed(config, learner), config, Letters(), mesh, SamplerConfig(dtype="bfloat16"), "letters")
-    new = placed(config, learner)
+    policy = Sampler(
+        placed(weights(0.5, config), learner), config, Letters(), mesh, SamplerConfig(dtype="bfloat16"), "letters"
+    )
+    new = placed(weights(0.5, config), learner)
 
     def size(x):
         return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * x.sharding.num_devices

@@ -8,12 +8,11 @@ import jax
 import numpy as np
 import pytest
 from refusing import refused
-from tiny import TINY, Letters, params
+from tiny import TINY, Letters, params, placed
 
 from jprm.methods import cache
 from jprm.methods.cache import LiveTrees
-from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import axes_of
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import padded_size
 from jprm.score import scorer
 from jprm.score.scorer import PRM
@@ -26,9 +25,7 @@ LAYOUT = Letters(end=(28,))
 def make(mesh=None, **changes):
     mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
     config = dataclasses.replace(TINY, **{"attention": "reference", **changes})
-    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
-    placed = jax.tree_util.tree_map_with_path(put, params(config))
-    return PRM(placed, config, LAYOUT, mesh, "correctness", "tiny", 1)
+    return PRM(placed(params(config), mesh), config, LAYOUT, mesh, "correctness", "tiny", 1)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,10 +6,10 @@ import json
 import jax
 import numpy as np
 import pytest
-from test_decoding_copy import placed
 from test_deltanet import HYBRID
 from test_rl_loop import Killed, params_of
-from test_sampler import MODEL, Letters, N, assert_same, make
+from test_sampler import MODEL, Letters, N, assert_same, make, weights
+from tiny import placed
 from tiny_rl import experiment
 from tiny_rl import make as make_data
 from tiny_run import lines, one_device, untimed
@@ -107,7 +107,7 @@ def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
 
 def test_every_token_has_the_probability_of_the_policy_that_drew_it():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    old, new = placed(MODEL, mesh, 0.5), placed(MODEL, mesh, 0.2)
+    old, new = (placed(weights(scale), mesh) for scale in (0.5, 0.2))
     policy = Sampler(old, MODEL, Letters(), mesh, SamplerConfig(max_tokens=40, temperature=1.0, rows=16), "letters")
     begun = policy.go_on(wanted(), 8)
     policy.push(new, "new")

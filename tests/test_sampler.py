@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from refusing import refused
-from tiny import GEMMA, TINY, params
+from tiny import GEMMA, TINY, params, placed
 from tiny_run import experiment, make_data, one_device, save_tokenizer
 
 import jprm
@@ -18,8 +18,8 @@ from jprm.methods.policy import decode, sampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, progress_table
-from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import axes_of, head_logits
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.transformer import head_logits
 from jprm.tokenizer import load_tokenizer, prompt_layout
 from jprm.train import initial_state
 
@@ -54,11 +54,8 @@ def weights(scale=0.5, model=MODEL):
 
 def make(mesh=None, eos=1, model=MODEL, **options):
     mesh = mesh or make_mesh(MeshConfig(), jax.devices()[:1])
-    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
-    placed = jax.tree_util.tree_map_with_path(put, weights(model=model))
-    return Sampler(
-        placed, model, Letters(eos), mesh, SamplerConfig(**{"max_tokens": 40, "top_p": 0.97, **options}), "letters"
-    )
+    options = SamplerConfig(**{"max_tokens": 40, "top_p": 0.97, **options})
+    return Sampler(placed(weights(model=model), mesh), model, Letters(eos), mesh, options, "letters")
 
 
 @pytest.fixture(scope="module")

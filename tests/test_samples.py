@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from refusing import refused
 from test_sampler import MODEL, Letters, make, prompt_ids, weights
-from tiny import chain_rows, logits
+from tiny import chain_rows, logits, placed
 
 from jprm.methods.policy import decode
 from jprm.methods.policy import sampler as sampling
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.samples import Rollout, rollout_of, sample
-from jprm.model.mesh import spec
-from jprm.model.transformer import axes_of
 
 PROBLEMS = ("abc", "the problem")
 TEMPERATURE = 0.7
@@ -76,13 +74,12 @@ def test_a_draw_is_numbered_by_seed_update_problem_and_sample(policy, drawn):
 
 def test_pushed_parameters_are_sampled_without_compiling_again_and_are_a_copy(drawn):
     policy = make(temperature=TEMPERATURE, top_p=1.0)
-    place = lambda path, x: jax.device_put(x, jax.NamedSharding(policy.mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
     changed = weights(0.3)
-    placed = jax.tree_util.tree_map_with_path(place, changed)
+    pushed = placed(changed, policy.mesh)
     sample(policy, PROBLEMS, 6, seed=3, update=5)
     compiled = decode.decode_samples._cache_size(), decode.prefill._cache_size()
-    policy.push(placed, "letters@1")
-    jax.tree.map(lambda x: x.delete(), placed)  # the learner donates its own to the next step
+    policy.push(pushed, "letters@1")
+    jax.tree.map(lambda x: x.delete(), pushed)  # the learner donates its own to the next step
     after = sample(policy, PROBLEMS, 6, seed=3, update=5)
     assert (decode.decode_samples._cache_size(), decode.prefill._cache_size()) == compiled
     assert policy.name.startswith("letters@1#") and [t.ids for t in after[0]] != [t.ids for t in drawn[0]]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from tiny import params
+from tiny import params, placed
 from tiny_run import chains, pool_of, trees
 
 import jprm
@@ -20,8 +20,7 @@ from jprm.methods import scored_files
 from jprm.methods.implicit import LogRatio
 from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import axes_of
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.tree import chains_of, tree_of
@@ -191,9 +190,7 @@ def test_two_models_score_a_chain_a_row_too(prm, monkeypatch):
 def test_cudnns_scores_are_those_of_the_reference(prm, devices):
     config = dataclasses.replace(prm.config, head_dim=16, dtype="bfloat16")
     mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
-    place = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
-    placed = jax.tree_util.tree_map_with_path(place, params(config))
-    reference = dataclasses.replace(prm, config=config, mesh=mesh, params=placed)
+    reference = dataclasses.replace(prm, config=config, mesh=mesh, params=placed(params(config), mesh))
     cudnn = dataclasses.replace(reference, config=dataclasses.replace(config, attention="cudnn"))
     given = [tree_of(record) for record in [*chains(5, seed=5), *trees(5, seed=5), pool_of(chains(4, seed=6))]]
     scores = [np.concatenate(model.score_trees(given)) for model in (cudnn, reference)]

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 from test_turn_ids import read_by_jprm
-from tiny import TINY, chain_rows, logits, params
+from tiny import TINY, chain_rows, logits, params, placed
 from trajectories import branched, labelled, trajectory
 
 from jprm import objectives
@@ -18,8 +17,7 @@ from jprm.methods.adapters.published import PUBLISHED
 from jprm.methods.implicit import LogRatio
 from jprm.methods.trajectories.records import trajectories_of
 from jprm.methods.trajectories.tokens import turns_of
-from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import axes_of
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.score.scorer import PRM
@@ -44,9 +42,7 @@ def prm():
         patch.setattr(scorer, "SHORTEST", 512)
         patch.setattr(scorer, "FILLED", 2048)
         mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
-        place = lambda path, x: jax.device_put(x, NamedSharding(mesh, spec(*axes_of(path[-1].key), mesh=mesh)))  # noqa: E731
-        placed = jax.tree_util.tree_map_with_path(place, params(MODEL))
-        yield PRM(placed, MODEL, LAYOUT, mesh, "rating", "tiny", 0)
+        yield PRM(placed(params(MODEL), mesh), MODEL, LAYOUT, mesh, "rating", "tiny", 0)
 
 
 def test_a_tree_scores_its_turns_as_each_trajectory_alone_does(prm):

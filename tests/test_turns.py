@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 from test_sampler import weights
-from tiny import TINY
+from tiny import TINY, placed
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from jprm.methods.chat_template import render
@@ -17,8 +17,7 @@ from jprm.methods.environment import Environment, Reply, World
 from jprm.methods.policy import engine
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.policy.turns import Branch, Conversations, Limits, TurnLayout, begun, play
-from jprm.model.mesh import MeshConfig, make_mesh, spec
-from jprm.model.transformer import axes_of
+from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.tokenizer import JsonTokenizer
 
 PIECES = ("<end>", "<user>", "<assistant>", "<tool>", "\n", *"abcdefghi", "?", "!")
@@ -52,10 +51,8 @@ def echo(turns):
 @pytest.fixture(scope="module")
 def policy():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    put = lambda path, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(path[-1].key))))  # noqa: E731
-    placed = jax.tree_util.tree_map_with_path(put, weights(model=MODEL))
     options = SamplerConfig(temperature=1.0, max_tokens=40, rows=8)
-    return Sampler(placed, MODEL, tokenizer(), mesh, options, "turns")
+    return Sampler(placed(weights(model=MODEL), mesh), MODEL, tokenizer(), mesh, options, "turns")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from jprm import objectives
 from jprm.experiment import ObjectiveConfig
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
+from jprm.model.mesh import spec
 from jprm.model.parameters import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
@@ -197,6 +198,16 @@ def filled(rows: Rows, count: int) -> Rows:
     """`rows` and empty ones, `count` in all: one shape, one compilation."""
     empty = empty_rows(count - len(rows.tokens), rows.tokens.shape[1], rows.step_end.shape[1], tuple(rows.extras))
     return jax.tree.map(lambda a, b: np.concatenate([a, b]), rows, empty)
+
+
+def placed(weights, mesh):
+    """Parameters on a mesh, split as the model's are."""
+
+    def put(path, x):
+        axes = transformer.axes_of(path[-1].key)
+        return jax.device_put(x, jax.NamedSharding(mesh, spec(*axes, mesh=mesh)))
+
+    return jax.tree_util.tree_map_with_path(put, weights)
 
 
 @functools.cache
