@@ -233,8 +233,7 @@ def test_a_line_without_its_end_is_cut_off_and_a_broken_one_is_named(tmp_path):
 
 def test_studies_are_made_once_and_take_new_annotators(tmp_path):
     folder = make(tmp_path)
-    with pytest.raises(ValueError, match="already"):
-        study.create(folder, tmp_path / "work.jsonl", study.StudyConfig(("ana",)))
+    refused(ValueError, "already", study.create, folder, tmp_path / "work.jsonl", study.StudyConfig(("ana",)))
     assert study.read(folder, ["ben", "cai"]).config.annotators == ("ana", "ben", "cai")
     assert study.read(folder).config.annotators == ("ana", "ben", "cai")
     refused(ValueError, "study.json", study.read, tmp_path)

@@ -334,8 +334,7 @@ def test_known_and_repeated_trees_count_by_the_steps_that_were_rated(tmp_path):
 
 
 def test_trees_that_no_study_can_take_are_refused(tmp_path):
-    with pytest.raises(RecordError, match="task 1: nodes"):
-        make(tmp_path / "a", work=[branching(0)], anchored_fraction=0.5)
+    refused(RecordError, "task 1: nodes", make, tmp_path / "a", work=[branching(0)], anchored_fraction=0.5)
     write_records(tmp_path / "gold.jsonl", [{"problem": "p", "nodes": [{"parent": -1, "text": "a"}]}])
     write_records(tmp_path / "work.jsonl", [chain(0)])
     with pytest.raises(RecordError, match="task 1: labels"):

@@ -64,8 +64,7 @@ def test_the_template_in_a_gguf_file(smollm2_gguf):
     ],
 )
 def test_a_folder_without_a_use_is_refused(tmp_path, config, message):
-    with pytest.raises(ValueError, match=message):
-        prompt_of(folder_with(tmp_path, config), "{problem}")
+    refused(ValueError, message, prompt_of, folder_with(tmp_path, config), "{problem}")
 
 
 @pytest.mark.parametrize(

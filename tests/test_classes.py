@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from published import PROBLEM, REASON, SIZES, STEPS, bytes_tokenizer, random_weights, softmax, tokenizer_of, trl_ids
+from refusing import refused
 from test_serve import call, post
 
 import jprm
@@ -83,8 +84,7 @@ def test_a_sequence_classifier_reads_each_step_as_the_end(tmp_path):
 @pytest.mark.parametrize("labels", [["a", "b", "c"], ["correct", "valid", "wrong"], ["ok", "ok", "bad"]])
 def test_labels_that_do_not_name_one_score_are_refused(tmp_path, labels):
     classifier(tmp_path, labels=labels)
-    with pytest.raises(ValueError, match="labels|id2label"):
-        jprm.load(tmp_path)
+    refused(ValueError, "labels|id2label", jprm.load, tmp_path)
 
 
 def made_up(seed, count=60):

@@ -200,8 +200,7 @@ def test_credits_name_the_scales_that_they_take():
         ),
         ("implicit", PROBABILITY, "credit.name='implicit'"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            config(name).check(scale, "runs/prm")
+        refused(ValueError, message, config(name).check, scale, "runs/prm")
     for name, scales in {
         "verifier": (PROBABILITY, DIFFERENCE, LOG_ODDS), "shaping": (PROBABILITY, DIFFERENCE, LOG_ODDS),
         "sum": (PROBABILITY, DIFFERENCE), "min_form": (PROBABILITY, DIFFERENCE), "progress": (PROBABILITY,),

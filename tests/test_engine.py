@@ -154,8 +154,7 @@ def test_a_server_that_keeps_its_old_weights_is_found(served, learner, tmp_path,
     """Also where the update is far smaller than the tolerance."""
     engine = on(served, learner, tmp_path, tolerance=tolerance)
     served.stale = True
-    with pytest.raises(ValueError, match=f"run@1.*{message}"):
-        engine.push(moved(learner[1]._params, size), "run@1")
+    refused(ValueError, f"run@1.*{message}", engine.push, moved(learner[1]._params, size), "run@1")
 
 
 def test_noise_of_another_precision_is_no_old_weight():
@@ -210,10 +209,8 @@ def test_an_engine_in_this_process_has_no_url_and_is_named_where_it_is_missing(k
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     for package in ("vllm", "sgl_jax"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=f"kind='{kind}' is no server"):
-        EngineConfig("http://localhost:1", kind=kind)
-    with pytest.raises(FileNotFoundError, match=f"engine.kind='{kind}'"):
-        engines.ENGINES_HERE[kind](tmp_path, 64, "float32", 1)
+    refused(ValueError, f"kind='{kind}' is no server", EngineConfig, "http://localhost:1", kind=kind)
+    refused(FileNotFoundError, f"engine.kind='{kind}'", engines.ENGINES_HERE[kind], tmp_path, 64, "float32", 1)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import time
 import httpx2
 import numpy as np
 import pytest
+from refusing import refused
 from rl_storm import Processes, servable
 from test_rl_processes import numbers_of
 from tiny_rl import experiment
@@ -117,7 +118,5 @@ def test_addresses_are_checked_and_read_from_json(tmp_path):
     assert config.engine.urls == ("http://a:1", "http://b:2")
     assert dataclasses.replace(config.engine, url="http://a:1").urls == ("http://a:1",)
     for url in ("a:1", ("http://a:1", "http://a:1/"), ()):
-        with pytest.raises(ValueError, match="engine.url"):
-            EngineConfig(url)
-    with pytest.raises(ValueError, match="key_variable"):
-        EngineConfig("http://a:1", key_variable="JPRM_NO_SUCH_VARIABLE")
+        refused(ValueError, "engine.url", EngineConfig, url)
+    refused(ValueError, "key_variable", EngineConfig, "http://a:1", key_variable="JPRM_NO_SUCH_VARIABLE")

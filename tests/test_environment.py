@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from refusing import refused
 
 from jprm.methods.environment import Environment, Reply, World, find
 
@@ -123,17 +124,12 @@ def test_live_states_are_closed_once(counter):
 
 def test_what_does_not_fit_is_refused(counter):
     environment = find(counter)
-    with pytest.raises(ValueError, match="give its name"):
-        World(environment, processes=True)
-    with pytest.raises(ValueError, match="no file"):
-        World("nowhere.py:WORLD")
-    with pytest.raises(ValueError, match="above 0"):
-        World(environment, seconds=0)
+    refused(ValueError, "give its name", World, environment, processes=True)
+    refused(ValueError, "no file", World, "nowhere.py:WORLD")
+    refused(ValueError, "above 0", World, environment, seconds=0)
     file, _, _ = counter.rpartition(":")
     with open(file, "a") as more:
         more.write("\nPLAIN = Environment(reset, step)\nCOPY = copy.deepcopy\n")
-    with pytest.raises(ValueError, match="no snapshot"):
-        World(f"{file}:PLAIN", processes=True)
-    with pytest.raises(ValueError, match=r"not a .*Environment"):
-        find(f"{file}:COPY")
+    refused(ValueError, "no snapshot", World, f"{file}:PLAIN", processes=True)
+    refused(ValueError, r"not a .*Environment", find, f"{file}:COPY")
     assert copy.copy(environment) == environment

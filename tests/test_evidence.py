@@ -272,8 +272,7 @@ def edited(folder, tmp_path, change):
     ],
 )
 def test_a_damaged_verifier_is_refused(fused, tmp_path, change, error):
-    with pytest.raises((RecordError, ValueError), match=error):
-        jprm.load(edited(fused[1], tmp_path, change))
+    refused((RecordError, ValueError), error, jprm.load, edited(fused[1], tmp_path, change))
 
 
 def test_code_that_comes_with_a_verifier_is_not_run(fused, tmp_path):

@@ -5,6 +5,7 @@ import os
 import uuid
 
 import pytest
+from refusing import refused
 
 from jprm.apps.cli import main
 from jprm.apps.report.runs import METRICS, find_runs, left_out
@@ -25,8 +26,7 @@ def test_nested_runs(root):
     (root / "d" / "notes.txt").write_bytes(b"x")
     assert find_runs([root]) == [root / "a/deep/er", root / "b", root / "c"]
     assert find_runs([root / "b", root / "a"]) == [root / "b", root / "a/deep/er"]
-    with pytest.raises(FileNotFoundError, match="d"):
-        find_runs([root / "d"])
+    refused(FileNotFoundError, "d", find_runs, [root / "d"])
 
 
 def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, tmp_path, capsys):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 from fleet_storm import completion
+from refusing import refused
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from test_shards import arithmetic, files, verify  # noqa: F401  (a fixture)
 from tiny_run import chains, pool_of, trees
@@ -39,8 +40,7 @@ def test_batches_are_records_as_json_or_as_columns():
         "extra": np.array([None, {"k": np.array([1.5])}], object),
     }
     assert fleet.records_in(columns) == records
-    with pytest.raises(RecordError, match="row 1"):
-        fleet.records_in({"record": np.array(['{"problem": "p"}', "no JSON"])})
+    refused(RecordError, "row 1", fleet.records_in, {"record": np.array(['{"problem": "p"}', "no JSON"])})
 
 
 def test_scores_of_batches_are_those_of_the_scorer(tiny_run):

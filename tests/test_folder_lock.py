@@ -8,6 +8,7 @@ import types
 
 import pytest
 import tiny_run as tiny
+from refusing import refused
 
 from jprm.io import folders
 from jprm.io.folders import FILE, DiskLock
@@ -138,8 +139,7 @@ def test_a_trainer_refuses_a_folder_in_which_another_trains(start, tmp_path, one
     assert said(first := start()) == "holding\n"
     data = tiny.make_data(tmp_path / "data")
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(ValueError, match=f"{first.pid}"):
-        Trainer(tiny.experiment(data), tmp_path)
+    refused(ValueError, f"{first.pid}", Trainer, tiny.experiment(data), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from test_deltanet import HYBRID
 from test_rl_loop import Killed, params_of
 from test_sampler import MODEL, Letters, N, assert_same, make, weights
@@ -173,5 +174,4 @@ def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monk
 
 
 def test_carrying_needs_samples_that_are_drawn_ahead(tmp_path):
-    with pytest.raises(ValueError, match="stale"):
-        dataclasses.replace(carried(tmp_path), stale=0)
+    refused(ValueError, "stale", dataclasses.replace, carried(tmp_path), stale=0)

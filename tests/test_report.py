@@ -188,8 +188,7 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
 
     other = records(3.0)
     other["gsm8k"][5]["steps"][0] = "another step"
-    with pytest.raises(ValueError, match="gsm8k"):
-        collect([folders[0], write_folder(tmp_path / "other", other, "other")])
+    refused(ValueError, "gsm8k", collect, [folders[0], write_folder(tmp_path / "other", other, "other")])
     changed = json.loads((folders[1] / "results.json").read_text()) | {"neutral": "drop"}
     shutil.copytree(folders[1], tmp_path / "drop")
     write_json(tmp_path / "drop" / "results.json", changed)

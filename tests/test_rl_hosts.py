@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from pod import Pod
+from refusing import refused
 from test_rl_loop import params_of
 from test_rl_processes import numbers_of
 from tiny_rl import experiment, make, refresh
@@ -159,8 +160,7 @@ def test_an_error_of_a_sampling_host_ends_the_job_with_its_reason(folder):
 def test_what_sampling_hosts_do_not_go_with_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         ahead(tmp_path, **({"sampling_hosts": 1} | changes))
-    with pytest.raises(ValueError, match="refresh.every=4"):
-        ahead(tmp_path, sampling_hosts=1, refresh=refresh(tmp_path))
+    refused(ValueError, "refresh.every=4", ahead, tmp_path, sampling_hosts=1, refresh=refresh(tmp_path))
 
 
 def test_a_job_without_a_process_that_learns_is_refused(folder, tmp_path):

@@ -68,8 +68,7 @@ def test_shards_are_one_set_of_tensors(tmp_path):
     ],
 )
 def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, weight_map, error, message):
-    with pytest.raises(error, match=message):
-        Tensors(sharded(tmp_path / "m", weight_map=weight_map))
+    refused(error, message, Tensors, sharded(tmp_path / "m", weight_map=weight_map))
 
 
 def test_tensors_that_are_named_twice_are_refused(tmp_path):

@@ -99,11 +99,8 @@ def test_what_is_not_exact_is_refused(policy):
     class Server:
         name = "http://somewhere"
 
-    with pytest.raises(ValueError, match="somewhere"):
-        sample(Server(), PROBLEMS, 2, seed=0, update=0)
-    with pytest.raises(ValueError, match="top_p"):
-        sample(make(temperature=1.0), PROBLEMS, 2, seed=0, update=0)
-    with pytest.raises(ValueError, match="temperature"):
-        sample(make(temperature=0.0, top_p=1.0), PROBLEMS, 2, seed=0, update=0)
+    refused(ValueError, "somewhere", sample, Server(), PROBLEMS, 2, seed=0, update=0)
+    refused(ValueError, "top_p", sample, make(temperature=1.0), PROBLEMS, 2, seed=0, update=0)
+    refused(ValueError, "temperature", sample, make(temperature=0.0, top_p=1.0), PROBLEMS, 2, seed=0, update=0)
     refused(ValueError, "occurs twice", sample, policy, ("a", "a"), 2, seed=0, update=0)
     refused(ValueError, "steps end", Rollout, (1, 2, 3), np.zeros(3, np.float32), (2,), ("a",), True)

@@ -181,8 +181,7 @@ def test_a_server_that_goes_down_loses_nothing(folder):
             self.up -= 1
             return super().one(prefix, until, number) if self.up >= 0 else Script({(): ["!"]}).one((), until, number)
 
-    with pytest.raises(PolicyError, match="server"):
-        run(folder, Down())
+    refused(PolicyError, "server", run, folder, Down())
     policy = Markov()
     run(folder, policy)
     whole = Markov()

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from browser import served
+from refusing import refused
 from test_serve import CHAIN, chains, prm  # noqa: F401  (a fixture)
 
 from jprm.apps.serve import ServeConfig, Served
@@ -169,6 +170,5 @@ def test_nested_objects_are_refused(prm, kind, depth):  # noqa: F811
 
 def test_an_address_that_others_reach_needs_a_key(monkeypatch):
     monkeypatch.delenv("JPRM_API_KEY", raising=False)
-    with pytest.raises(ValueError, match="JPRM_API_KEY"):
-        serve(Served(model=(Path("no model is loaded"),), host="0.0.0.0"))
+    refused(ValueError, "JPRM_API_KEY", serve, Served(model=(Path("no model is loaded"),), host="0.0.0.0"))
     assert ServeConfig(host="::1").loopback and ServeConfig(host="localhost").loopback

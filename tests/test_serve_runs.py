@@ -90,8 +90,7 @@ def test_routes_need_the_key_and_name_a_run(tmp_path):
             assert client.get("/v1/runs/metrics", params=query).status_code == status
         assert client.post("/v1/score", json={}).status_code == 404  # no model is served
     refused(FileNotFoundError, "no run", Runs, [tmp_path / "a" / "none"])
-    with pytest.raises(ValueError, match="--run"):
-        serve(Served())
+    refused(ValueError, "--run", serve, Served())
 
 
 @pytest.fixture

@@ -248,8 +248,7 @@ def test_a_chat_server_that_does_not_continue_is_refused(serve, server, message)
     server = chat_server(serve, **server)
     asker = policy(server, endpoint="chat")
     assert asker.sample([Prefix("p")], 1, until="end", seed=0)[0][0].steps == ("three",)  # nothing to continue
-    with pytest.raises(ValueError, match=message):
-        asker.sample([Prefix("p", ("one",))], 1, until="end", seed=0)
+    refused(ValueError, message, asker.sample, [Prefix("p", ("one",))], 1, until="end", seed=0)
 
 
 def writer(pieces, stop="\n"):
@@ -376,8 +375,7 @@ def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
     async def notebook():
         policy.sample([Prefix("p")], 1, until="end", seed=0)
 
-    with pytest.raises(RuntimeError, match="ServerPolicy.sample_async"):
-        asyncio.run(notebook())
+    refused(RuntimeError, "ServerPolicy.sample_async", asyncio.run, notebook())
     gc.collect()  # a coroutine that nothing awaited would warn here
 
 

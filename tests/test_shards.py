@@ -6,6 +6,7 @@ import random
 
 import pytest
 import tiny_run as tiny
+from refusing import refused
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains
 
@@ -162,8 +163,7 @@ def test_what_does_not_belong_together_is_refused_and_nothing_is_written(files, 
 
 @pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "1/x", "auto", "a/2", "/"])
 def test_odd_shards_are_refused(text):
-    with pytest.raises(ValueError, match="shard"):
-        shard_of(text, {})
+    refused(ValueError, "shard", shard_of, text, {})
 
 
 @pytest.mark.parametrize(

@@ -179,11 +179,10 @@ def test_of_two_runs_with_one_output_none_takes_what_is_the_others(folder, score
         score(Interrupted(lambda: score(Lengths(), "a.jsonl"), 1), "a.jsonl")
     assert objects(folder)["/a.jsonl"] == expected
 
-    def refused():
-        with pytest.raises(ValueError, match="request"):
-            score(Lengths(), "b.jsonl")
+    def later():
+        refused(ValueError, "request", score, Lengths(), "b.jsonl")
 
-    score(Interrupted(refused, CHUNK + 1), "b.jsonl")  # after it the first does
+    score(Interrupted(later, CHUNK + 1), "b.jsonl")  # after it the first does
     assert json.loads(objects(folder)["/b.jsonl.info.json"])["model"] == "other"
 
 

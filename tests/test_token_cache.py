@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
+from refusing import refused
 
 from jprm.io import folders
 from jprm.io.jsonl import write_records
@@ -94,8 +95,7 @@ def test_a_bad_record_leaves_no_trees(layout, tmp_path):
         yield token_tree(tree_of(RECORDS[0]), layout)
         raise ValueError("record 2 is bad")
 
-    with pytest.raises(ValueError, match="record 2"):
-        cached_trees(tmp_path, trees(), 2, PLAIN)
+    refused(ValueError, "record 2", cached_trees, tmp_path, trees(), 2, PLAIN)
     assert list(tmp_path.iterdir()) == []
 
 

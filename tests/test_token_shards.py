@@ -15,6 +15,7 @@ import pytest
 import tiny_run as tiny
 from array_record.python import array_record_module
 from fsspec.implementations.memory import MemoryFileSystem
+from refusing import refused
 from test_token_cache import equal
 
 from jprm.data import SHARDS, is_shards
@@ -182,8 +183,7 @@ def test_a_part_of_an_object_is_no_copy(world, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "get_file", cut)
-        with pytest.raises(OSError, match=shard_name(3, 7)):
-            shards.open(3)
+        refused(OSError, shard_name(3, 7), shards.open, 3)
     assert list((tmp_path / "cache").iterdir()) == []
     assert shards.open(3).num_records() == shards.records[3]
 
@@ -229,10 +229,8 @@ def test_a_stopped_command_goes_on_and_parts_make_the_same_bytes(world, tmp_path
     folder, plain, _ = world
     first = tokenise(plain, tmp_path / "out", shards=7, workers=1, part=Shard(1, 2))
     assert (first.written, first.shards) == (3, 7) and not (tmp_path / "out" / SHARDS).exists()
-    with pytest.raises(ValueError, match="not all written"):
-        is_shards(tmp_path / "out")
-    with pytest.raises(ValueError, match="shards"):
-        tokenise(plain, tmp_path / "out", shards=6, workers=1)
+    refused(ValueError, "not all written", is_shards, tmp_path / "out")
+    refused(ValueError, "shards", tokenise, plain, tmp_path / "out", shards=6, workers=1)
     name = shard_name(3, 7)
     (tmp_path / "out" / f"{name}.json").unlink()  # killed between the two
     whole = tokenise(plain, tmp_path / "out", shards=7, workers=2)
@@ -243,8 +241,7 @@ def test_a_stopped_command_goes_on_and_parts_make_the_same_bytes(world, tmp_path
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine").write_text("x")
-    with pytest.raises(ValueError, match="other files"):
-        tokenise(plain, other, workers=1)
+    refused(ValueError, "other files", tokenise, plain, other, workers=1)
 
 
 def test_damage_is_named(world, tmp_path):

@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 
 from jprm.io.jsonl import Rejects, write_records
 from jprm.tree import SEMANTICS, RecordError, chains_of, in_order_of, read_records, record_of, tree_of, with_scores
@@ -147,8 +148,7 @@ def test_new_scores_replace_those_of_a_record_of_any_kind_and_nothing_else(recor
 
 def test_a_chain_has_a_score_at_every_step_or_at_none():
     tree = tree_of({"problem": "p", "steps": ["a", "b"]})
-    with pytest.raises(ValueError, match="use kind='tree'"):
-        record_of(with_scores(tree, [0.5, None]))
+    refused(ValueError, "use kind='tree'", record_of, with_scores(tree, [0.5, None]))
     assert "score" not in record_of(dataclasses.replace(with_scores(tree, [0.5, None]), kind="tree"))["nodes"][1]
 
 
@@ -241,11 +241,9 @@ def test_bad_records_name_the_field(record, field):
 def test_what_a_chain_has_no_place_for_is_refused_and_not_lost():
     tree = tree_of(CHAIN)
     nodes = (dataclasses.replace(tree.nodes[0], origin="model"), tree.nodes[1])
-    with pytest.raises(ValueError, match="use kind='tree'"):
-        record_of(dataclasses.replace(tree, nodes=nodes))
+    refused(ValueError, "use kind='tree'", record_of, dataclasses.replace(tree, nodes=nodes))
     branching = (*tree.nodes, dataclasses.replace(tree.nodes[1], text="c"))
-    with pytest.raises(ValueError, match="branches"):
-        record_of(dataclasses.replace(tree, nodes=branching))
+    refused(ValueError, "branches", record_of, dataclasses.replace(tree, nodes=branching))
 
 
 GOOD = b'{"problem": "p", "steps": ["a"], "id": 1}\n'
@@ -300,7 +298,6 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     path = tmp_path / "out.jsonl"
     write_records(path, [CHAIN])
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="JSON compliant"):
-        write_records(path, [CHAIN, CHAIN | {"z": float("nan")}])
+    refused(ValueError, "JSON compliant", write_records, path, [CHAIN, CHAIN | {"z": float("nan")}])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
