@@ -35,12 +35,11 @@ import numpy as np
 import tiny_rl
 import tiny_run as tiny
 from pod import environment
-from pod_storm import EXPERIMENT
 from stub_server import Server, reply
 from test_evaluate_run import pool_file, processbench_file
 
 from jprm.checkpoints import store
-from jprm.experiment import read, to_json
+from jprm.experiment import read
 from jprm.io.jsonl import write_records
 from jprm.model.mesh import make_mesh
 
@@ -134,14 +133,6 @@ COMMANDS = {  # name: the arguments, and the final names that the command writes
 }
 
 
-RL = """import tiny_rl
-
-
-def experiment():
-    return tiny_rl.stormy({folder!r})
-"""
-
-
 @dataclasses.dataclass
 class Undisturbed:
     """What a command did when nothing killed it.
@@ -185,10 +176,9 @@ def make_inputs(folder: pathlib.Path, url: str) -> None:
         folder, train=(str(folder.with_name("run") / "prepared"),), valid=(), steps=12, log_every=1, checkpoint_every=3,
         model=dataclasses.replace(tiny.MODEL, qk_norm=False),
     )  # fmt: skip
-    (folder / "experiment.json").write_text(json.dumps(to_json(run)))
-    (folder / "experiment.py").write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
+    tiny.write_experiment(folder / "experiment.py", run)
     tiny_rl.make(folder / "rl")
-    (folder / "rl.py").write_text(RL.format(folder=str(folder / "rl")))
+    tiny.write_experiment(folder / "rl.py", tiny_rl.stormy(folder / "rl"))
 
 
 class Commands:

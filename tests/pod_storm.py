@@ -18,10 +18,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 from pod import Pod
-from tiny_run import experiment, lines, make_data, untimed
+from tiny_run import experiment, lines, make_data, untimed, write_experiment
 
 import jprm
-from jprm.experiment import to_json
 
 CHILD = """
 import sys, time
@@ -33,12 +32,6 @@ def slowly(*args, **kwargs):
 training.put_rows = slowly
 from jprm.apps.cli import main
 sys.exit(main(sys.argv[1:]))
-"""
-EXPERIMENT = """from jprm.experiment import read
-
-
-def experiment():
-    return read({path!r})
 """
 KINDS = ("all at any moment", "one while it trains", "all in a save", "SIGTERM to one")
 
@@ -52,8 +45,7 @@ def storm(folder: pathlib.Path, kills: int, count: int, devices: int, seed: int)
         data, steps=steps, rows=2 * count * devices, micro_rows=count * devices, streams=count, valid=(), log_every=1,
         checkpoint_every=4,
     )  # fmt: skip
-    (folder / "experiment.json").write_text(json.dumps(to_json(run)))
-    (folder / "experiment.py").write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
+    write_experiment(folder / "experiment.py", run)
 
     def command(name, pace):
         return ["-c", CHILD.format(pace=pace), "train", str(folder / "experiment.py"), "--workdir", str(folder / name)]

@@ -25,20 +25,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 from pod import environment, free_port
 from tiny_rl import POLICY, experiment, make, save_run
+from tiny_run import write_experiment
 
-from jprm.experiment import OptimizerConfig, to_json
+from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl.credit import CreditConfig
 
-EXPERIMENT = """import json
-
-from jprm.experiment import from_json
-from jprm.methods.rl.config import RLExperiment
-
-
-def experiment():
-    return from_json(RLExperiment, json.load(open({path!r})))
-"""
 KINDS = ("learner", "one sampler", "both samplers")
 
 
@@ -104,8 +96,7 @@ def storm(folder: pathlib.Path, kills: int, seed: int, stale: int) -> dict:
             optimizer=OptimizerConfig(learning_rate=0.002, decay="constant", eps=0.1),
             engine=EngineConfig(processes.urls, dtype="float32", tolerance=1e-3, timeout_s=60, patience_s=2.0),
         )  # fmt: skip
-        (folder / "rl.json").write_text(json.dumps(to_json(config)))
-        (folder / "rl.py").write_text(EXPERIMENT.format(path=str(folder / "rl.json")))
+        write_experiment(folder / "rl.py", config)
 
         def learner(name: str) -> subprocess.Popen:
             return processes.start(name, "rl", str(folder / "rl.py"), "--workdir", str(folder / name))

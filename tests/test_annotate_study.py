@@ -10,12 +10,13 @@ from annotating import Desk, chain, make, truth
 from browser import axe_script, requests_of, served, violations
 from refusing import refused
 from test_evaluate_run import processbench_file
-from tiny_run import MODEL, save_tokenizer
+from tiny_run import experiment, save_tokenizer, write_experiment
 
 from jprm.apps import cli
 from jprm.apps.annotate.app import key_of_annotator, key_of_study
 from jprm.apps.annotate.quality import export, figures, standing, tasks_of
 from jprm.apps.annotate.study import known_items_in, known_wrong
+from jprm.experiment import TargetConfig
 from jprm.tree import read_records, tree_of
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/annotation.md").read_text(encoding="utf-8")
@@ -116,17 +117,9 @@ def test_the_pages_commands_carry_from_a_study_to_a_trained_run(one_device, tmp_
         while tasks := desk.next("ana").json()["tasks"]:
             desk.label("ana", tasks[0])
     save_tokenizer("tokenizer.json")
-    Path("mine.py").write_text(f"""
-from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.model.config import *
-def experiment():
-    return Experiment(
-        name="mine", model={MODEL!r}, tokenizer="tokenizer.json", steps=2, objective="cross_entropy",
-        data=DataConfig(train=("absent.jsonl",), supervise="step", too_long="error", tokens=128, slots=16, rows=1),
-        target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-    )
-""")
+    target = TargetConfig(labels="correctness", neutral="none", after_error="keep")
+    run = experiment(Path(), train=("absent.jsonl",), valid=(), rows=1, micro_rows=1, target=target, steps=2)
+    write_experiment(Path("mine.py"), run)
     block = re.search(r"^    jprm score.*?(?=\n\n)", PAGE, re.DOTALL | re.MULTILINE)[0]
     commands = [shlex.split(line)[1:] for line in block.replace("\\\n", " ").splitlines()]
     for command in commands[[line[:2] for line in commands].index(["annotate", "report"]) :]:

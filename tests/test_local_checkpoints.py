@@ -1,6 +1,5 @@
 """Checkpoints on the hosts: what is lost with their disks comes from another replica, or from the run's folder."""
 
-import json
 import shutil
 import signal
 
@@ -8,13 +7,12 @@ import jax
 import numpy as np
 import pytest
 from pod import Pod
-from pod_storm import CHILD, EXPERIMENT
+from pod_storm import CHILD
 from refusing import refused
-from tiny_run import experiment, lines, make_data, untimed
+from tiny_run import experiment, lines, make_data, untimed, write_experiment
 
 import jprm
 from jprm.checkpoints.local import check
-from jprm.experiment import to_json
 from jprm.model.mesh import MeshConfig, make_mesh
 
 
@@ -31,8 +29,7 @@ def whole(tmp_path_factory):
         make_data(folder / "data"), mesh=MeshConfig(data=3), steps=8, rows=6, micro_rows=3, valid=(), log_every=1,
         checkpoint_every=4, local_checkpoints="x", local_every=2,
     )  # fmt: skip
-    (folder / "experiment.json").write_text(json.dumps(to_json(run)))
-    (folder / "experiment.py").write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
+    write_experiment(folder / "experiment.py", run)
     with Pod(folder / "logs", 3, 1) as pod:
         pod.start(command(folder, "whole", 0))
         assert pod.wait() == [0, 0, 0], pod.log()[-3000:]

@@ -6,15 +6,15 @@ import shutil
 
 import pytest
 from refusing import refused
-from rl_storm import EXPERIMENT
 from tiny import optimised
 from tiny_rl import PIECES, POLICY, PRM, experiment, save_run
+from tiny_run import write_experiment
 
 from jprm.apps import cli
 from jprm.apps.plan import counts, rl
 from jprm.apps.plan.counts import Collective
 from jprm.apps.plan.topologies import devices, find
-from jprm.experiment import load, to_json
+from jprm.experiment import load
 from jprm.methods.rl.config import RLExperiment
 from jprm.model.mesh import make_mesh
 
@@ -27,9 +27,7 @@ def file(tmp_path):
         save_run(tmp_path / name, dataclasses.replace(model, **big), 0, 1.0)
         shutil.rmtree(tmp_path / name / "checkpoints")
     config = experiment(tmp_path, problems_an_update=8, samples=4, sampler_rows=32, minibatches=1, micro_rows=8)
-    (tmp_path / "rl.json").write_text(json.dumps(to_json(config)))
-    (tmp_path / "rl.py").write_text(EXPERIMENT.format(path=str(tmp_path / "rl.json")))
-    return tmp_path / "rl.py"
+    return write_experiment(tmp_path / "rl.py", config)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pod import Pod
 from test_engine import TIED, Served
 from test_rl_loop import params_of
 from tiny_rl import experiment, make, save_run, stormy
-from tiny_run import lines, one_device, untimed
+from tiny_run import lines, one_device, untimed, write_experiment
 
 from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
@@ -171,11 +171,7 @@ def test_refreshes_by_rollouts_and_a_second_prm_go_on_bit_for_bit(tmp_path):
 
 def test_the_command_continues_a_run_and_process_0_prints_its_verdict(both, tmp_path):
     folder, _ = both
-    file = tmp_path / "rl.py"
-    file.write_text(
-        "import pathlib\nimport test_rl_processes\n\n"
-        f"def experiment():\n    return test_rl_processes.small(pathlib.Path({str(folder / 'data')!r}))\n"
-    )
+    file = write_experiment(tmp_path / "rl.py", small(folder / "data"))
     before = (folder / "whole/rl.json").read_bytes()
     with Pod(tmp_path, 2, 1) as again:
         again.start(["-m", "jprm", "rl", str(file), "--workdir", str(folder / "whole")])

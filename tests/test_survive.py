@@ -16,11 +16,11 @@ import numpy as np
 import optax
 import pytest
 from refusing import refused
-from tiny_run import equal, experiment, lines, make_data, params, training, untimed
+from tiny_run import equal, experiment, lines, make_data, params, training, untimed, write_experiment
 
 import jprm
 from jprm.apps.plan.topologies import CHIPS
-from jprm.experiment import OptimizerConfig, to_json
+from jprm.experiment import OptimizerConfig
 from jprm.model.parameters import peak
 from jprm.train import SKIPS, Diverged, Stopped, callbacks
 from jprm.train.callbacks import Goodput, Watchdog, held_up
@@ -236,9 +236,7 @@ def test_a_process_whose_main_thread_hangs_ends_and_continues(tmp_path):
     run = dataclasses.replace(
         experiment(made, valid=()), steps=6, checkpoint_every=2, stall_seconds=1, stall_action="abort"
     )
-    (tmp_path / "experiment.json").write_text(json.dumps(to_json(run)))
-    reading = f"return read({str(tmp_path / 'experiment.json')!r})"
-    (tmp_path / "experiment.py").write_text(f"from jprm.experiment import read\ndef experiment(): {reading}\n")
+    write_experiment(tmp_path / "experiment.py", run)
     code = HANGING.format(mark=str(tmp_path / "hung"))
     command = [sys.executable, "-c", code, "train", str(tmp_path / "experiment.py"), "--workdir", str(tmp_path / "run")]
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}  # the suite's own flags: its compiled programs are found

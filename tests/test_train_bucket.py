@@ -17,7 +17,7 @@ import pytest
 import tiny_run as tiny
 from buckets import objects
 from pod import Pod
-from pod_storm import CHILD, EXPERIMENT
+from pod_storm import CHILD
 from refusing import refused
 from tiny import params
 
@@ -25,7 +25,6 @@ from jprm.apps.cli import main
 from jprm.apps.report.runs import compare
 from jprm.checkpoints import store
 from jprm.checkpoints.store import MARK
-from jprm.experiment import to_json
 from jprm.io import folders
 from jprm.io.folders import BucketLock, local_copy
 from jprm.io.jsonl import write_records
@@ -158,10 +157,8 @@ def experiment_in(data):
 
 
 def command(folder, experiment, workdir, pace=0.0):
-    (folder / "experiment.json").write_text(json.dumps(to_json(experiment)))
-    (folder / "experiment.py").write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
-    started = ["-c", CHILD.format(pace=pace), "train", str(folder / "experiment.py"), "--workdir", str(workdir)]
-    return [sys.executable, *started]
+    file = tiny.write_experiment(folder / "experiment.py", experiment)
+    return [sys.executable, "-c", CHILD.format(pace=pace), "train", str(file), "--workdir", str(workdir)]
 
 
 def steps_in(checkpoints):

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jprm import loading
 from jprm import train as training
-from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, to_json
 from jprm.io.jsonl import write_records
 from jprm.methods.adapters import load as published
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -112,6 +112,17 @@ def of_two_processes(folder, **changes) -> Experiment:
         mesh=MeshConfig(context=2), steps=6, rows=16, micro_rows=8, log_every=1, checkpoint_every=4, streams=2,
     )  # fmt: skip
     return experiment(folder, **(values | changes))
+
+
+def write_experiment(path, config):
+    """Writes an experiment as a file of Python, which reads it from a file of JSON beside it; returns its path."""
+    kind, values = type(config), path.with_suffix(".json")
+    values.write_text(json.dumps(to_json(config)))
+    path.write_text(
+        f"import json\n\nfrom jprm.experiment import from_json\nfrom {kind.__module__} import {kind.__name__}\n\n\n"
+        f"def experiment():\n    return from_json({kind.__name__}, json.load(open({str(values)!r})))\n"
+    )
+    return path
 
 
 def make_data(folder):
