@@ -29,12 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 import test_huggingface as families
 import torch
-from tiny import Letters, chain_ids, chain_rows, packed_trees, random_tree
+from tiny import Letters, chain_ids, chain_rows, packed_trees, placed, random_tree
 
 from jprm.methods.huggingface import load_decoder, model_config
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.rows import Rows
 
 TREES = [random_tree(seed, nodes=8) for seed in range(4)]
@@ -87,11 +87,8 @@ def sharded_apart(params, config: ModelConfig) -> float:
     both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
     wanted = both(params, config, rows)
     mesh = make_mesh(MeshConfig(1, 2, 1, 1, 2) if config.experts.count else MeshConfig(1, 2, 2), jax.devices()[:4])
-    place = lambda at, x: jax.device_put(  # noqa: E731
-        x, jax.NamedSharding(mesh, spec(*transformer.axes_of(at[-1].key), mesh=mesh))
-    )
     with jax.set_mesh(mesh):
-        found = both(jax.tree_util.tree_map_with_path(place, params), config, put_rows(rows, mesh))
+        found = both(placed(params, mesh), config, put_rows(rows, mesh))
     return apart(found, wanted)
 
 
