@@ -8,12 +8,10 @@ continued, samples that it drew itself, and both runs' correct answers.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import pathlib
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +22,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 from pod import environment, free_port
-from tiny_rl import POLICY, experiment, make, save_run
+from tiny_rl import experiment, servable
 from tiny_run import write_experiment
 
 from jprm.experiment import OptimizerConfig
@@ -74,14 +72,6 @@ class Processes:
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
-
-
-def servable(folder: pathlib.Path) -> pathlib.Path:
-    """Writes what an experiment names, with a policy that is a Qwen2, which a push can be written as."""
-    make(folder)
-    shutil.rmtree(folder / "policy")
-    save_run(folder / "policy", dataclasses.replace(POLICY, qk_norm=False), 0, 0.3)
-    return folder
 
 
 def storm(folder: pathlib.Path, kills: int, seed: int, stale: int) -> dict:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from refusing import refused
-from tiny_rl import POLICY, experiment, make, save_run
+from tiny_rl import POLICY, experiment, make, save_run, servable
 from tiny_run import one_device
 
 from jprm.checkpoints.safetensors import Tensors
@@ -237,9 +237,7 @@ def test_a_policy_is_exported_whole(learner, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_samples_from_a_server(served, tmp_path):
-    data = make(tmp_path / "data")
-    shutil.rmtree(data / "policy")
-    save_run(data / "policy", TIED, 0, 0.3)
+    data = servable(tmp_path / "data")
     config = experiment(
         data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=3, max_tokens=12,
         engine=EngineConfig(served.url, dtype="float32", tolerance=1e-3, folder=str(tmp_path / "pushed")),

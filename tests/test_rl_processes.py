@@ -1,14 +1,13 @@
 """Reinforcement learning by two processes: equal to one, and bit for bit to itself when it was stopped."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 from pod import Pod
-from test_engine import TIED, Served
+from test_engine import Served
 from test_rl_loop import params_of
-from tiny_rl import experiment, make, save_run, stormy
+from tiny_rl import experiment, make, servable, stormy
 from tiny_run import lines, one_device, untimed, write_experiment
 
 from jprm.experiment import OptimizerConfig
@@ -181,9 +180,7 @@ def test_the_command_continues_a_run_and_process_0_prints_its_verdict(both, tmp_
 
 
 def test_a_server_samples_for_two_processes_what_it_samples_for_one(serve, tmp_path):
-    served, data = Served(serve), make(tmp_path / "data")
-    shutil.rmtree(data / "policy")
-    save_run(data / "policy", TIED, 0, 0.3)
+    served, data = Served(serve), servable(tmp_path / "data")
     with one_device(2):
         alone = loop.train(sampled_by(served.url, data, tmp_path / "alone_pushed"), tmp_path / "one")
     pushes = len(served.updates)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -64,6 +65,14 @@ def make(folder):
         {"problem": f"{i}+{i}=?", "steps": steps, "labels": some, "semantics": "rating"}
         for i, (steps, some) in enumerate(zip(chains, labels, strict=True))
     ])  # fmt: skip
+    return folder
+
+
+def servable(folder):
+    """As `make`, with a policy that is a Qwen2, which a push can be written as."""
+    make(folder)
+    shutil.rmtree(folder / "policy")
+    save_run(folder / "policy", dataclasses.replace(POLICY, qk_norm=False), 0, 0.3)
     return folder
 
 
