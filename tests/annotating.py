@@ -56,6 +56,11 @@ def make(folder, count=6, names=("ana", "ben"), work=None, gold=0, screening=0, 
     return folder / "study"
 
 
+def log_of(folder):
+    """The events of a study's log."""
+    return [json.loads(line) for line in (folder / study.EVENTS).read_bytes().splitlines()]
+
+
 class Desk:
     """The server's application in this process, and annotators in front of it."""
 

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import pytest
-from annotating import SECRET, Desk, make, truth
+from annotating import SECRET, Desk, log_of, make, truth
 from refusing import refused
 
 from jprm.apps.annotate import study
@@ -79,12 +79,6 @@ def test_an_event_counts_once_and_a_restart_changes_nothing(tmp_path):
         assert desk.tasks.by_id == before
         assert desk.next("ana").json()["tasks"][0]["acts"] == [[0, 1]]
         refused(ValueError, "writing", Desk, folder)
-
-
-def log_of(folder):
-    from jprm.io.jsonl import parse
-
-    return [parse(line, "log") for line in (folder / study.EVENTS).read_bytes().splitlines()]
 
 
 def test_no_answer_holds_a_score_a_label_or_where_a_chain_comes_from(tmp_path):

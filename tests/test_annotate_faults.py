@@ -1,12 +1,11 @@
 """The labelling server killed at random moments, and on a full disk: what it confirmed is there, once."""
 
 import collections
-import json
 import random
 import threading
 
 import pytest
-from annotating import Process, make
+from annotating import Process, log_of, make
 
 from jprm.apps.annotate import study
 
@@ -53,7 +52,7 @@ def storm(folder, kills, seed):
 def test_what_was_confirmed_is_there_once_after_kills_at_random_moments(tmp_path, kills):
     folder = make(tmp_path, count=400, names=("ana",))
     confirmed = storm(folder, kills, seed=kills)
-    events = [json.loads(line) for line in (folder / study.EVENTS).read_text().splitlines()]
+    events = log_of(folder)
     stored = [event["uuid"] for event in events if event["kind"] != "open"]
     assert stored == confirmed  # each once, and in order
     assert max(collections.Counter(event["uuid"] for event in events).values()) == 1
@@ -79,5 +78,5 @@ def test_a_full_disk_confirms_nothing_says_so_and_loses_nothing(tmp_path):
     for body in refused:
         assert server.post("events", body)[0] == 200
     server.stop()
-    stored = [json.loads(line)["uuid"] for line in (folder / study.EVENTS).read_text().splitlines()]
+    stored = [event["uuid"] for event in log_of(folder)]
     assert [uuid for uuid in stored if uuid.startswith("comment")] == confirmed + [body["uuid"] for body in refused]

@@ -1,13 +1,10 @@
 """The labelling page in a real browser: a chain by keyboard alone, without a connection, after a reload, on a phone."""
 
-import json
 import time
 
 import pytest
-from annotating import SECRET, Desk, chain, make
+from annotating import SECRET, Desk, chain, log_of, make
 from browser import WIDE, axe_script, requests_of, served, violations
-
-from jprm.apps.annotate import study
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
 ENTER, ESCAPE, CONTROL = "\ue007", "\ue00c", "\ue009"
@@ -48,10 +45,7 @@ class Page:
     def stored(self):
         """Waits until all is stored; returns what the log has of the page's events."""
         self.wait("document.getElementById('stored').textContent === 'all stored'")
-        return [event for event in self.log() if event["kind"] != "open"]
-
-    def log(self):
-        return [json.loads(line) for line in (self.folder / study.EVENTS).read_text().splitlines()]
+        return [event for event in log_of(self.folder) if event["kind"] != "open"]
 
     def offline(self, yes):
         self.browser.cdp("Network.enable")
@@ -111,7 +105,7 @@ def test_work_goes_on_without_a_connection_and_arrives_once_in_order(page):
     page.offline(True)
     page.browser.press("3", "1", ENTER, "3", "3")  # the rest of this chain, and two steps of the next
     page.wait("document.getElementById('stored').textContent.startsWith('offline: 5 kept')")
-    assert len([event for event in page.log() if event["kind"] != "open"]) == 1
+    assert len([event for event in log_of(page.folder) if event["kind"] != "open"]) == 1
     assert len(page.steps()) == 3 and page.says("problem") == "Problem 1?"
     page.offline(False)
     page.browser.open(f"http://127.0.0.1:{page.port}/?again#ana")  # a reload, in which the outbox stays

@@ -1,12 +1,11 @@
 """Trajectories to label, turn by turn: what may be done, what the page shows, and labels back on the messages."""
 
-import json
 import random
 import time
 
 import numpy as np
 import pytest
-from annotating import SECRET, Desk, make
+from annotating import SECRET, Desk, log_of, make
 from browser import axe_script, violations
 from test_annotate_page import DOWN, ENTER, Page
 from test_turn_ids import read_by_jprm
@@ -58,8 +57,7 @@ def label_all(tmp_path, records, names=("ana",), seed=0, **mix):
             while tasks := desk.next(name).json()["tasks"]:
                 pair = walk(desk, name, tasks[0], lambda step: draw.choice((-1, 0, 1)), draw.choice)
                 given.setdefault(tasks[0]["problem"], {})[name] = pair
-        log = [json.loads(line) for line in (folder / study.EVENTS).read_text().splitlines()]
-        assert Tasks(study.read(folder), log).by_id == desk.tasks.by_id  # as after a restart
+        assert Tasks(study.read(folder), log_of(folder)).by_id == desk.tasks.by_id  # as after a restart
     return folder, given
 
 

@@ -1,11 +1,10 @@
 """Trees with alternatives to label: what may be done when, and that ratings come out as they went in."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
-from annotating import SECRET, Desk, chain, make
+from annotating import SECRET, Desk, chain, log_of, make
 from refusing import refused
 
 from jprm.apps import cli
@@ -152,10 +151,6 @@ def test_known_labels_go_through_a_study_and_come_out_the_same(tmp_path):
     assert report["steps"] == steps and report["seconds_a_step"] == 1.0
     choices = sum(event["kind"] == "choose" for event in log_of(folder))
     assert choices > 6 and report["minutes"] == pytest.approx((steps + 2 * choices) / 60)
-
-
-def log_of(folder):
-    return [json.loads(line) for line in (folder / study.EVENTS).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
