@@ -1,20 +1,17 @@
 """Evidence: what sources say, the loss of the ranker, votes, and the verifier that a folder holds."""
 
-import asyncio
 import dataclasses
 import json
 import math
 import os
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 from refusing import refused
+from test_serve import call, post
 
 import jprm
 from jprm.apps import cli
-from jprm.apps.serve import ServeConfig
-from jprm.apps.serve.app import make_app
 from jprm.apps.serve.engine import TextEngine
 from jprm.io.jsonl import RecordError
 from jprm.methods.evaluate import baselines
@@ -356,14 +353,7 @@ def test_a_verifier_is_served(fused):
     verifier, _, _ = fused
     record = made_pools(6, n=1)[0]
     engine = TextEngine(verifier, 256, "fused")
-
-    async def send():
-        transport = httpx.ASGITransport(make_app([engine], ServeConfig(longest=256)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            bodies = {"/v1/score": record, "/pooling": {"input": [1, 2]}}
-            return [await client.post(path, json=body) for path, body in bodies.items()]
-
-    scored, pooled = asyncio.run(send())
+    scored, pooled = call(engine, post("/v1/score", record), post("/pooling", {"input": [1, 2]}))
     engine.close()
     assert scored.json()["record"] == json.loads(json.dumps(next(verifier.score_many([record]))))
     assert [chain["score"] for chain in scored.json()["chains"]] == pytest.approx(

@@ -4,17 +4,14 @@ Each package has its interpreter, named by an environment variable such as JPRM_
 without one is left out. The server is the real one, on a socket.
 """
 
-import contextlib
 import json
 import os
 import pathlib
 import subprocess
-import threading
-import time
 from typing import Any
 
 import pytest
-import uvicorn
+from browser import served
 from test_serve import engine, prm  # noqa: F401  (fixtures, which tests name as arguments)
 from test_serve_rewards import byte_level
 
@@ -43,26 +40,13 @@ def samples():
     ]
 
 
-@contextlib.contextmanager
-def serving(app):
-    """Yields the address of an application on a socket."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-
-
 @pytest.fixture
 def address(engine, monkeypatch):  # noqa: F811
     view = View(prompt="<q>{problem}</q>", ends=("<|im_end|>",))
     tokenizers: dict[str, Any] = {"policy": byte_level(120)}
-    with serving(make_app([engine], ServeConfig(longest=256), view=view, tokenizers=tokenizers)) as url:
-        monkeypatch.setenv("JPRM_URL", url)
-        yield url
+    with served(make_app([engine], ServeConfig(longest=256), view=view, tokenizers=tokenizers)) as (_, port):
+        monkeypatch.setenv("JPRM_URL", f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
 
 
 def drive(package, folder, samples):
