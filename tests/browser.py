@@ -16,6 +16,8 @@ import uvicorn
 
 WIDE = "$$" + " + ".join(f"x_{{{i}}}^2" for i in range(60)) + "$$"
 """A formula that is wider than any page."""
+ENTER, ESCAPE, CONTROL = "\ue007", "\ue00c", "\ue009"
+UP, DOWN, LEFT = "\ue013", "\ue015", "\ue012"
 
 
 class Browser:
@@ -47,7 +49,14 @@ class Browser:
         return self.call("POST", "/execute/sync", {"script": script, "args": list(args)})
 
     def press(self, *keys):
-        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self._keys((kind, key) for key in keys for kind in ("keyDown", "keyUp"))
+
+    def chord(self, *keys):
+        """All the keys at once."""
+        self._keys([("keyDown", key) for key in keys] + [("keyUp", key) for key in reversed(keys)])
+
+    def _keys(self, changes):
+        actions = [{"type": kind, "value": key} for kind, key in changes]
         self.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
 
     def logs(self, kind):
@@ -69,6 +78,13 @@ class Browser:
         self.cdp(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
         )
+
+    def schemes(self):
+        """A page's two colour schemes, one after the other."""
+        for scheme in ("light", "dark"):
+            self.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            yield scheme
+        self.cdp("Emulation.setEmulatedMedia", features=[])
 
     def screenshot(self, path):
         with open(path, "wb") as file:

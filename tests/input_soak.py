@@ -21,11 +21,9 @@ import time
 import jax
 import numpy as np
 import tiny_run
-from pod_storm import EXPERIMENT
 from test_token_shards import of
 
 from jprm.data import SHARDS
-from jprm.experiment import to_json
 from jprm.io.outputs import write_json
 from jprm.io.storage import path_of
 from jprm.methods.data.stored_trees import CACHE_VERSION, TokenShards, shard_name, write_shard
@@ -172,9 +170,7 @@ def tokenised(folder: pathlib.Path, kills: int, seed: int) -> int:
     rng = random.Random(seed)
     experiment = tiny_run.experiment(tiny_run.make_data(folder / "data"))
     tiny_run.write_records(folder / "train.jsonl", tiny_run.trees(3000))
-    (folder / "experiment.json").write_text(json.dumps(to_json(of(experiment, folder / "train.jsonl"))))
-    file = folder / "experiment.py"
-    file.write_text(EXPERIMENT.format(path=str(folder / "experiment.json")))
+    file = tiny_run.write_experiment(folder / "experiment.py", of(experiment, folder / "train.jsonl"))
     command = [sys.executable, "-m", "jprm", "tokenise", str(file), "--shards", "40", "--workers", "2", "--out"]
     done = 0
     for number in range(kills):

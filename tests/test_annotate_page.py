@@ -4,11 +4,9 @@ import time
 
 import pytest
 from annotating import SECRET, Desk, chain, log_of, make
-from browser import WIDE, axe_script, requests_of, served, violations
+from browser import CONTROL, DOWN, ENTER, ESCAPE, UP, WIDE, axe_script, requests_of, served, violations
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
-ENTER, ESCAPE, CONTROL = "\ue007", "\ue00c", "\ue009"
-UP, DOWN = "\ue013", "\ue015"
 
 
 class Page:
@@ -74,10 +72,7 @@ def test_a_chain_is_labelled_by_keys_alone_and_nothing_else_is_seen(page):
     assert [text.split("\n")[1] for text in page.steps()] == ["✓ right", "– neutral", "✗ wrong"]
     page.browser.press("f", "c")
     page.browser.press(*"why")
-    page.browser.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": [
-        {"type": kind, "value": key} for kind, key in
-        (("keyDown", CONTROL), ("keyDown", ENTER), ("keyUp", ENTER), ("keyUp", CONTROL))
-    ]}]})  # fmt: skip
+    page.browser.chord(CONTROL, ENTER)
     page.wait("document.querySelectorAll('#comments li').length === 1")
     page.browser.press(ENTER)
     page.wait("document.getElementById('problem').textContent === 'Problem 1?'")
@@ -212,17 +207,16 @@ def test_axe_finds_no_violation(browser, tmp_path):
     work = [chain(0, steps=3) | {"problem": f"What is $x^2$ at $x = 3$?\n{WIDE}"}, TREE]
     with Page(browser, make(tmp_path, work=work, names=("ana",))) as page:
 
-        def check(*keys):
+        def check(scheme, *keys):
             for key in keys:
                 page.browser.press(*key)
                 time.sleep(0.3)  # the step's appearance ends: axe reads colours as they are
                 page.browser.run(script)
                 assert violations(page.browser) == [], (scheme, key)
 
-        for scheme in ("light", "dark"):
-            page.browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        for scheme in page.browser.schemes():
             page.browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
-            check("", "3", "2", "?", ESCAPE, "c", ESCAPE, "1", ENTER, "1", "2", "3", DOWN, "s", "u", ENTER)
+            check(scheme, "", "3", "2", "?", ESCAPE, "c", ESCAPE, "1", ENTER, "1", "2", "3", DOWN, "s", "u", ENTER)
             for _ in range(8):
                 page.browser.press("u")
             page.wait("document.getElementById('problem').textContent.startsWith('What is')")

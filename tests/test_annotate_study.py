@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from annotating import Desk, chain, make, truth
-from browser import axe_script, requests_of, served, violations
+from browser import CONTROL, ENTER, axe_script, requests_of, served, violations
 from refusing import refused
 from test_evaluate_run import processbench_file
 from tiny_run import experiment, save_tokenizer, write_experiment
@@ -20,7 +20,6 @@ from jprm.experiment import TargetConfig
 from jprm.tree import read_records, tree_of
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/annotation.md").read_text(encoding="utf-8")
-ENTER, CONTROL = "\ue007", "\ue009"
 
 
 def test_report_and_export_read_a_running_study(tmp_path):
@@ -137,10 +136,7 @@ def test_the_pages_are_seen_in_a_browser(browser, tmp_path):
         browser.wait("return !document.getElementById('chain').hidden", 20)
         browser.press("3", "1", "w")
         browser.press(*"So 7.")
-        browser.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": [
-            {"type": kind, "value": key} for kind, key in
-            (("keyDown", CONTROL), ("keyDown", ENTER), ("keyUp", ENTER), ("keyUp", CONTROL))
-        ]}]})  # fmt: skip
+        browser.chord(CONTROL, ENTER)
         browser.wait("return document.getElementById('own').innerText.includes('So 7.')", 20)
         browser.press(ENTER)
         browser.wait("return document.getElementById('problem').textContent === 'Problem 4?'", 20)
@@ -164,12 +160,10 @@ def test_axe_finds_no_violation_on_the_page_of_the_study(browser, tmp_path):
         for name, rating in (("ana", truth), ("ben", lambda text: 1)):
             for shown in desk.next(name).json()["tasks"]:
                 desk.label(name, shown, rating)
-        for scheme in ("light", "dark"):
-            browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        for scheme in browser.schemes():
             browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
             browser.open(f"http://127.0.0.1:{port}/study")
             browser.wait("return document.querySelectorAll('#annotators tr').length > 5", 20)
             browser.run(script)
             assert violations(browser) == [], scheme
-        browser.cdp("Emulation.setEmulatedMedia", features=[])
         browser.open("about:blank")

@@ -7,14 +7,13 @@ import types
 
 import numpy as np
 import pytest
-from browser import WIDE, axe_script, requests_of, served, violations
+from browser import CONTROL, ENTER, ESCAPE, WIDE, axe_script, requests_of, served, violations
 
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
 from jprm.methods.policy.protocol import Sample
 from jprm.score.scale import PROBABILITY
 
-ENTER, ESCAPE, CONTROL, DOWN = "\ue007", "\ue00c", "\ue009", "\ue015"
 NASTY = "<img src=x onerror=\"document.title='broken'\">"
 
 
@@ -103,9 +102,7 @@ def test_a_solution_is_split_scored_and_changed_by_keys(page, server):
     page.press("w", "e")  # to the weakest step, and edit it
     page.wait("return !!document.querySelector('#steps textarea')")
     page.run("document.querySelector('#steps textarea').value = arguments[0]", f"36 - 5 = 31, with a tag {NASTY}")
-    chord = [("keyDown", CONTROL), ("keyDown", ENTER), ("keyUp", ENTER), ("keyUp", CONTROL)]
-    actions = [{"type": kind, "value": key} for kind, key in chord]
-    page.call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+    page.chord(CONTROL, ENTER)
     page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 3')", 20)
     assert NASTY in steps(page)[1] and page.run("return document.title") == "jprm playground"
     # The first step, of 9 words, is not computed again.
@@ -313,8 +310,7 @@ def test_the_page_waits_for_models_that_load(browser, server):
 @pytest.mark.slow
 def test_axe_finds_no_violation(page):
     script = axe_script()
-    for scheme in ("light", "dark"):
-        page.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    for scheme in page.schemes():
         page.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
         example(page)
         for keys in ("", "w", "e", ESCAPE, "a", "?", ESCAPE):
@@ -343,7 +339,6 @@ def test_axe_finds_no_violation(page):
         page.open(home)
         page.wait("return document.getElementById('model').options.length === 2", 20)
         page.run("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'))")
-    page.cdp("Emulation.setEmulatedMedia", features=[])
 
 
 def sixty_turns():

@@ -11,7 +11,7 @@ import shutil
 
 import numpy as np
 import pytest
-from browser import WIDE, axe_script, requests_of, violations
+from browser import ESCAPE, WIDE, axe_script, requests_of, violations
 from refusing import refused
 
 from jprm.apps import cli
@@ -335,7 +335,7 @@ def test_the_keyboard_searches_turns_pages_and_clears(opened):
     browser.press(*"tree 39")
     browser.wait(f"return {where}.startsWith('1 of')")
     assert browser.run("return document.querySelector('article .problem').textContent") == "Tree 39?"
-    browser.press("\ue00c")  # Escape
+    browser.press(ESCAPE)
     browser.wait(f"return {where} === {json.dumps(everything)}")
     browser.press("j")
     assert browser.run("return document.activeElement.tagName") == "ARTICLE"
@@ -392,8 +392,7 @@ def test_axe_finds_no_violation(browser, tmp_path):
     assert cli.main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
     browser.open((tmp_path / "report.html").as_uri())
     browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
-    for scheme in ("light", "dark"):
-        browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    for scheme in browser.schemes():
         for search in ("", "frac"):
             browser.run("document.querySelectorAll('details').forEach(e => { e.open = true; });"
                         "const s = document.getElementById('search'); s.value = arguments[0];"
@@ -401,7 +400,6 @@ def test_axe_finds_no_violation(browser, tmp_path):
             browser.wait("return document.querySelectorAll('article').length" + (" === 1" if search else " > 1"))
             browser.run(script)
             assert violations(browser) == [], (scheme, search)
-    browser.cdp("Emulation.setEmulatedMedia", features=[])
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ import subprocess
 from typing import Any
 
 import pytest
+from browser import served
 from test_serve import CONFIG, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
 from test_serve_continue import Failing
-from test_trainers import serving
 from toy_policy import Markov
 from toy_search import Script, Table
 
@@ -174,7 +174,8 @@ def test_the_client_of_openai(engine):  # noqa: F811
     python = os.environ.get("JPRM_OPENAI")
     if not python:
         pytest.skip("JPRM_OPENAI names no interpreter with openai")
-    with serving(make_app([engine], CONFIG, policy=Markov())) as url:
+    with served(make_app([engine], CONFIG, policy=Markov())) as (_, port):
+        url = f"http://127.0.0.1:{port}"
         done = subprocess.run([python, "-c", CLIENT], capture_output=True, text=True, env={"JPRM_URL": url})
     assert done.returncode == 0, done.stderr[-2000:]
     got = json.loads(done.stdout)

@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from browser import axe_script, requests_of, served, violations
+from browser import ESCAPE, LEFT, axe_script, requests_of, served, violations
 from refusing import refused
 from starlette.testclient import TestClient
 
@@ -126,9 +126,9 @@ def test_curves_grow_while_a_run_writes(page, tmp_path):
         file.write('{"step": 110, "lo')  # half a line
     page.wait(NOW + "return document.querySelector('#plots figure p').textContent.includes('first 0.5')", 20)
     page.wait("return document.getElementById('runs').textContent.includes('100 of 100finished')", 20)
-    page.press("j", "\ue012")  # the first plot, and the step before the end
+    page.press("j", LEFT)  # the first plot, and the step before the end
     page.wait("return document.querySelector('#plots figure p').textContent.startsWith('step 100')")
-    page.press("\ue012")
+    page.press(LEFT)
     assert readout(page, 0).startswith("step 90") and "first 0.0111" in readout(page, 0)
     page.press("l", "1")
     page.wait("return document.querySelectorAll('#plots figure')[0].querySelectorAll('path').length === 2")
@@ -157,7 +157,7 @@ def test_curves_are_smoothed_and_drawn_over_hours(page, tmp_path):
     for line in lines:
         mean, mass = 0.6 * mean + 0.4 * line["loss"], 0.6 * mass + 0.4
     assert f"timed {mean / mass:.3g}" in readout(page, 0)
-    page.press("x", "j", "\ue012")
+    page.press("x", "j", LEFT)
     page.wait("return document.querySelector('#plots figure p').textContent.startsWith('5 h')")
     page.press("x")
     page.wait("return document.querySelector('#plots figure p').textContent.startsWith('last')")
@@ -175,13 +175,11 @@ def test_settings_that_differ_are_columns_and_what_is_not_shown_is_told(page, tm
 @pytest.mark.slow
 def test_axe_finds_no_violation(page):
     script = axe_script()
-    for scheme in ("light", "dark"):
-        page.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    for scheme in page.schemes():
         page.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
         for keys in ("", "j", "l", "?"):
             page.press(*keys)
             time.sleep(0.3)
             page.run(script)
             assert violations(page) == [], (scheme, keys)
-        page.press("\ue00c")
-    page.cdp("Emulation.setEmulatedMedia", features=[])
+        page.press(ESCAPE)
