@@ -1,4 +1,4 @@
-"""Critiques kept by rejection: those whose verdicts are the labels of steps, once each, from a server's judge."""
+"""A judge on a server: its verdicts as labels, and its critiques kept where the verdict is the label, once each."""
 
 import pytest
 from stub_server import reply
@@ -98,3 +98,26 @@ def test_the_command_continues_and_refuses_unlabelled_files(serve, tmp_path, cap
     assert len(server.requests) - asked == 18 - 8  # what was answered is not asked again
     write_records(tmp_path / "in.jsonl", [{"problem": "p", "steps": ["a"]}])
     assert cli.main(args) == 2 and "label" in capsys.readouterr().err
+
+
+def test_labels_of_a_judge_hold_their_meaning_and_critiques(serve, tmp_path, capsys):
+    def script(number, body):
+        last = body["prompt"].split("Solution so far:\n")[1].split("\n\nCheck")[0]
+        return reply("?" if "odd" in last else r"\boxed{%s}" % ("No" if "wrong" in last else "Yes"), tokens=4)
+
+    write_judge(tmp_path / "judge.json", serve(script), prompt="plain", samples=2)
+    chains = [{"problem": f"p{i}", "steps": [("good", "wrong", "odd")[i % 3], "so"]} for i in range(6)]
+    write_records(tmp_path / "in.jsonl", chains)
+    args = ["label", "judge", "--judge", str(tmp_path / "judge.json"), "--input", str(tmp_path / "in.jsonl")]
+    args += ["--output", str(tmp_path / "out.jsonl"), "--domain", "law", "--rubric"]
+    rubric = "The cited rule exists <b>and</b> applies."
+    assert cli.main([*args, " "]) == 2 and "domain" in capsys.readouterr().err
+    assert cli.main([*args, rubric]) == 0
+    assert cli.main([*args, "Another."]) == 2 and "request" in capsys.readouterr().err
+    records = list(read_records(tmp_path / "out.jsonl"))
+    assert {(record["domain"], record["rubric"]) for record in records} == {("law", rubric)}
+    assert [[node.get("label") for node in record["nodes"]] for record in records[:3]] == [[1, 1], [0, 0], [None, None]]
+    assert {node["origin"] for record in records for node in record["nodes"] if "label" in node} == {
+        f"judge:{records[0]['judge']['name']}"
+    }
+    assert all(record["judge"]["asked"] == len(record["judge"]["critiques"]) == 4 for record in records)
