@@ -53,7 +53,7 @@ POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 .DELETE_ON_ERROR:
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 gate: install
 	$(BIN)/python tests/gate.py against $(BASE)
