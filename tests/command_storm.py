@@ -4,8 +4,8 @@ Each command runs once undisturbed. Then it starts anew, dies by SIGKILL at poin
 until it is done. Points are changes of files (a name is opened to write, renamed, removed), counted in the process,
 moments after the first of them, and for `jprm rl` moments in the phases of its updates. What stands under a final
 name after a kill must be whole, and what the command leaves must equal the undisturbed run byte for byte: of metrics
-all but times, of checkpoints the parameters, of kept rollouts the set of lines. Every line but the first is JSON:
-`kills`, `restarts`, `differing_bytes` so far, and `places`, where the commands died.
+and their curves all but times, of checkpoints the parameters, of kept rollouts the set of lines. Every line but the
+first is JSON: `kills`, `restarts`, `differing_bytes` so far, and `places`, where the commands died.
 """
 
 from __future__ import annotations
@@ -254,6 +254,9 @@ def different(a: bytes, b: bytes) -> int:
     return abs(len(a) - len(b)) + sum(x != y for x, y in zip(a, b, strict=False))
 
 
+TIMED = re.compile(rb"<figure>(?:(?!</figure>).)*training-(?:goodput|mfu).*?</figure>", re.DOTALL)
+
+
 def content(path: pathlib.Path) -> bytes:
     """Returns the bytes of a file that are to be equal; none where there is no file."""
     if not path.exists():
@@ -264,6 +267,8 @@ def content(path: pathlib.Path) -> bytes:
         return json.dumps(tiny.untimed([json.loads(path.read_bytes())])).encode()
     if path.name == "rollouts.jsonl":  # a batch that was cut short is filled up, in another order
         return b"".join(sorted(path.read_bytes().splitlines(True)))
+    if path.suffix == ".html":  # the curves of what a clock says
+        return re.sub(TIMED, b"", path.read_bytes())
     return path.read_bytes()
 
 
