@@ -138,9 +138,9 @@ def _around(path: str | os.PathLike, said: list[dict[str, str]], messages: list[
         raise ValueError(f"{path}: {error}") from None
     parts = []
     for message in messages:
-        before, found, text = text.partition(message)
-        if not found or message in text:
-            times = text.count(message) + bool(found)
+        before, matched, text = text.partition(message)
+        if not matched or message in text:
+            times = text.count(message) + bool(matched)
             who = {_SYSTEM: "system", _REPLY: "assistant"}.get(message, "user")
             raise ValueError(f"{path}: its chat template holds the {who}'s message {times} times, not once")
         parts.append(before)

@@ -49,8 +49,8 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
         ("no soft cap", not config.attention_softcap, "attention_softcap"),
     ]:
         if not fits:
-            found = f"{field}={getattr(config, field)!r}"
-            return f"attention='cudnn' takes {takes}, not {found}; choose attention='blocked' for that"
+            value = f"{field}={getattr(config, field)!r}"
+            return f"attention='cudnn' takes {takes}, not {value}; choose attention='blocked' for that"
     if backend == "tpu":
         return "attention='cudnn' is for NVIDIA GPUs; a TPU takes attention='kernel'"
     return (too_old("cudnn") if backend == "gpu" else None) or unsplit_only("cudnn", context)

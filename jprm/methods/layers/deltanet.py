@@ -160,7 +160,7 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
     return jnp.take_along_axis(jnp.where(chosen_BNC, value_BNC, rest), order_BNC, axis=-1)
 
 
-def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, here, config: ModelConfig):
+def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
     """Returns the layer's output. Heads are split over the mesh, and each device has its rows and heads alone."""
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)

@@ -41,7 +41,7 @@ def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: Mo
     return (position_BT > 0) | (until_BT > jnp.arange(until_BT.shape[1]) + 1)
 
 
-def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, here, config: ModelConfig):
+def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, settings, config: ModelConfig):
     """Returns the weighted sum of the chosen experts' outputs, and the shared expert's where there is one."""
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)

@@ -93,7 +93,7 @@ def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, 
     def of_group(first: int, stop: int) -> dict[str, tuple[Array, ...]]:
         mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
         check(config)
-        found = {}
+        zeros_of = {}
         for name in dict.fromkeys(mixers):
             lead = () if (count := mixers.count(name)) == 1 else (count,)
             of_kind = deltanet.empty(config, states) if name == "deltanet" else ((shape, config.dtype),) * 2
@@ -102,8 +102,8 @@ def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, 
                 rest = (None,) * (len(shape) - len(axes))
                 return jnp.zeros((*lead, *shape), dtype, out_sharding=sharding(*(None for _ in lead), *axes, *rest))
 
-            found[name] = tuple(zeros(*of_array) for of_array in of_kind)
-        return found
+            zeros_of[name] = tuple(zeros(*of_array) for of_array in of_kind)
+        return zeros_of
 
     return tuple(of_group(*span) for span in layers.spans(config))
 
@@ -168,7 +168,7 @@ def forward(
         length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
 
     def body(index: int, group: int, x_BTD, inputs):
-        at, layer, own, here = inputs
+        at, layer, own, settings = inputs
         w = cast_weights(layer, config, index)
         mixer, mlp = layers.kinds_of(config, index)
         y_BTD = normed(x_BTD, w, "attention_norm", config)
@@ -176,34 +176,34 @@ def forward(
             before = _state(past, group, at, own, where, x_BTD.shape[0], config)
             y_BTD, *kept = deltanet.decode(y_BTD, w, before[0], before[1], length_B, plain)
         else:
-            y_BTD, kept = _attention(y_BTD, w, here[mixer], _read(past, group, at), own, where, config)
+            y_BTD, kept = _attention(y_BTD, w, settings[mixer], _read(past, group, at), own, where, config)
         x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)
-        y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, here[mlp], plain)
+        y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, settings[mlp], plain)
         return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), tuple(kept)
 
-    cache, here = [], settings_of(config)
+    cache, all_settings = [], settings_of(config)
     for group, (first, stop) in enumerate(layers.spans(config)):
         stack, kept = decoder[f"layers_{group}"], None if own is None else own[group]
-        part = jax.tree.map(lambda x_L, a=first, b=stop: jnp.asarray(x_L[a:b]), here)
+        part = jax.tree.map(lambda x_L, a=first, b=stop: jnp.asarray(x_L[a:b]), all_settings)
         if stop - first > 1 and layers.period(config, first, stop) == 1:
             (mixer,) = {layers.kinds_of(config, layer)[0] for layer in range(first, stop)}
             inputs = (jnp.arange(stop - first), stack, None if kept is None else kept[mixer], part)
             x_BTD, kv = jax.lax.scan(functools.partial(body, first, group), x_BTD, inputs)
             cache.append({mixer: kv})
             continue
-        found: dict[str, list[Any]] = {}
+        kvs_of: dict[str, list[Any]] = {}
         of_role = layers.stacks(config, first, stop)
         mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
         for layer, mixer in enumerate(mixers, first):
             place = {role: at.index(layer) for role, (_, _, at) in of_role.items() if layer in at}
             w = {role: jax.tree.map(lambda x, i=i: x[i], stack[role]) for role, i in place.items()}
-            at = None if mixers.count(mixer) == 1 else len(found.get(mixer, ()))
+            at = None if mixers.count(mixer) == 1 else len(kvs_of.get(mixer, ()))
             mine = None if kept is None else jax.tree.map(lambda x, at=at: x if at is None else x[at], kept[mixer])
             settings = jax.tree.map(lambda x_L, i=layer - first: x_L[i], part)
             x_BTD, kv = body(layer, group, x_BTD, (at, w, mine, settings))
-            found.setdefault(mixer, []).append(kv)
-        stacked = {mixer: jax.tree.map(lambda *x: jnp.stack(x), *kvs) for mixer, kvs in found.items() if len(kvs) > 1}
-        cache.append({mixer: stacked.get(mixer, kvs[0]) for mixer, kvs in found.items()})
+            kvs_of.setdefault(mixer, []).append(kv)
+        stacked = {mixer: jax.tree.map(lambda *x: jnp.stack(x), *kvs) for mixer, kvs in kvs_of.items() if len(kvs) > 1}
+        cache.append({mixer: stacked.get(mixer, kvs[0]) for mixer, kvs in kvs_of.items()})
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
@@ -251,9 +251,9 @@ class Place:
     age_B: Array | None = None
 
 
-def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, config: ModelConfig):
+def _attention(y_BTD, w: Mapping[str, Array], settings, before, own, place: Place, config: ModelConfig):
     """Returns attention's output, and the rows' keys and values."""
-    rotation = transformer.rotation_of(here, place.rotations, config)
+    rotation = transformer.rotation_of(settings, place.rotations, config)
     q_BTKGH, *kv = transformer.project_heads(y_BTD, w, rotation, place.growth, config)
     kv = tuple(x.swapaxes(1, 2) for x in kv)
     if own is not None:
@@ -267,7 +267,7 @@ def _attention(y_BTD, w: Mapping[str, Array], here, before, own, place: Place, c
             *(x[:, :, : b + x.shape[2] - T] for x in kv),
             start=place.start + a,
             position_BT=place.position_BT[:, a:b],
-            window=here["window"],
+            window=settings["window"],
             config=config,
             age_B=place.age_B,
         )

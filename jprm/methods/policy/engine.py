@@ -410,9 +410,9 @@ class RemoteSampler(Sampler):
         print(f"no server answers: {len(jobs)} samples are drawn in this process", file=sys.stderr, flush=True)
         with self._between_pushes(HERE):
             assert self._pushed is not None
-            own = load_sampler(self._pushed, self.options)
+            sampler = load_sampler(self._pushed, self.options)
             self.drawn_here += len(jobs)
-            return own.go_on([Wanted(tuple(prompt), 0, number) for prompt, number in jobs], len(jobs))
+            return sampler.go_on([Wanted(tuple(prompt), 0, number) for prompt, number in jobs], len(jobs))
 
     @contextlib.contextmanager
     def _between_pushes(self, place: str) -> Iterator[str]:

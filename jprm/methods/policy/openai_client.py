@@ -308,11 +308,11 @@ class ServerPolicy:
         counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
         if sent is None or not isinstance(counted, int):
             return
-        own = len(sent(body["prompt"], False))
-        if counted != own:
+        expected = len(sent(body["prompt"], False))
+        if counted != expected:
             raise ValueError(
-                f"usage.prompt_tokens is {counted}, and the prompt has {own} by {self.config.template}: the server adds"
-                " tokens, or has another tokenizer"
+                f"usage.prompt_tokens is {counted}, and the prompt has {expected} by {self.config.template}: the server"
+                " adds tokens, or has another tokenizer"
             )
 
     async def _ask(self, client: httpx2.AsyncClient, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:

@@ -487,8 +487,8 @@ def load_sampler(
             params, step = base.load_language_model(path, config), 0
     tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
-    own = grid if mesh else mesh_by_heads(config, list(grid.devices.flat))
-    return Sampler(params, config, tokenizer, own, options, name)
+    sampler_mesh = grid if mesh else mesh_by_heads(config, list(grid.devices.flat))
+    return Sampler(params, config, tokenizer, sampler_mesh, options, name)
 
 
 # ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.

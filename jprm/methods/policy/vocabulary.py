@@ -52,10 +52,10 @@ def gathered_head(params: Mapping, config: ModelConfig) -> dict:
     compute its slots, so theirs are no terms of a sum.
     """
     params = dict(params)
-    own, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
-    table = params[own][name]
+    part, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
+    table = params[part][name]
     if not isinstance(table, Int8) and jax.typeof(table).sharding.mesh.shape.get("context", 1) == 1:
-        params[own] = {**params[own], name: gathered_weight(table, axis)}
+        params[part] = {**params[part], name: gathered_weight(table, axis)}
     return params
 
 

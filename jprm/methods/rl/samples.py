@@ -161,7 +161,7 @@ def ask(
     threading.Thread(target=run, daemon=True).start()
 
     def result() -> list[list[Rollout]]:
-        drawn = multihost.spread(lambda own: future.result(), problems, costs)
+        drawn = multihost.spread(lambda assigned: future.result(), problems, costs)
         return [[Rollout.of_json(one) for one in samples] for samples in drawn]
 
     return result
