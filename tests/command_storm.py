@@ -254,6 +254,7 @@ def different(a: bytes, b: bytes) -> int:
     return abs(len(a) - len(b)) + sum(x != y for x, y in zip(a, b, strict=False))
 
 
+# A page's curves of what a clock says.
 TIMED = re.compile(rb"<figure>(?:(?!</figure>).)*training-(?:goodput|mfu).*?</figure>", re.DOTALL)
 
 
@@ -267,8 +268,10 @@ def content(path: pathlib.Path) -> bytes:
         return json.dumps(tiny.untimed([json.loads(path.read_bytes())])).encode()
     if path.name == "rollouts.jsonl":  # a batch that was cut short is filled up, in another order
         return b"".join(sorted(path.read_bytes().splitlines(True)))
-    if path.suffix == ".html":  # the curves of what a clock says
+    if path.suffix == ".html":
         return re.sub(TIMED, b"", path.read_bytes())
+    if path.name in ("training-goodput.svg", "training-mfu.svg"):
+        return b""
     return path.read_bytes()
 
 
