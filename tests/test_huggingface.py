@@ -152,10 +152,11 @@ def test_hidden_states_and_gradients_equal_those_of_transformers(tmp_path, kind)
     assert_states_close(x_TD, states_TD.detach().numpy(), kind)
     # Sums of float32 in another order, which threads change from run to run: of an array's largest number, up to 2.4e-4
     # in hybrids (5e-5 where XLA optimises, which it does not here) and 4e-6 in others.
-    of_largest = 1e-3 if kind in HYBRIDS else 2e-5
+    of_largest, most = (4e-4, np.inf) if kind in HYBRIDS else (2e-5, 1e-3)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=of_largest * np.abs(b).max()), found, wanted
-    )
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=min(of_largest * np.abs(b).max(), most)),
+        found, wanted,
+    )  # fmt: skip
 
 
 def test_the_scalings_change_the_numbers():

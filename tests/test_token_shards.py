@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,23 @@ def streams(experiment, count, own=None):
 
 def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_threads_read_by_index_at_once(world):
+    """Each has opened its shard before either reads."""
+    both = threading.Barrier(2, timeout=60)
+
+    class Shards(TokenShards):
+        @property
+        def read(self):
+            both.wait()
+            return super().read
+
+    folder = world[0] / "tokens"
+    places = [0, len(TokenShards(folder)) - 1]
+    with ThreadPoolExecutor(2) as threads:
+        for i, tree in zip(places, threads.map(Shards(folder).__getitem__, places), strict=True):
+            equal(tree, TokenShards(folder)[i])
 
 
 def test_the_shards_hold_the_trees_of_all_records(world):

@@ -165,7 +165,7 @@ class TokenTrees(Sequence[TokenTree]):
                 except Exception as error:  # a C++ error of no class of its own
                     reason = str(error)
             name = self.folder / shard_name(shard, len(self.records))
-            remedy = "Remove a folder of `data.cache`; else run `jprm tokenise` into a new folder"
+            remedy = "In `data.cache`, remove its folder; else run `jprm tokenise` into a new folder"
             raise ValueError(f"{name}: is damaged ({reason}). {remedy}")
 
     def read(self, reader: Any, record: int) -> TokenTree:
