@@ -31,7 +31,12 @@ def step(state, message):
     state["count"] += int(text)
     return Reply(({"role": "tool", "content": str(state["count"])},), state["count"] >= 10, state["count"] / 100)
 
+def close(state):
+    with open(state["closed"], "a") as file:
+        file.write("closed")
+
 COUNTER = Environment(reset, step, copy.deepcopy)
+CLOSING = Environment(lambda record: (record | {"count": 0}, []), step, copy.deepcopy, close=close)
 """
 
 
@@ -120,6 +125,13 @@ def test_live_states_are_closed_once(counter):
     world.close(episodes)
     world.close(episodes)
     assert closed == ["a", "b"]
+
+
+def test_a_process_closes_the_state_of_an_episode_that_ends(counter, tmp_path):
+    world = World(counter.replace(":COUNTER", ":CLOSING"), **WORLDS["processes"])
+    places = [tmp_path / name for name in ("ends", "goes on")]
+    world.step(world.start([{"closed": str(place)} for place in places]), ["10", "1"])
+    assert places[0].read_text() == "closed" and not places[1].exists()
 
 
 def test_what_does_not_fit_is_refused(counter):
