@@ -420,7 +420,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def tables_of_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> Iterator[Table | str]:
-    """Yields a table with a line for each candidate, and those of the best."""
+    """Yields a table with a line for each candidate, then the tables of the best one."""
     shown = [axis for axis in MESH_AXES if axis != "expert" or any(plan["mesh"].get(axis, 1) > 1 for plan in plans)]
     rows = []
     for plan in plans:
