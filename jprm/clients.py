@@ -22,10 +22,12 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import json
+import math
 import os
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx2
@@ -37,6 +39,9 @@ _PASSING = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses after which the same request may be answered. A 500 is the request's or a device's, and would come again."""
 
 _LONGEST_WAIT_S = 30.0
+
+_MOST_BYTES = 2**28
+"""The largest answer: far above that to a request of the size that a server takes, and bounded for a hostile one."""
 
 
 class ServerError(Exception):
@@ -84,7 +89,8 @@ class AsyncClient:
       model: the name of a model or judge; by default the server's first.
       concurrency: requests at once.
       batch: samples of a request of `rewards`, more where one problem has more.
-      timeout_s: seconds for one attempt. The server has its own limit, `--answer-seconds`.
+      timeout_s: seconds for one attempt as a whole, also with a server that sends a byte now and then. The server has
+        its own limit, `--answer-seconds`.
       patience_s: seconds for a request with all its attempts and waits.
       backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; every next range is doubled, up to 30 s. A
         longer `Retry-After` of the server is honoured.
@@ -111,11 +117,11 @@ class AsyncClient:
         for name, value in {"concurrency": concurrency, "batch": batch, "timeout_s": timeout_s}.items():
             if not value > 0:
                 raise ValueError(f"{name} is {value}: it must be above 0")
-        key = key or os.environ.get("JPRM_API_KEY")
+        self._key, self.timeout_s = key or os.environ.get("JPRM_API_KEY"), timeout_s
         self._slots = asyncio.Semaphore(concurrency)
         self._http = httpx2.AsyncClient(
             base_url=self.url, timeout=timeout_s, transport=transport,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )  # fmt: skip
 
@@ -144,8 +150,13 @@ class AsyncClient:
 
         A chain whose steps or `response` are blank has no scores, and so does a pool's sample.
 
-        Raises ServerError, of the first record that fails.
+        Raises:
+          ValueError: a record that JSON cannot hold; nothing is sent then.
+          ServerError: of the first record that fails.
         """
+        records = list(records)
+        for i, record in enumerate(records):
+            _encoded(record, f"records[{i}]")
         return await _together(self._scored(record, rule, caller) for record in records)
 
     async def rewards(
@@ -161,8 +172,12 @@ class AsyncClient:
         Samples of one problem stay in one request, since a credit may compare them. A request that is too large for
         the server is sent in halves.
 
-        Raises ServerError.
+        Raises:
+          ValueError: a sample that JSON cannot hold; nothing is sent then.
+          ServerError: a request that fails.
         """
+        for i, sample in enumerate(samples):
+            _encoded(sample, f"samples[{i}]")
         asked = self._with({"credit": credit, "tokenizer": tokenizer, "rule": rule})
         groups: dict[str, list[int]] = {}
         for i, sample in enumerate(samples):
@@ -234,15 +249,19 @@ class AsyncClient:
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer's JSON. Tries again what may pass, until patience ends."""
-        loop = asyncio.get_running_loop()
+        loop, content = asyncio.get_running_loop(), _encoded(body, "")
         deadline, wait = loop.time() + self.patience_s, self.backoff_s
         async with self._slots:
             while True:
+                limit = min(self.timeout_s, max(deadline - loop.time(), 0.0))
                 try:
-                    answer = await self._http.post(path, json=body)
-                    if answer.is_success:
-                        return answer.json()
-                    error, after = _error(answer), _retry_after(answer)
+                    async with asyncio.timeout(limit):
+                        status, headers, text = await self._attempt(path, content)
+                    if 200 <= status < 300:
+                        return json.loads(text)
+                    error, after = _error(status, self._masked(text)), _retry_after(headers)
+                except TimeoutError:
+                    error, after = ServerError(0, f"{self.url}: no answer in {limit:.3g} seconds"), 0.0
                 except (httpx2.TransportError, ValueError) as failure:  # no answer, or one that is no JSON
                     error, after = ServerError(0, f"{self.url}: {type(failure).__name__}: {failure}"), 0.0
                 if error.status and error.status not in _PASSING:
@@ -252,6 +271,24 @@ class AsyncClient:
                     raise error
                 await asyncio.sleep(seconds)
                 wait = min(2 * wait, _LONGEST_WAIT_S)
+
+    async def _attempt(self, path: str, content: bytes) -> tuple[int, Mapping[str, str], str]:
+        """Returns status, headers and text of one answer. Raises ServerError for a compressed or endless one."""
+        headers = {"Content-Type": "application/json"}
+        async with self._http.stream("POST", path, content=content, headers=headers) as answer:
+            encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+            if encoding != "identity":  # a few bytes may stand for gigabytes
+                raise ServerError(0, f"{self.url}: the answer is compressed, which was not requested")
+            read = bytearray()
+            async for piece in answer.aiter_bytes():
+                read += piece
+                if len(read) > _MOST_BYTES:
+                    raise ServerError(0, f"{self.url}: the answer is longer than {_MOST_BYTES:,} bytes")
+            return answer.status_code, answer.headers, read.decode("utf-8", "replace")
+
+    def _masked(self, text: str) -> str:
+        """Returns what a server said without the key, which some servers repeat."""
+        return text.replace(self._key, "***") if self._key else text
 
 
 def _waited(
@@ -357,15 +394,51 @@ def _prompt(sample: Mapping[str, Any]) -> str:
     return repr([sample.get("system"), sample.get("problem"), sample.get("prompt"), messages])
 
 
-def _error(answer: httpx2.Response) -> ServerError:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        error = answer.json()["error"]
-        return ServerError(answer.status_code, error["message"], error.get("param"))
-    return ServerError(answer.status_code, " ".join(answer.text.split())[:200])
+def _error(status: int, text: str) -> ServerError:
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        error = json.loads(text)["error"]
+        return ServerError(status, error["message"], error.get("param"))
+    return ServerError(status, " ".join(text.split())[:200])
 
 
-def _retry_after(answer: httpx2.Response) -> float:
+def _encoded(value: Any, where: str) -> bytes:
+    """Returns a value as JSON in UTF-8. Raises ValueError that names the place of what JSON cannot hold.
+
+    It would fail in the same way however often it is sent, so it is no failure of the server.
+    """
     try:
-        return max(0.0, float(answer.headers.get("Retry-After", 0)))
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        try:
+            place, reason = next(_unfit(value, where), (where, str(error)))
+        except RecursionError:
+            place, reason = where, "is nested too deeply, or in itself"
+    raise ValueError(f"{place or 'the request'} {reason}")
+
+
+def _unfit(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Yields the places of what JSON cannot hold, and what is wrong there."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            yield where, f"holds half a surrogate pair, {value[error.start]!r}, which UTF-8 cannot write"
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _unfit(name, f"{where}: a name")
+            yield from _unfit(inner, f"{where}.{name}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for i, inner in enumerate(value):
+            yield from _unfit(inner, f"{where}[{i}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield where, f"is {value}, which JSON cannot hold"
+    elif not (value is None or isinstance(value, int)):
+        yield where, f"is of type {type(value).__name__}, which JSON has not: convert it to numbers, lists or texts"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    try:
+        return max(0.0, float(headers.get("Retry-After", 0)))
     except ValueError:  # a date, which jprm's server does not send
         return 0.0

@@ -1,10 +1,12 @@
 """`jprm.clients` against the real application: the scores of the library, blank completions, batches, and retries."""
 
 import asyncio
+import gzip
 import json
 import pickle
 import subprocess
 import sys
+import time
 
 import httpx2 as httpx
 import pytest
@@ -161,3 +163,56 @@ def test_the_first_error_ends_the_other_requests(serve):
     server = serve(lambda number, body: bad if body["problem"] == "bad" else (503, {"Retry-After": "60"}, {}))
     with Client(server.url) as client, pytest.raises(ServerError, match="bad"):
         client.score_many([{"problem": name, "steps": ["s"]} for name in ("a", "b", "bad")])
+
+
+def test_a_server_that_drips_ends_with_patience(serve):
+    """Every piece comes sooner than the limit, the whole does not; attempts and waits are within patience."""
+    server = serve(lambda number, body: (200, {}, (b" ",) * 60))
+    start = time.monotonic()
+    with Client(server.url, timeout_s=0.3, patience_s=0.8, backoff_s=0.01) as client:
+        with pytest.raises(ServerError, match="no answer in 0"):
+            client.score("p", ["s"])
+    assert time.monotonic() - start < 2  # the pieces of one answer take 3
+    assert len(server.requests) > 1
+
+
+def test_a_compressed_answer_is_not_unpacked(serve):
+    bomb = gzip.compress(bytes(10**7))
+    server = serve(lambda number, body: (200, {"Content-Encoding": "gzip"}, bomb))
+    with Client(server.url) as client, pytest.raises(ServerError, match="compressed"):
+        client.score("p", ["s"])
+    assert len(server.requests) == 1 and server.headers[0]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    "body", [b"key was Bearer SECRET", {"error": {"message": "no SECRET here", "param": "SECRET"}}]
+)
+def test_the_key_is_in_no_error(serve, body):
+    server = serve(lambda number, _: (401, {}, body))
+    with Client(server.url, "SECRET") as client, pytest.raises(ServerError) as raised:
+        client.score("p", ["s"])
+    assert "SECRET" not in f"{raised.value} {raised.value.param}" and "***" in str(raised.value)
+
+
+LOOP = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    ("sample", "place"),
+    [
+        ({"response": "a \ud83d"}, r"samples\[1\].response holds half"),
+        ({"response": "a", "outcome": float("nan")}, r"samples\[1\].outcome is nan"),
+        ({"ids": [1, float("inf")]}, r"samples\[1\].ids\[1\] is inf"),
+        ({"response": "a", "extra": {"deep": [b"x"]}}, r"samples\[1\].extra.deep\[0\] is of type bytes"),
+        ({"response": "a", "extra": LOOP}, r"samples\[1\]"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused_at_once_with_its_place(serve, sample, place):
+    server = serve(lambda number, body: ANSWER)
+    with Client(server.url) as client:
+        with pytest.raises(ValueError, match=place):
+            client.rewards([{"problem": "q", "response": "a"}, {"problem": "q", **sample}])
+        with pytest.raises(ValueError, match=place.replace("samples", "records")):
+            client.score_many([{"problem": "q", "response": "a"}, {"problem": "q", **sample}])
+    assert not server.requests

@@ -1,10 +1,12 @@
 """Policies on a server: the files of a push, draws, and the refusal of a server that goes on with its old weights."""
 
 import dataclasses
+import gzip
 import json
 import shutil
 import sys
 import threading
+import types
 
 import jax
 import numpy as np
@@ -124,6 +126,17 @@ def on(served, learner, tmp_path, **changes):
     return RemoteSampler(
         config, probes, policy._params, policy._config, policy.tokenizer, policy.mesh, OPTIONS, "run@0"
     )
+
+
+def test_a_server_that_drips_or_compresses_is_given_up(serve, learner, tmp_path, monkeypatch):
+    """The limit is that of a whole request, a few bytes of gzip stand for no gigabytes, and no error quotes the key."""
+    monkeypatch.setenv("ENGINE_KEY", "SECRET")
+    drip, pack = (200, {}, (b" ",) * 60), (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(10**6)))
+    for reply, said in ((drip, "longer than 0.3"), (pack, "compressed"), ((401, {}, b"no SECRET here"), "401")):
+        served = types.SimpleNamespace(url=serve(lambda number, body, reply=reply: reply).url.removesuffix("/v1"))
+        with pytest.raises(ConnectionError, match=said) as raised:
+            on(served, learner, tmp_path, timeout_s=0.3, key_variable="ENGINE_KEY")._post(served.url, "/generate", {})
+        assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=pytest.mark.slow)])

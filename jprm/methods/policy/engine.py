@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import json
 import math
 import os
 import pathlib
@@ -59,6 +60,9 @@ from jprm.tokenizer import Tokenizer
 HERE = ""
 """In place of a server's address: this process."""
 
+MOST_BYTES = 2**26
+"""The largest reply: one sample's tokens with their log-probabilities, or those of one sequence."""
+
 Ids = Sequence[int]
 Call = tuple[str, dict[str, Any]]
 """Path and body of a request."""
@@ -78,7 +82,7 @@ class EngineConfig:
     dtype: of the numbers in these files.
     tolerance: the largest mean distance, in nats a token, of the server's log-probabilities from the learner's.
     concurrency: requests in flight at once.
-    timeout_s: of one request.
+    timeout_s: of one request as a whole, also with a server that sends a byte now and then.
     key_variable: the environment variable that holds the key which servers need; empty: none.
     patience_s: how long samples wait for a server where none answers; then this process draws them.
     """
@@ -232,8 +236,9 @@ class RemoteSampler(Sampler):
             )
         self._folder = pathlib.Path(place)
         self._pushed: pathlib.Path | None = None
-        key = {"Authorization": f"Bearer {os.environ[engine.key_variable]}"} if engine.key_variable else {}
-        self._client = httpx2.Client(timeout=engine.timeout_s, headers=key)
+        self._key = os.environ[engine.key_variable] if engine.key_variable else ""
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        self._client = httpx2.Client(timeout=engine.timeout_s, headers=headers)
         self._kept: list[tuple[list[int], tuple[int, ...]]] = []  # prompts and samples
         self._written: list[Float32[np.ndarray, " N"]] = []  # their log-probabilities at the first and the last push
         self._turn, self._pushing = threading.Condition(), False
@@ -465,16 +470,31 @@ class RemoteSampler(Sampler):
         reason = ""
         for wait in (0.5, 0.0):
             try:
-                reply = self._client.post(url + path, json=body)
-                if reply.status_code == 200:
-                    return reply.json() if reply.content else None
-                reason = f"status {reply.status_code}: {reply.text[:200]!r}"
+                status, content = self._attempt(url + path, body)
+                if status == 200:
+                    return json.loads(content) if content else None
+                text = content.decode("utf-8", "replace")
+                reason = f"status {status}: {(text.replace(self._key, '***') if self._key else text)[:200]!r}"
             except httpx2.TimeoutException as error:  # it has waited long
                 raise ConnectionError(f"{url}{path}: {type(error).__name__}: {error}") from error
             except httpx2.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
             time.sleep(wait)
         raise ConnectionError(f"{url}{path}: {reason}")
+
+    def _attempt(self, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        """Returns the status and the body of a reply. Raises ConnectionError for a compressed or too long one."""
+        deadline, content = time.monotonic() + self.engine.timeout_s, bytearray()
+        with self._client.stream("POST", url, json=body) as reply:
+            if reply.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                raise ConnectionError(f"{url}: the reply is compressed, which was not requested")
+            for piece in reply.iter_bytes():
+                content += piece
+                if time.monotonic() > deadline:
+                    raise httpx2.ReadTimeout(f"the reply takes longer than {self.engine.timeout_s:g} seconds")
+                if len(content) > MOST_BYTES:
+                    raise ConnectionError(f"{url}: the reply is longer than {MOST_BYTES:,} bytes")
+            return reply.status_code, bytes(content)
 
 
 def refusal(
