@@ -120,7 +120,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): setup.py pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing jprm[$(EXTRAS)] into $(VENV): minutes on a new machine"
+	@echo "installing jax-prm[$(EXTRAS)] into $(VENV): minutes on a new machine"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 

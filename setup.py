@@ -29,7 +29,7 @@ NEAR = ["rensa>=0.5.0"]
 SERVE = ["httptools>=0.9.0", "prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
 TEST = [
-    "jprm[near,parquet,serve,train]",
+    "jax-prm[near,parquet,serve,train]",
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
@@ -43,13 +43,14 @@ TEST = [
 ]
 
 setuptools.setup(
-    name="jprm",
+    name="jax-prm",  # on the package index, jprm is another project
     version=VERSION,
     description="Train, evaluate and use process reward models in JAX",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE", "jprm/apps/web/katex/LICENSE.txt", "jprm/apps/web/markdown/LICENSE.txt"],
+    py_modules=["jax_prm"],
     packages=setuptools.find_packages(include=["jprm", "jprm.*"]),
     package_data={
         "jprm": ["py.typed"],
@@ -127,5 +128,5 @@ setuptools.setup(
         "docs": ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8", "ruff>=0.17.6"],
         "dev": [*TEST, "pre-commit>=4.7.0"],
     },
-    entry_points={"console_scripts": ["jprm = jprm.apps.cli:main"]},
+    entry_points={"console_scripts": ["jprm = jax_prm:main"]},
 )

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from jax_prm import other_project
+
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+if wrong := other_project():
+    pytest.exit(wrong, returncode=2)
 
 # Collecting rewrites the asserts of all tests and imports most of jprm: 12.5 s of CPU time in every worker, and 5.2 s
 # where compiled files are kept. So they are, even if PYTHONDONTWRITEBYTECODE is set; processes that tests start read

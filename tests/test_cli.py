@@ -175,7 +175,7 @@ def test_a_bug_keeps_its_traceback(library):
 
 
 def test_a_missing_extra_is_named(library, capsys, monkeypatch):
-    requires = ["numpy>=2", 'tensorflow-datasets>=4.9; extra == "train"', 'jprm[train]; extra == "test"']
+    requires = ["numpy>=2", 'tensorflow-datasets>=4.9; extra == "train"', 'jax-prm[train]; extra == "test"']
     monkeypatch.setattr(cli.metadata, "requires", lambda name: requires)
     args = "score --model m --input setup.py --output b.jsonl".split()
 

@@ -15,9 +15,9 @@ def test_the_notebook_is_stored_without_outputs():
 
 @pytest.mark.slow  # trains a tiny model and compiles for three losses and a search
 def test_the_notebook_runs(smollm2_gguf):
-    nbformat, nbclient = (pytest.importorskip(name, reason=f"needs {name}: the extra `test`") for name in
+    nbformat, nbclient = (pytest.importorskip(name, reason=f"needs {name}: the extra `test-notebook`") for name in
                           ("nbformat", "nbclient"))  # fmt: skip
-    pytest.importorskip("ipykernel", reason="needs ipykernel: the extra `test`")
+    pytest.importorskip("ipykernel", reason="needs ipykernel: the extra `test-notebook`")
     notebook = nbformat.read(TOUR, as_version=4)
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(TOUR.parent)}}).execute()
     said = ["".join(out.get("text", "") for out in cell.get("outputs", ())) for cell in notebook.cells]

@@ -45,7 +45,7 @@ def test_the_wheel_has_the_package_and_the_sdist_the_rest(built):
     package = {path.relative_to(built / "source").as_posix() for path in (built / "source/jprm").rglob("*.*")
                if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
     with zipfile.ZipFile(wheel) as file:
-        assert {name for name in file.namelist() if not name.startswith("jprm-")} == package
+        assert {name for name in file.namelist() if not name.startswith("jax_prm-")} == package | {"jax_prm.py"}
     with tarfile.open(sdist) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     others = {"experiments/tiny.py", "examples/tiny_chain.jsonl", "examples/bytes/tokenizer.json", "docs/guide.md"}
@@ -57,7 +57,7 @@ def test_a_plain_installation_scores_and_says_what_training_needs(built, tmp_pat
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         file.extractall(tmp_path, filter="data")
-    (unpacked,) = tmp_path.glob("jprm-*")
+    (unpacked,) = tmp_path.glob("jax_prm-*")
     shutil.rmtree(unpacked / "jprm")  # so that nothing but the wheel is imported
     python, jprm = tmp_path / "environment/bin/python", tmp_path / "environment/bin/jprm"
     run(sys.executable, "-m", "venv", tmp_path / "environment")
@@ -71,7 +71,7 @@ def test_a_plain_installation_scores_and_says_what_training_needs(built, tmp_pat
 
     train = [jprm, "train", "experiments/tiny.py", "--workdir", "runs/tiny"]
     refused = subprocess.run([*map(str, train)], cwd=unpacked, env=CLEAN, capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2 and "pip install 'jprm[train]'" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and "pip install 'jax-prm[train]'" in refused.stderr, refused.stderr
     run(python, "-m", "pip", "install", "-q", f"{wheel}[train]")
     run(*train, cwd=unpacked)
     run(python, "-m", "pip", "uninstall", "-q", "-y", "optax", "grain", "tensorflow-datasets", "array-record")

@@ -7,7 +7,7 @@ together, so the completions of one prompt share what they have in common. Put a
 learns to please a PRM that stands alone.
 
 JPRM_URL is the server's address, JPRM_API_KEY its key if it has one. `jprm.clients` needs the package httpx2 alone:
-`pip install --no-deps jprm`, then `pip install httpx2`.
+`pip install --no-deps -e .` in a clone of jprm, then `pip install httpx2`.
 """
 
 from jprm.clients import AsyncClient, Client

@@ -431,7 +431,7 @@ def _store(remote: Remote) -> Iterator[tuple[Any, str]]:
     except FileExistsError:
         raise
     except ImportError as error:
-        extra = f": pip install 'jprm[{EXTRAS[scheme]}]'" if scheme in EXTRAS else ""
+        extra = f": pip install 'jax-prm[{EXTRAS[scheme]}]'" if scheme in EXTRAS else ""
         raise OSError(f"{remote}: {error}{extra}") from None
     except Exception as error:  # each store's client has errors of its own
         raise OSError(f"{remote}: {type(error).__name__}: {str(error)[:300]}") from error

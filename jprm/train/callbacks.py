@@ -339,7 +339,7 @@ class Trackers:
             try:
                 self._open[key] = make(TrackedRun(folder, name, config, step, ids.get(key, "")))
             except ModuleNotFoundError as error:
-                hint = f"pip install 'jprm[{key}]'" if key in TRACKERS else "install it"
+                hint = f"pip install 'jax-prm[{key}]'" if key in TRACKERS else "install it"
                 raise ValueError(f"trackers={key!r} needs {error.name}, which is not installed: {hint}") from error
             except Exception as error:  # of any class, such as that of a store that the package no longer writes
                 _left_out(key, error)

@@ -536,14 +536,19 @@ def _line(error: BaseException) -> str:
 def extra_hint(error: ModuleNotFoundError) -> str | None:
     """Names the extra of jprm that installs the missing package; None if no extra does."""
     package = _canonical((error.name or "").split(".")[0])
-    for requirement in metadata.requires("jprm") or ():
+    for requirement in _requirements():
         match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
         if match and _canonical(match[1]) == package:
-            return (
-                f"this command needs {error.name}, which is not installed: pip install 'jprm[{match[2]}]'"
-                f" (in a clone: pip install -e '.[{match[2]}]')"
-            )
+            return f"this command needs {error.name}, which is not installed: pip install 'jax-prm[{match[2]}]'"
     return None
+
+
+def _requirements() -> list[str]:
+    """Returns what the installed distribution declares; nothing for a checkout that is only on the path."""
+    try:
+        return metadata.requires("jax-prm") or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _canonical(name: str) -> str:
