@@ -217,59 +217,59 @@ def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.
 def mean_differences(
     difference_PC: Float[np.ndarray, "P C"], problems: Sequence[Any] | np.ndarray, seed: int
 ) -> Difference:
-    """Returns the mean over problems of C columns of differences "A less B", with 95 % intervals and `better`.
-
-    Items of one problem are drawn together.
-    """
+    """Returns the mean of C columns of differences "A less B", with 95 % intervals and `better`; problems are drawn."""
     return difference(mean_draws(difference_PC, problems, seed=seed))
 
 
 class Estimate(NamedTuple):
-    """A mean over runs, and the variances that its own is the sum of, each with its degrees of freedom."""
+    """A mean over runs, the variances that its own is the sum of, each with its degrees of freedom, and of a fraction
+    over problems their term as `interval` has it."""
 
     value: float
     terms: Sequence[tuple[float, float]]
+    over_problems: Interval | None = None
 
     def half(self, level: float) -> float:
         """Returns half the width of the interval that holds the mean at this level, NaN where no variance is known."""
-        quantiles = [scipy.special.stdtrit(freedom, (1 + level) / 2) for _, freedom in self.terms]
-        variance = sum(t**2 * v for t, (v, _) in zip(quantiles, self.terms, strict=True))
-        return math.sqrt(variance) if self.terms else math.nan
+        of_terms = [math.sqrt(v) * scipy.special.stdtrit(freedom, (1 + level) / 2) for v, freedom in self.terms]
+        return math.hypot(*of_terms) if self.terms else math.nan
 
     def interval(self) -> Interval:
-        """Returns the 95 % interval."""
-        return Interval(self.value, self.value - self.half(0.95), self.value + self.half(0.95))
+        """Returns the 95 % interval: of a fraction in [0, 1], with Wilson's distances in place of the problems' half
+        (Zou & Donner, Statistics in Medicine 27, 2008: distances of parts add as squares)."""
+        if self.over_problems is None:
+            return Interval(self.value, self.value - self.half(0.95), self.value + self.half(0.95))
+        of_runs = Estimate(self.value, self.terms[:-1]).half(0.95) if len(self.terms) > 1 else 0.0
+        below, above = (math.hypot(bound - self.value, of_runs) for bound in self.over_problems[1:])
+        return Interval(self.value, max(0.0, self.value - below), min(1.0, self.value + above))
 
     @property
     def p(self) -> float:
         """The two-sided p value of a mean of 0: one minus the level at which the interval just reaches 0."""
         if not self.terms:
             return math.nan
-        if self.half(0.95) < TIE:  # all runs and all resamples are equal
-            return float(abs(self.value) < TIE)
-
-        def beyond(level: float) -> float:
-            return self.half(level) - abs(self.value)
-
         highest = 1 - 1e-12
-        return 1 - cast(float, scipy.optimize.brentq(beyond, 0, highest)) if beyond(highest) > 0 else 0.0
+        if self.half(highest) <= abs(self.value) or self.half(0.95) < TIE:  # or all runs and all resamples are equal
+            return float(abs(self.value) < TIE)
+        return 1 - cast(float, scipy.optimize.brentq(lambda level: self.half(level) - abs(self.value), 0, highest))
 
 
-def mean_of_runs(runs: Sequence[Draws]) -> Estimate:
+def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
     """Returns the mean of one statistic over runs that differ in their seed and were tested on the same problems.
 
     The runs' draws are of the same resamples (`draws`). The variance of the mean m of S runs is that of drawing runs
-    and problems both, in the limit of many draws and without its bias for few runs:
-
-        s^2 / S + G / (G - 1) var_r(m_r),
-
+    and problems both, in the limit of many draws and without its bias for few runs: s^2 / S + G / (G - 1) var_r(m_r),
     with s^2 the variance of the runs' values, of S - 1 degrees of freedom, and m_r the mean over runs on resample r of
     the G problems, of G - 1. Half of the interval is the root of the sum of the two terms, each times the square of
-    its Student's t. That covers where Satterthwaite's degrees of freedom do not, with two or three runs. What runs and
-    problems have in common is in both terms, so the interval is rather too wide. One run has the second term alone,
-    runs without draws the first.
+    its Student's t (of a `fraction`, see `Estimate.interval`). That covers where Satterthwaite's degrees of freedom do
+    not, with two or three runs. What runs and problems have in common is in both terms, so the interval is rather too
+    wide. One run has the second term alone, runs without draws the first.
     """
-    return _estimate([(1.0, runs)])
+    mean = _estimate([(1.0, runs)])
+    if not fraction or runs[0].groups < 2:
+        return mean
+    drawn_R = np.mean([run.drawn_R for run in runs], axis=0)
+    return mean._replace(over_problems=interval(Draws(mean.value, drawn_R, runs[0].groups)))
 
 
 def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bool) -> Estimate:
@@ -281,7 +281,7 @@ def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bo
     """
     if same_seeds:
         pairs = zip(a, b, strict=True)
-        return mean_of_runs([Draws(x.value - y.value, x.drawn_R - y.drawn_R, x.groups) for x, y in pairs])
+        return _estimate([(1.0, [Draws(x.value - y.value, x.drawn_R - y.drawn_R, x.groups) for x, y in pairs])])
     return _estimate([(1.0, a), (-1.0, b)])
 
 

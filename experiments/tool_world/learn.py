@@ -112,7 +112,7 @@ def _table(worlds: list[pathlib.Path] | tuple[pathlib.Path, ...], arms: tuple[st
         results = [json.loads((world / f"rl_{arm}/rl.json").read_text()) for world in worlds]
         for when, at in (("start", 0), ("end", -1)):
             runs = [result["evaluations"][at] for result in results]
-            mean = mean_of_runs([_draws(each["gold_P"]) for each in runs]).interval()
+            mean = mean_of_runs([_draws(each["gold_P"]) for each in runs], fraction=True).interval()
             gold = {"value": mean.value, "low": mean.low, "high": mean.high}
             rows.append([
                 f"{arm}, {when}", interval(gold), percent(float(np.mean([each["working"] for each in runs]))),

@@ -236,7 +236,7 @@ def table(runs: Annotated[tuple[pathlib.Path, ...], tyro.conf.Positional]) -> No
 
     rows = []
     for name in names:
-        mean = mean_of_runs(of(name)).interval()
+        mean = mean_of_runs(of(name), fraction=True).interval()
         each = " ".join(percent(float(x.value)) for x in of(name))
         rows.append([name, interval({"value": mean.value, "low": mean.low, "high": mean.high}), each])
     show([Table(f"means of {len(runs)} seeds", ("%", "mean [95 %]", "by seed"), rows)], console)

@@ -95,7 +95,9 @@ def _rows(groups: Sequence[Group], figure: str) -> Iterator[Row]:
         values = [run.value for run in runs]
         spread = float(np.std(values, ddof=1)) if len(runs) > 1 else math.nan
         over = _over(len(runs), runs[0].groups)
-        yield Row(group.label, figure, len(runs), runs[0].groups, mean_of_runs(runs), spread, over, less, less_over)
+        problems = runs[0].groups
+        mean = mean_of_runs(runs, fraction=problems > 0)
+        yield Row(group.label, figure, len(runs), problems, mean, spread, over, less, less_over)
 
 
 def _over(runs: int, problems: int) -> str:
@@ -164,8 +166,9 @@ def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
 
 CAPTION = (
     "Mean over runs and its 95 % interval; the spread is the standard deviation over runs. Differences are to the first"
-    " group: problems are paired, and seeds too where both groups have the same. p is two-sided and not corrected for"
-    " the number of comparisons."
+    " group: problems are paired, and seeds too where both groups have the same. One over problems alone, as of"
+    " one run and several, is between these runs: its interval and p leave out what another seed would change. p is"
+    " two-sided and not corrected for the number of comparisons."
 )
 
 
@@ -183,17 +186,18 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
         ]  # fmt: skip
         counts = f", {some[0].problems} problems" if some[0].problems else ""
         unit = ", %" if some[0].problems else ""
-        columns = (*(heads or [""]), "runs", "mean", "spread", "95 %", "interval over", "difference", "95 %", "p")
+        names = ("runs", "mean", "spread", "95 %", "interval over", "difference", "95 %", "p", "p over")
+        columns = (*(heads or [""]), *names)
         cells = cells if heads else [["", *row] for row in cells]
         yield Table(f"{figure}{unit}{counts}", columns, cells, caption=CAPTION if figure == rows[-1].figure else "")
 
 
 def _difference(row: Row, scale: float) -> list[str]:
     if row.less_first is None:
-        return [ABSENT] * 3
+        return [ABSENT] * 4
     p = row.less_first.p
     return [f"{_number(scale * row.less_first.value, scale, '+')}", _interval(row.less_first, scale, "+"),
-            ABSENT if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"]  # fmt: skip
+            ABSENT if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}", row.less_over]  # fmt: skip
 
 
 def _interval(mean: Estimate, scale: float, sign: str = "") -> str:

@@ -105,7 +105,8 @@ class Benchmark:
       headline: (what, a figure with `value`, `low` and `high`, and a remark `beside` it where there is one) of one
         model's results, for the page's first screen.
       problem_draws: (what a figure is, `jprm.statistics.Draws` of it over problems) of one model's results and scores,
-        with the seed `results["seed"]`: models of one suite meet the same resamples. Models are compared by these.
+        each a fraction in [0, 1], with the seed `results["seed"]`: models of one suite meet the same resamples. Models
+        are compared by these.
       left_out: (what, count) of records that its figures leave out.
     """
 
