@@ -40,7 +40,7 @@ import os
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.methods.gguf import packaged
+from jprm.methods.formats.gguf import packaged
 from jprm.model.mesh import MeshConfig
 
 DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")

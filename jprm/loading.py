@@ -45,8 +45,8 @@ def load(
       dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32, or
         bfloat16 on a GPU. bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of
         float32's memory, with an error that `tests/test_int8.py` measures.
-      adapter: how to read a published model (`jprm.methods.adapters`): the name of a record, a JSON file, `module:NAME`
-        or `FILE.py:NAME`; by default it is recognised from the files.
+      adapter: how to read a published model (`jprm.methods.formats.adapters`): the name of a record, a JSON file,
+        `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
         here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
 
@@ -67,7 +67,7 @@ def load(
     if (kind := kind_of(folder)) == "gguf":
         raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
     if adapter or kind != "run":
-        published = find_part("jprm.methods.adapters.load:load", {}, "the loader of published models")
+        published = find_part("jprm.methods.formats.adapters.load:load", {}, "the loader of published models")
         return published(folder, adapter, mesh, dtype, attention)
     experiment, beta = read_record(folder / RUN)
     if find(experiment.model.head).readout is None and beta is None:

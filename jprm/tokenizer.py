@@ -1,6 +1,6 @@
 """Text to token ids: tokenizers with one protocol, and layouts, by which one chain becomes ids.
 
-tokenizer.json and SentencePiece models are read here, GGUF files by `jprm.methods.gguf`.
+tokenizer.json and SentencePiece models are read here, GGUF files by `jprm.methods.formats.gguf`.
 
 A problem's or step's text is data. `encode` adds no special token and reads "<|im_start|>" in a text as plain
 characters, so data cannot inject control tokens. A layout gets a control token by its id.
@@ -308,7 +308,7 @@ def sentencepiece_of(path: Path, content: bytes) -> SentencePieceTokenizer:
 
 
 LOADERS: dict[str, Any] = {
-    ".json": _load_json, ".model": _load_sentencepiece, ".gguf": "jprm.methods.gguf:load_tokenizer",
+    ".json": _load_json, ".model": _load_sentencepiece, ".gguf": "jprm.methods.formats.gguf:load_tokenizer",
 }  # fmt: skip
 """What reads a tokenizer's file, by its suffix."""
 

@@ -31,7 +31,7 @@ import test_huggingface as families
 import torch
 from tiny import Letters, chain_ids, chain_rows, packed_trees, placed, random_tree
 
-from jprm.methods.huggingface import load_decoder, model_config
+from jprm.methods.formats.huggingface import load_decoder, model_config
 from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows

@@ -8,7 +8,7 @@ import test_turns
 from test_turns import echo, layout, policy  # noqa: F401
 
 from jprm.io.jsonl import write_records
-from jprm.methods.acting import (
+from jprm.methods.agents.acting import (
     TurnScorer,
     WorldPolicy,
     judge_outcomes,
@@ -18,12 +18,12 @@ from jprm.methods.acting import (
     outcome_in,
     steps_of_messages,
 )
-from jprm.methods.environment import World
+from jprm.methods.agents.environment import World
+from jprm.methods.decoding.turns import Limits
 from jprm.methods.judge.judge import step_text
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
 from jprm.methods.label.files import consensus, label_monte_carlo, label_omega
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.turns import Limits
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import search_file
@@ -121,7 +121,7 @@ def echo_of_success():
     """As `echo(2)`, with success where the second turn is longer than the first."""
     import dataclasses
 
-    from jprm.methods.environment import Reply
+    from jprm.methods.agents.environment import Reply
 
     environment = echo(99)
 
@@ -150,7 +150,7 @@ def test_outcomes_are_what_the_world_says_when_turns_are_played_again(tmp_path):
 
 
 WORLD = """
-from jprm.methods.environment import Environment, Reply
+from jprm.methods.agents.environment import Environment, Reply
 
 def reset(record):
     return {"left": int(record["problem"])}, [{"role": "user", "content": record["problem"]}]

@@ -26,15 +26,15 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
-from jprm.methods.adapters import load as loading
-from jprm.methods.adapters import published as publications
-from jprm.methods.adapters import record
-from jprm.methods.adapters.load import layout_of, token_ids
-from jprm.methods.adapters.published import PUBLISHED, SIGNS
-from jprm.methods.cache import LiveTrees
-from jprm.methods.chat_template import render
+from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.evaluate.run import as_in
-from jprm.methods.peft import Merged
+from jprm.methods.formats.adapters import load as loading
+from jprm.methods.formats.adapters import published as publications
+from jprm.methods.formats.adapters import record
+from jprm.methods.formats.adapters.load import layout_of, token_ids
+from jprm.methods.formats.adapters.published import PUBLISHED, SIGNS
+from jprm.methods.formats.chat_template import render
+from jprm.methods.formats.peft import Merged
 from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh

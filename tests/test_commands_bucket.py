@@ -28,7 +28,7 @@ from jprm.experiment import kind_of
 from jprm.io.folders import is_whole, whole_folder
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote, named_in
-from jprm.methods.export.export import export
+from jprm.methods.formats.export.export import export
 from jprm.methods.label import files as label_files
 from jprm.methods.label.config import MonteCarloConfig
 from jprm.methods.label.files import label_monte_carlo, label_verify

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import GEMMA, TINY, hidden, params
 
-from jprm.methods.policy import decode
+from jprm.methods.decoding import decode
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import head_logits
 from jprm.pack import empty_rows

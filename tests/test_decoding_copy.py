@@ -13,9 +13,9 @@ from refusing import refused
 from test_sampler import MODEL, PREFIXES, Letters, N, assert_same, weights
 from tiny import GEMMA, placed
 
-from jprm.methods.policy import decode
+from jprm.methods.decoding import decode
+from jprm.methods.decoding.sampler import Sampler, SamplerConfig
 from jprm.methods.policy.engine import log_probabilities
-from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
 
 DEVICES = jax.devices()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import TINY, Letters, chain_ids, chain_rows, filled, hidden, logits, packed_trees, params, path, random_tree
 
-from jprm.methods.cache import LiveTrees
+from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig

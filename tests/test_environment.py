@@ -11,11 +11,11 @@ import time
 import pytest
 from refusing import refused
 
-from jprm.methods.environment import Environment, Reply, World, find
+from jprm.methods.agents.environment import Environment, Reply, World, find
 
 COUNTER = """
 import copy, os, time
-from jprm.methods.environment import Environment, Reply
+from jprm.methods.agents.environment import Environment, Reply
 
 def reset(record):
     return {"count": record["start"]}, [{"role": "user", "content": str(record["start"])}]

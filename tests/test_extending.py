@@ -18,7 +18,7 @@ from tiny_run import MODEL, save_tokenizer
 import jprm
 from jprm import options
 from jprm.apps import cli
-from jprm.methods.cache import LiveTrees
+from jprm.methods.decoding.cache import LiveTrees
 from jprm.tree import read_records
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/extending.md").read_text(encoding="utf-8")

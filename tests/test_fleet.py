@@ -13,9 +13,8 @@ from test_shards import arithmetic, files, verify  # noqa: F401  (a fixture)
 from tiny_run import chains, pool_of, trees
 
 import jprm
-from jprm.apps import cli
+from jprm.apps import cli, fleet
 from jprm.io.jsonl import RecordError, write_records
-from jprm.methods import fleet
 
 
 @pytest.fixture(scope="module")

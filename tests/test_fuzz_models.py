@@ -8,7 +8,7 @@ from hostile import models as hostile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jprm.methods.gguf import open_gguf
+from jprm.methods.formats.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
 
 NUMBERS = st.one_of(

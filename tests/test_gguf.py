@@ -9,7 +9,7 @@ import pytest
 from refusing import refused
 from tiny import GEMMA, TINY, params
 
-from jprm.methods.gguf import Reader, load_decoder, model_config, open_gguf
+from jprm.methods.formats.gguf import Reader, load_decoder, model_config, open_gguf
 from jprm.model.config import RopeScaling, frequencies
 
 

@@ -11,7 +11,7 @@ from tiny_run import MODEL, experiment, make_data, one_device, training
 
 import jprm
 from jprm.experiment import from_json, to_json
-from jprm.methods.cache import LiveTrees
+from jprm.methods.decoding.cache import LiveTrees
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, PROBABILITY, Head, Readout, find, of_channels
 

@@ -17,8 +17,8 @@ from tiny import TINY, params
 import jprm
 from jprm.experiment import read
 from jprm.io.worker import Worker
-from jprm.methods import gguf, huggingface
-from jprm.methods.gguf import open_gguf
+from jprm.methods.formats import gguf, huggingface
+from jprm.methods.formats.gguf import open_gguf
 from jprm.tokenizer import load_tokenizer
 
 
@@ -215,7 +215,7 @@ def test_a_worker_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(EVIL.format(marker=str(tmp_path / "code has run")))
     monkeypatch.chdir(tmp_path)
-    worker = Worker("jprm.methods.chat_template")
+    worker = Worker("jprm.methods.formats.chat_template")
     worker.ask({}, 60)
     worker._end()
     assert not (tmp_path / "code has run").exists()

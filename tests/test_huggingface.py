@@ -15,7 +15,7 @@ from refusing import refused
 from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
-from jprm.methods.huggingface import FAMILIES, load_decoder, model_config
+from jprm.methods.formats.huggingface import FAMILIES, load_decoder, model_config
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import axes_of

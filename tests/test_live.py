@@ -10,8 +10,8 @@ import pytest
 from refusing import refused
 from tiny import TINY, Letters, params, placed
 
-from jprm.methods import cache
-from jprm.methods.cache import LiveTrees
+from jprm.methods.decoding import cache
+from jprm.methods.decoding.cache import LiveTrees
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.rows import padded_size
 from jprm.score import scorer

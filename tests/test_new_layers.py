@@ -15,7 +15,7 @@ from tiny_run import MODEL, experiment, make_data, one_device, training
 import jprm
 from jprm.checkpoints import base
 from jprm.experiment import override
-from jprm.methods.export.writing import decoder_tensors
+from jprm.methods.formats.export.writing import decoder_tensors
 from jprm.model import transformer
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import LoraConfig

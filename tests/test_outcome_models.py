@@ -22,10 +22,10 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
-from jprm.methods.adapters import load as loading
-from jprm.methods.adapters.published import PUBLISHED
-from jprm.methods.cache import LiveTrees
-from jprm.methods.chat_template import render
+from jprm.methods.decoding.cache import LiveTrees
+from jprm.methods.formats.adapters import load as loading
+from jprm.methods.formats.adapters.published import PUBLISHED
+from jprm.methods.formats.chat_template import render
 from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
 from jprm.score import scorer

@@ -9,8 +9,8 @@ from refusing import refused
 from test_live import CLOSE, LAYOUT, make, word
 from tiny import compiling
 
-from jprm.methods import cache as caches
-from jprm.methods.cache import PrefixCache
+from jprm.methods.decoding import cache as caches
+from jprm.methods.decoding.cache import PrefixCache
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
 from jprm.token_tree import token_tree

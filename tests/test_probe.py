@@ -7,8 +7,8 @@ import pytest
 from refusing import refused
 from tiny_run import experiment, lines, make_data, one_device, training
 
-from jprm.methods import head_init
-from jprm.methods.head_init import Steps, fitted_head
+from jprm.methods.layers import head_init
+from jprm.methods.layers.head_init import Steps, fitted_head
 from jprm.model.heads import HEADS
 
 

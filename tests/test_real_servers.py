@@ -23,16 +23,16 @@ from tiny import params as random_params
 
 import jprm
 from jprm.experiment import to_json
-from jprm.methods import gguf
-from jprm.methods.export.export import export
-from jprm.methods.export.writing import causal_lm
+from jprm.methods.decoding import sampler
+from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
+from jprm.methods.formats import gguf
+from jprm.methods.formats.export.export import export
+from jprm.methods.formats.export.writing import causal_lm
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy import engine as engines
-from jprm.methods.policy import sampler
 from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.model.heads import of_channels
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM
@@ -172,7 +172,7 @@ import jax, numpy as np
 from jprm.methods.policy import engine as engines
 from jprm.methods.policy.engine import EngineConfig, Probes, SamplerHere
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 import pathlib
 
 problems = [Prefix(f"What is {a} + {b}?") for a in range(2, 6) for b in range(3, 7)]

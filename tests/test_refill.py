@@ -16,10 +16,10 @@ from tiny_rl import make as make_data
 from tiny_run import lines, one_device, untimed
 
 from jprm import multihost
-from jprm.methods.policy import decode, sampler
+from jprm.methods.decoding import decode, sampler
+from jprm.methods.decoding.sampler import Sampler, SamplerConfig, Wanted
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Sampler, SamplerConfig, Wanted
 from jprm.methods.rl import loop
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.samples import Rollout, behind_T

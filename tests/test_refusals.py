@@ -19,8 +19,8 @@ from jprm.io.jsonl import parse
 from jprm.methods.data import prepare as preparing
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.suite import read_results
-from jprm.methods.export import export as exporting
-from jprm.methods.export.export import export
+from jprm.methods.formats.export import export as exporting
+from jprm.methods.formats.export.export import export
 from jprm.methods.label import files
 from jprm.methods.policy.load import load_policy
 from jprm.methods.verify import Verdict

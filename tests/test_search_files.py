@@ -14,9 +14,9 @@ import jprm
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods import scored_files
+from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.policy import load as policies
-from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search import files, lockstep
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN

@@ -16,7 +16,7 @@ from jprm.tree import Node, ReasoningTree
 @pytest.mark.parametrize("name", ["rescored", "cached"])
 def test_a_beam_has_the_scores_of_its_tree(prm, name):
     if name == "cached":
-        scorer = importlib.import_module("jprm.methods.cache").LiveTrees(prm)
+        scorer = importlib.import_module("jprm.methods.decoding.cache").LiveTrees(prm)
     else:
         scorer = Rescorer(prm)
     problems = [Problem("add"), Problem("cut the far end")]

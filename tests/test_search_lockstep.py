@@ -6,7 +6,7 @@ from test_search_files import Good
 from toy_policy import Markov
 from toy_search import Script, Table
 
-from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import answers_of, choose

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "experiments/tool_world"))
 import shop
 
-from jprm.methods.environment import World
+from jprm.methods.agents.environment import World
 
 
 @pytest.fixture(scope="module")

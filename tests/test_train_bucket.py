@@ -30,7 +30,7 @@ from jprm.io.folders import BucketLock, local_copy
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote
 from jprm.methods.data.prepare import prepare
-from jprm.methods.export import writing
+from jprm.methods.formats.export import writing
 from jprm.tokenizer import load_tokenizer
 
 

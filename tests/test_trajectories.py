@@ -7,7 +7,7 @@ import pytest
 from trajectories import TOOLS, branched, labelled, trajectory
 
 from jprm.io.jsonl import RecordError
-from jprm.methods.trajectories.records import (
+from jprm.methods.agents.records import (
     as_messages,
     as_steps,
     read_trajectory,

@@ -16,7 +16,7 @@ from test_export import untrained
 from jprm import experiment as experiments
 from jprm.apps import cli
 from jprm.apps.cli.migrate import experiment_file, read
-from jprm.methods.export.export import export
+from jprm.methods.formats.export.export import export
 from jprm.pack import pack
 from jprm.rows import empty_rows
 from jprm.token_tree import token_tree

@@ -8,8 +8,8 @@ import pytest
 from chat_templates import FAMILIES, QWEN25, tokenizer, unmarked
 from trajectories import TOOLS, branched, trajectory
 
-from jprm.methods.chat_template import ChatTemplate, render_turns
-from jprm.methods.trajectories.tokens import turns_of
+from jprm.methods.agents.tokens import turns_of
+from jprm.methods.formats.chat_template import ChatTemplate, render_turns
 from jprm.token_tree import geometry, token_tree
 from jprm.tokenizer import JsonTokenizer, load_tokenizer, native_layout, prompt_layout
 from jprm.tree import chains_of, tree_of

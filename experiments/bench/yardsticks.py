@@ -25,7 +25,7 @@ import numpy as np
 
 from jprm.apps.plan.counts import matrices
 from jprm.checkpoints import base
-from jprm.methods.gguf import packaged
+from jprm.methods.formats.gguf import packaged
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
 from jprm.model.transformer import axes_of

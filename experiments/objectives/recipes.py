@@ -14,7 +14,7 @@ from data import Files
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.methods.gguf import packaged
+from jprm.methods.formats.gguf import packaged
 
 TARGETS = {
     "rating": TargetConfig("rating", "positive", "keep"),

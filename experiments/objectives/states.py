@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jprm.checkpoints import base
 from jprm.io.outputs import Bar, atomic_file
-from jprm.methods.gguf import packaged
+from jprm.methods.formats.gguf import packaged
 from jprm.model.config import ModelConfig
 from jprm.model.layers import spans
 from jprm.model.mesh import MeshConfig, make_mesh

@@ -23,7 +23,7 @@ import jprm
 from jprm.apps.report.page import report
 from jprm.io.jsonl import write_records
 from jprm.loading import VERIFIER
-from jprm.methods.cache import LiveTrees
+from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.evaluate.best_of_n import best_of_n_report, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Table, interval, last, percent, words
 from jprm.methods.evaluate.blocks import show as show_tables

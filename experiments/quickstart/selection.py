@@ -25,7 +25,7 @@ import jprm
 from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.study import select
 from jprm.checkpoints import base
-from jprm.methods.head_init import Steps, fitted_head
+from jprm.methods.layers.head_init import Steps, fitted_head
 from jprm.model.heads import Head, find
 from jprm.statistics import auroc
 from jprm.tree import chains_of, read_records, tree_of

@@ -27,11 +27,11 @@ import shop
 import study
 
 from jprm.experiment import OptimizerConfig
-from jprm.methods.chat_template import template_of
-from jprm.methods.environment import World
+from jprm.methods.agents.environment import World
+from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
+from jprm.methods.decoding.turns import TurnLayout
 from jprm.methods.evaluate.blocks import Table, interval, percent, points, show
-from jprm.methods.policy.sampler import SamplerConfig, load_sampler
-from jprm.methods.policy.turns import TurnLayout
+from jprm.methods.formats.chat_template import template_of
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import EnvironmentConfig, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.credit import CreditConfig, token_advantages

@@ -78,7 +78,11 @@ def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLi
     return importlib.import_module(MODULES[kind]), local_copy(path)
 
 
-MODULES = {"huggingface": "jprm.methods.huggingface", "peft": "jprm.methods.peft", "gguf": "jprm.methods.gguf"}
+MODULES = {
+    "huggingface": "jprm.methods.formats.huggingface",
+    "peft": "jprm.methods.formats.peft",
+    "gguf": "jprm.methods.formats.gguf",
+}
 """What reads published weights, by kind of path: `model_config`, `load_decoder`, `open_tensors`, `LANGUAGE_HEAD`."""
 
 

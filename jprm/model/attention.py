@@ -14,7 +14,7 @@ All implementations are exact; `ModelConfig.attention` chooses one.
 | `gpu_kernel` | NVIDIA GPUs; compiled, not run on one yet; interpreted on a CPU for tests | any | O(T) |
 | `cudnn` | NVIDIA GPUs; it has not run on one yet | one chain each, unsplit | O(T) |
 
-Decoding with a cache has attention of its own (`jprm.methods.policy.decode`).
+Decoding with a cache has attention of its own (`jprm.methods.decoding.decode`).
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ class Head:
     log_likelihood: Callable[[Array, Array], Array] | None = None
     """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant; None where there is none."""
     log_odds: tuple[float, ...] = ()
-    """The channels' logits for log-odds of 1, by which `jprm.methods.head_init` multiplies the log-odds that it fits;
-    () for a head whose score is no function of log-odds, which is not fitted before training."""
+    """The channels' logits for log-odds of 1, by which `jprm.methods.layers.head_init` multiplies the log-odds that it
+    fits; () for a head whose score is no function of log-odds, which is not fitted before training."""
     bias: tuple[float, ...] = ()
     """Initial bias of every channel; () is 0."""
     spread: float = 0.0

@@ -89,7 +89,7 @@ class Kind:
     flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
     kernels: (config, rows, tokens, the mesh's sizes) to FLOPs of every kernel's call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
-    cached: what decoding needs of a mixer (`jprm.methods.policy.decode`); None: nothing is kept of earlier tokens.
+    cached: what decoding needs of a mixer (`jprm.methods.decoding.decode`); None: nothing is kept of earlier tokens.
     """
 
     weights: Mapping[str, Weight]

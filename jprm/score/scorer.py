@@ -81,7 +81,7 @@ class PRM:
     ('rating', 'prod', ('score',))
 
     The score of jprm's own models is the probability that a step is not wrong; the adapter of a published model
-    (`jprm.methods.adapters`) says what its score is.
+    (`jprm.methods.formats.adapters`) says what its score is.
     """
 
     params: dict

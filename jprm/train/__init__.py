@@ -574,7 +574,8 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
     """Returns the state with its head fitted on the first rows of training."""
     labelled_steps, fitted_head = (
-        find_part(f"jprm.methods.head_init:{name}", {}, "probe_rows") for name in ("labelled_steps", "fitted_head")
+        find_part(f"jprm.methods.layers.head_init:{name}", {}, "probe_rows")
+        for name in ("labelled_steps", "fitted_head")
     )
     batches = training_batches(experiment, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)

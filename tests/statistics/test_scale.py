@@ -10,12 +10,12 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods.adapters.published import PUBLISHED
 from jprm.methods.evaluate.benchmark import Request
 from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.evaluate.processbench import average_f1, processbench_report
 from jprm.methods.evaluate.steps import figures as steps_figures
 from jprm.methods.evaluate.steps import steps_report
+from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.search.files import choose
 from jprm.methods.search.growing_tree import GrowingTree, Problem
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES

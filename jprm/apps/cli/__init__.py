@@ -49,7 +49,7 @@ from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
-from jprm.methods.export import FileDtype, Format
+from jprm.methods.formats.export import FileDtype, Format
 from jprm.methods.search.growing_tree import METHODS
 from jprm.options import assigned
 
@@ -315,7 +315,7 @@ def convert(
             language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the
             head of a LoRA run.
     """
-    from jprm.methods.export.export import export
+    from jprm.methods.formats.export.export import export
 
     print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
 
@@ -407,7 +407,7 @@ def engine(
         dtype: What its matrices are stored as. Default: the type of its computation.
     """
     from jprm.apps.serve.rollouts import serve
-    from jprm.methods.policy.sampler import SamplerConfig
+    from jprm.methods.decoding.sampler import SamplerConfig
 
     serve(model, config, SamplerConfig(temperature=1.0, rows=rows, dtype=dtype or ""))
 

@@ -111,7 +111,7 @@ def _in_shards(
     if how.engine == "here":
         run(shards.shard_of(str(how.shard)))
         return
-    from jprm.methods.fleet import run_shards
+    from jprm.apps.fleet import run_shards
 
     count, resources = how.shards or 1, {} if how.gpus is None else {"num_gpus": how.gpus}
     with Bar(f"shards of {path_of(output).name}", count) as bar:

@@ -72,7 +72,7 @@ def label_omega(files: Any, chosen: Any) -> None:
 
 
 def _by_rollouts(command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int) -> None:
-    from jprm.methods.acting import policy_of
+    from jprm.methods.agents.acting import policy_of
 
     loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
 
@@ -181,7 +181,7 @@ def label_outcomes(
     """
     if bool(verifier) == bool(environment):
         raise ValueError("label outcomes: give --verifier or --environment, and not both")
-    from jprm.methods.acting import label_replayed
+    from jprm.methods.agents.acting import label_replayed
     from jprm.methods.label.files import label_outcomes
 
     def work(part: Part) -> dict:

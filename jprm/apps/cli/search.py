@@ -78,7 +78,7 @@ class SearchOptions:
 
 def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, settings: Any) -> None:
-        from jprm.methods.acting import TurnScorer, policy_of
+        from jprm.methods.agents.acting import TurnScorer, policy_of
         from jprm.methods.scored_files import identity
         from jprm.methods.search.files import search_file
         from jprm.methods.search.lockstep import SearchConfig, live_scorer

@@ -36,7 +36,7 @@ from jprm.apps.web import text_of_file
 from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, key_of, listening, page_route
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
-from jprm.methods.cache import PrefixCache
+from jprm.methods.decoding.cache import PrefixCache
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy

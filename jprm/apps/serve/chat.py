@@ -25,13 +25,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import admit, answer, rule_of, server_of
 from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of
+from jprm.methods.agents.free_text import exchange
+from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
-from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.scored_files import identity
 from jprm.methods.search.files import accept, calibrate, record, way_of
 from jprm.methods.search.growing_tree import CHOICES, METHODS, Problem, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
-from jprm.methods.trajectories.free_text import exchange
 from jprm.options import OptionError, values_of
 from jprm.tree import ReasoningTree, path_to
 

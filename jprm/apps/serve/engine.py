@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jprm.apps.web.http import Refusal
-from jprm.methods.cache import PrefixCache
+from jprm.methods.decoding.cache import PrefixCache
 from jprm.score.scorer import PRM, SHORTEST, Prepared, row_lengths
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
 from jprm.tree import Node, ReasoningTree, chain_tree

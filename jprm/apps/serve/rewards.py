@@ -31,9 +31,9 @@ from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
 from jprm.apps.serve.score import admit, answer, finite, rule_of, server_of, tokens_of, usage
 from jprm.apps.web.http import Refusal, field, json_of, worked
+from jprm.methods.agents.free_text import exchange
+from jprm.methods.agents.records import content_of, is_trajectory
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
-from jprm.methods.trajectories.free_text import exchange
-from jprm.methods.trajectories.records import content_of, is_trajectory
 from jprm.score.aggregate import chain_scores
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer

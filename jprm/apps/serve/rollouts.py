@@ -5,7 +5,7 @@
     /health                     200 once it samples
 
 So some hosts of a job sample while others learn. One thread has the devices: it samples what waits, in rows that take
-new requests when theirs have ended (`jprm.methods.policy.sampler.Rows`), and changes the parameters in between. A
+new requests when theirs have ended (`jprm.methods.decoding.sampler.Rows`), and changes the parameters in between. A
 sample that is unfinished then goes on with the new ones; each token has the log-probability under those that drew it.
 """
 
@@ -31,8 +31,8 @@ from starlette.routing import Route
 from jprm.apps.web import Listen
 from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening
 from jprm.checkpoints import base
+from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.methods.policy.engine import log_probabilities
-from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.model.heads import of_channels
 
 

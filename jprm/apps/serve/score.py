@@ -26,10 +26,10 @@ from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
 from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, worked
 from jprm.io.jsonl import dump
+from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.critiques import KEY
 from jprm.methods.judge.judge import with_outputs
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
-from jprm.methods.policy.sample_cache import PolicyError
 from jprm.score.aggregate import chain_scores
 from jprm.score.scale import RULES
 from jprm.score.scorer import CHUNK, PRM

@@ -170,8 +170,8 @@ TEXT = Reader(parse_text, TextOptions)
 
 READERS: dict[str, Reader | str] = {
     "actprm": "jprm.methods.data.step_labels:ACTPRM",
-    "agent_process_bench": "jprm.methods.data.agents:AGENT_PROCESS_BENCH",
-    "anthropic": "jprm.methods.data.agents:ANTHROPIC",
+    "agent_process_bench": "jprm.methods.agents.logs:AGENT_PROCESS_BENCH",
+    "anthropic": "jprm.methods.agents.logs:ANTHROPIC",
     "columns": COLUMNS,
     "er_prm": "jprm.methods.data.step_labels:ER_PRM",
     "genprm_math": "jprm.methods.data.step_labels:GENPRM_MATH",
@@ -181,8 +181,8 @@ READERS: dict[str, Reader | str] = {
     "math": "jprm.methods.data.solutions:MATH",
     "math_aps": "jprm.methods.data.step_labels:MATH_APS",
     "math_shepherd": "jprm.methods.data.step_labels:MATH_SHEPHERD",
-    "openai": "jprm.methods.data.agents:OPENAI",
-    "otel": "jprm.methods.data.agents:OTEL",
+    "openai": "jprm.methods.agents.logs:OPENAI",
+    "otel": "jprm.methods.agents.logs:OTEL",
     "pools": POOLS,
     "prm800k": "jprm.methods.data.step_labels:PRM800K",
     "prmbench": "jprm.methods.data.step_labels:PRMBENCH",
@@ -192,7 +192,7 @@ READERS: dict[str, Reader | str] = {
     "text": TEXT,
     "trl": TRL,
     "ultra_interact": "jprm.methods.data.step_labels:ULTRA_INTERACT",
-    "verifiers": "jprm.methods.data.agents:VERIFIERS",
+    "verifiers": "jprm.methods.agents.logs:VERIFIERS",
     "versaprm": "jprm.methods.data.step_labels:VERSAPRM",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""

@@ -467,8 +467,8 @@ SHOWN_RULES = ("prod", "min", "last", "mean")
 
 def run(options: Any) -> Report:
     from jprm.loading import load
-    from jprm.methods.adapters.published import named
     from jprm.methods.evaluate.run import scored_files, source
+    from jprm.methods.formats.adapters.published import named
     from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_trees
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
+from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
-from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.verify.programs import printed
 from jprm.tree import as_written
 

@@ -1,1 +1,1 @@
-"""Policies write steps. `protocol` defines them, `sampler` is one on this machine, `server` one over HTTP."""
+"""Policies write steps. `protocol` defines them; `openai_client` and `engine` are two over HTTP."""

@@ -44,11 +44,11 @@ from jaxtyping import Float32
 from jprm import multihost
 from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
-from jprm.methods.export import writing
-from jprm.methods.huggingface import LANGUAGE_HEAD, name_of
+from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
+from jprm.methods.formats.export import writing
+from jprm.methods.formats.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix, Until
-from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
 from jprm.model import FileDtype
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts

@@ -38,7 +38,7 @@ def load_policy(path: str | os.PathLike) -> Policy:
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
         raise FileNotFoundError(f"{path}: no such file or folder. Give a model's, or a policy's JSON file")
     if path.is_dir() or path.suffix == ".gguf":
-        from jprm.methods.policy.sampler import load_sampler
+        from jprm.methods.decoding.sampler import load_sampler
 
         return load_sampler(path)
     return policy_of(policy_settings(path), str(path))
@@ -69,7 +69,7 @@ def policy_of(settings: dict[str, Any], where: str) -> Policy:
         except ValueError as error:
             raise RecordError(where, "policy", str(error), _REMEDY) from None
 
-    from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+    from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 
     settings = dict(settings)
     model = settings.pop("model")

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar
 import httpx2
 
 from jprm.io.jsonl import shortened
-from jprm.methods.chat_template import prompt_of
+from jprm.methods.formats.chat_template import prompt_of
 from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

@@ -74,7 +74,7 @@ class GuardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """The world in which the policy acts, in place of writing chains alone. See `jprm.methods.environment`.
+    """The world in which the policy acts, in place of writing chains alone. See `jprm.methods.agents.environment`.
 
     name: `FILE.py:NAME` or `module:NAME`.
     turns: the most turns of an episode; `max_tokens` are the most of one turn, and `tokens` of all with what the world

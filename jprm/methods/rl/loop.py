@@ -30,11 +30,11 @@ from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place, path_of
-from jprm.methods import environment
+from jprm.methods.agents import environment
+from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import ENGINES_HERE, Probes, RemoteSampler, SamplerHere
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import RESULT, refresh, rollout, sampling
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.refresh import step_auroc

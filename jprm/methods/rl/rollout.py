@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float
 from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
+from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
+from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.evaluate.best_of_n import shown_n
 from jprm.methods.evidence.verifier import Verifier as Fused
-from jprm.methods.policy.sampler import Sampler
 from jprm.methods.policy.vocabulary import log_probabilities
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
@@ -28,7 +29,6 @@ from jprm.methods.rl.credit import sampled_weights, token_advantages
 from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
-from jprm.methods.trajectories.records import read_trajectory, tree_of_trajectories
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
 from jprm.model.mesh import gathered, put_rows
 from jprm.pack import PackReport, pack

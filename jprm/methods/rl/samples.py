@@ -33,10 +33,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from jprm import multihost
-from jprm.methods.environment import World
+from jprm.methods.agents.environment import World
+from jprm.methods.decoding.sampler import Drawn, Sampler, Wanted, step_text, text_hash
+from jprm.methods.decoding.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.policy.sampler import Drawn, Sampler, Wanted, step_text, text_hash
-from jprm.methods.policy.turns import Conversations, Limits, Played, TurnLayout, begun, play
 from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
 

@@ -20,11 +20,11 @@ from jax.sharding import Mesh
 
 from jprm import loading, multihost
 from jprm.io.storage import path_of
-from jprm.methods.chat_template import template_of
-from jprm.methods.environment import World
-from jprm.methods.policy import decode
-from jprm.methods.policy.sampler import Sampler, SamplerConfig
-from jprm.methods.policy.turns import Limits, TurnLayout
+from jprm.methods.agents.environment import World
+from jprm.methods.decoding import decode
+from jprm.methods.decoding.sampler import Sampler, SamplerConfig
+from jprm.methods.decoding.turns import Limits, TurnLayout
+from jprm.methods.formats.chat_template import template_of
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import METHODS, RLExperiment, model_of
 from jprm.methods.rl.rollout import Group, Record

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from jaxtyping import Float
 
+from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.critiques import Critique, Reading, read
 from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.policy.protocol import Policy, Sample
-from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Problem, Steps
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, RULES
@@ -243,7 +243,7 @@ class LiveScorer(Protocol):
 def live_scorer(prm: Any) -> LiveScorer:
     """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses and
     for fused verifiers, of which the sources score that can."""
-    from jprm.methods.cache import LiveTrees
+    from jprm.methods.decoding.cache import LiveTrees
     from jprm.methods.evidence.verifier import Verifier
 
     if isinstance(prm, Judge):
@@ -261,7 +261,7 @@ def live_scorer(prm: Any) -> LiveScorer:
 class Rescorer:
     """A `LiveScorer` over anything with `score_trees`, as `jprm.PRM`: computes the path to every new step again.
 
-    `tokens` stays 0 if `prm` has no `layout`. `jprm.methods.cache` computes every token once.
+    `tokens` stays 0 if `prm` has no `layout`. `jprm.methods.decoding.cache` computes every token once.
     """
 
     def __init__(self, prm: Any):

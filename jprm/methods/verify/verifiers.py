@@ -138,7 +138,7 @@ def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
 VERIFIERS: dict[str, Any] = {
     "answer": Verifier(judge_answers, needs_answer),
     "tests": Verifier(judge_programs, needs_tests),
-    "outcome": "jprm.methods.acting:OUTCOME",  # of episodes in an environment
+    "outcome": "jprm.methods.agents.acting:OUTCOME",  # of episodes in an environment
 }
 WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 

@@ -3,7 +3,7 @@
 A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens are computed
 against the slots of their path, gathered by index. Books say what the slots hold: `LiveTrees` those of a search, which
 names steps by handles and releases them, `PrefixCache` those of a server's callers, who come back with trees that begin
-like their last ones, and `jprm.methods.policy.turns` those of conversations that a policy samples.
+like their last ones, and `jprm.methods.decoding.turns` those of conversations that a policy samples.
 
     trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
     roots = trees.open(["What is 2 + 2 * 3?"])
@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from jprm.methods.policy import decode
+from jprm.methods.decoding import decode
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, find
 from jprm.model.mesh import put_rows, row_parts, sharding, spec

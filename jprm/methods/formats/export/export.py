@@ -29,14 +29,14 @@ from jprm.experiment import PEFT, PUBLISHED, RUN, Experiment, kind_of, read, to_
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
-from jprm.methods import huggingface, peft
-from jprm.methods.chat_template import template_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import figures_in
-from jprm.methods.export import FileDtype, Format, writing
-from jprm.methods.export.writing import Tensor
-from jprm.methods.gguf import open_gguf
-from jprm.methods.peft import PREFIX
+from jprm.methods.formats import huggingface, peft
+from jprm.methods.formats.chat_template import template_of
+from jprm.methods.formats.export import FileDtype, Format, writing
+from jprm.methods.formats.export.writing import Tensor
+from jprm.methods.formats.gguf import open_gguf
+from jprm.methods.formats.peft import PREFIX
 from jprm.methods.scored_files import digest, identity
 from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
 from jprm.model.mesh import make_mesh

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, type_name
+from jprm.methods.agents.records import read_trajectory
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
-from jprm.methods.trajectories.records import read_trajectory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,8 +64,8 @@ class Adapter:
     turns: bool = False
     """Whether the model was trained on trajectories too, which the tokenizer's chat template writes."""
     chat: bool = False
-    """Whether the folder's own chat template gives `problem`, `closing` and `system`, as `jprm.methods.chat_template`
-    renders it."""
+    """Whether the folder's own chat template gives `problem`, `closing` and `system`, as
+    `jprm.methods.formats.chat_template` renders it."""
     tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     """Strings that must be one token each, and their published ids; null where none is published."""
     vocabulary: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ def _wrong(a: Adapter) -> str:
 
 
 def to_json(adapter: Adapter) -> dict[str, Any]:
-    """Returns the record as `jprm.methods.adapters.published.read` takes it."""
+    """Returns the record as `jprm.methods.formats.adapters.published.read` takes it."""
     fields = dataclasses.asdict(adapter)
     absent = {name for name in ("labels", "outputs") if not fields[name]}  # so that older records keep their digests
     return {name: value for name, value in fields.items() if value is not None and name not in absent}

@@ -18,8 +18,8 @@ from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.experiment import PEFT as CONFIG
 from jprm.experiment import kind_of
 from jprm.io.folders import local_copy
-from jprm.methods import huggingface
-from jprm.methods.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
+from jprm.methods.formats import huggingface
+from jprm.methods.formats.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.model.config import ModelConfig
 from jprm.model.parameters import Dtype, LoraConfig
 

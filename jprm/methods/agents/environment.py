@@ -175,7 +175,7 @@ class World:
         if processes:
             self._idle = queue.SimpleQueue()
             for _ in range(at_once):
-                self._idle.put(Worker("jprm.methods.environment"))
+                self._idle.put(Worker("jprm.methods.agents.environment"))
 
     def start(self, records: Sequence[Record]) -> list[Episode]:
         """Returns the first position of every task."""
@@ -357,6 +357,6 @@ def answers() -> Callable[[Any], Any]:
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a world needs no accelerator
-    from jprm.methods.environment import answers  # the module that environments import, not this one, `__main__`
+    from jprm.methods.agents.environment import answers  # the module that environments import, not this one, `__main__`
 
     serve(answers)

@@ -26,8 +26,8 @@ from jprm.checkpoints import base, store
 from jprm.experiment import RUN, kind_of, read
 from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
-from jprm.methods.chat_template import prompt_of
-from jprm.methods.policy import decode
+from jprm.methods.decoding import decode
+from jprm.methods.formats.chat_template import prompt_of
 from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.methods.scored_files import digest
 from jprm.model import Dtype

@@ -74,7 +74,7 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
     """Whether a record with `messages` is a trajectory, and not one plain exchange of a user and an assistant.
 
     One exchange without tools, labels, scores, `outcome` or `segment` is free text, which
-    `jprm.methods.trajectories.free_text` splits into the steps of a chain.
+    `jprm.methods.agents.free_text` splits into the steps of a chain.
     """
     if "messages" not in record:
         return False

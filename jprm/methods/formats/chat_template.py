@@ -40,7 +40,7 @@ OWN_TEMPLATE = """{{ bos_token or '' }}
 {% endif %}"""
 """How jprm writes messages where a tokenizer has no chat template: every mark is plain text."""
 
-_worker = Worker("jprm.methods.chat_template")
+_worker = Worker("jprm.methods.formats.chat_template")
 _PROBLEM = "jprm-problem-7f3a"
 """Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
 _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
@@ -53,7 +53,7 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
     """
     path = local_copy(path, names=(TEMPLATE, CONFIG))
     if path.suffix == ".gguf":
-        from jprm.methods import gguf
+        from jprm.methods.formats import gguf
 
         chat = gguf.chat_of(path)
     else:

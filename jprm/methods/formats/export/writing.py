@@ -22,7 +22,7 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
-from jprm.methods.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
+from jprm.methods.formats.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
 from jprm.model.config import ModelConfig
 from jprm.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.experiment import PEFT, kind_of
 from jprm.experiment import PUBLISHED as CONFIG
 from jprm.io.storage import named_in, path_of
-from jprm.methods.adapters.record import FILE, Adapter
+from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.options import OptionError, find_part, values_of
 from jprm.tokenizer import load_tokenizer
 

@@ -16,12 +16,12 @@ from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.experiment import PUBLISHED, kind_of
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
-from jprm.methods import huggingface
-from jprm.methods.adapters.published import OUTER, labelled, named, recognise
-from jprm.methods.adapters.record import FILE, Adapter
-from jprm.methods.chat_template import conversation_of
+from jprm.methods.formats import huggingface
+from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
+from jprm.methods.formats.adapters.record import FILE, Adapter
+from jprm.methods.formats.chat_template import conversation_of
+from jprm.methods.formats.peft import Merged
 from jprm.methods.implicit import LogRatio
-from jprm.methods.peft import Merged
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec

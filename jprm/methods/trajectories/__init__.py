@@ -1,9 +1,0 @@
-"""What is told in messages: trajectories of agents and free text, as records, trees and (`tokens`) token ids.
-
-The core knows that a node may have a role, and asks for the rest where a record has messages (`jprm.tree.MESSAGES`).
-"""
-
-from jprm.methods.trajectories.free_text import chain_of
-from jprm.methods.trajectories.records import is_trajectory, record_of_messages, tree_of_messages
-
-__all__ = ["chain_of", "is_trajectory", "record_of_messages", "tree_of_messages"]
