@@ -204,8 +204,13 @@ def test_thresholds_are_the_best_of_all_pairs():
 
 def test_scores_of_turns_are_needed():
     tree = agent(0, [1, -1], [0.5, 0.5])
+    some = [0.5 if i == tree.steps[0] else None for i in range(len(tree.nodes))]
     with pytest.raises(ValueError, match="has no score"):
-        agents_report([with_scores(tree, [None] * len(tree.nodes))], (0.5, 0.5), 0)
+        agents_report([with_scores(tree, some)], (0.5, 0.5), 0)
+    unscored = agents_report([with_scores(tree, [None] * len(tree.nodes))], (0.5, 0.5), 0)
+    assert set(unscored) == {"first_bad"} and not unscored["first_bad"]["scores"]
+    with pytest.raises(ValueError, match="nothing to judge by"):
+        agents_report([tree_of({"messages": [{"role": "assistant", "content": "a"}], "segment": "turn"})], (0, 0), 0)
 
 
 def test_the_page_shows_what_is_around_each_turn():

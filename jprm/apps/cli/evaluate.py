@@ -135,12 +135,18 @@ class Steps(ModelOptions):
 class Agents(ModelOptions):
     """Agents' turns: step accuracy and F1 by class, first bad turn, outcome and calibration by turn, beside baselines.
 
+    Trials with outcomes: pass^k, and the trial that scores choose. Bad turns: the turn and the agent that scores blame.
+
     For example:
       jprm eval agents --model DIR --data hotpotqa.jsonl --calibrate bfcl.jsonl --json agents.json
+      jprm eval agents --data tau_bench_gpt4o_airline.jsonl --json pass_k.json
     """
 
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of a trained model that scores the files. Without it the scores are those that they hold, such as of
+    `jprm score`; without scores the report has what needs none."""
     data: Files
-    """Trajectories with labels: AgentProcessBench's files, or jprm's own."""
+    """Trajectories with labels or outcomes: files of AgentProcessBench, tau-bench or Who&When, or jprm's own."""
     calibrate: Files = ()
     """Trajectories on which the two thresholds are fitted; without them both are the model's own threshold."""
 

@@ -48,11 +48,13 @@ class Reader:
         that the options exclude.
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, None if unknown.
+      drops: what of an item the records leave out, as `jprm prepare` says it; empty where nothing is.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record]]
     options: type = NoOptions
     releases: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    drops: str = ""
 
     def read(
         self,

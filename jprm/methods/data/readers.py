@@ -189,11 +189,13 @@ READERS: dict[str, Reader | str] = {
     "processbench": "jprm.methods.data.step_labels:PROCESSBENCH",
     "programs": "jprm.methods.data.solutions:PROGRAMS",
     "rlhflow": "jprm.methods.data.step_labels:RLHFLOW",
+    "tau_bench": "jprm.methods.agents.published:TAU_BENCH",
     "text": TEXT,
     "trl": TRL,
     "ultra_interact": "jprm.methods.data.step_labels:ULTRA_INTERACT",
     "verifiers": "jprm.methods.agents.logs:VERIFIERS",
     "versaprm": "jprm.methods.data.step_labels:VERSAPRM",
+    "who_and_when": "jprm.methods.agents.published:WHO_AND_WHEN",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""
 

@@ -16,22 +16,28 @@ favours them:
     length           long turns are bad
     repeats          a turn is bad that calls a tool as an earlier turn of its trajectory did
     errors           turns are bad by the fraction of tools' answers before them that say "error"
+
+Trajectories with outcomes have `trials` (`jprm.methods.evaluate.trials`), those with a bad turn `first_bad`
+(`jprm.methods.evaluate.first_bad`). Both need no model, and have figures of a model where there are scores.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from jprm.methods.evaluate import first_bad as of_first_bad
+from jprm.methods.evaluate import trials as of_trials
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, percent, words
+from jprm.methods.evaluate.run import by_name, load_and_score, source_of
 from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.scored_files import stored_scale
 from jprm.statistics import auroc, bootstrap, draws, f1, interval, jsonable, weighted_mean
-from jprm.tree import ReasoningTree, chains_of
+from jprm.tree import ReasoningTree, chains_of, tree_of
 
 CLASSES = (-1, 0, 1)
 CANDIDATES = 32
@@ -62,13 +68,13 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
             if len(scores) < len(chain):
                 place = next(k for k, node in enumerate(chain) if tree.nodes[node].score is None)
                 raise ScoreError(f"record {i}: turn {place} has no score. Score the file again")
-            texts, errors = _features(tree, chain)
+            found = of_trials.features(tree, chain)
             for place, node in enumerate(chain):
                 if (label := tree.nodes[node].label) is None:
                     continue
                 of_label = _class(label, tree.semantics, f"record {i}, turn {place}")
-                repeats = bool(tree.nodes[node].extra.get("tool_calls")) and texts[place] in texts[:place]
-                trivial = (1.0, float(place < len(chain) - 1), -len(texts[place]), float(not repeats), -errors[place])
+                trivial = (1.0, float(place < len(chain) - 1), -len(found.texts[place]),
+                           float(not found.repeats[place]), -found.errors[place])  # fmt: skip
                 turns.append((tree.problem, len(ends), place, of_label, scores[place], *trivial))
             correct = tree.nodes[chain[-1]].correct
             ends.append((tree.problem, np.nan if correct is None else float(correct), min(scores), scores[-1]))
@@ -89,25 +95,6 @@ def _class(label: float, semantics: str, where: str) -> int:
     if semantics in ("correctness", "value"):
         return 1 if label >= 0.5 else -1
     raise ScoreError(f"{where}: a label of semantics {semantics!r} says neither good nor bad")
-
-
-def _features(tree: ReasoningTree, chain: Sequence[int]) -> tuple[list[str], list[float]]:
-    """Returns each turn's text with its calls, and the fraction of tools' answers before it that say "error"."""
-    texts, fractions, answers, wrong, at = [], [], 0, 0, -1
-    for node in chain:
-        between, above = [], tree.nodes[node].parent
-        while above != at and above >= 0:
-            between.append(above)
-            above = tree.nodes[above].parent
-        for i in between:
-            answers += tree.nodes[i].role == "tool"
-            wrong += tree.nodes[i].role == "tool" and "error" in tree.nodes[i].text[:200].lower()
-        fractions.append(wrong / max(answers, 1))
-        calls = [call.get("function", call) for call in tree.nodes[node].extra.get("tool_calls") or ()]
-        said = json.dumps([[call.get("name"), call.get("arguments")] for call in calls], sort_keys=True)
-        texts.append(said if calls else tree.nodes[node].text)
-        at = node
-    return texts, fractions
 
 
 def classes_at(score_M: Float[np.ndarray, " M"], low: float, high: float) -> Int[np.ndarray, " M"]:
@@ -136,11 +123,31 @@ def first_bad(turns: Turns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, "
 def agents_report(
     trees: Sequence[ReasoningTree], thresholds: tuple[float, float], seed: int, fitted: bool = False
 ) -> dict[str, Any]:
-    """Returns the figures of scored trajectories, each with a 95 % interval over problems.
+    """Returns the figures of trajectories, each with a 95 % interval over problems.
 
-    `baselines` has the same figures of trivial scores, and `ahead` the model's less the best baseline's of each figure,
-    paired on the same resamples.
+    `trials` and `first_bad` are there where outcomes and bad turns are. The other figures are of turns that have both
+    labels and scores: `baselines` has those of trivial scores, and `ahead` the model's less the best baseline's of each
+    figure, paired on the same resamples.
+
+    Raises ScoreError where some turns have a score and others none, and where there is nothing to judge by.
     """
+    nodes = [node for tree in trees for node in tree.nodes if node.is_step]
+    scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))
+    report = {
+        "trials": of_trials.trials_report(trees, seed),
+        "first_bad": of_first_bad.first_bad_report(trees, thresholds[0], seed),
+    }
+    report = {key: figures for key, figures in report.items() if figures}
+    if scored and (labelled or not report):
+        report |= _turns_report(trees, thresholds, seed, fitted)
+    if not report:
+        raise ScoreError("nothing to judge by: give turns `label`, or two trajectories of each `problem` an `outcome`")
+    return report
+
+
+def _turns_report(
+    trees: Sequence[ReasoningTree], thresholds: tuple[float, float], seed: int, fitted: bool
+) -> dict[str, Any]:
     turns = turns_of(trees)
     labelled_K = np.isin(np.arange(len(turns.problem_K)), turns.path_M)
     rows = {"scores": _figures(turns, turns.score_M, thresholds, labelled_K)}
@@ -222,6 +229,23 @@ def _calibration(turns: Turns, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def run(options: Any) -> Report:
+    """Returns the command's report; without a model, of the scores that the files hold, or of none."""
+    if options.model is not None:
+        return figures(load_and_score(BENCHMARK, options)[1])
+    files = by_name([*options.data, *options.calibrate])
+    trees = {
+        name: [tree_of(record) for record in source_of(BENCHMARK, path).records(path)] for name, path in files.items()
+    }
+    data, fitted = ({name: trees[name] for name in by_name(paths)} for paths in (options.data, options.calibrate))
+    scales = {stored_scale(path) for path in files.values()}
+    if len(scales) > 1:
+        raise ValueError(
+            f"{', '.join(map(str, files.values()))}: hold scores of different meaning. Evaluate them apart"
+        )
+    return figures(Request(data, fitted, scale=scales.pop()))
+
+
 def figures(request: Request) -> Report:
     fitting = [tree for trees in request.calibrate.values() for tree in trees]
     threshold = request.scale.threshold
@@ -247,10 +271,19 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
         "Step accuracy: turns whose class (bad, neutral, good) is right. First bad turn: trajectories whose first bad"
         " turn, or that there is none, is right. AUROC: how often a turn that is not bad scores above a bad one."
         " Baselines have the thresholds that are best on these very turns. Ahead: less the best baseline of the row."
+        " pass^k: that k different trials of a task are all solved; pass@k: that one of them is."
     )
 
 
 def _tables(reports: dict[str, Report], first: Report) -> Iterator[Table]:
+    if "n_turns" in first:
+        yield from _tables_of_turns(reports, first)
+    for key, tables_of in (("first_bad", of_first_bad.tables), ("trials", of_trials.tables)):
+        if key in first:
+            yield from tables_of({name: report[key] for name, report in reports.items()})
+
+
+def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Table]:
     columns = {**reports, **{f"baseline: {name}": row for name, row in first["baselines"].items()}}
     counts = ", ".join(f"{n} of class {c}" for c, n in first["n_by_class"].items())
     title = f"Turns: {first['n_turns']} ({counts}) of {first['n_trajectories']} trajectories, {first['n_problems']}"
@@ -273,13 +306,22 @@ def _tables(reports: dict[str, Report], first: Report) -> Iterator[Table]:
 
 
 def headline(results: Any) -> Iterator[tuple[str, Any]]:
-    yield "turns that are not bad above bad ones (AUROC), %", results["agents"]["auroc"]
+    report = results["agents"]
+    if "auroc" in report:
+        yield "turns that are not bad above bad ones (AUROC), %", report["auroc"]
+    if first := report.get("first_bad", {}).get("scores"):
+        yield "first bad turn named by the lowest score, %", first["lowest"]["step"]
+    if chosen := report.get("trials", {}).get("chosen"):
+        best = report["trials"]["best_trivial"]
+        trivial = f"{best}: {percent(report['trials']['trivial'][best]['value'])}"
+        yield "solved, of trials chosen by the lowest score, %", chosen["lowest"] | {"beside": trivial}
 
 
 BENCHMARK = Benchmark(
     name="agents",
     title="Agents' turns",
     tables=tables,
+    run=run,
     figures=figures,
     context=True,
     section=section,

@@ -194,6 +194,10 @@ def format_of(path: PathLike) -> str:
         keys = item.keys() if isinstance(item, dict) else ()
         if {"step_labels", "final_label"} <= set(keys):
             return "agent_process_bench"
+        if {"traj", "task_id", "reward"} <= set(keys):
+            return "tau_bench"
+        if {"history", "mistake_step"} <= set(keys):
+            return "who_and_when"
         if "modified_process" in keys:
             return "prmbench"
         if {"label", "final_answer_correct"} <= set(keys):

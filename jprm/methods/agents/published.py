@@ -1,0 +1,111 @@
+"""Published runs of agents as trajectories: tau-bench's results and Who&When."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from jprm.io.jsonl import RecordError, list_of, object_of
+from jprm.methods.agents.records import read_trajectory
+from jprm.methods.data.reader import NoOptions, Reader, Record, take
+
+
+def trajectory_of(record: Record, where: str) -> Record:
+    """Returns the record, checked, with a `segment`, so that one exchange of a user and an agent is a trajectory."""
+    return read_trajectory({"segment": "turn", **record}, where).record() | {"segment": "turn"}
+
+
+def call_of(name: Any, arguments: Any, call_id: Any = None) -> Record:
+    """Returns a tool call as a message has it. Arguments in the text of a JSON object become that object."""
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            value = None
+        arguments = value if isinstance(value, dict) else arguments
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if call_id is None else {"id": call_id, **call}
+
+
+def chat_message(message: Any, where: str, field: str) -> Record:
+    """Returns a message of a chat log, without its nulls, and its calls by `call_of`."""
+    message = object_of(message, where, field, "Write a message's object.")
+    record = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if calls := record.pop("tool_calls", None):
+        record["tool_calls"] = []
+        for j, call in enumerate(list_of(calls, where, f"{field}.tool_calls")):
+            place = f"{field}.tool_calls[{j}]"
+            call = object_of(call, where, place, "Write a call's object.")
+            function = object_of(call.get("function"), where, place + ".function", "Write its name and arguments.")
+            record["tool_calls"].append(call_of(function.get("name"), function.get("arguments"), call.get("id")))
+    return record
+
+
+def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields one trial of tau-bench (Yao et al. 2024, arXiv 2406.12045), its reward as the outcome.
+
+    The problem is the task's instruction, which the simulated user has and the agent has not: trials of one task belong
+    together. `task_id`, `trial` and `info` stay. The file has no schemas of the tools.
+    """
+    messages = [chat_message(m, where, f"traj[{i}]") for i, m in enumerate(take(item, "traj", list, where))]
+    yield trajectory_of(
+        {
+            "problem": take(item, "info.task.instruction", str, where),
+            "messages": messages,
+            "outcome": take(item, "reward", (int, float), where),
+            **{key: item[key] for key in ("task_id", "trial", "info") if key in item},
+        },
+        where,
+    )
+
+
+def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields a failed log of Who&When (Zhang et al. 2025, arXiv 2505.00212): the first wrong step, and who made it.
+
+    Every message but a human's is a turn, a terminal's too, because the file counts them all as steps. A turn begins
+    with its agent's name in brackets, since chat templates show no `name`. Prompts of the agents are one system
+    message. Turns before the step `mistake_step` have label 1, that turn has 0, later ones have none.
+    """
+    history, messages = take(item, "history", list, where), []
+    prompts = item.get("system_prompt") or {}
+    prompts = object_of(prompts, where, "system_prompt", "Write an object of a prompt for each agent.")
+    if prompts:
+        text = "\n\n".join(f"[{name}]\n{take(prompts, name, str, where, 'system_prompt.')}" for name in prompts)
+        messages.append({"role": "system", "content": text})
+    step = _index(take(item, "mistake_step", (str, int), where), len(history), where)
+    for i, message in enumerate(history):
+        place = f"history[{i}]."
+        role, content = (take(message, key, str, where, place) for key in ("role", "content"))
+        if role == "human":
+            if i == step:
+                raise RecordError(where, "mistake_step", "is the human's message", "Name a step of an agent.")
+            messages.append({"role": "user", "content": content})
+            continue
+        name = take(message, "name", str, where, place) if "name" in message else role
+        turn: Record = {"role": "assistant", "name": name, "content": f"[{name}]\n{content}"}
+        messages.append(turn | ({"label": int(i < step)} if i <= step else {}))
+    known = ("history", "system_prompt", "question", "ground_truth")
+    yield trajectory_of(
+        {
+            "problem": take(item, "question", str, where),
+            "messages": messages,
+            "outcome": 0,
+            "answer": item.get("ground_truth"),
+            "semantics": "correctness",
+            **{key: value for key, value in item.items() if key not in known},
+        },
+        where,
+    )
+
+
+def _index(value: str | int, count: int, where: str) -> int:
+    text = str(value).strip()
+    if not text.isdecimal() or int(text) >= count:
+        remedy = f"Write the index of one of the {count} messages, from 0."
+        raise RecordError(where, "mistake_step", f"is {value!r}", remedy)
+    return int(text)
+
+
+TAU_BENCH = Reader(parse_tau_bench)
+WHO_AND_WHEN = Reader(parse_who_and_when)

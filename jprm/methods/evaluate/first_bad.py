@@ -1,0 +1,165 @@
+"""The first bad turn of a failed trajectory: which turn, and which agent, is to blame.
+
+A prediction names one turn of each trajectory that has a labelled bad turn. It is right within k where it is at most k
+turns from the first labelled one; `agent` is whether the turn that it names is of the agent to blame, which is the
+record's `mistake_agent`, else the `name` of the labelled turn. Names are compared without what stands in parentheses
+after them ("Orchestrator (thought)") and without case. Predictions of scores:
+
+    lowest           the turn of the lowest score, the first of equals
+    below            the first turn below the threshold, else the lowest
+
+and without a model: the `first`, `second` and `last` turn, the `longest`, and `any` turn at random, whose figures are
+expectations. `any agent` is the chance of an agent at random among those of the trajectory (Zhang et al. 2025, arXiv
+2505.00212: 29.1 % on the generated half of Who&When).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jprm.methods.evaluate.blocks import Table
+from jprm.methods.evaluate.trials import features
+from jprm.statistics import Draws, difference, draws, interval, weighted_mean
+from jprm.tree import ReasoningTree, chains_of
+
+WITHIN = (0, 1, 3, 5)
+"""Distances in turns at which a predicted turn counts as right."""
+
+
+class Failed(NamedTuple):
+    """A trajectory with a labelled bad turn."""
+
+    task: str
+    place: int  # of its first bad turn, from 0
+    agents: list[str]  # of each turn; "" where it has no name
+    to_blame: str
+    scores: list[float] | None
+    characters: list[int]
+
+
+def agent_of(name: str) -> str:
+    """Returns an agent's name as names are compared: without what stands in parentheses, without case."""
+    return re.sub(r"\s*\(.*\)\s*$", "", name).strip().casefold()
+
+
+def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
+    """Returns the trajectories that have a labelled bad turn: -1 as a rating, else below 0.5."""
+    failed = []
+    for tree in trees:
+        bound = 0 if tree.semantics == "rating" else 0.5
+        for chain in chains_of(tree):
+            nodes = [tree.nodes[i] for i in chain]
+            place = next((k for k, node in enumerate(nodes) if node.label is not None and node.label < bound), None)
+            if place is None:
+                continue
+            agents = [agent_of(str(node.extra.get("name") or "")) for node in nodes]
+            blamed = tree.extra.get("mistake_agent")
+            to_blame = agent_of(blamed) if isinstance(blamed, str) else agents[place]
+            scores = [node.score for node in nodes]
+            known = None if None in scores else [float(score) for score in scores if score is not None]
+            failed.append(Failed(tree.problem, place, agents, to_blame, known, features(tree, chain).characters))
+    return failed
+
+
+def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
+    """Returns the figures of every prediction with 95 % intervals over tasks; {} where no turn is labelled bad.
+
+    `ahead` is each figure of the scores less the best trivial prediction's of that figure, on the same resamples.
+    """
+    failed = failed_of(trees)
+    if not failed:
+        return {}
+    named = all(one.to_blame and any(one.agents) for one in failed)
+    scored = all(one.scores is not None for one in failed)
+    figures = [f"within_{k}" if k else "step" for k in WITHIN] + ["agent"] * named
+    rows = {name: _drawn([_certain(one, at(one)) for one in failed], failed, seed) for name, at in _TRIVIAL.items()}
+    rows["any"] = _drawn([_random(one) for one in failed], failed, seed)
+    if named:  # of the other figures it says nothing
+        chance = [[np.nan] * len(WITHIN) + [(one.to_blame in one.agents) / len({*one.agents})] for one in failed]
+        rows["any agent"] = _drawn(chance, failed, seed)
+    scores: dict[str, Draws] = {}
+    if scored:
+        scores["lowest"] = _drawn([_certain(one, _lowest(one)) for one in failed], failed, seed)
+        scores["below"] = _drawn([_certain(one, _below(one, threshold)) for one in failed], failed, seed)
+    report: dict[str, Any] = {"n": len(failed), "n_tasks": len({one.task for one in failed}), "figures": figures}
+    for key, some in (("scores", scores), ("trivial", rows)):
+        report[key] = {
+            name: {figure: _at(drawn, c).json() for c, figure in enumerate(figures) if np.isfinite(drawn.value[c])}
+            for name, drawn in some.items()
+        }
+    best = [max(rows, key=lambda name, c=c: np.nan_to_num(rows[name].value[c], nan=-1)) for c in range(len(figures))]
+    report["best_trivial"] = dict(zip(figures, best, strict=True))
+    report["ahead"] = {
+        name: {figure: difference(_column(drawn, c), _column(rows[best[c]], c)).json()
+               for c, figure in enumerate(figures)}
+        for name, drawn in scores.items()
+    }  # fmt: skip
+    return report
+
+
+_TRIVIAL = {
+    "first": lambda one: 0,
+    "second": lambda one: min(1, len(one.agents) - 1),
+    "last": lambda one: len(one.agents) - 1,
+    "longest": lambda one: int(np.argmax(one.characters)),
+}
+
+
+def _lowest(one: Failed) -> int:
+    return int(np.argmin(np.array(one.scores)))
+
+
+def _below(one: Failed, threshold: float) -> int:
+    below = np.array(one.scores) < threshold
+    return int(np.argmax(below)) if below.any() else _lowest(one)
+
+
+def _certain(one: Failed, place: int) -> list[float]:
+    """Returns the figures of a prediction: right within each distance, and the right agent."""
+    return [float(abs(place - one.place) <= k) for k in WITHIN] + [float(one.agents[place] == one.to_blame)]
+
+
+def _random(one: Failed) -> list[float]:
+    """Returns the mean of `_certain` over all turns."""
+    return np.mean([_certain(one, place) for place in range(len(one.agents))], 0).tolist()
+
+
+def _drawn(value_KC: list[list[float]], failed: Sequence[Failed], seed: int) -> Draws:
+    value = np.array(value_KC)
+    return draws(lambda weight_RK: weighted_mean(value, weight_RK), [one.task for one in failed], seed=seed)
+
+
+def _column(drawn: Draws, c: int) -> Draws:
+    return Draws(drawn.value[c], drawn.drawn_R[:, c], drawn.groups)
+
+
+def _at(drawn: Draws, c: int) -> Any:
+    return interval(_column(drawn, c))
+
+
+def tables(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
+    """Yields the tables of the `first_bad` of one or several models' reports, by name."""
+    first = next(iter(reports.values()))
+    heads = ["right turn" if figure == "step" else figure.replace("_", " ") for figure in first["figures"]]
+    several = len(reports) > 1
+
+    def row(name: str, figures: Mapping[str, Any]) -> list[Any]:
+        return [name, *(figures.get(figure) for figure in first["figures"])]
+
+    rows: list[Any] = [
+        row(f"{model}: {name}" if several else name, figures)
+        for model, report in reports.items() for name, figures in report["scores"].items()
+    ]  # fmt: skip
+    rows += [None] * bool(rows) + [row(f"trivial: {name}", figures) for name, figures in first["trivial"].items()]
+    title = f"First bad turn of {first['n']} trajectories, {first['n_tasks']} tasks"
+    yield Table(title, ("named by", *heads), rows)
+    rows = [
+        row(f"{model}: {name}" if several else name, figures)
+        for model, report in reports.items() for name, figures in report["ahead"].items()
+    ]  # fmt: skip
+    if rows:
+        yield Table("Less the best trivial one", ("named by", *heads), [*rows, row("it is", first["best_trivial"])])
