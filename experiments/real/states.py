@@ -1,0 +1,215 @@
+"""States and confidences of any base on a file of pools, computed once and resumably: what the readers read.
+
+    python experiments/real/states.py --base qwen0.5b.gguf --input pool.jsonl.gz --output runs/real/states/pool \\
+        --layers 3 6 9 12 15 18 21 24 --prompt experiments/real/prompt.txt
+
+Each problem's samples are one tree, so that their prompt and common beginnings are computed once. A problem is one file
+of the output folder; a kill loses the one at work, and the same command continues. Progress goes by tokens.
+
+A file holds, for the tree's N tokens:
+
+    state_NLD    the residual stream after each of `layers`, float16
+    logprob_N    the log-probability of each token after those before it (0 for the problem's own)
+    certainty_N  KL(uniform || p) of the distribution that the token was drawn from (self-certainty, 2502.18581)
+    top_N        minus the mean log-probability of its 20 most probable tokens (DeepConf, 2508.15260)
+    entropy_N    its entropy, in nats
+    until_N      as in `jprm.rows.Rows`: token t is on the path to token e if and only if t <= e < until[t]
+    end_M        the last token of each node
+
+`read` returns them by sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jaxtyping import Float, Int
+
+from jprm.checkpoints import base as bases
+from jprm.io.outputs import Bar, atomic_file
+from jprm.model.config import ModelConfig
+from jprm.model.layers import rms_norm, spans
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.transformer import Layers, embed, head_logits, norm_scale, plans_of
+from jprm.pack import pack, token_tree
+from jprm.rows import Rows, padded_size
+from jprm.tokenizer import Layout, load_tokenizer, prompt_layout
+from jprm.tree import ReasoningTree, chains_of, read_trees
+
+POSITIONS = 512
+"""Tokens whose distributions over the vocabulary are in memory at once."""
+TOP = 20
+
+
+class Sample(NamedTuple):
+    """One sample as the base sees it: T tokens after the prompt, K steps."""
+
+    state_TLD: Float[np.ndarray, "T L D"]
+    prompt_LD: Float[np.ndarray, "L D"]  # the state at the last token of the prompt
+    logprob_T: Float[np.ndarray, " T"]
+    certainty_T: Float[np.ndarray, " T"]
+    top_T: Float[np.ndarray, " T"]
+    entropy_T: Float[np.ndarray, " T"]
+    end_K: Int[np.ndarray, " K"]  # index into T of each step's last token
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """A base with its layers in groups that end at the layers asked for."""
+
+    params: dict[str, Any]
+    config: ModelConfig
+    layout: Layout
+
+    @classmethod
+    def load(cls, path: str, layers: Sequence[int], prompt: str) -> Base:
+        """Raises ValueError for layers that the base has not, or a prompt without {problem}."""
+        from jprm.methods.chat_template import prompt_of
+
+        depth = bases.model_config(path).layers
+        if list(layers) != sorted(set(layers)) or not layers or not 1 <= layers[0] <= layers[-1] <= depth:
+            raise ValueError(f"--layers {' '.join(map(str, layers))}: give rising numbers from 1 to {depth}, of {path}")
+        edges = [0, *layers, *([depth] if layers[-1] < depth else [])]
+        groups = tuple(b - a for a, b in itertools.pairwise(edges))
+        config = bases.model_config(
+            path, layer_groups=groups, remat="nothing", attention="paths", attention_block=128, head="language"
+        )
+        with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
+            params = jax.device_get(bases.load_language_model(path, config))
+        tokenizer = load_tokenizer(pathlib.Path(path), config.vocab_size)
+        layout = prompt_layout(tokenizer, prompt_of(pathlib.Path(path), prompt), "\n")
+        return cls(jax.tree.map(jnp.asarray, params), config, layout)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _streams(params, config: ModelConfig, rows: Rows, kept: int):
+    """Returns the residual stream after the first `kept` groups of layers, and the last hidden state."""
+    x_BTD, plans = embed(rows.tokens, params["decoder"]["embed"], config), plans_of(rows.position, rows.until, config)
+    streams = []
+    for group, (first, stop) in enumerate(spans(config)):
+        stack = {"params": params["decoder"][f"layers_{group}"]}
+        x_BTD, _ = Layers(config, first, stop).apply(stack, x_BTD, plans)
+        streams.append(x_BTD.astype(jnp.float16))
+    last_BTD = rms_norm(x_BTD, norm_scale(params["decoder"]["final_norm"], config), config.norm_eps)
+    return jnp.stack(streams[:kept], axis=2), last_BTD
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _distributions(params, config: ModelConfig, x_ND, token_N):
+    """Returns log-probability of the tokens, self-certainty, minus the mean of the top ones, entropy: (4, N)."""
+    logit_NV = head_logits(params, config, x_ND)
+    logp_NV = logit_NV - jax.nn.logsumexp(logit_NV, axis=1, keepdims=True)
+    picked_N = jnp.take_along_axis(logp_NV, token_N[:, None], axis=1)[:, 0]
+    certainty_N = -jnp.mean(logp_NV, axis=1) - jnp.log(logp_NV.shape[1])
+    top_N = -jnp.mean(jax.lax.top_k(logp_NV, TOP)[0], axis=1)
+    entropy_N = -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=1)
+    return jnp.stack([picked_N, certainty_N, top_N, entropy_N])
+
+
+def name_of(tree: ReasoningTree) -> str:
+    """Returns the name of a problem's file: a digest of the problem and its steps."""
+    text = "\0".join([tree.problem, *(f"{node.parent}:{node.text}" for node in tree.nodes)])
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def compute(base: Base, kept: int, trees: Sequence[ReasoningTree], folder: pathlib.Path) -> Iterator[int]:
+    """Writes the files of trees that lack one; yields the tokens of each batch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [tree for tree in trees if tree.nodes and not (folder / f"{name_of(tree)}.npz").is_file()]
+    for tree in missing:
+        written = token_tree(tree, base.layout)  # one tree a row: a longer row costs more in attention
+        size = padded_size(max(512, len(written.tokens_N)))
+        packed = pack([written], size, max(64, padded_size(len(written.run_M))), too_long="error")
+        if len(packed.rows.tokens) != 1:
+            raise ValueError(f"{written.name}: takes more than one row of {size} tokens")
+        state_BTLD, last_BTD = _streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), kept)
+        N, P = len(written.tokens_N), written.problem
+        until_N = packed.rows.until[0, :N]
+        before_N = _before(until_N)
+        numbers = np.zeros((4, N), np.float32)
+        for a in range(P, N, POSITIONS):
+            at = np.arange(a, min(a + POSITIONS, N))
+            padded = np.pad(at, (0, POSITIONS - len(at)), mode="edge")
+            of_tokens = _distributions(
+                base.params, base.config, last_BTD[0, before_N[padded]], written.tokens_N[padded]
+            )
+            numbers[:, at] = np.asarray(of_tokens)[:, : len(at)]
+        end_of = {int(n): int(e) for n, e in zip(packed.node_BS[0], packed.rows.step_end[0], strict=True) if n >= 0}
+        with atomic_file(folder / f"{name_of(tree)}.npz") as stream:
+            np.savez(
+                stream, state_NLD=np.asarray(state_BTLD[0, :N]), until_N=until_N, problem=P,
+                logprob_N=numbers[0], certainty_N=numbers[1], top_N=numbers[2], entropy_N=numbers[3],
+                end_M=np.array([end_of[i] for i in range(len(tree.nodes))]),
+            )  # fmt: skip
+        yield N
+
+
+def _before(until_N: np.ndarray) -> np.ndarray:
+    """Returns the index of the token before each one on its path; 0 for the first."""
+    before_N, path = np.zeros(len(until_N), np.int64), []
+    for t in range(len(until_N)):
+        while path and until_N[path[-1]] <= t:
+            path.pop()
+        before_N[t] = path[-1] if path else 0
+        path.append(t)
+    return before_N
+
+
+def read(folder: pathlib.Path, tree: ReasoningTree) -> list[Sample]:
+    """Returns a tree's chains in order. Raises FileNotFoundError where they were not computed."""
+    with np.load(folder / f"{name_of(tree)}.npz") as file:
+        x = dict(file)
+    index_N, samples = np.arange(len(x["until_N"])), []
+    for chain in chains_of(tree):
+        end_K = x["end_M"][chain]
+        last = int(end_K[-1])
+        path_T = index_N[: last + 1][x["until_N"][: last + 1] > last]
+        path_T = path_T[path_T >= int(x["problem"])]
+        samples.append(
+            Sample(
+                x["state_NLD"][path_T],
+                x["state_NLD"][int(x["problem"]) - 1],
+                *(x[name][path_T] for name in ("logprob_N", "certainty_N", "top_N", "entropy_N")),
+                end_K=np.searchsorted(path_T, end_K),
+            )  # fmt: skip
+        )
+    return samples
+
+
+def main(
+    base: str, input: pathlib.Path, output: pathlib.Path, layers: tuple[int, ...], prompt: pathlib.Path,
+    problems: Annotated[int | None, tyro.conf.arg(help="Only the first ones.")] = None,
+) -> None:  # fmt: skip
+    """Compute the states of a base on a file of pools.
+
+    Args:
+        base: A GGUF file, a Hugging Face folder or a run.
+        input: Pools, as JSON Lines.
+        output: The folder of the states.
+        layers: After which layers, counted from 1.
+        prompt: A text with {problem}, the user's message of the base's chat template.
+    """
+    try:
+        trees = list(itertools.islice(read_trees(input), problems))
+        loaded = Base.load(base, layers, prompt.read_text().rstrip("\n"))
+        sizes = [len(token_tree(tree, loaded.layout).tokens_N) for tree in trees]
+        with Bar(output.name, sum(sizes)) as bar:
+            for tokens in compute(loaded, len(layers), trees, output):
+                bar.add(tokens)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    tyro.cli(main)
