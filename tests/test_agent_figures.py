@@ -128,7 +128,7 @@ def test_figures_of_agents_are_shown_and_need_no_model(tmp_path):
     [
         ("tau_bench", {"traj": 3}, "traj"),
         ("tau_bench", {"traj": [3]}, "traj[0]"),
-        ("tau_bench", {"traj": [{"role": "assistant", "tool_calls": [{}]}]}, "traj[0].tool_calls[0].function"),
+        ("tau_bench", {"traj": [{"role": "assistant", "tool_calls": [{}]}]}, "traj[0].tool_calls[0].function.name"),
         ("tau_bench", {"reward": None}, "reward"),
         ("who_and_when", {"mistake_step": "2"}, "mistake_step"),
         ("who_and_when", {"mistake_step": "x"}, "mistake_step"),

@@ -1,9 +1,11 @@
 """docs/trajectories.md: every block runs, in order, in a folder that holds nothing but the run it starts from."""
 
 import json
+import os
 import re
-import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine
 from jprm.tree import read_records, tree_of
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs/trajectories.md").read_text(encoding="utf-8")
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = (REPOSITORY / "docs/trajectories.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
@@ -36,8 +39,8 @@ def test_every_block_runs(folder):
         block = block.replace("tokens=1024", "tokens=512")  # both of the page's trajectories have 369
         if name:
             (folder / name).write_text(block)
-            if name == "label.py":
-                runpy.run_path(name)
+            if name == "label.py":  # in a process that has imported nothing, as a user's
+                subprocess.run([sys.executable, name], check=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
         elif language == "json":
             assert tree_of(json.loads(block)).steps == [1, 3]
         else:

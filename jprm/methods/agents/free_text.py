@@ -7,6 +7,7 @@ from typing import Any
 
 from jprm import steps
 from jprm.io.jsonl import RecordError, list_of, object_of, text_of, type_name
+from jprm.methods.agents.messages import THOUGHTS, WRAPPERS, normal_message, split_thoughts
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -14,7 +15,7 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
     Free text is {"problem", "response"}, a chat {"messages"}. Their text is split by the rule that the record names as
     `segmentation` (`jprm.steps.RULES`, or auto), and the chain names the rule that was used. White space around a step
-    is dropped; `response` and `messages` stay as they are. Thoughts in a field of their own (`THOUGHTS`) stand before
+    is dropped; `response` and `messages` stay as they are. Thoughts in a field of their own stand before
     the text in <think> tags. A system message becomes the chain's `system`.
 
     Raises:
@@ -69,9 +70,6 @@ def _steps(text: str, record: Mapping[str, Any], where: str) -> dict[str, Any]:
 _EXCHANGE = "Write one message of the user and one of the assistant; longer talks go into `problem` and `response`."
 _PROMPT = "Write one message of the user, after at most one of the system, or the prompt as text."
 
-THOUGHTS = ("reasoning_content", "reasoning")
-"""Fields in which chat servers put what a model thought before its answer."""
-
 _ABOUT = frozenset(
     "role name id index model object type created created_at timestamp date finish_reason stop_reason status usage"
     " logprobs metadata weight".split()
@@ -100,7 +98,8 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
         role = object_of(message, where, field, remedy).get("role")
         if role not in roles or role in texts or roles[-1] in texts:
             raise RecordError(where, f"{field}.role", f"is {role!r} here", remedy)
-        readable = {"content", *(THOUGHTS if role == "assistant" else ())} | _ABOUT
+        message = normal_message(message, where, field)
+        readable = {"content", *(("reasoning_content",) if role == "assistant" else ())} | _ABOUT
         for key in (key for key, value in message.items() if key not in readable and value not in (None, "", [], {})):
             reason = f"cannot be read in a message of the {role}, and a model would be scored on another text"
             raise RecordError(where, f"{field}.{key}", reason, "Write its text into `content`, or remove the field.")
@@ -123,12 +122,10 @@ def _content(content: Any, where: str, field: str) -> str:
 
 def _with_thoughts(text: str, fields: Mapping[str, Any], where: str, prefix: str) -> str:
     """Returns the text after the thoughts in the fields, in the tags that `jprm.steps` knows; the text where none."""
-    thoughts = {key: text_of(fields[key], where, prefix + key) for key in THOUGHTS if fields.get(key) not in (None, "")}
+    thoughts, _ = split_thoughts(fields, where, prefix)
     if not thoughts:
         return text
-    key = next(iter(thoughts))
-    if len(set(thoughts.values())) > 1:
-        raise RecordError(where, prefix + key, f"differs from `{THOUGHTS[1]}` beside it", "Keep one of the two.")
     if "</think" in text.lower():
+        key = next((key for key in THOUGHTS if fields.get(key)), WRAPPERS[0])
         raise RecordError(where, prefix + key, "stands beside a text with <think> tags", "Keep one of the two.")
-    return f"<think>\n{thoughts[key].strip()}\n</think>\n\n{text}"
+    return f"<think>\n{thoughts.strip()}\n</think>\n\n{text}"

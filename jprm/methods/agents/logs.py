@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jprm.io.jsonl import RecordError, list_of, type_name
+from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
+from jprm.methods.agents.messages import decoded, thoughts_of_blocks
 from jprm.methods.agents.records import read_trajectory
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 
@@ -46,8 +47,8 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
     yield _record(
         {
             "problem": take(item, "question", str, where),
-            "messages": [_with_objects(message) for message in messages],
-            **_tools(item.get("tools")),
+            "messages": [_known_role(message, where) for message in messages],
+            **_tools(item.get("tools"), where),
             **({"outcome": max(final, 0)} if final else {}),
             "semantics": "rating",
             "segment": "turn",
@@ -61,25 +62,36 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields a log of OpenAI's clients as a trajectory.
 
     {"messages", "tools"} is a chat, as its fine-tuning files have it. {"request": {"messages", "tools"}, "response":
-    {"choices"}} is a call with its answer, whose first choice is the last turn. {"input", "output"} are items of the
-    Responses API. The developer is the system. Arguments that are JSON text become objects.
+    {"choices"}} is a call with its answers: a trajectory for each choice, which is its last turn. {"input", "output"}
+    are items of the Responses API. {"prompt", "completion"} are a rollout's messages or texts. The developer is the
+    system.
     """
-    request = item.get("request", item) if isinstance(item, Mapping) else {}
-    if isinstance(item, Mapping) and ("input" in request or "output" in item):
-        messages = _responses(request, item, where)
-    else:
-        messages = [dict(message) for message in _messages(request, "messages", where)]
-        if (response := item.get("response")) is not None:
-            choices = take(response, "choices", list, where, "response.")
-            if not choices:
-                raise RecordError(where, "response.choices", "is empty", "Leave out calls without an answer.")
-            messages.append(dict(take(choices[0], "message", dict, where, "response.choices[0].")))
-    for message in messages:
-        for key in [key for key in ("function_call", "audio", "refusal") if message.get(key) in (None, "", {})]:
-            message.pop(key, None)
-    yield _record(
-        {**_kept(item), "messages": [_with_objects(m) for m in messages], **_tools(request.get("tools"))}, where
+    item = object_of(item, where, "record", "Is this file of OpenAI's client?")
+    request, response = item.get("request", item), item.get("response")
+    request, response = (
+        one["body"] if isinstance(one, Mapping) and "body" in one else one for one in (request, response)
     )
+    request = object_of(request, where, "request", "Write its `messages` or `input`.")
+    about = {**_kept(item, where), **_tools(request.get("tools"), where)}
+    answer = response if isinstance(response, Mapping) else item
+    if "input" in request or "output" in answer:
+        yield _record({**about, "messages": _responses(request, answer, where)}, where)
+        return
+    if "completion" in request and "messages" not in request:
+        messages = _rollout(request, where)
+    elif isinstance(response, Mapping) and "messages" not in request:
+        remedy = "Put the request's `messages` beside each answer: a batch's output file has the answers alone."
+        raise RecordError(where, "messages", "are not there, and a response is", remedy)
+    else:
+        messages = list(_messages(request, "messages", where))
+    ends: list[list] = [[]]
+    if response is not None:
+        choices = take(response, "choices", list, where, "response.")
+        if not choices:
+            raise RecordError(where, "response.choices", "is empty", "Leave out calls without an answer.")
+        ends = [[take(one, "message", dict, where, f"response.choices[{i}].")] for i, one in enumerate(choices)]
+    for end in ends:
+        yield _record({**about, "messages": [_known_role(m, where) for m in [*messages, *end]]}, where)
 
 
 def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -104,56 +116,112 @@ def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Recor
                                           "parameters": tool.get("input_schema", {})}}
         for tool in request.get("tools") or [] if isinstance(tool, Mapping)
     ]  # fmt: skip
-    yield _record({**_kept(item), "messages": messages, **_tools(tools)}, where)
+    yield _record({**_kept(item, where), "messages": messages, **_tools(tools, where)}, where)
 
 
 def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields a rollout that verifiers saves (`results.jsonl`), its reward as the outcome.
 
-    `prompt` and `completion` are messages. The `example_id` is kept: rollouts of one example share their problem.
+    `prompt` and `completion` are messages, or texts. The `example_id` is kept: rollouts of one example share their
+    problem.
     """
-    prompt, completion = (list(_messages(item, key, where)) for key in ("prompt", "completion"))
+    item = object_of(item, where, "record", "Is this file of verifiers?")
+    messages = _rollout(item, where)
     reward = take(item, "reward", (int, float), where)
     about = {key: item[key] for key in ("example_id", "answer", "task") if isinstance(item.get(key), str | int | float)}
-    tools = item.get("tool_defs") or item.get("oai_tools") or (item.get("info") or {}).get("oai_tools")
-    if isinstance(tools, str):
-        tools = _json(tools)
-    yield _record(
-        {
-            **about,
-            "messages": [_with_objects(message) for message in [*prompt, *completion]],
-            **_tools(tools),
-            "outcome": reward,
-            "segment": "turn",
-        },
-        where,
-    )
+    info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
+    tools = item.get("tool_defs") or item.get("oai_tools") or info.get("oai_tools")
+    record = {**about, "messages": messages, **_tools(tools, where), "outcome": reward, "segment": "turn"}
+    yield _record(record, where)
+
+
+def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
+    """Returns the messages of `prompt` and `completion`, each a list of messages, or a text of its role."""
+    messages: list[Record] = []
+    for key, role in (("prompt", "user"), ("completion", "assistant")):
+        said = item.get(key)
+        some = [{"role": role, "content": said}] if isinstance(said, str) else _messages(item, key, where)
+        messages += [_known_role(message, where) for message in some]
+    return messages
 
 
 def parse_otel(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields an OpenTelemetry span or event of a model's call as a trajectory.
+    """Yields the OpenTelemetry spans and events of a model's calls as trajectories.
 
-    Its attributes, an object or a list of {"key", "value"} as OTLP has it, are those of the semantic conventions for
-    generative AI: gen_ai.system_instructions, gen_ai.input.messages, gen_ai.output.messages, gen_ai.tool.definitions,
-    each as JSON or as text that holds it. The last call of a trace holds the whole conversation.
+    An item is one span or event, or an export of OTLP, {"resourceSpans": ...} or {"resourceLogs": ...}, whose spans and
+    events without messages are left out. Attributes, an object or a list of {"key", "value"} as OTLP has it, are those
+    of the semantic conventions for generative AI: gen_ai.system_instructions, gen_ai.input.messages,
+    gen_ai.output.messages, gen_ai.tool.definitions, each as JSON or as text that holds it. Each output message is an
+    answer of its own, and ends a trajectory. The last call of a trace holds the whole conversation.
     """
-    attributes = _attributes(item.get("attributes", item) if isinstance(item, Mapping) else item, where)
-    messages: list[Record] = []
-    if instructions := attributes.get("gen_ai.system_instructions"):
-        messages += _of_parts("system", list_of(_json(instructions), where, "gen_ai.system_instructions"), where, "")
-    for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
-        said = list_of(_json(attributes.get(key)), where, key)
-        for i, message in enumerate(said if key.startswith("gen_ai.input") else said[:1]):
-            place = f"{key}[{i}]"
-            parts = take(message, "parts", list, where, place + ".")
-            messages += _of_parts(str(message.get("role")), parts, where, place + ".parts")
-    tools = _json(attributes.get("gen_ai.tool.definitions")) or []
-    tools = [
-        {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-        for tool in tools if isinstance(tool, Mapping)
-    ]  # fmt: skip
-    yield _record({**_kept(item, ("trace_id", "span_id", "traceId", "spanId")), "messages": messages, **_tools(tools)},
-                  where)  # fmt: skip
+    item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
+    try:
+        spans = [one for one in _spans(item) if "gen_ai.output.messages" in one[1]]
+    except RecursionError:
+        raise RecordError(where, "record", "is nested too deep", "Is this file of OpenTelemetry?") from None
+    if not spans:
+        remedy = "Record contents of messages, which instrumentations leave out by default."
+        raise RecordError(where, "attributes", "have no gen_ai.output.messages", remedy)
+    for span, attributes in spans:
+        messages: list[Record] = []
+        if instructions := attributes.get("gen_ai.system_instructions"):
+            key = "gen_ai.system_instructions"
+            messages += _of_parts("system", list_of(decoded(instructions, where, key), where, key), where, key)
+        asked = _of_messages(attributes, "gen_ai.input.messages", where)
+        answers = _of_messages(attributes, "gen_ai.output.messages", where)
+        tools = decoded(attributes.get("gen_ai.tool.definitions"), where, "gen_ai.tool.definitions") or []
+        tools = [
+            {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+            for tool in tools if isinstance(tool, Mapping)
+        ]  # fmt: skip
+        about = _kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
+        messages += [message for some in asked for message in some]
+        for answer in answers:
+            yield _record({**about, "messages": [*messages, *answer], **_tools(tools, where)}, where)
+
+
+def _of_messages(attributes: Mapping[str, Any], key: str, where: str) -> list[list[Record]]:
+    """Returns the messages that each message of an attribute makes; [] where there are none."""
+    messages = []
+    for i, message in enumerate(list_of(decoded(attributes.get(key) or [], where, key), where, key)):
+        place = f"{key}[{i}]."
+        parts = take(message, "parts", list, where, place)
+        messages.append(_of_parts(str(message.get("role")), parts, where, place + "parts"))
+    return messages
+
+
+_WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events")
+"""Lists of OTLP's JSON in which spans and events are, from the outside in."""
+
+
+def _spans(item: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Record]]:
+    """Yields the spans and events of an item with their attributes by name."""
+    inner = [key for key in _WITHIN if isinstance(item.get(key), list)]
+    if "attributes" in item or not inner:
+        attributes = item.get("attributes", item)
+        if isinstance(attributes, list):  # OTLP's JSON
+            attributes = _any_value({"kvlistValue": {"values": attributes}})
+        if isinstance(attributes, Mapping):
+            yield item, dict(attributes)
+    ids = {name: item[name] for name in ("traceId", "spanId", "trace_id", "span_id") if name in item}
+    for key in inner:
+        for one in item[key]:
+            if isinstance(one, Mapping):
+                yield from _spans({**ids, **one})
+
+
+def _any_value(value: Any) -> Any:
+    """Returns what a value of OTLP's JSON (`AnyValue`) holds."""
+    if not isinstance(value, Mapping):
+        return value
+    kind, held = next(iter(value.items()), ("", None))
+    values = (held.get("values") if isinstance(held, Mapping) else None) or []
+    if kind == "kvlistValue":
+        pairs = [one for one in values if isinstance(one, Mapping)]
+        return {str(one.get("key")): _any_value(one.get("value")) for one in pairs}
+    if kind == "arrayValue":
+        return [_any_value(one) for one in values]
+    return int(held) if kind == "intValue" and isinstance(held, str) and held.lstrip("-").isdecimal() else held
 
 
 def _record(record: Record, where: str) -> Record:
@@ -161,56 +229,43 @@ def _record(record: Record, where: str) -> Record:
     return read_trajectory({"segment": "turn", **record}, where).record() | {"segment": "turn"}
 
 
-def _kept(item: Mapping[str, Any], more: Sequence[str] = ()) -> Record:
-    """Returns what a log may say about a trajectory beside its messages."""
-    return {key: item[key] for key in ("problem", "outcome", "semantics", "id", "answer", *more) if key in item}
+OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
+"""Names under which logs say how a task ended, the first that is there: a number, or whether it was solved."""
 
 
-def _tools(tools: Any) -> Record:
+def _kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
+    """Returns what a log says about a trajectory beside its messages, its outcome under the record's name."""
+    kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
+    if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
+        value = item[name]
+        kept["outcome"] = int(value) if isinstance(value, bool) else number_of(value, where, name)
+    return kept
+
+
+def _tools(tools: Any, where: str) -> Record:
+    tools = decoded(tools, where, "tools")
     return {"tools": tools} if tools else {}
 
 
-def _messages(item: Any, key: str, where: str) -> Iterator[Mapping[str, Any]]:
-    for i, message in enumerate(take(item, key, list, where)):
-        if not isinstance(message, Mapping):
-            raise RecordError(where, f"{key}[{i}]", f"is {type_name(message)}, not an object", "Is the file whole?")
-        yield message
+def _messages(item: Any, key: str, where: str) -> Iterator[Record]:
+    """Yields the messages of a list, which may be in JSON text."""
+    said = decoded(item.get(key), where, key) if isinstance(item, Mapping) else None
+    for i, message in enumerate(take({key: said}, key, list, where)):
+        yield dict(object_of(message, where, f"{key}[{i}]", "Is the file whole?"))
 
 
-def _with_objects(message: Mapping[str, Any]) -> Record:
-    """Returns the message with arguments as objects where they are JSON text: templates write them as JSON again.
-
-    OpenAI's developer is the system.
-    """
+def _known_role(message: Mapping[str, Any], where: str) -> Record:
+    """Returns the message with the developer as the system, and calls that are JSON text as objects."""
     record = {key: value for key, value in message.items() if value is not None or key == "content"}
     if record.get("role") == "developer":
         record["role"] = "system"
     if isinstance(calls := record.get("tool_calls"), list):
-        record["tool_calls"] = [_call_with_objects(_json(call) if isinstance(call, str) else call) for call in calls]
+        record["tool_calls"] = [decoded(call, where, f"tool_calls[{j}]") for j, call in enumerate(calls)]
     return record
 
 
-def _call_with_objects(call: Any) -> Any:
-    if not isinstance(call, Mapping):
-        return call
-    if not isinstance(call.get("function"), Mapping) and "arguments" in call:  # verifiers' own, without `function`
-        call = {"type": "function", "function": {k: call[k] for k in ("name", "arguments") if k in call},
-                **({"id": call["id"]} if "id" in call else {})}  # fmt: skip
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    arguments = _json(function["arguments"])
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, Mapping) else call
-
-
-def _json(value: Any) -> Any:
-    """Returns what a text of JSON holds; any other value as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+"""Types of a content's parts that hold text."""
 
 
 def _text(value: Any, where: str, field: str) -> str:
@@ -220,10 +275,10 @@ def _text(value: Any, where: str, field: str) -> str:
     parts = []
     for i, block in enumerate(list_of(value, where, field)):
         kind = block.get("type") if isinstance(block, Mapping) else type_name(block)
-        if kind != "text":
+        if kind not in _TEXTS:
             remedy = "jprm's models read no images or files: write what they show as text."
             raise RecordError(where, f"{field}[{i}]", f"is {kind!r}, not text", remedy)
-        parts.append(take(block, "text", str, where, f"{field}[{i}]."))
+        parts.append(take(block, "refusal" if kind == "refusal" else "text", str, where, f"{field}[{i}]."))
     return "".join(parts)
 
 
@@ -237,15 +292,16 @@ def _of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list
             texts.append(take(block, "text", str, where, within))
         elif kind == "thinking" and role == "assistant":
             thoughts.append(take(block, "thinking", str, where, within))
+        elif kind == "redacted_thinking" and role == "assistant":
+            continue  # encrypted: there is no text to read
         elif kind == "tool_use" and role == "assistant":
-            function = {"name": take(block, "name", str, where, within), "arguments": block.get("input", {})}
-            calls.append({"id": take(block, "id", str, where, within), "type": "function", "function": function})
+            function = {"name": take(block, "name", str, where, within), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
             content = block.get("content")
             text = "" if content is None else _text(content, where, within + "content")
             text = f"error: {text}" if block.get("is_error") else text
-            results.append({"role": "tool", "tool_call_id": take(block, "tool_use_id", str, where, within),
-                            "content": text})  # fmt: skip
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
         else:
             remedy = "Only text, thinking, tool_use and tool_result are read: write the rest as text, or remove it."
             raise RecordError(where, field, f"is {kind!r} of the {role}", remedy)
@@ -265,71 +321,71 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str) -> list[R
         elif kind == "reasoning":
             blocks.append({"type": "thinking", "thinking": take(part, "content", str, where, f"{place}[{j}].")})
         elif kind == "tool_call":
-            arguments = _json(part.get("arguments")) or {}
-            blocks.append({"type": "tool_use", "id": part.get("id") or f"call_{j}", "name": part.get("name"),
-                           "input": arguments})  # fmt: skip
+            blocks.append({"type": "tool_use", "id": part.get("id"), "name": part.get("name"),
+                           "input": part.get("arguments")})  # fmt: skip
         elif kind == "tool_call_response":
-            answer = part.get("response", part.get("result"))
+            answer = part.get("response", part.get("result", ""))
             text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-            blocks.append({"type": "tool_result", "tool_use_id": part.get("id") or "call", "content": text})
+            blocks.append({"type": "tool_result", "tool_use_id": part.get("id"), "content": text})
         else:
             blocks.append({"type": kind})
     return _of_blocks("user" if role == "tool" else role, blocks, where, place)
 
 
-def _attributes(attributes: Any, where: str) -> Record:
-    """Returns a span's attributes by name. Raises RecordError where they hold no messages."""
-    if isinstance(attributes, list):  # OTLP's JSON
-        pairs = [(one.get("key"), one.get("value") or {}) for one in attributes if isinstance(one, Mapping)]
-        attributes = {str(key): next(iter(value.values()), None) for key, value in pairs if isinstance(value, Mapping)}
-    if not isinstance(attributes, Mapping) or "gen_ai.output.messages" not in attributes:
-        remedy = "Record contents of messages, which instrumentations leave out by default."
-        raise RecordError(where, "attributes", "have no gen_ai.output.messages", remedy)
-    return dict(attributes)
+_ON_SERVER = ("previous_response_id", "conversation", "prompt")
+"""Fields of the Responses API that name text which a server keeps."""
 
 
-def _responses(request: Mapping[str, Any], item: Mapping[str, Any], where: str) -> list[Record]:
-    """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message."""
-    prompt = request.get("input") or []
+def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str) -> list[Record]:
+    """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message.
+
+    Raises RecordError for an item of another kind, and where a part of the conversation is on the server alone.
+    """
+    for key in _ON_SERVER:
+        if request.get(key) or answer.get(key):
+            remedy = "Write the whole conversation into `input`."
+            raise RecordError(
+                where, key, "names what the server keeps, so that the log lacks what the agent read", remedy
+            )
+    prompt, output = request.get("input") or [], answer.get("output")
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list_of(prompt, where, "input")
-    output = item.get("output", (item.get("response") or {}).get("output"))
-    items = [*items, *list_of(output if output is not None else [], where, "output")]
+    items = [*items, *list_of([] if output is None else output, where, "output")]
+    instructions = request.get("instructions") or answer.get("instructions")
+    if isinstance(instructions, str):
+        items = [{"role": "system", "content": instructions}, *items]
+    elif instructions:
+        items = [*list_of(instructions, where, "instructions"), *items]
     messages: list[Record] = []
-    if isinstance(instructions := request.get("instructions"), str) and instructions:
-        messages.append({"role": "system", "content": instructions})
 
-    def turn() -> Record:
+    def add(key: str, text: str) -> None:
+        """Adds text to the turn, below what it has."""
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        return messages[-1]
+        before = messages[-1].get(key)
+        messages[-1][key] = f"{before}\n{text}" if before and text else before or text
 
     for i, one in enumerate(items):
         field = f"items[{i}]"
         kind = one.get("type", "message") if isinstance(one, Mapping) else type_name(one)
         if kind == "message":
-            content = one.get("content")
-            parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-            texts = [
-                take(part, "text", str, where, f"{field}.content[{j}].")
-                for j, part in enumerate(list_of(parts, where, field + ".content"))
-            ]
+            text = _text(one.get("content"), where, field + ".content")
             if one.get("role") == "assistant":
-                turn()["content"] += "".join(texts)
+                add("content", text)
             else:
-                messages.append({"role": one.get("role"), "content": "".join(texts)})
+                messages.append(_known_role({"role": one.get("role"), "content": text}, where))
         elif kind == "function_call":
+            add("content", "")
             function = {"name": one.get("name"), "arguments": one.get("arguments")}
-            turn().setdefault("tool_calls", []).append(
-                {"id": one.get("call_id"), "type": "function", "function": function}
-            )
+            call = {"id": one.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            output = one.get("output")
-            text = output if isinstance(output, str) else _text(output, where, field + ".output")
+            text = _text(one.get("output"), where, field + ".output")
             messages.append({"role": "tool", "tool_call_id": one.get("call_id"), "content": text})
         elif kind == "reasoning":
-            said = [part.get("text", "") for part in one.get("summary") or [] if isinstance(part, Mapping)]
-            if said:  # encrypted thoughts hold no text, and are left out
-                turn()["reasoning_content"] = "\n".join(said)
+            # The summary retells the content, which open models alone give. Encrypted thoughts have neither
+            key = "content" if one.get("content") else "summary"
+            if thoughts := thoughts_of_blocks(one.get(key), where, f"{field}.{key}"):
+                add("reasoning_content", thoughts)
         else:
             remedy = "Messages, function calls, their outputs and reasoning are read."
             raise RecordError(where, field, f"is {kind!r}", remedy)

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from jprm.io.jsonl import RecordError, list_of, object_of
-from jprm.methods.agents.records import read_trajectory
+from jprm.io.jsonl import RecordError, object_of
+from jprm.methods.agents.records import read_message, read_trajectory
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.tree import SEMANTICS
 
 
 def trajectory_of(record: Record, where: str) -> Record:
     """Returns the record, checked, with a `segment`, so that one exchange of a user and an agent is a trajectory."""
     return read_trajectory({"segment": "turn", **record}, where).record() | {"segment": "turn"}
-
-
-def call_of(name: Any, arguments: Any, call_id: Any = None) -> Record:
-    """Returns a tool call as a message has it. Arguments in the text of a JSON object become that object."""
-    if isinstance(arguments, str):
-        try:
-            value = json.loads(arguments)
-        except (ValueError, RecursionError):
-            value = None
-        arguments = value if isinstance(value, dict) else arguments
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return call if call_id is None else {"id": call_id, **call}
-
-
-def chat_message(message: Any, where: str, field: str) -> Record:
-    """Returns a message of a chat log, without its nulls, and its calls by `call_of`."""
-    message = object_of(message, where, field, "Write a message's object.")
-    record = {key: value for key, value in message.items() if value is not None or key == "content"}
-    if calls := record.pop("tool_calls", None):
-        record["tool_calls"] = []
-        for j, call in enumerate(list_of(calls, where, f"{field}.tool_calls")):
-            place = f"{field}.tool_calls[{j}]"
-            call = object_of(call, where, place, "Write a call's object.")
-            function = object_of(call.get("function"), where, place + ".function", "Write its name and arguments.")
-            record["tool_calls"].append(call_of(function.get("name"), function.get("arguments"), call.get("id")))
-    return record
 
 
 def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -48,7 +22,8 @@ def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     The problem is the task's instruction, which the simulated user has and the agent has not: trials of one task belong
     together. `task_id`, `trial` and `info` stay. The file has no schemas of the tools.
     """
-    messages = [chat_message(m, where, f"traj[{i}]") for i, m in enumerate(take(item, "traj", list, where))]
+    said = enumerate(take(item, "traj", list, where))
+    messages = [read_message(message, "turn", SEMANTICS[0], where, f"traj[{i}]") for i, message in said]
     yield trajectory_of(
         {
             "problem": take(item, "info.task.instruction", str, where),

@@ -17,6 +17,7 @@ from typing import Any
 
 from jprm import steps
 from jprm.io.jsonl import RecordError, answer_of, label_of, list_of, number_of, object_of, text_of, type_name
+from jprm.methods.agents.messages import check_calls, normal_message
 from jprm.tree import NONE, SEMANTICS, Node, ReasoningTree, are_outputs, parent_of, path_to, semantics_of, with_rest
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -89,16 +90,17 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
 
 
 def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Trajectory:
-    """Returns the trajectory of a record.
+    """Returns the trajectory of a record, its messages in the form of `jprm.methods.agents.messages`.
 
-    An absent `content` becomes null. A null or empty content is allowed: a turn may consist of calls alone, a tool may
-    answer nothing.
+    An absent `content` becomes null, which a turn of calls or thoughts alone may have. An empty content is allowed: a
+    tool may answer nothing.
 
     Raises:
       RecordError: names `where`, the message and its field, the reason and what to do about it.
     """
     extra = dict(object_of(record, where, "record", "Write one JSON object a line."))
     messages = list_of(extra.pop("messages", None), where, "messages")
+    _check_prompt(extra, where)
     segment, semantics = read_segment(extra, where), semantics_of(extra, where)
     tools = read_tools(extra.get("tools"), where)
     outcome = extra.get("outcome")
@@ -120,23 +122,23 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
 
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
-    """Returns a message with checked fields, and `content` null where it is absent. Raises RecordError."""
+    """Returns a message in the form of `normal_message`, checked, with `content` null where it is absent.
+
+    Raises RecordError.
+    """
     role = object_of(message, where, field, 'Write {"role": "user", "content": ...}.').get("role")
     if role not in ROLES:
         raise RecordError(where, field + ".role", f"is {role!r}", f"Use one of {', '.join(ROLES)}.")
+    message = normal_message(message, where, field)
     if message.get("function_call"):
         raise RecordError(where, field + ".function_call", "is the older form of a call", "Write `tool_calls`.")
     checked = {**message, "content": message.get("content")}
     _content(checked["content"], role, where, field)
     if (calls := message.get("tool_calls")) is not None:
-        _check_calls(calls, role, where, field + ".tool_calls")
-    for key in ("reasoning_content", "reasoning"):
-        if (thoughts := message.get(key)) is not None:
-            if text_of(thoughts, where, f"{field}.{key}", blank=True) and role != "assistant":
-                raise RecordError(where, f"{field}.{key}", f"is of the {role}", "Only the assistant's is read.")
-    if message.get("reasoning") and message.get("reasoning_content") not in (None, "", message["reasoning"]):
-        remedy = "Keep one of the two."
-        raise RecordError(where, f"{field}.reasoning", "differs from `reasoning_content` beside it", remedy)
+        check_calls(calls, role, where, field + ".tool_calls")
+    elif checked["content"] is None and not message.get("reasoning_content") and role == "assistant":
+        remedy = 'Write the turn\'s text, "" where it wrote nothing.'
+        raise RecordError(where, field + ".content", "is null or absent, and the turn calls no tool", remedy)
     for key in ("tool_call_id", "name"):
         if message.get(key) is not None:
             text_of(message[key], where, f"{field}.{key}", blank=True)
@@ -180,6 +182,14 @@ def check_answer(message: Mapping[str, Any], calls: list | None, where: str, fie
     return calls
 
 
+def _check_prompt(record: Mapping[str, Any], where: str) -> None:
+    """Raises RecordError for text that the agent read and that stands beside the messages: a template writes them."""
+    for key in ("system", "instructions", "documents", "functions"):
+        if record.get(key):
+            remedy = "Write it as the first message, of the role system; functions go into `tools`."
+            raise RecordError(where, key, "is part of the prompt, and a trajectory has it in its messages", remedy)
+
+
 def read_segment(record: Mapping[str, Any], where: str) -> str:
     segment = "turn" if record.get("segment") is None else record["segment"]
     if segment not in SEGMENTS:
@@ -212,30 +222,6 @@ def _content(content: Any, role: str, where: str, field: str) -> None:
             text_of(part["text"], where, f"{field}.content[{j}].text", blank=True)
     elif content is not None:
         text_of(content, where, field + ".content", blank=True)
-
-
-def _check_calls(calls: Any, role: str, where: str, field: str) -> None:
-    list_of(calls, where, field)
-    if calls and role != "assistant":
-        raise RecordError(where, field, f"is of the {role}", "Only the assistant calls tools.")
-    seen = set()
-    for j, call in enumerate(calls):
-        place = f"{field}[{j}]"
-        function = object_of(call, where, place, "Write a call's object.").get("function", call)
-        if not isinstance(function, Mapping):
-            raise RecordError(where, place + ".function", f"is {type_name(function)}", "Write its name and arguments.")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise RecordError(where, place + ".function.name", "is not there or empty", "Name the tool.")
-        arguments = function.get("arguments")
-        if arguments is not None and not isinstance(arguments, str | Mapping):
-            reason = f"is {type_name(arguments)}, neither an object nor its JSON text"
-            raise RecordError(where, place + ".function.arguments", reason, "Write an object.")
-        if (call_id := call.get("id")) is not None:
-            if text_of(call_id, where, place + ".id", blank=True) in seen:
-                raise RecordError(
-                    where, place + ".id", f"{call_id!r} is of another call too", "Give each call its own."
-                )
-            seen.add(call_id)
 
 
 def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where: str, field: str) -> None:
@@ -303,8 +289,6 @@ def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]
             continue
         null = "content" in node.extra and node.extra["content"] is None
         others = {key: value for key, value in node.extra.items() if key not in ("content", *OWN_KEYS)}
-        if others.get("reasoning") and not others.get("reasoning_content"):  # vLLM's name; templates know the other
-            others["reasoning_content"] = others.pop("reasoning")
         messages.append({"role": node.role, "content": None if null else node.text, **others})
     return messages
 
@@ -442,6 +426,7 @@ def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
     extra, nodes = dict(record), []
     records = list_of(extra.pop("nodes"), where, "nodes")
     segment, semantics = read_segment(extra, where), semantics_of(extra, where)
+    _check_prompt(extra, where)
     read_tools(extra.get("tools"), where)
     answer = answer_of(extra.get("answer"), where, "answer")
     for key, absent in (("answer", answer is None), ("semantics", semantics == SEMANTICS[0])):

@@ -1,0 +1,175 @@
+"""One form of chat messages: what clients, servers and frameworks write in several ways is written in one.
+
+| in a log | after `normal_message` |
+|---|---|
+| thoughts in one of `THOUGHTS`, in a wrapper of a gateway's fields, or in parts of the content | `reasoning_content` |
+| `refusal`, or a part of the type refusal | the content |
+| arguments as JSON text; absent, null or empty ones | an object |
+| a call's name and arguments without `function` | in `function` |
+| ids that are null or "" | absent |
+
+Every reader of messages calls it, so that one conversation gives a model one text, whichever client logged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jprm.io.jsonl import RecordError, dump, list_of, object_of, parse, text_of, type_name
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
+"""Fields in which servers and clients put what a model thought before its answer. Blocks hold text in lists."""
+
+WRAPPERS = ("provider_specific_fields", "extra_content")
+"""Fields of gateways around the fields of a provider, thoughts among them."""
+
+_PARTS_OF_THOUGHT = ("thinking", "reasoning", "redacted_thinking")
+_TEXTS_OF_THOUGHT = ("thinking", "text", "summary", "reasoning", "content")
+"""Types of a content's parts that are thoughts, and the keys of their text. An encrypted thought has none of them."""
+
+
+def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
+    """Returns a message in the one form. Other keys stay as they are.
+
+    Raises:
+      RecordError: arguments that are no object, or text that is not one's JSON; thoughts or a refusal of another role
+        than the assistant's; two of them that differ. It names the field.
+    """
+    thoughts, normal = split_thoughts(message, where, field + ".")
+    content, refusal = message.get("content"), normal.pop("refusal", None)
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+        if said := [part for part, kind in zip(content, kinds, strict=True) if kind in _PARTS_OF_THOUGHT]:
+            inside = thoughts_of_blocks(said, where, f"{field}.content")
+            thoughts = _one_of({"reasoning_content": thoughts, "content": inside}, where, field + ".")
+        normal["content"] = content = [
+            {"type": "text", "text": part.get("refusal")} if kind == "refusal" else part
+            for part, kind in zip(content, kinds, strict=True) if kind not in _PARTS_OF_THOUGHT
+        ]  # fmt: skip
+    if refusal not in (None, ""):
+        if text_of(refusal, where, field + ".refusal") != content and content:
+            raise RecordError(where, field + ".refusal", "stands beside another content", "Keep one of the two.")
+        normal["content"] = refusal
+    for key, said in (("refusal", refusal), ("reasoning_content", thoughts)):
+        if said and message.get("role") != "assistant":
+            given = next((name for name in THOUGHTS if message.get(name)), key) if key == "reasoning_content" else key
+            raise RecordError(where, f"{field}.{given}", f"is of the {message.get('role')}",
+                              "Only the assistant's is read.")  # fmt: skip
+    if thoughts or message.get("reasoning_content") is not None:
+        normal["reasoning_content"] = thoughts
+    for key in ("tool_calls", "function_call", "tool_call_id", "name", "audio"):
+        if key in normal and normal[key] in (None, "", [], {}):
+            del normal[key]
+    if isinstance(calls := normal.get("tool_calls"), list):
+        normal["tool_calls"] = [_normal_call(call, where, f"{field}.tool_calls[{j}]") for j, call in enumerate(calls)]
+    return normal
+
+
+def decoded(value: Any, where: str, field: str) -> Any:
+    """Returns the value of JSON text, None for blank text; what is no text as it is.
+
+    Raises RecordError for text that is not JSON, half a surrogate pair, NaN, or a key that an object has twice.
+    """
+    if not isinstance(value, str):
+        return value
+    text_of(value, where, field, blank=True)
+    try:
+        return parse(value.encode(), where) if value.strip() else None
+    except RecordError as error:
+        raise RecordError(where, field, f"is text that {error.reason}", "Write whole JSON, or its object.") from None
+
+
+def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[str, dict[str, Any]]:
+    """Returns the thoughts that the fields of a message or record hold, "" for none, and the other fields.
+
+    Several fields may hold the same thoughts, as gateways write them. Raises RecordError where they differ.
+    """
+    flags = {key for key in THOUGHTS[2:] if not isinstance(fields.get(key), str | list)}  # such as "thinking": true
+    found = {key: thoughts_of_blocks(fields.get(key), where, prefix + key) for key in THOUGHTS if key not in flags}
+    others = {key: value for key, value in fields.items() if key not in found}
+    for wrapper in WRAPPERS:
+        inner = fields.get(wrapper)
+        if not isinstance(inner, Mapping):
+            continue
+        names = [key for key in (*THOUGHTS, "thought") if isinstance(inner.get(key), str | list)]
+        found |= {
+            f"{wrapper}.{key}": thoughts_of_blocks(inner[key], where, f"{prefix}{wrapper}.{key}") for key in names
+        }
+        if names:
+            others[wrapper] = {key: value for key, value in inner.items() if key not in names}
+    return _one_of(found, where, prefix), others
+
+
+def _one_of(found: Mapping[str, str], where: str, prefix: str) -> str:
+    """Returns the first text of fields that say the same but for white space."""
+    said = {key: text for key, text in found.items() if text.strip()}
+    first = next(iter(said), "")
+    for key, text in said.items():
+        if text.split() != said[first].split():
+            raise RecordError(where, prefix + key, f"differs from `{prefix}{first}` beside it", "Keep one of the two.")
+    return said[first] if said else ""
+
+
+def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
+    """Returns the text of thoughts, which may be in blocks, one below the other; "" for encrypted ones.
+
+    Raises RecordError for what is no text and no list of blocks.
+    """
+    if not isinstance(value, list):
+        return "" if value is None else text_of(value, where, field, blank=True)
+    texts = []
+    for j, block in enumerate(value):
+        place = f"{field}[{j}]"
+        block = object_of(block, where, place, 'Write {"type": "thinking", "thinking": "..."}.')
+        key = next((key for key in _TEXTS_OF_THOUGHT if block.get(key) is not None), "")
+        said = block.get(key)
+        parts = said if isinstance(said, list) else [{"text": said or ""}]  # Mistral's thoughts have parts of text
+        inner = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+        texts.append("".join(text_of(text, where, f"{place}.{key}", blank=True) for text in inner))
+    return "\n".join(text for text in texts if text)
+
+
+def _normal_call(call: Any, where: str, field: str) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if "function" not in call and "name" in call:
+        function = {key: call[key] for key in ("name", "arguments") if key in call}
+        call = {**{k: v for k, v in call.items() if k not in function}, "type": "function", "function": function}
+    call = {key: value for key, value in call.items() if key != "id" or value not in (None, "")}
+    if not isinstance(function := call.get("function"), Mapping):
+        return call
+    place = field + ".function.arguments"
+    given = function.get("arguments")
+    arguments = decoded(given, where, place)
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, Mapping):
+        reason = f"is JSON text of {type_name(arguments)}" if isinstance(given, str) else f"is {type_name(arguments)}"
+        raise RecordError(where, place, f"{reason}, not an object", "Write an object of the tool's parameters.")
+    try:
+        dump(arguments).encode()
+    except (UnicodeEncodeError, ValueError, TypeError, RecursionError) as error:
+        raise RecordError(
+            where, place, f"is not JSON ({error})", "Write whole characters and finite numbers."
+        ) from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def check_calls(calls: Any, role: str, where: str, field: str) -> None:
+    """Raises RecordError for calls in the one form without a name, with the id of another, or of another role."""
+    list_of(calls, where, field)
+    if calls and role != "assistant":
+        raise RecordError(where, field, f"is of the {role}", "Only the assistant calls tools.")
+    seen = set()
+    for j, call in enumerate(calls):
+        place = f"{field}[{j}]"
+        function = object_of(call, where, place, "Write a call's object.").get("function", call)
+        if not isinstance(function, Mapping):
+            raise RecordError(where, place + ".function", f"is {type_name(function)}", "Write its name and arguments.")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise RecordError(where, place + ".function.name", "is not there or empty", "Name the tool.")
+        if (call_id := call.get("id")) is not None:
+            if text_of(call_id, where, place + ".id", blank=True) in seen:
+                reason = f"{call_id!r} is of another call too"
+                raise RecordError(where, place + ".id", reason, "Give each call its own, or none of them one.")
+            seen.add(call_id)

@@ -1,0 +1,316 @@
+"""Messages as clients, servers and frameworks write them: one conversation is one record, however it is logged."""
+
+import copy
+import json
+
+import pytest
+
+from jprm.apps import cli
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.readers import find
+from jprm.tree import record_of, tree_of
+
+ASK = {"role": "user", "content": "What does a lamp cost?"}
+TOLD = {"role": "tool", "tool_call_id": "c1", "content": "12"}
+LAST = {"role": "assistant", "content": "It costs 12."}
+THOUGHT = "This is wrong, I guess."
+
+
+def call(arguments, **fields):
+    return {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": arguments}} | fields
+
+
+def turn(arguments=None, **fields):
+    return {"role": "assistant", "content": None, "tool_calls": [call({} if arguments is None else arguments)]} | fields
+
+
+def talk(*messages, **fields):
+    return copy.deepcopy({"messages": list(messages), **fields})
+
+
+def read(name, item):
+    reader = find(name)
+    return list(reader.parse(json.loads(json.dumps(item)), "f:1", reader.options()))
+
+
+def said(record):
+    """Returns what a template sees of a record's messages."""
+    return [{k: v for k, v in message.items() if v is not None} for message in record_of(tree_of(record))["messages"]]
+
+
+ARGUMENTS = {
+    '{"item": "lamp"}': {"item": "lamp"},
+    '{"item":"lamp"}': {"item": "lamp"},
+    '{"item":"l\\u00e4mp"}': {"item": "lämp"},
+    '{"item": "\\ud83d\\ude00"}': {"item": "😀"},
+    "": {},
+    " \n": {},
+    "null": {},
+    "{}": {},
+    None: {},
+}
+
+
+@pytest.mark.parametrize("given", ARGUMENTS)
+def test_arguments_are_an_object_at_every_door(given):
+    wanted = tree_of(talk(ASK, turn(ARGUMENTS[given]), TOLD, LAST))
+    record = talk(ASK, turn(), TOLD, LAST)
+    record["messages"][1]["tool_calls"][0]["function"]["arguments"] = given
+    assert tree_of(record) == wanted
+    (logged,) = read("openai", record)
+    assert said(logged) == said(record)
+    nodes = [message | {"parent": i - 1} for i, message in enumerate(record["messages"])]
+    assert [node.extra for node in tree_of({"nodes": nodes}).nodes] == [node.extra for node in wanted.nodes]
+    bare = talk(ASK, turn(), TOLD, LAST)
+    bare["messages"][1]["tool_calls"] = [{"id": "c1", "name": "lookup", "arguments": given}]
+    assert tree_of(bare) == wanted
+    del record["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert tree_of(record) == tree_of(talk(ASK, turn({}), TOLD, LAST))
+
+
+BROKEN = ['{"c": "\\ud83d"}', '{"x": NaN}', '{"x": 1e999}', '{"item":"lamp","item":"desk"}', '{"x": 1', "lamp",
+          '"lamp"', "[1]", "3", '"{}"']  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_arguments_that_are_no_object_are_refused_with_their_place(text):
+    record = talk(ASK, turn(text), TOLD, LAST)
+    for reader in (lambda: tree_of(record, "f:1"), lambda: read("openai", record)):
+        with pytest.raises(RecordError) as caught:
+            reader()
+        place = ("f:1", "messages[1].tool_calls[0].function.arguments")
+        assert (caught.value.where, caught.value.field) == place
+    for value in ({"x": float("nan")}, {"x": "\ud83d"}):
+        with pytest.raises(RecordError, match="arguments"):
+            tree_of(talk(ASK, turn(value), TOLD, LAST))
+
+
+def test_a_log_with_broken_arguments_is_prepared_without_them(tmp_path):
+    lines = [json.dumps(talk(ASK, turn(text), TOLD, LAST, outcome=1)) for text in ["{}", *BROKEN]]
+    (tmp_path / "log.jsonl").write_text("".join(line + "\n" for line in lines))
+    prepare = ["prepare", "openai", "--source", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "log")]
+    assert cli.main(prepare) == 2
+    assert cli.main([*prepare, "--on-error", "skip"]) == 0
+    assert (tmp_path / "log/rejects.jsonl").read_text().splitlines() == lines[1:]
+
+
+THOUGHTS = [
+    {"reasoning_content": THOUGHT},
+    {"reasoning": THOUGHT},
+    {"thinking": THOUGHT},
+    {"thinking_blocks": [{"type": "thinking", "thinking": THOUGHT, "signature": "x"}]},
+    {"thinking_blocks": [{"type": "redacted_thinking", "data": "x"}, {"type": "thinking", "thinking": THOUGHT}]},
+    {"reasoning_details": [{"type": "reasoning.text", "text": THOUGHT}, {"type": "reasoning.encrypted", "data": "x"}]},
+    {"reasoning_details": [{"type": "reasoning.summary", "summary": THOUGHT}], "reasoning": THOUGHT},
+    {"extra_content": {"thought": THOUGHT}},
+    {"provider_specific_fields": {"reasoning_content": THOUGHT, "thinking_blocks": [{"thinking": THOUGHT}]}},
+]
+
+
+@pytest.mark.parametrize("fields", [*THOUGHTS, {"content": [{"type": "thinking", "thinking": THOUGHT}]}])
+def test_thoughts_have_one_name(fields):
+    wanted = said(talk(ASK, turn(reasoning_content=THOUGHT), TOLD, LAST))
+    record = talk(ASK, turn() | fields, TOLD, LAST)
+    messages = said(record)
+    for message in messages:
+        assert message.pop("provider_specific_fields", {}) == message.pop("extra_content", {}) == {}
+    if "content" in fields:
+        messages[1] = {key: value for key, value in messages[1].items() if key != "content"}
+    assert messages == wanted
+    if "content" not in fields:
+        plain, thought = talk(ASK, LAST | fields), talk(ASK, LAST | {"reasoning_content": THOUGHT})
+        assert tree_of(plain).nodes == tree_of(thought).nodes
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (LAST | {"thinking": "A.", "reasoning": "B."}, "messages[1].thinking"),
+        (LAST | {"thinking_blocks": [{"thinking": 3}]}, "messages[1].thinking_blocks[0].thinking"),
+        (LAST | {"thinking_blocks": ["A."]}, "messages[1].thinking_blocks[0]"),
+        (LAST | {"refusal": "No."}, "messages[1].refusal"),
+        (LAST | {"content": None}, "messages[1].content"),
+        (ASK | {"thinking_blocks": [{"thinking": "A."}]}, "messages[1].thinking_blocks"),
+        (ASK | {"refusal": "No."}, "messages[1].refusal"),
+    ],
+)
+def test_texts_that_differ_or_have_no_place_are_refused(message, field):
+    with pytest.raises(RecordError) as caught:
+        tree_of(talk(ASK, message, LAST, segment="turn"))
+    assert caught.value.field == field
+
+
+def test_a_refusal_is_the_text_of_its_turn():
+    wanted = said(talk(ASK, turn(), TOLD, LAST | {"content": "I cannot tell prices."}))
+    for last in (
+        {"role": "assistant", "content": None, "refusal": "I cannot tell prices."},
+        {"role": "assistant", "content": "I cannot tell prices.", "refusal": "I cannot tell prices."},
+    ):
+        assert said(talk(ASK, turn(), TOLD, last)) == wanted
+        assert [node.text for node in tree_of(talk(ASK, last)).nodes] == ["I cannot tell prices."]
+    part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot tell prices."}]}
+    assert tree_of(talk(ASK, turn(), TOLD, part)).nodes[-1].text == "I cannot tell prices."
+
+
+@pytest.mark.parametrize("key", ["system", "instructions", "documents", "functions"])
+def test_a_prompt_beside_the_messages_is_refused(key):
+    for record in (talk(ASK, turn(), TOLD, LAST), {"nodes": [ASK | {"parent": -1}, LAST | {"parent": 0}]}):
+        assert tree_of(record | {key: None})
+        with pytest.raises(RecordError) as caught:
+            tree_of(record | {key: ["Be short."]})
+        assert caught.value.field == key
+
+
+def test_ids_that_say_nothing_are_none():
+    for no_id in ("", None):
+        calls = [call({"item": item}, id=no_id) for item in ("lamp", "desk")]
+        record = talk(ASK, turn(tool_calls=calls), TOLD | {"tool_call_id": no_id}, TOLD | {"tool_call_id": no_id}, LAST)
+        messages = said(record)
+        assert all("id" not in one for one in messages[1]["tool_calls"])
+        assert not any("tool_call_id" in message for message in messages)
+
+
+# ---- Logs.
+
+ITEMS = [
+    {"type": "function_call", "call_id": "c1", "name": "lookup", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "12"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It costs 12."}]},
+]
+
+
+def summary(text):
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+
+
+def test_all_thoughts_of_a_response_are_kept():
+    raw = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I look."}]}
+    hidden = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    for items, wanted in (
+        ([summary("First."), summary("Second.")], "First.\nSecond."),
+        ([raw], "I look."),
+        ([hidden, raw | {"summary": [{"type": "summary_text", "text": "Looks."}]}], "I look."),
+        ([hidden], None),
+    ):
+        (record,) = read("openai", {"input": "q", "output": [*items, *ITEMS]})
+        assert record["messages"][1].get("reasoning_content") == wanted
+    (record,) = read("openai", {"input": "q", "output": [summary("First."), ITEMS[0], summary("Second."), *ITEMS[1:]]})
+    assert record["messages"][1]["reasoning_content"] == "First.\nSecond."
+    (record,) = read("openai", {"input": "q", "output": [ITEMS[2], ITEMS[2]]})
+    assert record["messages"][1]["content"] == "It costs 12.\nIt costs 12."
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
+    (record,) = read(
+        "openai", {"input": "q", "output": [refused], "instructions": [{"role": "developer", "content": "Hm."}]}
+    )
+    assert [(m["role"], m["content"]) for m in record["messages"]] == [
+        ("system", "Hm."), ("user", "q"), ("assistant", "I cannot.")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        ({"previous_response_id": "resp_1", "input": "And a desk?", "output": ITEMS[2:]}, "previous_response_id"),
+        ({"conversation": {"id": "c"}, "input": "And a desk?", "output": ITEMS[2:]}, "conversation"),
+        ({"prompt": {"id": "p"}, "input": "q", "output": ITEMS[2:]}, "prompt"),
+        ({"input": "q", "response": {"previous_response_id": "r", "output": ITEMS[2:]}}, "previous_response_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}], "output": []}, "items[0].content[0]"),
+        ({"messages": "[{"}, "messages"),
+        ({"custom_id": "a", "response": {"body": {"choices": [{"message": LAST}]}}}, "messages"),
+        (talk(ASK, LAST, reward={"total": 1}), "reward"),
+    ],
+)
+def test_a_log_that_lacks_what_the_agent_read_is_refused(item, field):
+    with pytest.raises(RecordError) as caught:
+        read("openai", item)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [({"reward": 0.0}, 0), ({"success": True}, 1), ({"resolved": False}, 0), ({"score": 0.25}, 0.25),
+     ({"outcome": 1, "reward": 0.5}, 1), ({"reward": None, "resolved": True}, 1), ({}, None)],
+)  # fmt: skip
+def test_outcomes_are_read_under_the_names_in_use(fields, outcome):
+    (record,) = read("openai", talk(ASK, LAST) | fields)
+    assert record.get("outcome") == outcome
+    (record,) = read("anthropic", talk(ASK, LAST) | fields)
+    assert record.get("outcome") == outcome
+    (record,) = read("otel", {"attributes": {"gen_ai.output.messages": [PART_OF_ANSWER]}} | fields)
+    assert record.get("outcome") == outcome
+
+
+def test_messages_may_be_json_text_and_rollouts_texts():
+    (wanted,) = read("openai", talk(ASK, LAST))
+    assert read("openai", {"messages": json.dumps([ASK, LAST])}) == [wanted]
+    assert read("openai", {"prompt": ASK["content"], "completion": LAST["content"]}) == [wanted]
+    assert read("verifiers", {"prompt": ASK["content"], "completion": [LAST], "reward": 1}) == [wanted | {"outcome": 1}]
+    batch = {"request": {"body": {"messages": [ASK]}}, "response": {"body": {"choices": [{"message": LAST}]}}}
+    assert read("openai", batch) == [wanted]
+
+
+def test_each_choice_of_a_response_is_a_trajectory():
+    choices = [{"message": LAST}, {"message": LAST | {"content": "It costs 13."}}]
+    records = read("openai", {"request": {"messages": [ASK]}, "response": {"choices": choices}})
+    assert [record["messages"][-1]["content"] for record in records] == ["It costs 12.", "It costs 13."]
+    answers = [PART_OF_ANSWER, {"role": "assistant", "parts": [{"type": "text", "content": "13"}]}]
+    records = read("otel", {"attributes": {"gen_ai.output.messages": answers}})
+    assert [record["messages"][-1]["content"] for record in records] == ["12", "13"]
+
+
+PART_OF_ANSWER = {"role": "assistant", "parts": [{"type": "text", "content": "12"}]}
+ONE = {"type": "tool_call", "name": "lookup", "arguments": {}}
+SAYS = {"type": "tool_call_response", "response": "12"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "answers"),
+    [
+        ([ONE], [SAYS]),
+        ([ONE | {"id": None}], [SAYS | {"id": None}]),
+        ([{"type": "text", "content": "I look."}, ONE], [SAYS]),
+        ([ONE, ONE], [SAYS, SAYS]),
+        ([ONE | {"id": "c1"}], [SAYS]),
+        ([ONE | {"arguments": '{"item": "lamp"}'}], [{"type": "tool_call_response"}]),
+    ],
+)
+def test_calls_without_ids_are_answered_in_order(calls, answers):
+    asked = [
+        {"role": "user", "parts": [{"type": "text", "content": "q"}]},
+        {"role": "assistant", "parts": calls},
+        {"role": "tool", "parts": answers},
+    ]
+    attributes = {"gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps([PART_OF_ANSWER])}
+    (record,) = read("otel", {"attributes": attributes})
+    called = [one["function"]["name"] for one in record["messages"][1]["tool_calls"]]
+    assert called == ["lookup"] * sum(part["type"] == "tool_call" for part in calls)
+    told = [message["content"] for message in record["messages"] if message["role"] == "tool"]
+    assert told == [answer.get("response", "") for answer in answers]
+
+
+def any_value(value):
+    """Returns a value as OTLP's JSON has it."""
+    if isinstance(value, dict):
+        return {"kvlistValue": {"values": [{"key": k, "value": any_value(v)} for k, v in value.items()]}}
+    return (
+        {"arrayValue": {"values": [any_value(one) for one in value]}}
+        if isinstance(value, list)
+        else {"stringValue": value}
+    )
+
+
+@pytest.mark.parametrize("write", [any_value, lambda value: {"stringValue": json.dumps(value)}])
+def test_exports_of_otlp_are_read_as_exporters_write_them(write):
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "q"}]},
+             {"role": "assistant", "parts": [ONE | {"arguments": {"item": ["lamp"]}}]},
+             {"role": "tool", "parts": [SAYS]}]  # fmt: skip
+    said = {"gen_ai.input.messages": asked, "gen_ai.output.messages": [PART_OF_ANSWER]}
+    (wanted,) = read("otel", {"traceId": "t", "attributes": said})
+    attributes = [{"key": key, "value": write(value)} for key, value in said.items()]
+    attributes += [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "3"}}]
+    span, other = {"traceId": "t", "name": "chat", "attributes": attributes}, {"name": "tool", "attributes": []}
+    assert read("otel", {"resourceSpans": [{"scopeSpans": [{"spans": [other, span, span]}]}]}) == [wanted, wanted]
+    logs = {"resource": {"attributes": []}, "scopeLogs": [{"logRecords": [span]}]}
+    assert read("otel", {"resourceLogs": [logs]}) == [wanted]
+    assert read("otel", {"traceId": "t", "attributes": [], "events": [{"attributes": attributes}]}) == [wanted]
+    with pytest.raises(RecordError, match=r"gen_ai\.output\.messages"):
+        read("otel", {"resourceSpans": [{"scopeSpans": [{"spans": [other]}]}]})
