@@ -47,7 +47,7 @@ def test_commands_exist(page, capsys):
     """Every command that a page shows is one, with the options that it shows."""
     for line in _commands(page):
         words = line.split()[1:]
-        names = words[: 2 if words[0] in ("annotate", "eval", "fuse", "label", "migrate", "search") else 1]
+        names = words[: 2 if words[0] in ("annotate", "eval", "fuse", "label", "search") else 1]
         with pytest.raises(SystemExit) as stop:
             cli.main([*names, "--help"])
         text = capsys.readouterr().out

@@ -1,7 +1,5 @@
-"""From TRL's PRM trainer: its settings as an experiment, and the same losses, step by step, as TRL 1.13 itself."""
+"""The losses of TRL 1.13's PRM trainer, step by step."""
 
-import ast
-import dataclasses
 import json
 import os
 import pathlib
@@ -13,9 +11,8 @@ import pytest
 import tiny_run as tiny
 from test_export import untrained
 
-from jprm import experiment as experiments
-from jprm.apps import cli
-from jprm.apps.cli.migrate import experiment_file, read
+from jprm.checkpoints.base import model_config
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.formats.export.export import export
 from jprm.pack import pack
 from jprm.rows import empty_rows
@@ -73,62 +70,23 @@ def script(tmp_path):
     return tmp_path / "train_prm.py"
 
 
-def migrated(script, tmp_path, *options):
-    out = tmp_path / "migrated.py"
-    assert cli.main(["migrate", "trl", str(script), "--out", str(out), *options]) == 0
-    return experiments.load(out, [f"data.train=[{json.dumps(str(tmp_path / 'train.jsonl'))}]"])
-
-
-def test_a_script_becomes_an_experiment_and_is_not_executed(script, tmp_path, capsys):
-    script.write_text(script.read_text() + f"\nopen({str(tmp_path / 'executed')!r}, 'w')\n")
-    config = migrated(script, tmp_path)
-    o = config.optimizer
-    assert (o.learning_rate, o.decay, o.warmup_steps, o.b2, o.weight_decay, o.clip_norm) == (
-        3e-3, "linear", 0, 0.999, 0.01, 1.0
+def experiment(base, data):
+    """The settings of `SCRIPT`, and TRL's defaults where it has none."""
+    return Experiment(
+        name="trl",
+        base=base,
+        tokenizer=base,
+        model=model_config(base, head="binary", dtype="float32", remat="nothing"),
+        data=DataConfig(train=(data,), supervise="step", too_long="truncate", tokens=128, slots=128, rows=4,
+                        micro_rows=4),
+        target=TargetConfig(labels="correctness", neutral="none", after_error="keep"),
+        objective="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=0, decay="linear", b2=0.999, eps=1e-8,
+                                  weight_decay=0.01, clip_norm=1.0),
+        steps=20,
+        log_every=1,
+        checkpoint_every=20,
     )  # fmt: skip
-    assert (config.steps, config.data.rows, config.data.micro_rows, config.data.tokens) == (20, 4, 4, 128)
-    assert (config.model.dtype, config.model.remat, config.model.head) == ("float32", "nothing", "binary")
-    assert config.base == str(tmp_path / "base") and config.target.labels == "correctness"
-    assert "PRMConfig.seed (line 26)" in capsys.readouterr().out and config.seed == 42  # TRL's default
-    assert not (tmp_path / "executed").exists()
-    assert cli.main(["migrate", "trl", str(script), "--out", str(tmp_path / "migrated.py")]) == 2  # it is there
-
-
-def test_what_has_no_counterpart_is_named(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "model_name_or_path: Qwen/Qwen2-0.5B\ndataset_name: trl-lib/math_shepherd\nlearning_rate: 2e-5\n"
-        "lr_scheduler_type: inverse_sqrt\nstep_separator: '\\n\\n'\ntrain_on_last_step_only: true\noptim: adafactor\n"
-        "neftune_noise_alpha: 5\nuse_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj, conv]\nbf16: true\n"
-        "gradient_accumulation_steps: 4\nreport_to: [tensorboard]\nwarmup_ratio: 0.1\nlogging_steps: 5\n"
-    )
-    text, lost = experiment_file(read(path), examples=1000)
-    ast.parse(text)
-    for word in ("inverse_sqrt", "step_separator", "train_on_last", "adafactor", "neftune", "conv"):
-        assert any(word in line for line in lost) and word in text
-    assert not any("logging" in line or "bf16" in line or "report" in line for line in lost)
-    for part in (
-        "rank=4", 'targets=r"/(query|value)$"', "rows=32", "micro_rows=8", "steps=94", "warmup_steps=9", "'bfloat16'",
-        "trackers=('tensorboard',)", "log_every=5", "learning_rate=2e-05",
-    ):  # fmt: skip
-        assert part in text
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.py", "x = 1\n", "calls no PRMConfig"),
-        ("a.py", "x = (\n", "is no Python"),
-        ("a.py", "PRMConfig(learning_rate=1e-4)\n", "give --examples"),
-        ("a.py", "PRMConfig(learning_rate='fast', max_steps=3)\n", "learning_rate: is 'fast'"),
-        ("a.json", "[1]", "is no object of settings"),
-        ("a.yaml", "a: [", "neither JSON nor YAML"),
-    ],
-)
-def test_what_is_no_setting_of_the_trainer_is_refused(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=message):
-        experiment_file(read(tmp_path / name))
 
 
 def own_losses(config, records):
@@ -153,8 +111,7 @@ def test_losses_are_those_of_trl_step_by_step(script, tmp_path):
     python = os.environ.get("JPRM_TRL", "")
     if not pathlib.Path(python).is_file():
         pytest.skip("needs an environment with trl 1.13: set JPRM_TRL to its Python")
-    config = migrated(script, tmp_path)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, slots=128))
+    config = experiment(str(tmp_path / "base"), str(tmp_path / "train.jsonl"))
     records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     records = [record | {"prompt": record["prompt"].rstrip("\n")} for record in records]  # jprm writes the newline
     done = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=900, check=False)

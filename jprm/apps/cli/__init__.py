@@ -40,7 +40,6 @@ from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
 from jprm.apps.cli.label import annotate, label
-from jprm.apps.cli.migrate import migrate
 from jprm.apps.cli.runs import plan, report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import fuse, search
@@ -430,7 +429,6 @@ app.command(
     name="annotate",
     help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
 )
-app.command(migrate, name="migrate", help="Write an experiment from another trainer's settings: trl.")
 app.command(fuse, name="fuse", help="Fit a verifier that weighs evidence from many sources.")
 app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
 
