@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import json
 import shutil
-import sys
 import threading
 import types
 
@@ -215,15 +214,6 @@ def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, se
         refused(error, message, on, other, learner, tmp_path)
     with pytest.raises(ValueError, match="temperature=0.5"):
         experiment(tmp_path, temperature=0.5, engine=EngineConfig("http://localhost:1"))
-
-
-@pytest.mark.parametrize("kind", sorted(engines.ENGINES_HERE))
-def test_an_engine_in_this_process_has_no_url_and_is_named_where_it_is_missing(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    for package in ("vllm", "sgl_jax"):
-        monkeypatch.setitem(sys.modules, package, None)
-    refused(ValueError, f"kind='{kind}' is no server", EngineConfig, "http://localhost:1", kind=kind)
-    refused(FileNotFoundError, f"engine.kind='{kind}'", engines.ENGINES_HERE[kind], tmp_path, 64, "float32", 1)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from jprm.io.storage import Place, path_of
 from jprm.methods.agents import environment
 from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.evaluate.blocks import decided, percent, points
-from jprm.methods.policy.engine import ENGINES_HERE, Probes, RemoteSampler, SamplerHere
+from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl import RESULT, refresh, rollout, sampling
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
@@ -143,10 +143,9 @@ class Loop:
             self._check_records(native_layout(trainer.tokenizer))  # before parameters go to an engine
             make: Callable[..., Sampler] = Sampler
             if config.engine:
-                kind = SamplerHere if config.engine.kind in ENGINES_HERE else RemoteSampler
                 prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
                 probes = Probes(prefixes, self._folder / "engine", config.tokens)
-                make = functools.partial(kind, config.engine, probes)
+                make = functools.partial(RemoteSampler, config.engine, probes)
             mesh = own_mesh(trainer.mesh)
             mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
             options = sampler_options(config)
