@@ -202,6 +202,13 @@ def test_nothing_kept_is_an_error_with_the_account_printed(tmp_path, console):
     assert f"excluded, in {source}" in console.export_text() and not (tmp_path / "out").exists()
 
 
+def test_records_without_a_label_and_all_right_ones_are_counted(tmp_path, console):
+    source = lines(tmp_path / "s.jsonl", chain("p"), chain("q", labels=[None, None]), chain("r", labels=[1, 1]))
+    report = prepare("jsonl", [source], tmp_path / "out", console=console)
+    assert (report.unlabelled, report.all_right) == (1, 1)
+    assert "records without a label" in console.export_text()
+
+
 def test_a_download_must_have_its_checksum(tmp_path, console):
     remote = tmp_path / "remote"
     remote.mkdir()

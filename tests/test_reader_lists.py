@@ -1,10 +1,12 @@
 """JSON lists as sources, with edge cases."""
 
+import decimal
 import gzip
 import json
 from typing import Any
 
 import pytest
+from refusing import refused
 
 from jprm.io.jsonl import Rejects
 from jprm.methods.data.readers import find
@@ -81,6 +83,87 @@ def test_columns_take_the_place_of_the_first_error(tmp_path):
     for options in ({"first_error": "first"}, {"first_error": "first", "first_step": 0, "labels": "l"}):
         with pytest.raises(ValueError, match="first_error"):
             columns(tmp_path, items[0], **options)
+
+
+@pytest.mark.parametrize("none", ["N/A", "", None, "null", "none", -1, 0, "-1"])
+def test_a_wrong_solution_without_a_first_error_has_no_labels(tmp_path, none):
+    item = {"q": "p", "s": ["a", "b"], "first": none}
+    options = {"first_error": "first", "first_step": 1, "correct": "ok"}
+    for wrong in (False, 0, "wrong", "Incorrect", "no"):
+        (record,) = columns(tmp_path, item | {"ok": wrong}, **options)
+        assert record["labels"] == [None, None] and record["correct"] is False and "first_error" not in record
+    for right in (True, 1, "correct", "Right", "yes", None):
+        (record,) = columns(tmp_path, item | {"ok": right}, **options)
+        assert (record["labels"], record["first_error"]) == ([1, 1], -1)
+    nested = {"q": "p", "s": [["a", "b"], ["c"]], "first": [none, none], "ok": [False, True]}
+    first, second = columns(tmp_path, nested, **options)
+    assert first["labels"] == [None, None] and second["labels"] == [1]
+    refused(RecordError, "ok", columns, tmp_path, item | {"ok": "perhaps"}, **options)
+
+
+def test_benchmarks_without_a_first_error_are_not_all_right_by_themselves(tmp_path):
+    item = {"problem": "p", "steps": ["a"], "label": -1, "final_answer_correct": False}
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps(item))
+    refused(RecordError, "label", list, find("processbench").read(path))
+    item = {"modified_question": "p", "modified_process": ["a"], "error_steps": [], "classification": "circular"}
+    path.write_text(json.dumps(item))
+    refused(RecordError, "error_steps", list, find("prmbench").read(path))
+    path.write_text(json.dumps(item | {"classification": "multi_solutions"}))
+    assert [record["labels"] for _, record in find("prmbench").read(path)] == [[1]]
+
+
+def test_columns_go_through_lists_of_objects(tmp_path):
+    item = {"q": "p", "s": [{"text": "a", "label": 1}, {"text": "b", "label": 0}]}
+    (record,) = columns(tmp_path, item, steps="s.text", labels="s.label")
+    assert (record["steps"], record["labels"]) == (["a", "b"], [1, 0])
+    chains = columns(tmp_path, {"q": "p", "s": [item["s"], item["s"][:1]]}, steps="s.text", labels="s.label")
+    assert [(r["steps"], r["labels"]) for r in chains] == [(["a", "b"], [1, 0]), (["a"], [1])]
+    refused(RecordError, "s.label", columns, tmp_path, {"q": "p", "s": ["a"]}, labels="s.label")
+
+
+@pytest.mark.parametrize("name", ["jsonl", "trl"])
+def test_stepwise_records_that_say_label_have_labels(tmp_path, name):
+    (tmp_path / "f.jsonl").write_text(json.dumps({"prompt": "p", "completions": ["a", "b"], "label": [True, False]}))
+    ((_, record),) = find(name).read(tmp_path / "f.jsonl")
+    assert record["labels"] == [1, 0] and "label" not in record
+
+
+def test_a_list_under_a_name_is_its_items(tmp_path):
+    record = {"problem": "p", "steps": ["a"]}
+    (tmp_path / "f.json").write_text(json.dumps({"data": [record, record]}))
+    assert [found for _, found in find("jsonl").read(tmp_path / "f.json")] == [record, record]
+
+
+ODD = {
+    "zst": (b"\x28\xb5\x2f\xfd....", "is compressed"),
+    "xz": (b"\xfd7zXZ\x00....", "is compressed"),
+    "bz2": (b"BZh91AY", "is compressed"),
+    "zip": (b"PK\x03\x04...", "is compressed"),
+    "csv": (b"problem,steps\nx,y\n", "Is it CSV"),
+    "digits": (b'{"problem": "p", "steps": ["a"], "n": ' + b"9" * 5000 + b"}", "has 5000 digits. Write one"),
+    "unseen": (json.dumps({"problem": "p", "steps": ["a", "\u200b"]}).encode(), r"steps\[1\]: is empty"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_named_for_what_they_are(tmp_path, name):
+    content, said = ODD[name]
+    (tmp_path / "f").write_bytes(content)
+    for read in (find("jsonl").read, read_records):
+        with pytest.raises(ValueError, match=said):
+            list(read(tmp_path / "f"))
+
+
+def test_decimals_of_a_table_are_numbers(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    labels = [decimal.Decimal("1.00"), decimal.Decimal("0.25")]
+    table = pyarrow.table({"problem": ["p"], "steps": [["a", "b"]], "labels": [labels]})
+    parquet.write_table(table, tmp_path / "f.parquet")
+    ((_, record),) = find("jsonl").read(tmp_path / "f.parquet")
+    assert record["labels"] == [1, 0.25]
 
 
 def test_columns_take_signs_and_lists_of_lists(tmp_path):

@@ -18,8 +18,16 @@ from jprm.io.storage import Growing, partial_of, path_of
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 """First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
 
-_GZIP, _POINTER = b"\x1f\x8b", b"version https://git-lfs.github.com/spec/"
-"""First bytes of a compressed file, and of the text that a clone without git-LFS has in the place of a large file."""
+_GZIP = b"\x1f\x8b"
+_REFUSED = (
+    (_TABLES, "is a Parquet or Arrow file, where JSON Lines are read. Read it with `jprm prepare NAME --source FILE"
+     " --out DIR` (the extra `parquet`), and give DIR where a command takes prepared folders"),
+    (b"version https://git-lfs.github.com/spec/", "is a git-LFS pointer, which stands for a file that was not"
+     " downloaded. Run `git lfs pull` in its repository, or download the file itself"),
+    ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh", b"PK\x03\x04"), "is compressed (zstd, xz, bzip2 or ZIP): unpack it"
+     " first. Of compressed files, gzip's are read"),
+)  # fmt: skip
+"""First bytes of files that are not JSON Lines, and what is said of them."""
 
 
 class RecordError(ValueError):
@@ -49,22 +57,12 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (line number from 1, bytes with their line end) of every line that is not blank, also of a gzip file.
 
     Raises:
-      ValueError: a pipe, which cannot be read twice; a Parquet or Arrow file; a git-LFS pointer; a gzip file that is
-        cut off; or a file that changed while it was read.
+      ValueError: a pipe, which cannot be read twice; a file of `_REFUSED`; or one that is cut off or was changed.
     """
     with path_of(path).reading() as file, unzipped(file, path) as lines:
         for number, line in enumerate(lines, start=1):
-            if number == 1 and line.startswith(_TABLES):
-                raise ValueError(
-                    f"{os.fspath(path)}: is a Parquet or Arrow file, where JSON Lines are read. Read it with"
-                    " `jprm prepare NAME --source FILE --out DIR` (the extra `parquet`), and give DIR where a command"
-                    " takes prepared folders"
-                )
-            if number == 1 and line.startswith(_POINTER):
-                raise ValueError(
-                    f"{os.fspath(path)}: is a git-LFS pointer, which stands for a file that was not downloaded. Run"
-                    " `git lfs pull` in its repository, or download the file itself"
-                )
+            if number == 1 and (kinds := [said for heads, said in _REFUSED if line.startswith(heads)]):
+                raise ValueError(f"{os.fspath(path)}: {kinds[0]}")
             if line.strip():
                 yield number, line
 
@@ -116,7 +114,9 @@ def parse(line: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
     except (ValueError, RecursionError) as error:
-        raise RecordError(where, "line", f"is not JSON: {error}", remedy) from None
+        said = str(error).partition("; use sys.")[0]  # Python's own remedy for long integers is none here
+        remedy = "Is it CSV? Make JSON Lines of it." if line[:1].isalpha() and b"," in line else remedy
+        raise RecordError(where, "line", f"is not JSON: {said}", remedy) from None
 
 
 def dump(record: Mapping[str, Any]) -> str:
@@ -223,7 +223,7 @@ def object_of(value: Any, where: str, field: str, remedy: str) -> Mapping[str, A
 def text_of(value: Any, where: str, field: str, *, blank: bool = False) -> str:
     if not isinstance(value, str):
         raise RecordError(where, field, f"is {type_name(value)}, not text", "Write a JSON string.")
-    if not blank and (not value or value.isspace()):
+    if not blank and (value.isspace() or not value.strip(" \n\u200b\u200c\u200d\u2060\ufeff")):
         raise RecordError(where, field, "is empty", "Remove it or give it text: nothing can be read from it.")
     try:
         value.encode()
@@ -257,7 +257,7 @@ def label_of(value: Any, semantics: str, where: str, field: str) -> float | None
 
 
 def correct_of(value: Any, where: str, field: str) -> bool | None:
-    if value is not None and not isinstance(value, bool):
+    if not isinstance(value, bool | None):
         raise RecordError(where, field, f"is {type_name(value)}, not true or false", "Write true, false or null.")
     return value
 

@@ -44,6 +44,8 @@ def _of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
         chain["prompt"] = chain["problem"]
         texts = _texts(chain["prompt"], where, "prompt", _PROMPT, ("system", "user"))
         chain = _with_system(chain | {"problem": texts.get("user")}, texts, where)
+    if isinstance(chain.get("label"), list) and "labels" not in chain:  # as TRL's records had it at first
+        chain["labels"] = chain.pop("label")
     if isinstance(chain.get("labels"), list):
         chain["labels"] = [float(label) if isinstance(label, bool) else label for label in chain["labels"]]
     return chain

@@ -59,7 +59,8 @@ class PrepareReport(Request):
 
     Every item read is rejected, dropped by the options, excluded, left out because it is `repeated`, or kept.
     `excluded` counts records for each benchmark file that holds their problem, so one may count for two files;
-    `excluded_records` counts each once.
+    `excluded_records` counts each once. `unlabelled` records have no labelled step, in `all_right` ones every step has
+    label 1.
     """
 
     read: int = 0
@@ -69,6 +70,8 @@ class PrepareReport(Request):
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     excluded: dict[str, int] = dataclasses.field(default_factory=dict)
     excluded_records: int = 0
+    unlabelled: int = 0
+    all_right: int = 0
     repeated: int = 0
     rejected: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list)
@@ -188,7 +191,7 @@ class _Tally:
     """Counts records by what becomes of them."""
 
     def __init__(self, request: Request):
-        self.read = self.steps = self.excluded_records = self.repeated = 0
+        self.read = self.steps = self.excluded_records = self.unlabelled = self.all_right = self.repeated = 0
         self.labels, self.dropped = collections.Counter(), collections.Counter()
         self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
         self._banned = {path: Texts(problems_in(path), request.near) for path in request.exclude}
@@ -212,11 +215,14 @@ class _Tally:
         labels = [tree.nodes[i].label for i in tree.steps]
         self.steps += len(labels)
         self.labels.update("none" if label is None else f"{label:g}" for label in labels)
+        self.unlabelled += set(labels) <= {None}
+        self.all_right += set(labels) == {1}
         return True
 
     def counts(self) -> dict[str, Any]:
         """Returns the counts by their names in the report."""
-        numbers = {name: vars(self)[name] for name in ("read", "steps", "excluded_records", "repeated")}
+        names = ("read", "steps", "excluded_records", "unlabelled", "all_right", "repeated")
+        numbers = {name: vars(self)[name] for name in names}
         labels = dict(self.labels.most_common())
         return numbers | {"labels": labels, "dropped": dict(self.dropped), "excluded": dict(self.excluded)}
 
@@ -274,6 +280,7 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     table.add_column(no_wrap=True, justify="right")
     rows = [("items read", report.read), ("records kept", report.kept), ("steps", report.steps)]
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
+    rows += [("records without a label", report.unlabelled), ("records with label 1 alone", report.all_right)]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
     rows += [("repeated", report.repeated)] if report.duplicates == "drop" else []

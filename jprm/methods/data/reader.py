@@ -115,7 +115,8 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
 
 
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
-    """Returns the value at a dotted path of an item, checked for its type (a boolean is no integer).
+    """Returns the value at a dotted path of an item, checked for its type (a boolean is no integer). A path through a
+    list of objects gives the list of their values.
 
     `within` is the place of the item itself, for the error, such as `steps[3].`.
 
@@ -124,7 +125,7 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     """
     value = item
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = _field(value, key)
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
@@ -133,11 +134,19 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     return value
 
 
+def _field(value: Any, key: str) -> Any:
+    """Returns an object's field, or that of each object of a list of them; None where there is none."""
+    if isinstance(value, list) and value and all(isinstance(each, Mapping | list) for each in value):
+        return [_field(each, key) for each in value]
+    return value.get(key) if isinstance(value, Mapping) else None
+
+
 def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a list, row or prepared record.
 
     A first byte `[` makes a file a list, whose elements are numbered by their line. A file that is a single object of
-    several lists is their elements, in order (Mr-Ben has a list for each subject); another object is one item. Tables
+    several lists is their elements, in order (Mr-Ben has a list for each subject), and so is one of a single list under
+    a name of `_LISTS`; another object is one item. Tables
     are Parquet and Arrow files (`read_rows`). The unreadable rest of a broken list is one last item, which
     `jprm.io.jsonl.parse` refuses. A file in a bucket is copied to this machine first. A folder is one that
     `jprm prepare` wrote.
@@ -182,6 +191,10 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         yield number, text[at:].encode("utf-8", "surrogateescape")
 
 
+_LISTS = frozenset(("data", "examples", "instances", "items", "records", "rows", "test", "train", "validation"))
+"""Names under which a file's one object holds the list of its items."""
+
+
 def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
     """Returns the items of a file that is one JSON object; None where it is not, as of JSON Lines."""
     with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
@@ -199,7 +212,7 @@ def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
     if not isinstance(value, dict):
         return None
     lists = list(value.values())
-    if len(lists) > 1 and all(
+    if (len(lists) > 1 or _LISTS.intersection(value)) and all(
         isinstance(each, list) and each and all(isinstance(x, dict) for x in each) for each in lists
     ):
         items = [item for each in lists for item in each]
@@ -269,13 +282,20 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
+def _plain(value: Any) -> str | int | float:
+    if isinstance(value, decimal.Decimal):  # numbers of many databases are of this type
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime.date | datetime.time):
         return str(value)
     raise TypeError(f"holds {type(value).__name__}, which JSON does not have")
 
 
-def until_error(first: int, steps: int) -> list[int | None]:
-    """Returns labels of so many steps: 1 before the first wrong one, 0 at it and null after it; -1 stands for none."""
+def until_error(first: int, steps: int, correct: bool | None) -> list[int | None]:
+    """Returns labels of so many steps: 1 before the first wrong one, 0 at it and null after it; -1 stands for none.
+
+    A solution whose answer is wrong (`correct` is false) has a wrong step. Where none is named, no step has a label.
+    """
+    if first == -1 and correct is False:
+        return [None] * steps
     right = steps if first == -1 else first
     return ([1] * right + [0] + [None] * steps)[:steps]

@@ -38,13 +38,16 @@ class ColumnOptions:
     """Attributes: the column that holds each field of a chain, a dotted path into nested ones; empty for none.
 
     problem: text.
-    steps: a list of text, or one text, which is split; or a list of lists, each a chain of its own.
+    steps: a list of text, or one text, which is split; or a list of lists, each a chain of its own. A path through a
+        list of objects names a field of each: `steps.text`, `steps.label`.
     labels: a list of numbers, booleans, nulls, or texts that are `+` or `-`; of chains in lists, a list for each.
     first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
-        before it get label 1, it gets 0, and later ones have none. Of chains in lists, a list of places.
+        before it get label 1, it gets 0, and later ones have none. A chain without one has labels 1 throughout, but
+        none at all where `correct` says that its answer is wrong. Of chains in lists, a list of places.
     first_step: the place that the source gives the first step; required with `first_error`, no column.
     answer: the correct answer of the problem.
-    correct: whether the chain's answer is correct; of chains in lists, a list.
+    correct: whether the chain's answer is correct: true and false, 1 and 0, or a word for them (`_VERDICTS`); of chains
+        in lists, a list.
     semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
     """
 
@@ -98,7 +101,7 @@ def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
     """Yields a chain of the named columns, and of no others, or several. An error lists the columns that there are."""
     kinds: dict[str, Any] = {"problem": str, "steps": (list, str), "labels": list, "answer": (str, int, float)}
-    kinds |= {"first_error": (int, str, list, type(None)), "correct": (bool, list)}
+    kinds |= {"first_error": (int, str, list, type(None)), "correct": (bool, int, str, list, type(None))}
     columns = {field: getattr(options, field) for field in kinds}
     try:
         fields = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
@@ -111,11 +114,14 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
             chain["semantics"] = options.semantics
         if isinstance(chain["steps"], str):
             chain["response"] = chain.pop("steps")
+        if "correct" in chain:
+            chain["correct"] = _verdict(chain["correct"], where, options.correct)
         (record,) = parse_record(chain, where, NoOptions())
         if options.first_error:
             first = _place(record.pop("first_error", None), len(record["steps"]), where, options)
-            record |= {"labels": until_error(first, len(record["steps"])), "first_error": first}
-            record["semantics"] = options.semantics
+            labels = until_error(first, len(record["steps"]), record.get("correct"))
+            record |= {"labels": labels, "semantics": options.semantics}
+            record |= {} if set(labels) == {None} else {"first_error": first}
         yield record
 
 
@@ -158,6 +164,19 @@ def _place(value: Any, steps: int, where: str, options: ColumnOptions) -> int:
     return value - (options.first_step or 0)
 
 
+def _verdict(value: Any, where: str, field: str) -> bool | None:
+    """Returns whether an answer is correct, None where nothing is said."""
+    said = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(said, bool) or said is None:
+        return said
+    if said not in _VERDICTS:
+        known = ", ".join(map(str, _VERDICTS))
+        raise RecordError(where, field, f"is {value!r}", f"Write true or false, or one of {known}.")
+    return _VERDICTS[said]
+
+
+_VERDICTS = {1: True, 0: False, "true": True, "false": False, "correct": True, "incorrect": False, "right": True,
+             "wrong": False, "yes": True, "no": False, "1": True, "0": False}  # fmt: skip
 _NO_ERROR = ("", "n/a", "na", "none", "null")
 
 

@@ -67,19 +67,18 @@ def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Re
     """Yields one chain, labelled 1 before the first wrong step, 0 at it and null after it.
 
     `first_error` is the index of that step, -1 if there is none. `correct` tells whether the final answer is correct,
-    which may be so with a wrong step.
+    which may be so with a wrong step. A wrong answer without a wrong step is refused.
     """
     first, steps = take(item, "label", int, where), take(item, "steps", list, where)
     if not -1 <= first < len(steps):
         remedy = "It is the index of the first wrong step, -1 if there is none."
         raise RecordError(where, "label", f"is {first}, for {len(steps)} steps", remedy)
+    correct = take(item, "final_answer_correct", bool, where)
+    if first == -1 and not correct:
+        remedy = "Name the first wrong step: a solution with a wrong answer has one."
+        raise RecordError(where, "label", "is -1, no wrong step, and `final_answer_correct` is false", remedy)
     chain = {key: value for key, value in item.items() if key != "label"}
-    chain |= {
-        "labels": until_error(first, len(steps)),
-        "correct": take(item, "final_answer_correct", bool, where),
-        "first_error": first,
-    }
-    yield chain
+    yield chain | {"labels": until_error(first, len(steps), correct), "correct": correct, "first_error": first}
 
 
 PROCESSBENCH = Reader(
@@ -109,10 +108,17 @@ class PrmbenchOptions:
 
 
 def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
-    """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere, with all other keys."""
+    """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere, with all other keys.
+
+    A chain without an error step, which only the class `multi_solutions` has, is refused under another class.
+    """
     steps = take(item, f"{options.process}_process", list, where)
     problem = take(item, f"{options.process}_question", str, where)
     wrong = take(item, "error_steps", list, where) if options.process == "modified" else []
+    of_class = item.get("classification", "multi_solutions")
+    if options.process == "modified" and not wrong and of_class != "multi_solutions":
+        remedy = "Name the steps of the error that was written into this chain."
+        raise RecordError(where, "error_steps", f"is empty, and the class is {of_class!r}", remedy)
     for number in wrong:
         inside = isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= len(steps)
         if not inside and options.outside == "error":
