@@ -44,7 +44,7 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
         remedy = "Set missing=unlabelled, or complete the file."
         raise RecordError(where, "step_labels", f"has no label of messages[{lacking[0]}]", remedy)
     about = {key: item[key] for key in ("total_index", "query_index", "sample_index", "data_source") if key in item}
-    yield _record(
+    yield trajectory_of(
         {
             "problem": take(item, "question", str, where),
             "messages": [_known_role(message, where) for message in messages],
@@ -72,10 +72,10 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
         one["body"] if isinstance(one, Mapping) and "body" in one else one for one in (request, response)
     )
     request = object_of(request, where, "request", "Write its `messages` or `input`.")
-    about = {**_kept(item, where), **_tools(request.get("tools"), where)}
+    about = {**kept(item, where), **_tools(request.get("tools"), where)}
     answer = response if isinstance(response, Mapping) else item
     if "input" in request or "output" in answer:
-        yield _record({**about, "messages": _responses(request, answer, where)}, where)
+        yield trajectory_of({**about, "messages": _responses(request, answer, where)}, where)
         return
     if "completion" in request and "messages" not in request:
         messages = _rollout(request, where)
@@ -91,7 +91,7 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
             raise RecordError(where, "response.choices", "is empty", "Leave out calls without an answer.")
         ends = [[take(one, "message", dict, where, f"response.choices[{i}].")] for i, one in enumerate(choices)]
     for end in ends:
-        yield _record({**about, "messages": [_known_role(m, where) for m in [*messages, *end]]}, where)
+        yield trajectory_of({**about, "messages": [_known_role(m, where) for m in [*messages, *end]]}, where)
 
 
 def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -106,17 +106,17 @@ def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Recor
         conversation.append({"role": "assistant", "content": response.get("content")})
     messages: list[Record] = []
     if request.get("system"):
-        messages.append({"role": "system", "content": _text(request["system"], where, "system")})
+        messages.append({"role": "system", "content": text_of_parts(request["system"], where, "system")})
     for i, message in enumerate(conversation):
         content, place = message.get("content"), f"messages[{i}].content"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, where, place)
-        messages += _of_blocks(str(message.get("role")), blocks, where, place)
+        messages += messages_of_blocks(str(message.get("role")), blocks, where, place)
     tools = [
         {"type": "function", "function": {"name": tool.get("name"), "description": tool.get("description", ""),
                                           "parameters": tool.get("input_schema", {})}}
         for tool in request.get("tools") or [] if isinstance(tool, Mapping)
     ]  # fmt: skip
-    yield _record({**_kept(item, where), "messages": messages, **_tools(tools, where)}, where)
+    yield trajectory_of({**kept(item, where), "messages": messages, **_tools(tools, where)}, where)
 
 
 def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -132,7 +132,7 @@ def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
     tools = item.get("tool_defs") or item.get("oai_tools") or info.get("oai_tools")
     record = {**about, "messages": messages, **_tools(tools, where), "outcome": reward, "segment": "turn"}
-    yield _record(record, where)
+    yield trajectory_of(record, where)
 
 
 def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
@@ -174,10 +174,10 @@ def parse_otel(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
             {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
             for tool in tools if isinstance(tool, Mapping)
         ]  # fmt: skip
-        about = _kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
+        about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
         messages += [message for some in asked for message in some]
         for answer in answers:
-            yield _record({**about, "messages": [*messages, *answer], **_tools(tools, where)}, where)
+            yield trajectory_of({**about, "messages": [*messages, *answer], **_tools(tools, where)}, where)
 
 
 def _of_messages(attributes: Mapping[str, Any], key: str, where: str) -> list[list[Record]]:
@@ -224,7 +224,7 @@ def _any_value(value: Any) -> Any:
     return int(held) if kind == "intValue" and isinstance(held, str) and held.lstrip("-").isdecimal() else held
 
 
-def _record(record: Record, where: str) -> Record:
+def trajectory_of(record: Record, where: str) -> Record:
     """Returns the record with a `segment`, so that one plain exchange is a trajectory too, checked."""
     return read_trajectory({"segment": "turn", **record}, where).record() | {"segment": "turn"}
 
@@ -233,7 +233,7 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 """Names under which logs say how a task ended, the first that is there: a number, or whether it was solved."""
 
 
-def _kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
+def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
     """Returns what a log says about a trajectory beside its messages, its outcome under the record's name."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
@@ -268,7 +268,7 @@ _TEXTS = ("text", "input_text", "output_text", "refusal")
 """Types of a content's parts that hold text."""
 
 
-def _text(value: Any, where: str, field: str) -> str:
+def text_of_parts(value: Any, where: str, field: str) -> str:
     """Returns a text, or the joined text of blocks of text."""
     if isinstance(value, str):
         return value
@@ -282,7 +282,7 @@ def _text(value: Any, where: str, field: str) -> str:
     return "".join(parts)
 
 
-def _of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list[Record]:
+def messages_of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list[Record]:
     """Returns the messages of an Anthropic message's blocks."""
     results, texts, thoughts, calls = [], [], [], []
     for j, block in enumerate(blocks):
@@ -299,7 +299,7 @@ def _of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
             content = block.get("content")
-            text = "" if content is None else _text(content, where, within + "content")
+            text = "" if content is None else text_of_parts(content, where, within + "content")
             text = f"error: {text}" if block.get("is_error") else text
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
         else:
@@ -329,7 +329,7 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str) -> list[R
             blocks.append({"type": "tool_result", "tool_use_id": part.get("id"), "content": text})
         else:
             blocks.append({"type": kind})
-    return _of_blocks("user" if role == "tool" else role, blocks, where, place)
+    return messages_of_blocks("user" if role == "tool" else role, blocks, where, place)
 
 
 _ON_SERVER = ("previous_response_id", "conversation", "prompt")
@@ -368,7 +368,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         field = f"items[{i}]"
         kind = one.get("type", "message") if isinstance(one, Mapping) else type_name(one)
         if kind == "message":
-            text = _text(one.get("content"), where, field + ".content")
+            text = text_of_parts(one.get("content"), where, field + ".content")
             if one.get("role") == "assistant":
                 add("content", text)
             else:
@@ -379,7 +379,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
             call = {"id": one.get("call_id"), "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            text = _text(one.get("output"), where, field + ".output")
+            text = text_of_parts(one.get("output"), where, field + ".output")
             messages.append({"role": "tool", "tool_call_id": one.get("call_id"), "content": text})
         elif kind == "reasoning":
             # The summary retells the content, which open models alone give. Encrypted thoughts have neither

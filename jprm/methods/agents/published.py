@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from jprm.io.jsonl import RecordError, object_of
-from jprm.methods.agents.records import read_message, read_trajectory
+from jprm.methods.agents.logs import trajectory_of
+from jprm.methods.agents.records import read_message
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 from jprm.tree import SEMANTICS
-
-
-def trajectory_of(record: Record, where: str) -> Record:
-    """Returns the record, checked, with a `segment`, so that one exchange of a user and an agent is a trajectory."""
-    return read_trajectory({"segment": "turn", **record}, where).record() | {"segment": "turn"}
 
 
 def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:

@@ -17,7 +17,7 @@ import decimal
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jprm import data
 from jprm.io import jsonl
@@ -39,6 +39,13 @@ class NoOptions:
     """The options of a reader without any."""
 
 
+class Event(NamedTuple):
+    """An item of a file that tells one story, such as a line of an agent's transcript."""
+
+    where: str  # FILE:LINE
+    value: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Reader:
     """How one source is read.
@@ -49,12 +56,15 @@ class Reader:
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, None if unknown.
       drops: what of an item the records leave out, as `jprm prepare` says it; empty where nothing is.
+      whole: whether a file is one item. `parse` then takes the list of its `Event`s, and an error or a drop concerns
+        the whole file.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record]]
     options: type = NoOptions
     releases: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     drops: str = ""
+    whole: bool = False
 
     def read(
         self,
@@ -85,10 +95,13 @@ class Reader:
         return self._read(path, chosen, reject, on_drop, on_bytes)
 
     def _read(self, path, options, reject, on_drop, on_bytes) -> Iterator[tuple[str, Record]]:
-        for number, raw in read_items(path):
+        for number, raw, lines in self._items(path):
             where = f"{os.fspath(path)}:{number}"
             try:
-                records = list(self.parse(jsonl.parse(raw, where), where, options))
+                places = [f"{os.fspath(path)}:{line}" for line, _ in lines]
+                values = [jsonl.parse(line, place) for (_, line), place in zip(lines, places, strict=True)]
+                item = list(map(Event, places, values)) if self.whole else values[0]
+                records = list(self.parse(item, where, options))
                 for record in records:
                     tree_of(record, where)
             except RecordError as error:
@@ -99,6 +112,13 @@ class Reader:
                 for part, record in enumerate(records):
                     yield f"{number}.{part}", record
             on_bytes(len(raw))
+
+    def _items(self, path) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
+        """Yields an item's number, its bytes, and the lines that they are: one, or all of a file."""
+        if not self.whole:
+            yield from ((number, raw, [(number, raw)]) for number, raw in read_items(path))
+        elif lines := list(read_items(path)):
+            yield lines[0][0], b"".join(line.rstrip(b"\n") + b"\n" for _, line in lines), lines
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:

@@ -194,6 +194,8 @@ def format_of(path: PathLike) -> str:
         keys = item.keys() if isinstance(item, dict) else ()
         if {"step_labels", "final_label"} <= set(keys):
             return "agent_process_bench"
+        if str(item.get("schema_version") if keys else "").startswith("ATIF"):
+            return "atif"
         if {"traj", "task_id", "reward"} <= set(keys):
             return "tau_bench"
         if {"history", "mistake_step"} <= set(keys):

@@ -1,0 +1,284 @@
+"""ATIF, the Agent Trajectory Interchange Format of Harbor: read as trajectories, and written back with scores.
+
+A document has `steps` of the system, the user and the agent; an agent's step is a turn, with the results of its calls
+after it. `scored` puts each turn's score into `extra` of its step, under the key `jprm`, and what gave the scores into
+`extra` of the document, which is where the format lets extensions stand. All other bytes stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jprm.io import jsonl
+from jprm.io.jsonl import RecordError, list_of, object_of, text_of, type_name
+from jprm.io.storage import path_of
+from jprm.methods.agents.logs import kept, trajectory_of
+from jprm.methods.agents.scaffolds import call_of
+from jprm.methods.data.reader import NoOptions, Reader, Record, take
+
+VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
+"""The versions of the format that are read: each has the fields of the one before it, and more."""
+
+KEY = "jprm"
+"""The key in `extra` of steps and documents that is jprm's."""
+
+_AGENTS_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
+
+
+def parse_atif(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields the trajectory of a document, then those of the subagents inside it, each before its own.
+
+    The message of a step is its text. Results of calls are messages of tools; results of no call, and those of a step
+    of the system or the user, are the user's. The outcome is `extra.outcome` or `extra.reward` of the document, if
+    there is one. `session_id` and `trajectory_id` stay, and the agent's name, version and model as `agent`.
+    """
+    for document, field in _documents(item, where, ""):
+        yield _trajectory(document, where, field)
+
+
+def _documents(item: Any, where: str, field: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yields a document and all that are inside it, with the field that each is in."""
+    document = object_of(item, where, field or "record", "Write an ATIF document.")
+    yield document, field and field + "."
+    inside = document.get("subagent_trajectories")
+    for i, one in enumerate(list_of(inside if inside is not None else [], where, field + "subagent_trajectories")):
+        place = f"{field and field + '.'}subagent_trajectories[{i}]"
+        if not isinstance(object_of(one, where, place, "Write an ATIF document.").get("trajectory_id"), str):
+            raise RecordError(where, place + ".trajectory_id", "is not there", "A document inside another needs one.")
+        yield from _documents(one, where, place)
+
+
+def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
+    version = take(document, "schema_version", str, where, field)
+    if version not in VERSIONS:
+        remedy = f"{VERSIONS[0]} to {VERSIONS[-1]} are read."
+        raise RecordError(where, field + "schema_version", f"is {version!r}", remedy)
+    about = {key: take(document, f"agent.{key}", str, where, field) for key in ("name", "version")}
+    if isinstance(model := document["agent"].get("model_name"), str):
+        about["model_name"] = model
+    tools = document["agent"].get("tool_definitions") or []
+    messages: list[Record] = []
+    for i, step in enumerate(take(document, "steps", list, where, field)):
+        place = f"{field}steps[{i}]"
+        step = object_of(step, where, place, "Write a step's object.")
+        if step.get("step_id") != i + 1 or isinstance(step.get("step_id"), bool):
+            raise RecordError(where, place + ".step_id", f"is {step.get('step_id')!r}", f"Steps count from 1: {i + 1}.")
+        messages += _messages(step, where, place)
+    extra = document.get("extra") if isinstance(document.get("extra"), Mapping) else {}
+    ids = {key: document[key] for key in ("session_id", "trajectory_id") if isinstance(document.get(key), str)}
+    outcome = {key: value for key, value in kept(extra, where).items() if key in ("outcome", "problem", "answer")}
+    record = {**ids, "agent": about, **outcome, "messages": messages}
+    return trajectory_of(
+        record | ({"tools": list_of(tools, where, field + "agent.tool_definitions")} if tools else {}), where
+    )
+
+
+def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
+    """Returns the message of a step, and those of its observation."""
+    source = step.get("source")
+    if source not in ("system", "user", "agent"):
+        raise RecordError(where, place + ".source", f"is {source!r}", "Use system, user or agent.")
+    wrong = [key for key in _AGENTS_ONLY if source != "agent" and step.get(key) is not None]
+    if wrong:
+        raise RecordError(
+            where, f"{place}.{wrong[0]}", f"is of a step of the {source}", "Only the agent's steps have it."
+        )
+    text = _text(step.get("message"), where, place + ".message")
+    message: Record = {"role": "assistant" if source == "agent" else source, "content": text}
+    if (thoughts := step.get("reasoning_content")) is not None:
+        message["reasoning_content"] = text_of(thoughts, where, place + ".reasoning_content", blank=True)
+    calls, ids = [], []
+    for j, call in enumerate(list_of(step.get("tool_calls") or [], where, place + ".tool_calls")):
+        within = f"{place}.tool_calls[{j}]."
+        ids.append(take(call, "tool_call_id", str, where, within))
+        calls.append(call_of(take(call, "function_name", str, where, within),
+                             take(call, "arguments", dict, where, within), ids[-1]))  # fmt: skip
+    message |= {"tool_calls": calls} if calls else {}
+    return [message, *_results(step.get("observation"), ids, where, place + ".observation")]
+
+
+def _results(observation: Any, ids: Sequence[str], where: str, place: str) -> Iterator[Record]:
+    if observation is None:
+        return
+    for j, result in enumerate(take(observation, "results", list, where, place + ".")):
+        within = f"{place}.results[{j}]"
+        result = object_of(result, where, within, "Write a result's object.")
+        call_id, content = result.get("source_call_id"), result.get("content")
+        if call_id is not None and ids and call_id not in ids:
+            reason = f"is {call_id!r}, and the step calls {', '.join(map(repr, ids))}"
+            raise RecordError(where, within + ".source_call_id", reason, "Name the call that the result answers.")
+        text = "" if content is None else _text(content, where, within + ".content")
+        if not ids:
+            yield {"role": "user", "content": text}
+        else:
+            yield {"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})}
+
+
+def _text(content: Any, where: str, field: str) -> str:
+    """Returns a text, or the joined text of parts. Raises RecordError for images and audio."""
+    if isinstance(content, str):
+        return text_of(content, where, field, blank=True)
+    if not isinstance(content, list):
+        raise RecordError(where, field, f"is {type_name(content)}, not text or parts", 'Write "" where there is none.')
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
+        if kind != "text":
+            remedy = "jprm's models read no images or audio: write what they hold as text."
+            raise RecordError(where, f"{field}[{i}]", f"is {kind!r}, not text", remedy)
+        texts.append(take(part, "text", str, where, f"{field}[{i}]."))
+    return "".join(texts)
+
+
+# ------------------------------------------------------------------------------ documents with scores, byte for byte
+
+
+def is_atif(path: str | os.PathLike) -> bool:
+    """Returns whether a file holds ATIF documents: one, one a line, or a list of them."""
+    with path_of(path).reading() as file, jsonl.unzipped(file, path) as content:
+        return _VERSION.search(content.read(1 << 20)) is not None
+
+
+_VERSION = re.compile(rb'"schema_version"\s*:\s*"ATIF')
+
+
+def _text_of_file(path: str | os.PathLike) -> str:
+    with path_of(path).reading() as file, jsonl.unzipped(file, path) as content:
+        raw = content.read()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        where = f"{os.fspath(path)}:{raw.count(chr(10).encode(), 0, error.start) + 1}"
+        raise RecordError(where, "line", "is not UTF-8", "Write the file in UTF-8.") from None
+
+
+def documents(text: str, where: str) -> list[tuple[int, int]]:
+    """Returns where each document of a text begins and ends: one, one after another, or a list of them.
+
+    Raises RecordError, with the line, for what is no JSON and where there is no document.
+    """
+    at, spans = _skip(text, 0), []
+    listed = text.startswith("[", at)
+    at = _skip(text, at + listed)
+    while at < len(text) and not (listed and text[at] == "]"):
+        try:
+            end = _DECODER.raw_decode(text, at)[1]
+        except (ValueError, RecursionError) as error:
+            remedy = "Write whole documents: one, one a line, or a list of them."
+            raise RecordError(_line(text, at, where), "line", f"is not JSON: {error}", remedy) from None
+        spans.append((at, end))
+        at = _skip(text, end)
+        if listed and text.startswith(",", at):
+            at = _skip(text, at + 1)
+    if not spans:
+        raise RecordError(where, "line", "is no document", "Write one ATIF document, one a line, or a list of them.")
+    if listed and (at >= len(text) or _skip(text, at + 1) < len(text)):
+        raise RecordError(where, "line", "is no whole list", "Write one list, from [ to ].")
+    return spans
+
+
+def _line(text: str, at: int, where: str) -> str:
+    return f"{where}:{text.count(chr(10), 0, at) + 1}"
+
+
+def records_of(path: str | os.PathLike) -> list[list[Record]]:
+    """Returns the trajectories of each document of a file. Raises RecordError."""
+    text, records = _text_of_file(path), []
+    for begin, end in documents(text, os.fspath(path)):
+        where = _line(text, begin, os.fspath(path))
+        records.append(list(parse_atif(jsonl.parse(text[begin:end].encode(), where), where, NoOptions())))
+    return records
+
+
+def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], about: Mapping[str, Any]) -> str:
+    """Returns the text of a file with scores: of each document the trajectories of `records_of`, scored.
+
+    `about` tells what gave the scores. Scores of an earlier call are replaced.
+    """
+    text = _text_of_file(path)
+    edits: list[tuple[int, int, str]] = []
+    for (begin, _), records in zip(documents(text, os.fspath(path)), trajectories, strict=True):
+        _score(text, begin, iter(records), about, edits)
+    for begin, end, new in sorted(edits, reverse=True):
+        text = text[:begin] + new + text[end:]
+    return text
+
+
+def _score(text: str, at: int, records: Iterator[Record], about: Mapping[str, Any], edits: list) -> None:
+    """Adds the edits of the document at a place, and of those inside it."""
+    turns = (message for message in next(records)["messages"] if message["role"] == "assistant")
+    members = {key: begin for key, begin, _ in _members(text, at)}
+    for begin, _ in _elements(text, members["steps"]):
+        source = next(text[a:b] for key, a, b in _members(text, begin) if key == "source")
+        if json.loads(source) == "agent":
+            turn = next(turns)
+            edits.append(_edit(text, begin, {key: turn[key] for key in ("score", "outputs") if key in turn}))
+    edits.append(_edit(text, at, about))
+    if (inside := members.get("subagent_trajectories")) is not None and text[inside] == "[":
+        for begin, _ in _elements(text, inside):
+            _score(text, begin, records, about, edits)
+
+
+def _edit(text: str, at: int, value: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Returns the edit (begin, end, new text) that sets `extra.jprm` of the object at a place."""
+    told = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    members = list(_members(text, at))
+    extra = next(((begin, end) for key, begin, end in members if key == "extra"), None)
+    if extra is None:
+        return _appended(text, at, members, f'"extra": {{"{KEY}": {told}}}')
+    if text[extra[0]] != "{":  # null
+        return (*extra, f'{{"{KEY}": {told}}}')
+    inner = list(_members(text, extra[0]))
+    old = next(((begin, end) for key, begin, end in inner if key == KEY), None)
+    return (*old, told) if old else _appended(text, extra[0], inner, f'"{KEY}": {told}')
+
+
+def _appended(text: str, at: int, members: Sequence[tuple[str, int, int]], new: str) -> tuple[int, int, str]:
+    """Returns the edit that adds a member to an object, spaced as its last one."""
+    if not members:
+        return at + 1, at + 1, new
+    before = members[-2][2] if len(members) > 1 else at
+    before += text[before:].index(",") + 1 if len(members) > 1 else 1
+    end = members[-1][2]
+    return end, end, "," + text[before : _skip(text, before)] + new
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
+    """Yields (key, begin and end of the value) of the object at a place."""
+    at = _skip(text, at + 1)
+    while text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, _skip(text, at) + 1)  # the colon
+        end = _DECODER.raw_decode(text, at)[1]
+        yield key, at, end
+        at = _skip(text, end)
+        at = _skip(text, at + 1) if text[at] == "," else at
+
+
+def _elements(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Yields the begin and the end of each element of the list at a place."""
+    at = _skip(text, at + 1)
+    while text[at] != "]":
+        end = _DECODER.raw_decode(text, at)[1]
+        yield at, end
+        at = _skip(text, end)
+        at = _skip(text, at + 1) if text[at] == "," else at
+
+
+ATIF = Reader(
+    parse_atif,
+    drops="metrics, times, token ids, extra of steps and results, and notes. `jprm score` keeps them in its output",
+)

@@ -1,0 +1,274 @@
+"""Trajectories of coding agents: SWE-agent, mini-swe-agent, and OpenHands' events of both of its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jprm.io.jsonl import RecordError, list_of, object_of
+from jprm.methods.agents.logs import kept, text_of_parts, trajectory_of
+from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
+
+
+class Conversation:
+    """Messages that grow event by event: the events of one response are one turn."""
+
+    def __init__(self) -> None:
+        self.messages: list[Record] = []
+        self._turn: Record | None = None
+        self._key: Any = None
+
+    def say(self, role: str, text: str) -> None:
+        """Adds a message of the system or the user, which ends a turn."""
+        self.messages.append({"role": role, "content": text})
+        self._turn = None
+
+    def holds(self, key: Any) -> bool:
+        """Whether the last turn is of the response with this key. None is of no other response."""
+        return self._turn is not None and key is not None and key == self._key
+
+    def write(self, key: Any, text: str = "", thoughts: str = "", call: Record | None = None) -> None:
+        """Adds text, thoughts and a call to the last turn where it is of this response, else to a new one."""
+        if not self.holds(key) or self._turn is None:
+            self._turn, self._key = {"role": "assistant", "content": ""}, key
+            self.messages.append(self._turn)
+        turn = self._turn
+        turn["content"] += text
+        if thoughts:
+            turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), thoughts)))
+        if call is not None:
+            turn.setdefault("tool_calls", []).append(call)
+
+    def answer(self, call_id: Any, text: str) -> None:
+        """Adds what a tool answered. What was not called is told to the agent by the user's side."""
+        last = next((one for one in reversed(self.messages) if one["role"] == "assistant"), {})
+        if not last.get("tool_calls"):
+            self.say("user", text)
+            return
+        self.messages.append({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
+
+    def cut(self, count: int) -> None:
+        """Keeps the first `count` messages."""
+        del self.messages[count:]
+        self._turn = None
+
+    @property
+    def inputs(self) -> int:
+        """How many messages are not the agent's: what it writes between two of them has one key."""
+        return sum(message["role"] != "assistant" for message in self.messages)
+
+    @property
+    def has_turn(self) -> bool:
+        return any(message["role"] == "assistant" for message in self.messages)
+
+
+def call_of(name: Any, arguments: Any, call_id: Any = None) -> Record:
+    """Returns a tool call as a message has it."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if not call_id else {"id": call_id, **call}
+
+
+def parse_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields a trajectory of SWE-agent (`.traj`), from its `history`.
+
+    A demonstration in the history is the user's. `environment`, and `exit_status` and `submission` of `info`, stay.
+    """
+    messages = []
+    for i, message in enumerate(take(item, "history", list, where)):
+        field = f"history[{i}]"
+        message = object_of(message, where, field, "Write a message's object.")
+        role, content = take(message, "role", str, where, field + "."), message.get("content")
+        text = None if content is None else text_of_parts(content, where, field + ".content")
+        if message.get("is_demo"):
+            messages.append({"role": "user", "content": text or ""})
+            continue
+        record: Record = {"role": role, "content": text}
+        record |= {key: message[key] for key in ("tool_calls", "thinking_blocks") if message.get(key)}
+        if role == "tool":
+            ids = list_of(message.get("tool_call_ids") or [], where, field + ".tool_call_ids")
+            record["tool_call_id"] = ids[0] if ids else None
+        messages.append(record)
+    info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
+    about = {key: info[key] for key in ("exit_status", "submission") if key in info}
+    about |= {"environment": item["environment"]} if "environment" in item else {}
+    yield trajectory_of({**kept(item, where), **about, "messages": messages}, where)
+
+
+def parse_mini_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields a trajectory of mini-swe-agent (`.traj.json`, of versions 1 and 2).
+
+    The last message of version 2, of the role exit, tells no model anything. `instance_id`, and `exit_status` and
+    `submission` of `info`, stay.
+    """
+    messages = []
+    for i, message in enumerate(take(item, "messages", list, where)):
+        field = f"messages[{i}]"
+        message = object_of(message, where, field, "Write a message's object.")
+        if "role" not in message:
+            remedy = 'Items of the Responses API are read by `openai`: give it {"input": [...]}.'
+            raise RecordError(where, field + ".role", "is not there", remedy)
+        if message["role"] != "exit":
+            messages.append({key: value for key, value in message.items() if key not in ("extra", "timestamp")})
+    info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
+    about = {key: info[key] for key in ("exit_status", "submission") if key in info}
+    about |= {"instance_id": item["instance_id"]} if "instance_id" in item else {}
+    yield trajectory_of({**kept(item, where), **about, "messages": messages}, where)
+
+
+def parse_openhands(events: Sequence[Event], where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields the trajectory of OpenHands' events, or one for each line of its evaluations, {"instance_id", "history"}.
+
+    Events with `action` or `observation` are of version 0, those with `kind` of version 1. The calls of one response of
+    the model are one turn. A condensation is refused: the agent read another text after it.
+    """
+    if not any(isinstance(value, Mapping) and "history" in value for _, value in events):
+        yield from _of_openhands(events, {}, where)
+        return
+    for place, value in events:
+        inner = [Event(place, event) for event in take(value, "history", list, place)]
+        about = {key: value[key] for key in ("instance_id", "instruction") if key in value}
+        yield from _of_openhands(inner, {**kept(value, place), **about}, place)
+
+
+def _of_openhands(events: Sequence[Event], about: Record, where: str) -> Iterator[Record]:
+    said, tools = Conversation(), []
+    for i, (place, event) in enumerate(events):
+        field = f"events[{i}]"
+        event = object_of(event, place, field, "Is this file of OpenHands' events?")
+        if "kind" in event:
+            tools = _event_1(event, said, place, field) or tools
+        elif "action" in event or "observation" in event:
+            tools = _event_0(event, said, place, field) or tools
+        else:
+            raise RecordError(place, field, "has no `kind`, `action` or `observation`", "Is this file of OpenHands?")
+    yield trajectory_of({**about, "messages": said.messages, **({"tools": tools} if tools else {})}, where)
+
+
+_SILENT_0 = ("change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "loop_recovery")
+"""Actions and observations of version 0 that are no part of what the model reads or writes."""
+
+
+def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: str) -> list:
+    """Adds an event of version 0; returns the tools that it names."""
+    kind = event.get("action") or event.get("observation")
+    arguments = event.get("args") if isinstance(event.get("args"), Mapping) else {}
+    metadata = event.get("tool_call_metadata") if isinstance(event.get("tool_call_metadata"), Mapping) else {}
+    call_id = metadata.get("tool_call_id")
+    if kind in _SILENT_0:
+        return []
+    if kind == "condensation":
+        raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
+    if "observation" in event:
+        said.answer(call_id, take(event, "content", str, where, field + "."))
+        return []
+    if kind in ("message", "system") and event.get("source") != "agent" or kind == "system":
+        said.say("system" if kind == "system" else "user", take(arguments, "content", str, where, f"{field}.args."))
+        return list(arguments.get("tools") or [])
+    if event.get("source") != "agent":
+        remedy = "Only messages of the user are read. Remove the event where the agent did not read it."
+        raise RecordError(where, f"{field}.action", f"is {kind!r} of the {event.get('source')}", remedy)
+    response = metadata.get("model_response") if isinstance(metadata.get("model_response"), Mapping) else {}
+    choices = [choice for choice in response.get("choices") or [] if isinstance(choice, Mapping)]
+    message = choices[0].get("message") if choices else None
+    if isinstance(message, Mapping):
+        key, within = response.get("id"), field + ".tool_call_metadata.model_response"
+        calls = list_of(message.get("tool_calls") or [], where, within)
+        made = next((call for call in calls if isinstance(call, Mapping) and call.get("id") == call_id), None)
+        if made is None:
+            raise RecordError(where, within, f"has no call {call_id!r}", "Is the file whole?")
+        if said.holds(key):
+            said.write(key, call=made)
+        else:
+            content = message.get("content")
+            text = "" if content is None else text_of_parts(content, where, within)
+            said.write(key, text, str(message.get("reasoning_content") or ""), made)
+        return []
+    thought = str(arguments.get("thought") or "")
+    if kind == "message":
+        said.write(None, take(arguments, "content", str, where, f"{field}.args."), thought)
+        return []
+    rest = {key: value for key, value in arguments.items() if key not in ("thought", "tool_call_metadata")}
+    said.write(None, thought, call=call_of(kind, rest))
+    return []
+
+
+_CONDENSED = "Cut the file there and read the parts as two, or give the model's own calls (`openai`)."
+
+_SILENT_1 = (
+    "ConversationStateUpdateEvent", "PauseEvent", "ConversationErrorEvent", "LLMCompletionLogEvent", "TokenEvent",
+    "CondensationRequest", "StreamingDeltaEvent", "HookExecutionEvent",
+)  # fmt: skip
+"""Events of version 1 that are no part of what the model reads or writes."""
+
+
+def _event_1(event: Mapping[str, Any], said: Conversation, where: str, field: str) -> list:
+    """Adds an event of version 1; returns the tools that it names."""
+    kind, within = event["kind"], field + "."
+    if kind in _SILENT_1:
+        return []
+    if kind == "SystemPromptEvent":
+        said.say("system", take(event, "system_prompt.text", str, where, within))
+        return [_tool_1(tool) for tool in event.get("tools") or []]
+    if kind == "MessageEvent":
+        message = take(event, "llm_message", dict, where, within)
+        parts = [*list_of(message.get("content") or [], where, within + "llm_message.content"),
+                 *(event.get("extended_content") or [])]  # fmt: skip
+        text = text_of_parts(parts, where, within + "llm_message.content")
+        if message.get("role") == "assistant":
+            said.write(None, text, str(message.get("reasoning_content") or ""))
+        else:
+            said.say(str(message.get("role")), text)
+    elif kind == "ActionEvent":
+        call = take(event, "tool_call", dict, where, within)
+        key = event.get("llm_response_id") or event.get("id")
+        thought = event.get("thought") or []
+        said.write(key, text_of_parts(thought, where, within + "thought"), str(event.get("reasoning_content") or ""),
+                   call_of(call.get("name"), call.get("arguments"), call.get("id")))  # fmt: skip
+    elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
+        text = _observed_1(event, where, within)
+        said.answer(event.get("tool_call_id"), text)
+    elif kind in ("Condensation", "CondensationSummaryEvent"):
+        raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
+    else:
+        remedy = (
+            "Messages, actions, observations and errors are read. Remove the event where the agent did not read it."
+        )
+        raise RecordError(where, within + "kind", f"is {kind!r}", remedy)
+    return []
+
+
+def _observed_1(event: Mapping[str, Any], where: str, within: str) -> str:
+    if event["kind"] == "AgentErrorEvent":
+        return "error: " + take(event, "error", str, where, within)
+    if event["kind"] == "UserRejectObservation":
+        return "rejected: " + take(event, "rejection_reason", str, where, within)
+    observation = take(event, "observation", dict, where, within)
+    for key in ("content", "output", "result", "text"):  # by the version and the tool
+        if (held := observation.get(key)) is not None:
+            return text_of_parts(held, where, f"{within}observation.{key}")
+    reason = f"has no text (its fields: {', '.join(observation)})"
+    raise RecordError(where, within + "observation", reason, "Write what the agent read as `content`.")
+
+
+def _tool_1(tool: Any) -> Record:
+    """Returns a tool's schema, of a chat or of version 1's own form."""
+    if not isinstance(tool, Mapping) or "function" in tool:
+        return tool
+    function = {"name": tool.get("name", tool.get("title")), "description": tool.get("description") or ""}
+    schema = tool.get("parameters") or tool.get("input_schema") or tool.get("inputSchema")
+    return {"type": "function", "function": function | ({"parameters": schema} if schema else {})}
+
+
+SWE_AGENT = Reader(
+    parse_swe_agent,
+    drops="trajectory (states, times and queries), replay_config and statistics of info; of a message its thought and"
+    " action, which its content holds",
+)
+MINI_SWE_AGENT = Reader(
+    parse_mini_swe_agent, drops="extra of messages (times, costs, raw responses), config and statistics of info"
+)
+OPENHANDS = Reader(
+    parse_openhands,
+    drops="times, costs, states of the agent and of the conversation, recalled knowledge and extras of observations",
+    whole=True,
+)

@@ -1,0 +1,252 @@
+"""Logs of coding agents and transcripts of command-line agents, as the trajectories that they tell."""
+
+import json
+
+import pytest
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.readers import find
+from jprm.tree import record_of, tree_of
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
+RAW_CALL = {**CALL, "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+WANTED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "List."},
+    {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "a.py"},
+    {"role": "assistant", "content": "There is a.py."},
+]
+
+SWE_AGENT = {
+    "environment": "repo-1",
+    "trajectory": [{"action": "ls", "observation": "a.py", "state": {}}],
+    "history": [
+        {"role": "system", "content": "Be brief.", "agent": "main", "message_type": "system_prompt"},
+        {"role": "user", "content": [{"type": "text", "text": "List.", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": "I look.", "thought": "I look.", "action": "ls", "tool_calls": [RAW_CALL],
+         "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]},
+        {"role": "tool", "content": [{"type": "text", "text": "a.py"}], "tool_call_ids": ["c1"]},
+        {"role": "assistant", "content": "There is a.py.", "tool_calls": None},
+    ],
+    "info": {"exit_status": "submitted", "submission": "diff", "model_stats": {"tokens_sent": 3}},
+    "resolved": True,
+}  # fmt: skip
+MINI = {
+    "trajectory_format": "mini-swe-agent-1.1",
+    "instance_id": "i",
+    "info": {"exit_status": "Submitted", "submission": "diff", "config": {"agent": {}}},
+    "messages": [
+        {"role": "system", "content": "Be brief.", "extra": {"timestamp": 1}},
+        {"role": "user", "content": "List."},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [RAW_CALL],
+         "function_call": None, "extra": {"cost": 0.1, "response": {}}},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.py", "extra": {"returncode": 0}},
+        {"role": "assistant", "content": "There is a.py."},
+        {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
+    ],
+}  # fmt: skip
+RESPONSE = {"id": "r1", "choices": [{"message": {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.",
+                                                 "tool_calls": [RAW_CALL]}}]}  # fmt: skip
+META = {"function_name": "bash", "tool_call_id": "c1", "model_response": RESPONSE, "total_calls_in_response": 1}
+OPENHANDS_0 = [
+    {"id": 0, "source": "agent", "action": "system", "args": {"content": "Be brief.", "tools": [
+        {"type": "function", "function": {"name": "bash", "parameters": {}}}]}},
+    {"id": 1, "source": "user", "action": "message", "args": {"content": "List.", "image_urls": None}},
+    {"id": 2, "source": "user", "action": "recall", "args": {"query": "List."}},
+    {"id": 3, "source": "environment", "observation": "recall", "content": "Added", "extras": {}},
+    {"id": 4, "source": "environment", "observation": "agent_state_changed", "content": "", "extras": {}},
+    {"id": 5, "source": "agent", "action": "run", "args": {"command": "ls", "thought": "I look."},
+     "tool_call_metadata": META},
+    {"id": 6, "source": "agent", "observation": "run", "content": "a.py", "cause": 5, "tool_call_metadata": META},
+    {"id": 7, "source": "agent", "action": "message", "args": {"content": "There is a.py."}},
+]  # fmt: skip
+OPENHANDS_1 = [
+    {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": {"type": "text", "text": "Be brief."},
+     "tools": [{"name": "bash", "description": "Runs.", "input_schema": {"type": "object"}}]},
+    {"kind": "MessageEvent", "source": "user", "llm_message": {"role": "user", "content": [
+        {"type": "text", "text": "List."}]}},
+    {"kind": "ConversationStateUpdateEvent", "key": "status", "value": "running"},
+    {"kind": "ActionEvent", "source": "agent", "thought": [{"type": "text", "text": "I look."}],
+     "reasoning_content": "Hm.", "action": {"kind": "ExecuteBashAction"}, "tool_name": "bash", "tool_call_id": "c1",
+     "tool_call": {"id": "c1", "name": "bash", "arguments": '{"command": "ls"}'}, "llm_response_id": "r1"},
+    {"kind": "ObservationEvent", "source": "environment", "tool_call_id": "c1", "observation": {
+        "kind": "ExecuteBashObservation", "content": [{"type": "text", "text": "a.py"}]}},
+    {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": [
+        {"type": "text", "text": "There is a.py."}]}},
+]  # fmt: skip
+CLAUDE = [
+    {"type": "summary", "summary": "Listing", "leafUuid": "x"},
+    {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}},
+    {"type": "user", "uuid": "1", "parentUuid": None, "sessionId": "s", "isSidechain": False,
+     "message": {"role": "user", "content": "List."}},
+    {"type": "assistant", "uuid": "2", "parentUuid": "1", "message": {"id": "m1", "role": "assistant", "content": [
+        {"type": "thinking", "thinking": "Hm.", "signature": "z"}]}},
+    {"type": "assistant", "uuid": "3", "parentUuid": "2", "message": {"id": "m1", "role": "assistant", "content": [
+        {"type": "text", "text": "I look."}]}},
+    {"type": "assistant", "uuid": "4", "parentUuid": "3", "message": {"id": "m1", "role": "assistant", "content": [
+        {"type": "tool_use", "id": "c1", "name": "bash", "input": {"command": "ls"}}]}},
+    {"type": "user", "uuid": "9", "parentUuid": None, "isSidechain": True, "message": {"role": "user", "content": "x"}},
+    {"type": "user", "uuid": "5", "parentUuid": "4", "message": {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a.py"}]}]},
+     "toolUseResult": {"stdout": "a.py"}},
+    {"type": "assistant", "uuid": "6", "parentUuid": "5", "isApiErrorMessage": True, "message": {
+        "id": "e", "model": "<synthetic>", "role": "assistant", "content": [{"type": "text", "text": "API Error"}]}},
+    {"type": "assistant", "uuid": "7", "parentUuid": "5", "message": {"id": "m2", "role": "assistant", "content": [
+        {"type": "text", "text": "There is a.py."}]}},
+]  # fmt: skip
+CODEX = [
+    {"type": "session_meta", "payload": {"id": "s", "cwd": "/", "base_instructions": {"text": "Be brief."}}},
+    {"type": "turn_context", "payload": {"model": "m"}},
+    {"type": "response_item", "payload": {"type": "message", "role": "user", "content": [
+        {"type": "input_text", "text": "List."}]}},
+    {"type": "event_msg", "payload": {"type": "user_message", "message": "List."}},
+    {"type": "response_item", "payload": {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}],
+                                          "content": None, "encrypted_content": "gAAA"}},
+    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "I look."}]}},
+    {"type": "response_item", "payload": {"type": "function_call", "name": "bash", "call_id": "c1",
+                                          "arguments": '{"command": "ls"}'}},
+    {"type": "response_item", "payload": {"type": "function_call_output", "call_id": "c1", "output": "a.py"}},
+    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "There is a.py."}]}},
+]  # fmt: skip
+FILES = {
+    "swe_agent": ("swe_agent", SWE_AGENT),
+    "mini_swe_agent": ("mini_swe_agent", MINI),
+    "openhands 0": ("openhands", OPENHANDS_0),
+    "openhands 1": ("openhands", OPENHANDS_1),
+    "claude_code": ("claude_code", CLAUDE),
+    "codex": ("codex", CODEX),
+}
+
+
+def read(name, content, path, **options):
+    path.write_text("\n".join(map(json.dumps, content)) if isinstance(content, list) else json.dumps(content, indent=1))
+    return [record for _, record in find(name).read(path, **options)]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_log_is_the_trajectory_that_it_tells(file, tmp_path):
+    name, content = FILES[file]
+    (record,) = read(name, content, tmp_path / "log.json")
+    messages = [{k: v for k, v in m.items() if v is not None or k == "content"} for m in record["messages"]]
+    assert messages == (WANTED[1:] if name == "claude_code" else WANTED)  # its file has no prompt of the system
+    assert record_of(tree_of(record)) | {"segment": "turn"} == record
+    if name in ("swe_agent", "mini_swe_agent"):
+        assert record["submission"] == "diff"
+    if name == "swe_agent":
+        assert record["outcome"] == 1 and record["environment"] == "repo-1"
+    if name == "openhands":
+        assert record["tools"][0]["function"]["name"] == "bash"
+
+
+def test_a_list_of_events_is_one_trajectory_and_a_line_of_an_evaluation_too(tmp_path):
+    (tmp_path / "list.json").write_text(json.dumps(OPENHANDS_0, indent=1))
+    ((_, listed),) = find("openhands").read(tmp_path / "list.json")
+    lines = [{"instance_id": i, "history": OPENHANDS_0, "resolved": bool(i)} for i in range(2)]
+    records = read("openhands", lines, tmp_path / "output.jsonl")
+    assert [record["outcome"] for record in records] == [0, 1]
+    assert all(record["messages"] == listed["messages"] for record in records)
+
+
+def test_parallel_calls_of_one_response_are_one_turn(tmp_path):
+    calls = [{**RAW_CALL, "id": "c1"}, {**RAW_CALL, "id": "c2"}]
+    response = {"id": "r", "choices": [{"message": {"content": None, "tool_calls": calls}}]}
+    events: list[dict] = [{"source": "user", "action": "message", "args": {"content": "a"}}]
+    for kind, key in (("action", "run"), ("observation", "run")):
+        for name in ("c1", "c2"):
+            meta = {"function_name": "bash", "tool_call_id": name, "model_response": response}
+            events.append({"source": "agent", kind: key, "args": {}, "content": name, "tool_call_metadata": meta})
+            if kind == "action":
+                del events[-1]["content"]
+    (record,) = read("openhands", events, tmp_path / "log.jsonl")
+    assert [m["role"] for m in record["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert [call["id"] for call in record["messages"][1]["tool_calls"]] == ["c1", "c2"]
+
+
+def test_a_prompt_in_the_place_of_another_takes_away_what_followed(tmp_path):
+    again = {"type": "user", "uuid": "8", "parentUuid": "5", "message": {"role": "user", "content": "And b?"}}
+    answer = {"type": "assistant", "uuid": "10", "message": {"id": "m9", "content": [{"type": "text", "text": "Yes."}]}}
+    first = {**again, "uuid": "6b", "message": {"role": "user", "content": "And c?"}}
+    (record,) = read("claude_code", [*CLAUDE[:8], first, CLAUDE[-1], again, answer], tmp_path / "s.jsonl")
+    assert [m["content"] for m in record["messages"][3:]] == ["And b?", "Yes."]
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "compacted"),
+    [
+        ("claude_code", CLAUDE, {"type": "user", "isCompactSummary": True, "isVisibleInTranscriptOnly": True,
+                                 "message": {"role": "user", "content": "So far: listed."}}),
+        ("codex", CODEX, {"type": "compacted", "payload": {"message": "So far: listed."}}),
+        ("codex", CODEX, {"type": "compacted", "payload": {"message": "", "replacement_history": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "So far: listed."}]}]}}),
+    ],
+)  # fmt: skip
+def test_a_compacted_context_begins_a_trajectory_of_its_own(name, events, compacted, tmp_path):
+    last = events[-1]
+    if name == "claude_code":
+        last = {**last, "message": {**last["message"], "id": "m3"}}
+    first, second = read(name, [*events, compacted, last], tmp_path / "s.jsonl")
+    assert [m["content"] for m in second["messages"]] == ["So far: listed.", "There is a.py."]
+    assert first["problem"] == second["problem"] == "List." and (first["part"], second["part"]) == (0, 1)
+
+
+def test_a_subagents_own_file_and_a_stream_are_read(tmp_path):
+    own = [{**line, "isSidechain": True} for line in CLAUDE]
+    (record,) = read("claude_code", [line for line in own if line.get("uuid") != "9"], tmp_path / "agent.jsonl")
+    assert [m["role"] for m in record["messages"]] == ["user", "assistant", "tool", "assistant"]
+    stream = [{"type": "system", "subtype": "init", "tools": ["bash"]}, CLAUDE[3], CLAUDE[4], CLAUDE[5], CLAUDE[7],
+              CLAUDE[-1], {"type": "result", "subtype": "success", "result": "There is a.py."}]  # fmt: skip
+    (record,) = read("claude_code", stream, tmp_path / "stream.jsonl")
+    assert [m["role"] for m in record["messages"]] == ["assistant", "tool", "assistant"]
+
+
+def with_event(events, place, change):
+    return [*events[:place], {**events[place], **change}, *events[place + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "field"),
+    [
+        ("swe_agent", {**SWE_AGENT, "history": 3}, 1, "history"),
+        ("swe_agent", {**SWE_AGENT, "history": [{"role": "user", "content": [{"type": "image_url"}]}]}, 1,
+         "history[0].content[0]"),
+        ("mini_swe_agent", {**MINI, "messages": [{"object": "response", "output": []}]}, 1, "messages[0].role"),
+        ("openhands", [{"x": 1}], 1, "events[0]"),
+        ("openhands", with_event(OPENHANDS_0, 6, {"content": None}), 7, "events[6].content"),
+        ("openhands", with_event(OPENHANDS_0, 4, {"observation": "condensation"}), 5, "events[4]"),
+        ("openhands", with_event(OPENHANDS_0, 1, {"action": "dance"}), 2, "events[1].action"),
+        ("openhands", with_event(OPENHANDS_1, 1, {"kind": "DanceEvent"}), 2, "events[1].kind"),
+        ("openhands", with_event(OPENHANDS_1, 4, {"observation": {"kind": "x"}}), 5, "events[4].observation"),
+        ("claude_code", with_event(CLAUDE, 7, {"message": {"content": [{"type": "image"}]}}), 8, "message.content[0]"),
+        ("claude_code", with_event(CLAUDE, 2, {"type": "dance"}), 3, "type"),
+        ("claude_code", CLAUDE[:3], 1, "line"),
+        ("codex", with_event(CODEX, 2, {"payload": {"type": "dance"}}), 3, "payload.type"),
+        ("codex", with_event(CODEX, 7, {"payload": {"type": "function_call_output", "output": 3}}), 8,
+         "payload.output"),
+        ("codex", with_event(CODEX, 6, {"payload": {"type": "function_call", "name": "b", "arguments": "{"}}), 1,
+         "messages[2].tool_calls[0].function.arguments"),
+    ],
+)  # fmt: skip
+def test_a_log_of_another_form_names_its_line_and_field(name, content, line, field, tmp_path):
+    with pytest.raises(RecordError) as caught:
+        read(name, content, tmp_path / "log.jsonl")
+    assert (caught.value.where, caught.value.field) == (f"{tmp_path}/log.jsonl:{line}", field)
+
+
+def test_a_cut_transcript_is_refused_whole_or_skipped_whole(tmp_path):
+    from jprm.io.jsonl import Rejects
+
+    path = tmp_path / "s.jsonl"
+    path.write_text("\n".join(map(json.dumps, CODEX)) + '\n{"type": "resp')
+    with pytest.raises(RecordError, match=f"{path}:{len(CODEX) + 1}: "):
+        list(find("codex").read(path))
+    with Rejects(tmp_path / "rejects") as rejects:
+        assert list(find("codex").read(path, on_error="skip", rejects=rejects)) == []
+    assert (tmp_path / "rejects").read_text() == path.read_text() + "\n"
+
+
+@pytest.mark.parametrize("name", ["swe_agent", "mini_swe_agent", "openhands", "claude_code", "codex", "atif"])
+def test_readers_say_what_they_leave_out(name):
+    assert find(name).drops

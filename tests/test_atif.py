@@ -1,0 +1,173 @@
+"""ATIF documents: read as trajectories, and written back with scores, byte for byte."""
+
+import json
+
+import pytest
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.agents import atif
+from jprm.methods.data.reader import NoOptions
+from jprm.methods.data.readers import find
+from jprm.methods.evaluate.run import format_of
+from jprm.methods.scored_files import score_atif
+from jprm.score.scale import PROBABILITY
+
+CALLS = [
+    {"tool_call_id": "a", "function_name": "look", "arguments": {"q": "é"}},
+    {"tool_call_id": "b", "function_name": "look", "arguments": {}},
+]
+STEPS = [
+    {"step_id": 1, "source": "system", "message": "Be brief."},
+    {"step_id": 2, "source": "user", "message": [{"type": "text", "text": "Where"}, {"type": "text", "text": "?"}]},
+    {"step_id": 3, "timestamp": "2026-01-01T00:00:00Z", "source": "agent", "message": "", "reasoning_content": "Hm.",
+     "tool_calls": CALLS, "observation": {"results": [{"source_call_id": "a", "content": "x"},
+                                                      {"source_call_id": "b"}]}, "metrics": {"cost_usd": 1e-05}},
+    {"step_id": 4, "source": "agent", "message": "Here.", "extra": {"mine": [1.0, 2]}, "observation": {"results": []}},
+]  # fmt: skip
+SUBAGENT = {
+    "schema_version": "ATIF-v1.7", "trajectory_id": "s", "agent": {"name": "sub", "version": "0"},
+    "steps": [{"step_id": 1, "source": "agent", "message": "inner", "extra": None},
+              {"step_id": 2, "source": "system", "message": "note", "observation": {"results": [{"content": "z"}]}}],
+}  # fmt: skip
+DOCUMENT = {
+    "schema_version": "ATIF-v1.7", "session_id": "t", "agent": {"name": "mini", "version": "2", "tool_definitions": [
+        {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]},
+    "steps": STEPS, "extra": {"reward": 1.0}, "final_metrics": {"total_cost_usd": 0.10},
+    "subagent_trajectories": [SUBAGENT],
+}  # fmt: skip
+FORMS = {
+    "compact": json.dumps(DOCUMENT, separators=(",", ":"), ensure_ascii=False),
+    "one line": json.dumps(DOCUMENT) + "\n",
+    "indented": json.dumps(DOCUMENT, indent=2, ensure_ascii=False),
+    "lines": "\n".join([json.dumps(DOCUMENT), "", json.dumps(SUBAGENT | {"subagent_trajectories": []})]) + "\n",
+    "list": " [\n" + json.dumps(DOCUMENT, indent=1) + ",\r\n" + json.dumps(SUBAGENT) + "\n]\n",
+    "odd": '{"steps" : [ {"step_id":1 ,"source":"agent","message":"\\u00e9" } ],\t"agent":{"name":"n","version":"1"},'
+           '"schema_version":"ATIF-v1.0","extra":{ }}',
+}  # fmt: skip
+
+
+class Lengths:
+    """A scorer whose score of a turn is the length of its text over ten."""
+
+    name, semantics, rule, scale, identity = "lengths", "correctness", "min", PROBABILITY, {"model": "lengths"}
+
+    def score_many(self, records):
+        for record in records:
+            yield record | {
+                "messages": [
+                    m | ({"score": len(m["content"]) / 10} if m["role"] == "assistant" else {})
+                    for m in record["messages"]
+                ]
+            }
+
+
+def extras(value):
+    """The values of jprm's key in the objects of a text."""
+    return [inner[atif.KEY] for inner in objects(value) if atif.KEY in inner]
+
+
+def objects(text):
+    found = []
+    for begin, end in atif.documents(text, "f"):
+        json.loads(text[begin:end], object_hook=lambda some: found.append(some) or some)
+    return found
+
+
+def test_a_document_is_its_trajectories():
+    first, second = atif.parse_atif(DOCUMENT, "f:1", NoOptions())
+    assert [(m["role"], m["content"]) for m in first["messages"]] == [
+        ("system", "Be brief."), ("user", "Where?"), ("assistant", ""), ("tool", "x"), ("tool", ""),
+        ("assistant", "Here."),
+    ]  # fmt: skip
+    turn = first["messages"][2]
+    assert turn["reasoning_content"] == "Hm." and [call["id"] for call in turn["tool_calls"]] == ["a", "b"]
+    assert turn["tool_calls"][0]["function"] == {"name": "look", "arguments": {"q": "é"}}
+    assert first["outcome"] == 1.0 and first["session_id"] == "t" and len(first["tools"]) == 1
+    assert [(m["role"], m["content"]) for m in second["messages"]] == [
+        ("assistant", "inner"), ("system", "note"), ("user", "z")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_are_added_and_all_other_bytes_stay(form, tmp_path):
+    path, out = tmp_path / "in.json", tmp_path / "out.json"
+    path.write_bytes(FORMS[form].encode())
+    assert atif.is_atif(path) and format_of(path) == "atif"
+    score_atif(Lengths(), path, out)
+    text = out.read_bytes().decode()
+    letters = iter(text)
+    assert all(letter in letters for letter in FORMS[form].replace("null", ""))  # the input is left where it was
+    told = [json.dumps(one, ensure_ascii=False) for one in extras(text)]
+    most = sum(len(f',{" " * 12}"extra": {{"{atif.KEY}": {one}}}') for one in told)
+    assert len(told) == FORMS[form].count('"agent"') and len(FORMS[form]) < len(text) <= len(FORMS[form]) + most
+    again = tmp_path / "again.json"
+    score_atif(Lengths(), out, again)
+    assert again.read_bytes().decode() == text  # a score takes the place of the same one
+    if form in ("compact", "one line", "indented"):
+        old, new = json.loads(FORMS[form]), json.loads(text)
+        assert [step.get("extra", {}).get(atif.KEY, {}).get("score") for step in new["steps"]] == [None, None, 0.0, 0.5]
+        assert new["subagent_trajectories"][0]["steps"][0]["extra"] == {atif.KEY: {"score": 0.5}}
+        assert new["extra"][atif.KEY]["scored_by"] == "lengths" and new["extra"]["reward"] == 1.0
+        assert old["final_metrics"] == new["final_metrics"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_written_passes_the_models_of_the_format(form, tmp_path):
+    models = pytest.importorskip("atif", reason="the package atif is not installed")
+    (tmp_path / "in.json").write_text(FORMS[form])
+    score_atif(Lengths(), tmp_path / "in.json", tmp_path / "out.json")
+    text = (tmp_path / "out.json").read_text()
+    for begin, end in atif.documents(text, "out.json"):
+        models.Trajectory.model_validate_json(text[begin:end])
+
+
+def changed(path, value):
+    """Returns the document with another value at a path of keys and places, absent for ...."""
+    document = json.loads(json.dumps(DOCUMENT))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("schema_version",), "ATIF-v2.0", "schema_version"),
+        (("schema_version",), ..., "schema_version"),
+        (("agent", "version"), ..., "agent.version"),
+        (("steps",), [], "messages"),
+        (("steps", 1, "step_id"), 7, "steps[1].step_id"),
+        (("steps", 1, "source"), "tool", "steps[1].source"),
+        (("steps", 1, "message"), None, "steps[1].message"),
+        (("steps", 1, "message"), [{"type": "image", "source": {}}], "steps[1].message[0]"),
+        (("steps", 1, "tool_calls"), CALLS, "steps[1].tool_calls"),
+        (("steps", 2, "tool_calls", 1, "tool_call_id"), None, "steps[2].tool_calls[1].tool_call_id"),
+        (("steps", 2, "tool_calls", 1, "arguments"), "{}", "steps[2].tool_calls[1].arguments"),
+        (("steps", 2, "observation"), {}, "steps[2].observation.results"),
+        (("steps", 2, "observation", "results", 0, "source_call_id"), "c",
+         "steps[2].observation.results[0].source_call_id"),
+        (("subagent_trajectories", 0, "trajectory_id"), ..., "subagent_trajectories[0].trajectory_id"),
+        (("subagent_trajectories", 0, "steps", 0, "source"), "", "subagent_trajectories[0].steps[0].source"),
+    ],
+)  # fmt: skip
+def test_a_malformed_document_names_its_field_and_leaves_nothing(path, value, field, tmp_path):
+    (tmp_path / "in.json").write_text(json.dumps(changed(path, value), indent=2))
+    with pytest.raises(RecordError) as caught:
+        score_atif(Lengths(), tmp_path / "in.json", tmp_path / "out.json")
+    assert caught.value.field == field and caught.value.where == f"{tmp_path}/in.json:1"
+    assert [file.name for file in tmp_path.iterdir()] == ["in.json"]
+    with pytest.raises(RecordError):
+        list(find("atif").read(tmp_path / "in.json"))
+
+
+@pytest.mark.parametrize("text", ['[{"schema_version": "ATIF-v1.8"', '{"schema_version": "ATIF-v1.8"', "[]", ""])
+def test_a_broken_file_is_refused(text, tmp_path):
+    (tmp_path / "in.json").write_text(text)
+    with pytest.raises(RecordError):
+        score_atif(Lengths(), tmp_path / "in.json", tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()
