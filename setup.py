@@ -30,6 +30,7 @@ SERVE = ["httptools>=0.9.0", "prometheus-client>=0.26.0", "starlette>=1.10.0", "
 
 TEST = [
     "jax-prm[near,parquet,serve,train]",
+    "atif>=1.8.0",  # its models check the documents that are written
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel

@@ -18,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+import jprm
 from jprm import multihost
 from jprm.io.jsonl import Rejects, count, dump, read_lines
 from jprm.io.outputs import Bar, continued, cut, finish, input_of, stored_request
 from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import Growing, path_of
+from jprm.methods.agents import atif
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
@@ -81,6 +83,34 @@ def score_file(
     again = f" ({there} were there already)" if there else ""
     written = multihost.first(lambda: sum(1 for _ in read_lines(output)))
     return f"{output}: {written} records scored{again}{rejected}" + (f"; {speed}" if speed.tokens else "")
+
+
+def score_atif(
+    prm: PRM | Scorer,
+    input: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    calibrated: bool = False,
+    speed: Speed | None = None,
+) -> str:
+    """Scores a file of ATIF documents, and writes it with each turn's score in `extra.jprm` of its step.
+
+    The trajectories go to `OUTPUT.turns.jsonl` as `score_file` scores them, continued and reused like any other; the
+    output is written whole from them, and has all other bytes of the input.
+
+    Raises what `score_file` raises, for the first document that is not of the format.
+    """
+    documents = atif.records_of(input)
+    turns, flat = f"{output}.turns.jsonl", [record for records in documents for record in records]
+    summary = score_file(prm, input, turns, calibrated=calibrated, prepared=flat, speed=speed)
+    if multihost.is_first():
+        lines = read_records(turns)
+        about = {"scored_by": prm.name, "semantics": prm.semantics, "version": jprm.__version__}
+        about |= {} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)}
+        text = atif.scored(input, [list(islice(lines, len(records))) for records in documents], about)
+        with path_of(output).alone(), path_of(output).replacing() as file:
+            file.write(text.encode())
+    return f"{output}: written from {summary}"
 
 
 def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict[str, Any]:

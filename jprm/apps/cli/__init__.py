@@ -99,8 +99,9 @@ def prepare(
 
     Args:
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
-            programs, pools, trl, text, jsonl, or columns for records of other names; or your own reader, module:NAME or
-            FILE.py:NAME.
+            programs, pools, trl, text, jsonl, or columns for records of other names; of agents openai, anthropic, otel,
+            verifiers, atif, swe_agent, mini_swe_agent, openhands, claude_code, codex, tau_bench, who_and_when; or your
+            own reader, module:NAME or FILE.py:NAME.
         source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
             downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
             hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
@@ -222,14 +223,16 @@ def score(
       jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
       jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
       jprm score --judge judge.json --input pool.jsonl --output judged.jsonl
+      jprm score --model runs/agent --input trajectory.json --output scored_trajectory.json
 
     Args:
         model: The folder of a trained or a published model, also in a bucket. Give this or --judge.
         judge: A policy's JSON file with a section `judge`: a language model that writes critiques, whose verdicts are
             the scores. The output has the critiques and their cost under `judge`.
         input: Records to score, one per line, or a folder that `jprm prepare` wrote. Input and output may be in a
-            bucket: gs://BUCKET/F.jsonl, s3://BUCKET/F.jsonl.
-        output: The same records in the same order, with `scores` in each chain and sample and `score` in each node.
+            bucket: gs://BUCKET/F.jsonl, s3://BUCKET/F.jsonl. A file may hold ATIF documents.
+        output: The same records in the same order, with `scores` in each chain and sample and `score` in each node. Of
+            ATIF documents the same bytes, with each turn's score in `extra.jprm` of its step.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
@@ -244,7 +247,8 @@ def score(
     """
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output
-    from jprm.methods.scored_files import score_file
+    from jprm.methods.agents.atif import is_atif
+    from jprm.methods.scored_files import score_atif, score_file
     from jprm.score.scorer import CHUNK, PRM, Speed
 
     one_scorer("score", model, judge)
@@ -263,8 +267,9 @@ def score(
             from jprm.data import load as load_records
 
             prepared, source = load_records(source), os.fspath(path_of(source) / REPORT)
-        check_input(source)  # this and the next before the model is loaded
+        check_input(source)  # this and the next two before the model is loaded
         check_output(part.output, source)
+        atif = prepared is None and is_atif(source)
         prm, speed = scorer(), Speed()
         if by:
             if not isinstance(prm, PRM):
@@ -272,8 +277,13 @@ def score(
             prm = prm.by(by)
         if model and multihost.is_first():
             print(prm.read_as, file=sys.stderr)
-        options = {"on_error": on_error, "calibrated": calibrated, "prepared": prepared, "speed": speed}
-        summary = score_file(prm, source, part.output, **options)
+        if atif:
+            if on_error != "stop":
+                raise ValueError(f"{source}: ATIF documents are scored all or none: leave out --on-error skip")
+            summary = score_atif(prm, source, part.output, calibrated=calibrated, speed=speed)
+        else:
+            options = {"on_error": on_error, "calibrated": calibrated, "prepared": prepared, "speed": speed}
+            summary = score_file(prm, source, part.output, **options)
         if multihost.is_first():
             print(summary)
         if not judge:
@@ -281,7 +291,7 @@ def score(
         from jprm.methods.judge.critiques import cost
         from jprm.tree import read_records
 
-        spent = cost(read_records(part.output))
+        spent = cost(read_records(f"{part.output}.turns.jsonl" if atif else part.output))
         print("critiques: " + ", ".join(f"{name}: {count}" for name, count in spent.items()))
         return spent
 
