@@ -112,6 +112,16 @@ def gemma3_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen_gguf() -> Path:
+    """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, which experiments/real/download.py downloads."""
+    folder = Path(os.environ.get("JPRM_MODELS", Path(__file__).resolve().parent.parent / "runs" / "models"))
+    file = folder / "qwen2.5-coder-0.5b.gguf"
+    if not file.is_file():
+        pytest.skip("needs Qwen2.5-Coder-0.5B: python experiments/real/download.py qwen2.5-coder-0.5b (or JPRM_MODELS)")
+    return file
+
+
+@pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory):
     """A finished run of `jprm train` on one device; to be copied by tests that change it."""
     import tiny_run as tiny

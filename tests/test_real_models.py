@@ -1,5 +1,6 @@
-"""SmolLM2-135M and Gemma 3 270M from GGUF against transformers in float32: states, perplexity, greedy decoding, ids.
+"""Models from GGUF against transformers in float32: states, perplexity, greedy decoding, ids.
 
+They are SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct.
 transformers takes half a minute to read a file, so the tests share the result.
 """
 
@@ -14,6 +15,7 @@ import pytest
 import tokenizers
 from tiny import chain_rows
 
+from jprm.checkpoints.base import load_language_head
 from jprm.methods.decoding import sampler
 from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.formats.gguf import load_decoder, model_config, open_gguf
@@ -28,7 +30,10 @@ So x = 9.375, which is about nine dollars and thirty-eight cents. # Answer
 9.38"""
 
 
-@pytest.fixture(scope="module", params=["smollm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen")]
+
+
+@pytest.fixture(scope="module", params=["smollm2", *SLOW])
 def file(request):
     return request.getfixturevalue(f"{request.param}_gguf")
 
@@ -86,7 +91,10 @@ def test_perplexity_on_gsm8k_is_that_of_transformers(file, reference, decoder, s
         log_TV = torch.log_softmax(reference(torch.tensor([ids])).logits[0, start - 1 : -1], dim=-1)
         expected += log_TV.gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist()
     config = model_config(file, head="language", attention="reference", remat="nothing")
-    weights, tokens = {"decoder": decoder}, 64 * -(-max(len(ids) for ids, _ in chains) // 64)
+    weights: dict = {"decoder": decoder}
+    if not config.tied_embeddings:
+        weights["head"] = load_language_head(file, config)
+    tokens = 64 * -(-max(len(ids) for ids, _ in chains) // 64)
     every, found = np.arange(tokens)[None], []
 
     @jax.jit
