@@ -118,6 +118,10 @@ COMMANDS = {  # name: the arguments, and the final names that the command writes
         " --rollouts rollouts.jsonl --estimate soft --k 4 --trees-at-once 2",
         ("values.jsonl",),
     ),
+    "sample": (
+        "sample --policy {inputs}/policy.json --input {inputs}/problems.jsonl --output pools.jsonl --n 4 --at-once 2",
+        ("pools.jsonl",),
+    ),
     "search": (
         "search best-of-n --policy {inputs}/policy.json --model model --input {inputs}/problems.jsonl"
         " --budget 1000 --n 4 --at-once 2 --output best.jsonl",

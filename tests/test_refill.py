@@ -34,9 +34,9 @@ def turns(monkeypatch):
     """The turns of the loop, over all calls."""
     counted, run = [], decode.decode_samples
 
-    def decode_samples(params, config, temperature, top_p, samples, *rest):
+    def decode_samples(params, config, temperature, top_p, samples, *rest, **options):
         before = int(samples.count)
-        after = run(params, config, temperature, top_p, samples, *rest)
+        after = run(params, config, temperature, top_p, samples, *rest, **options)
         counted.append(int(after.count) - before)
         return after
 

@@ -42,7 +42,7 @@ from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge,
 from jprm.apps.cli.label import annotate, label
 from jprm.apps.cli.runs import plan, report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
-from jprm.apps.cli.search import fuse, search
+from jprm.apps.cli.search import fuse, sample, search
 from jprm.apps.serve import Served
 from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu
@@ -440,6 +440,7 @@ app.command(
     help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
 )
 app.command(fuse, name="fuse", help="Fit a verifier that weighs evidence from many sources.")
+app.command(sample)
 app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
 
 

@@ -1,4 +1,4 @@
-"""`jprm search`: finds a chain for each problem, with a policy that writes steps and a model that scores them.
+"""`jprm sample`: draws whole chains for each problem. `jprm search`: finds one, with a model that scores steps.
 
 Every method of `jprm.methods.search.growing_tree` is a command, and so is the user's own, `module:NAME` or
 `FILE.py:NAME`. Its options are its config's fields and those of `SearchOptions`. `jprm fuse` fits verifiers that weigh
@@ -23,6 +23,7 @@ from jprm.apps.cli.arguments import (
     OneModel,
     OnError,
     PolicyFile,
+    Settings,
     built,
     command,
     print_counts,
@@ -30,9 +31,60 @@ from jprm.apps.cli.arguments import (
 )
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
 from jprm.methods.search.growing_tree import METHODS, Choice, find
+from jprm.options import assigned
 from jprm.score.scale import Rule
 
 search = Commands()
+
+
+def sample(
+    policy: PolicyFile,
+    input: Annotated[Path, arg(metavar="PROBLEMS.jsonl")],
+    output: Annotated[Path, arg(metavar="F.jsonl")],
+    n: int,
+    prompt: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None,
+    set_: Settings = (),
+    seed: int = 0,
+    at_once: int = 32,
+    on_error: OnError = "stop",
+    how: Divided = UNDIVIDED,
+) -> None:
+    """Sample whole chains for every problem: pools of samples with their answers, as `jprm score` and `eval` read them.
+
+    A sample is correct if its answer equals the problem's `answer`; `jprm label outcomes` judges programs. A sample
+    that the limit of tokens cut off (`finish_reason` is `length`) has no answer, and counts as incorrect. The same
+    command continues a stopped one.
+
+    For example:
+      jprm sample --policy model.gguf --input problems.jsonl --output pools.jsonl --n 8 \
+        --prompt "{problem} Reason step by step." --set chat=true temperature=0.8 max_tokens=256
+      jprm sample --policy server.json --input problems.jsonl --output pools.jsonl --n 16 --shard 0/4
+
+    Args:
+        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
+        input: Records with `problem` and, where known, `answer`, one per line.
+        output: One pool per problem, with what else the problem's record holds.
+        n: Samples of each problem.
+        prompt: The text before a sample, with {problem}; with `--set chat=true` the user's message.
+        set_: Values of the policy's fields, such as temperature and max_tokens; of a model in this process also chat,
+            rows and dtype. `logprobs=true` keeps every token's id and log-probability, `entropies=20` the entropy of
+            the 20 most probable tokens.
+        seed: Number of the first sample. Other numbers give other samples.
+        at_once: Problems that are sampled together. A stopped command loses their samples.
+        on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+    """
+    from jprm.methods.policy.load import load_policy
+    from jprm.methods.search.pools import sample_file, shares
+
+    changes = dict(map(assigned, set_)) | ({} if prompt is None else {"prompt": prompt})
+    loaded = Once(lambda: load_policy(policy, **changes))
+
+    def work(part: Part) -> dict:
+        counts = sample_file(loaded(), part.input, part.output, n, seed=seed, at_once=at_once, on_error=on_error)
+        print(f"{part.output}: {shares(counts)}")
+        return counts
+
+    divided("sample", how, work, input, output, unit=at_once)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +92,8 @@ class SearchOptions:
     """
     Attributes:
       policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
-      model: The folder of the model that scores the steps. Give this or --judge.
+      model: The folder of the model that scores the steps. Give this or --judge; `best-of-n --choose majority` needs
+        neither.
       judge: The JSON file of a judge, as for `jprm score`. The output has its critiques and their cost under `judge`.
       input: Records with `problem` and, where known, `answer`, one per line.
       budget: Generated tokens per problem, at most.
@@ -80,14 +133,16 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
     def run(options: SearchOptions, settings: Any) -> None:
         from jprm.methods.agents.acting import TurnScorer, policy_of
         from jprm.methods.scored_files import identity
+        from jprm.methods.search.best_of_n import BestOfN
         from jprm.methods.search.files import search_file
-        from jprm.methods.search.lockstep import SearchConfig, live_scorer
+        from jprm.methods.search.lockstep import SearchConfig, Unscored, live_scorer
 
         chosen = built(method, settings)
-        if options.by != "score" and options.judge:
-            raise ValueError("search: --by is for --model; a judge gives scores alone")
+        unscored = method is BestOfN and options.choose == "majority" and not (options.model or options.judge)
+        if options.by != "score" and (options.judge or unscored):
+            raise ValueError("search: --by is for --model; a judge gives scores alone, and a majority needs none")
 
-        model = Once(lambda: scorer_of("search", options.model, options.judge))
+        model = Once(lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge))
         loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
 
         def work(part: Part) -> dict:
@@ -95,7 +150,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
             by = {} if options.by == "score" else {"by": options.by}
             prm = prm.by(options.by) if by else prm
             policy = loaded()
-            if options.environment is None:
+            if options.environment is None or unscored:
                 scorer = live_scorer(prm)
             else:
                 policy.know(part.input, options.on_error)

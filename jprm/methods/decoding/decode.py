@@ -464,6 +464,7 @@ class Samples:
     length_B: Array  # tokens written, the last one included
     logprob_B: Array
     cache: Cache
+    entropy_BN: Array | None = None  # before every written token, where it is asked for
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -482,9 +483,13 @@ def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
 
 
 def next_token(
-    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step, limit
-) -> Samples:
-    """Returns the samples with one token more; `limit` is the most tokens of a sample."""
+    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step, limit,
+    entropies: int = 0,
+) -> Samples:  # fmt: skip
+    """Returns the samples with one token more; `limit` is the most tokens of a sample.
+
+    `entropies`: of how many of the most probable tokens the entropy is kept, where the samples have a place for it.
+    """
     at = s.count % s.written_BN.shape[1]
     position_B1 = (first_B + s.length_B)[:, None]
     x_B1D, cache = forward(params, config, s.last_B[:, None], position_B1, past, s.cache, at, age_B=s.length_B)
@@ -516,16 +521,17 @@ def next_token(
         begun_B=s.begun_B,
         written_BN=write(s.written_BN, token_B),
         logprob_BN=write(s.logprob_BN, drawn_B),
+        entropy_BN=None if s.entropy_BN is None else write(s.entropy_BN, top_entropy(scaled_BV, entropies)),
         length_B=length_B,
         logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
         cache=cache,
     )
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3), donate_argnums=4)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3), static_argnames="entropies", donate_argnums=4)
 def decode_samples(
     params, config: ModelConfig, temperature, top_p, samples: Samples, past, first_B, key_B, table_VP, stop_V, at_step,
-    limit, needed_B, enough,
+    limit, needed_B, enough, entropies: int = 0,
 ) -> Samples:  # fmt: skip
     """Decodes until all needed samples have ended, or all of `enough` rows, or a running sample has no more room."""
     room, R = samples.written_BN.shape[1], len(past.seen_RS)
@@ -537,7 +543,8 @@ def decode_samples(
         return jnp.any(running_B & needed_B) & (jnp.sum(ended_R) < enough) & ~full
 
     def body(s: Samples) -> Samples:
-        return next_token(params, config, temperature, top_p, s, past, first_B, key_B, table_VP, stop_V, at_step, limit)
+        of_all = past, first_B, key_B, table_VP, stop_V, at_step, limit, entropies
+        return next_token(params, config, temperature, top_p, s, *of_all)
 
     return jax.lax.while_loop(again, body, samples)
 
@@ -551,8 +558,11 @@ def grown(samples: Samples, size: int) -> Samples:
         return _padded(jnp.roll(x, -(samples.count % room), axis), axis, size)  # the oldest first
 
     cache, count = mapped(lambda x: pad(x, 2), None, samples.cache), jnp.full_like(samples.count, room)
-    written_BN, logprob_BN = pad(samples.written_BN, 1), pad(samples.logprob_BN, 1)
-    return dataclasses.replace(samples, count=count, written_BN=written_BN, logprob_BN=logprob_BN, cache=cache)
+    by_token = {
+        name: None if (x := getattr(samples, name)) is None else pad(x, 1)
+        for name in ("written_BN", "logprob_BN", "entropy_BN")
+    }
+    return dataclasses.replace(samples, count=count, cache=cache, **by_token)
 
 
 def _padded(x: Array, axis: int, size: int) -> Array:
@@ -630,6 +640,12 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
 
     start = (jnp.int32(0), jnp.full_like(total_B, -1), jnp.zeros_like(total_B, jnp.int32), total_B < 0)
     return jax.lax.while_loop(again, body, start)[2]
+
+
+def top_entropy(logit_BV: Float[Array, "B V"], k: int) -> Float[Array, " B"]:
+    """Returns the entropy, in nats, of softmax over the k largest logits of each row."""
+    log_BK = jax.nn.log_softmax(jax.lax.top_k(logit_BV, min(k, logit_BV.shape[1]))[0])
+    return -jnp.sum(jnp.exp(log_BK) * log_BK, axis=-1)
 
 
 def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:

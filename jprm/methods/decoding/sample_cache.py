@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -107,9 +106,8 @@ class KeptPolicy:
 
     def _record(self, place: Place, sample: Sample) -> dict[str, Any]:
         until, prefix, seed = place
-        record = {"policy": self.name, "until": until, "prefix": prefix, "seed": seed} | dataclasses.asdict(sample)
-        del record["error"], record["token_logprobs"]
-        return record
+        kept = {name: getattr(sample, name) for name in ("steps", "tokens", "finish_reason", "logprob")}
+        return {"policy": self.name, "until": until, "prefix": prefix, "seed": seed} | kept
 
     def _read(self) -> None:
         cut(self._file, 1)

@@ -61,7 +61,9 @@ class SamplerConfig:
       chat: whether `prompt` is the user's message (`{problem}` if empty), which the model's chat template surrounds.
       delimiter: text with a line break that ends every step; a newline in jprm's own layout.
       rows: the most samples decoded at once.
-      logprobs: whether samples hold the log-probability of each token, at the sampling temperature.
+      logprobs: whether samples hold the id and log-probability of each token, at the sampling temperature.
+      entropies: of how many of the most probable tokens samples hold the entropy before each token, at the sampling
+        temperature; 0: of none.
       dtype: what matrices are stored as; empty: the type of the model's computation. With int8 the head has bfloat16.
     """
 
@@ -72,6 +74,7 @@ class SamplerConfig:
     delimiter: str = "\n"
     rows: int = 64
     logprobs: bool = False
+    entropies: int = 0
     chat: bool = False
     dtype: Literal["", "float32", "bfloat16", "int8"] = ""
 
@@ -80,6 +83,8 @@ class SamplerConfig:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(get_args(Dtype))}, nor empty")
         if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}: it must be 0 or more")
+        if self.entropies < 0:
+            raise ValueError(f"entropies is {self.entropies}: it must be 0 or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
         for field in ("max_tokens", "rows"):
@@ -102,12 +107,14 @@ class Drawn:
       logprob_N: of each token, float32, at the sampling temperature and over all tokens.
       logprob: the sum under the model itself, at temperature 1.
       finish_reason: as of `Sample`, or `open` for a chain that is to go on.
+      entropy_N: before each token, in nats, where `SamplerConfig.entropies` asks for it.
     """
 
     ids: tuple[int, ...]
     logprob_N: Float32[np.ndarray, " N"]
     logprob: float
     finish_reason: str
+    entropy_N: Float32[np.ndarray, " N"] | None = None
 
 
 class Sampler:
@@ -115,6 +122,9 @@ class Sampler:
 
     A sample's tokens do not depend on the samples computed with it, except through the last bits of its logits. Without
     an end of text in the tokenizer, chains never end.
+
+    Attributes:
+      watch: is called now and then in a call that samples, with the tokens and whole samples that it has so far.
 
     Raises ValueError for a model that cannot be sampled.
     """
@@ -126,6 +136,7 @@ class Sampler:
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
         self.options, self.mesh, self.tokenizer, self._move = options, mesh, tokenizer, move
+        self.watch: Callable[[int, int], None] = lambda tokens, ended: None
         self._stacked = config
         self._dtype: Dtype = options.dtype or config.dtype
         self._config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
@@ -229,6 +240,8 @@ class Sampler:
             if waiting and (len(free) >= rows.enough or len(free) == len(rows.jobs)):
                 rows.fill(free, [waiting.popleft() for _ in free[: len(waiting)]])
             rows.decode(rows.enough if waiting else len(rows.jobs) + 1)
+            tokens, whole = rows.progress()
+            self.watch(sum(len(each.ids) for each in drawn.values()) + tokens, len(drawn) + whole)
             if not rows.needed() and not (waiting and waiting[0].needed):
                 return drawn | rows.collect(range(len(rows.jobs)))
             drawn |= rows.collect(rows.ended())
@@ -262,11 +275,14 @@ class Sampler:
         text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
         steps = tuple(map(step_text, filter(str.strip, text.split(self.options.delimiter))))
         steps = steps[:1] if until == "step" else steps
-        by_token = ()
+        by_token: dict[str, Any] = {}
         if self.options.logprobs:
             pairs = zip(drawn.ids, drawn.logprob_N.tolist(), strict=True)
-            by_token = tuple((self.tokenizer.decode([i]), logprob) for i, logprob in pairs)
-        return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, token_logprobs=by_token)
+            logprobs = tuple((self.tokenizer.decode([i]), logprob) for i, logprob in pairs)
+            by_token = {"token_logprobs": logprobs, "token_ids": drawn.ids}
+        if drawn.entropy_N is not None:
+            by_token["token_entropies"] = tuple(drawn.entropy_N.tolist())
+        return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, **by_token)
 
     def step_stops(self, ids: Sequence[int]) -> tuple[list[int], int]:
         """Returns, for each step that its delimiter ends in these ids, the index after its last token; and the column
@@ -334,9 +350,11 @@ class Rows:
         with jax.set_mesh(sampler.mesh):
             cache = decode.empty_cache(sampler._config, B, room)
             zero_BN = self._put(np.zeros((B, room), np.int32)), self._put(np.zeros((B, room), np.float32))
+            entropy_BN = self._put(np.zeros((B, room), np.float32)) if sampler.options.entropies else None
             self.samples = decode.Samples(
-                count=jnp.int32(0), written_BN=zero_BN[0], logprob_BN=zero_BN[1], cache=cache, **self._fields()
-            )
+                count=jnp.int32(0), written_BN=zero_BN[0], logprob_BN=zero_BN[1], entropy_BN=entropy_BN, cache=cache,
+                **self._fields(),
+            )  # fmt: skip
 
     def _fields(self) -> dict[str, Any]:
         names = ("last_B", "progress_B", "end_B", "begun_B", "length_B", "logprob_B")
@@ -396,7 +414,7 @@ class Rows:
             self.samples = decode.decode_samples(
                 sampler._params, sampler._config, options.temperature, options.top_p, self.samples, self.past,
                 self._first_B, self._key_B, *self._tables, jnp.bool(self.at_step), jnp.int32(options.max_tokens),
-                self._put(self.host["needed_B"]), jnp.int32(enough),
+                self._put(self.host["needed_B"]), jnp.int32(enough), entropies=options.entropies,
             )  # fmt: skip
         for name in ("last_B", "progress_B", "end_B", "length_B", "logprob_B"):
             self.host[name] = np.array(getattr(self.samples, name))
@@ -408,6 +426,12 @@ class Rows:
     def needed(self) -> bool:
         """Returns whether a needed sample is running."""
         return bool(((self.host["end_B"] == decode.RUNNING) & self.host["needed_B"]).any())
+
+    def progress(self) -> tuple[int, int]:
+        """Returns the tokens of the samples that are not collected, and how many of these have ended."""
+        busy_B = np.repeat([job is not None for job in self.jobs], self.m)
+        ended_B = busy_B & (self.host["end_B"] != decode.RUNNING) & (self.host["length_B"] > 0)
+        return int(self.host["length_B"][busy_B].sum()), int(ended_B.sum())
 
     def free(self) -> list[int]:
         return [r for r, job in enumerate(self.jobs) if job is None]
@@ -424,13 +448,15 @@ class Rows:
         if not rows:
             return drawn
         written_BN, logprob_BN = np.asarray(self.samples.written_BN), np.asarray(self.samples.logprob_BN)
+        entropy_BN = None if self.samples.entropy_BN is None else np.asarray(self.samples.entropy_BN)
         for r in rows:
             for i, place in enumerate(self.jobs[r].places):  # pyright: ignore[reportOptionalMemberAccess]
                 b = r * self.m + i
                 at_N = (self.since_R[r] + np.arange(self.host["length_B"][b])) % written_BN.shape[1]
                 reason = ("open", "step", "stop", "length")[self.host["end_B"][b]]
                 ids, logprob_N = tuple(written_BN[b, at_N].tolist()), logprob_BN[b, at_N]
-                drawn[place] = Drawn(ids, logprob_N, float(self.host["logprob_B"][b]), reason)
+                entropy_N = None if entropy_BN is None else entropy_BN[b, at_N]
+                drawn[place] = Drawn(ids, logprob_N, float(self.host["logprob_B"][b]), reason, entropy_N)
             self.jobs[r] = None
         return drawn
 

@@ -23,8 +23,8 @@ _REMEDY = (
 )
 
 
-def load_policy(path: str | os.PathLike) -> Policy:
-    """Returns the policy of a path.
+def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
+    """Returns the policy of a path; `changes` replace fields of its file, or of the defaults.
 
     A run's folder, a Hugging Face folder or a GGUF file is sampled in this process with `SamplerConfig`'s defaults. A
     JSON file is a server, {"url": ..., "model": ...} with further fields of `ServerConfig`, or a model, {"model": PATH}
@@ -38,10 +38,8 @@ def load_policy(path: str | os.PathLike) -> Policy:
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
         raise FileNotFoundError(f"{path}: no such file or folder. Give a model's, or a policy's JSON file")
     if path.is_dir() or path.suffix == ".gguf":
-        from jprm.methods.decoding.sampler import load_sampler
-
-        return load_sampler(path)
-    return policy_of(policy_settings(path), str(path))
+        return policy_of({"model": str(path), **changes}, str(path))
+    return policy_of(policy_settings(path) | changes, str(path))
 
 
 def policy_settings(path: str | os.PathLike) -> dict[str, Any]:

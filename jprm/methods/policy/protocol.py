@@ -34,7 +34,9 @@ class Sample:
         as the policy documents; None if unknown.
       error: the reason, for `error` alone.
       token_logprobs: (text, log-probability) of every generated token where the policy was told to report them, else
-        empty. Files of kept samples do not hold them.
+        empty.
+      token_ids, token_entropies: the ids of those tokens, and the entropies in nats before each, where the policy
+        knows them, else empty. Files of kept samples hold none of these three.
     """
 
     steps: tuple[str, ...]
@@ -43,6 +45,8 @@ class Sample:
     logprob: float | None = None
     error: str | None = None
     token_logprobs: tuple[tuple[str, float], ...] = ()
+    token_ids: tuple[int, ...] = ()
+    token_entropies: tuple[float, ...] = ()
 
     def __post_init__(self):
         if self.finish_reason not in FINISH_REASONS:

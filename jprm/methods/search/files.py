@@ -257,7 +257,8 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
         return None
     answers = answers_of(tree)
     result = choose(tree, rule, how, answers)
-    scores = [as_written(score) if math.isfinite(score) else None for score in tree.score]
+    scored = about.get("scorer") != {}  # as that of a majority without a model
+    scores = [as_written(score) if math.isfinite(score) else None for score in tree.score] if scored else []
     drawn = [i for i, draw in enumerate(tree.draws) if draw.end >= 0]  # an empty chain has no place in a record
     out: dict[str, Any] = {"problem": tree.problem.text}
     if kind == "pool":
@@ -299,8 +300,9 @@ def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str
     sample: dict[str, Any] = {"steps": [tree.text[i] for i in path], "answer": answer}
     if correct is not None:
         sample["correct"] = correct
-    values = [scores[i] for i in path]
-    sample |= {"scores": values} if None not in values else {"unscored": True}
+    if scores:  # there is a scorer
+        values = [scores[i] for i in path]
+        sample |= {"scores": values} if None not in values else {"unscored": True}
     return sample | _about(draw)
 
 

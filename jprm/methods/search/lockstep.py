@@ -246,6 +246,8 @@ def live_scorer(prm: Any) -> LiveScorer:
     from jprm.methods.decoding.cache import LiveTrees
     from jprm.methods.evidence.verifier import Verifier
 
+    if isinstance(prm, Unscored):
+        return prm
     if isinstance(prm, Judge):
         return LiveJudge(prm)
     if isinstance(prm, Verifier):
@@ -256,6 +258,21 @@ def live_scorer(prm: Any) -> LiveScorer:
         return LiveTrees(prm)
     except NotImplementedError:
         return Rescorer(prm)
+
+
+class Unscored:
+    """A `LiveScorer` without a model, for whole chains and their majority. Every score is NaN."""
+
+    name, rule, tokens, identity = "none", "last", 0, {}
+
+    def open(self, problems: Sequence[str]) -> list[int]:
+        return [0] * len(problems)
+
+    def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
+        return [0] * len(steps), np.full(len(steps), np.nan, np.float32)
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Frees nothing."""
 
 
 class Rescorer:

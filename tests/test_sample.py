@@ -1,0 +1,186 @@
+"""`jprm sample`: what a pool holds, and how a stopped command continues; and majorities without a model."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from command_storm import serving, storm
+from stub_server import reply
+from test_sampler import Letters, make
+from toy_policy import Markov
+
+from jprm.apps import cli
+from jprm.io.jsonl import write_records
+from jprm.methods.decoding import decode
+from jprm.methods.decoding.sample_cache import PolicyError
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.pools import pool, sample_file
+from jprm.tree import read_records, tree_of
+
+PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(7)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_records(tmp_path / "problems.jsonl", PROBLEMS)
+    return tmp_path
+
+
+def run(folder, policy=None, n=4, at_once=2):
+    return sample_file(policy or Markov(), folder / "problems.jsonl", folder / "pools.jsonl", n, at_once=at_once)
+
+
+class Stopping(Markov):
+    """Stops at sampling more than `limit` chains."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def one(self, prefix, until, number):
+        if self.sampled == self.limit:
+            raise KeyboardInterrupt
+        return super().one(prefix, until, number)
+
+
+def test_every_problem_becomes_a_pool(folder):
+    counts = run(folder)
+    records = list(read_records(folder / "pools.jsonl"))
+    assert [(record["problem"], record["id"]) for record in records] == [(f"p{i}", i) for i in range(7)]
+    policy = Markov()
+    for record in records:
+        tree_of(record)  # is a pool
+        for number, sample in enumerate(record["samples"]):
+            drawn = policy.one(Prefix(record["problem"]), "end", number)
+            assert sample["steps"] == list(drawn.steps) and sample["tokens"] == drawn.tokens
+            assert sample["correct"] == (sample["answer"] == "1")
+    samples = [sample for record in records for sample in record["samples"]]
+    assert counts == {
+        "problems": 7, "samples": 28, "correct": sum(sample["correct"] for sample in samples), "cut": 0,
+        "tokens": 28 * 60,
+    }  # fmt: skip
+    before = (folder / "pools.jsonl").read_bytes()
+    assert run(folder) == counts and (folder / "pools.jsonl").read_bytes() == before
+
+
+def test_samples_that_are_cut_empty_or_failed_have_no_answer():
+    whole, cut = Sample(("so the answer is 3",), 9, "stop", -1.5), Sample(("the answer is 3",), 8, "length")
+    nothing, failed = Sample((), 1, "stop"), Sample((), 0, "error", error="down")
+    record = pool(Problem("1 + 2", "3", {"id": 5}), [whole, cut, nothing, failed])
+    assert record == {
+        "problem": "1 + 2", "answer": "3", "id": 5, "empty_samples": 1, "failed_samples": 1,
+        "samples": [
+            {"steps": list(whole.steps), "answer": "3", "correct": True, "finish_reason": "stop", "tokens": 9,
+             "logprob": -1.5},
+            {"steps": list(cut.steps), "answer": None, "correct": False, "finish_reason": "length", "tokens": 8},
+        ],
+    }  # fmt: skip
+    assert "correct" not in pool(Problem("1 + 2"), [whole])["samples"][0]  # nobody knows
+
+
+@pytest.mark.parametrize("limit", [0, 5, 8, 23, 27])
+def test_a_stopped_command_continues_to_the_same_bytes(folder, limit):
+    run(folder)
+    whole = (folder / "pools.jsonl").read_bytes()
+    (folder / "pools.jsonl").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, Stopping(limit))
+    if (part := folder / "pools.jsonl.part").exists():
+        part.write_bytes(part.read_bytes() + b'{"problem": "p')  # a line that was being written
+    rest = Markov()
+    run(folder, rest)
+    assert (folder / "pools.jsonl").read_bytes() == whole
+    assert rest.sampled == 28 - limit // 8 * 8  # whole blocks of two problems stay
+
+
+def test_another_request_and_a_policy_that_is_down_are_refused(folder):
+    run(folder, n=4)
+    with pytest.raises(ValueError, match=r"another .*request \(n\)"):
+        run(folder, n=5)
+
+    class Down(Markov):
+        def one(self, prefix, until, number):
+            return Sample((), 0, "error", error="no route to host")
+
+    (folder / "pools.jsonl").unlink()
+    with pytest.raises(PolicyError, match="no route to host"):
+        run(folder, Down())
+
+
+def test_numbers_of_every_token():
+    """Ids, log-probabilities and entropies are as many as the tokens; the entropies are those of the logits."""
+    sampler, heard = make(logprobs=True, entropies=5, temperature=0.7, top_p=1.0), []
+    sampler.watch = lambda tokens, ended: heard.append((tokens, ended))
+    ((one, other),) = sampler.sample([Prefix("abc")], 2, until="end", seed=3)
+    assert heard == sorted(heard) and heard[-1] == (one.tokens + other.tokens, 2)  # it tells how far it is
+    assert len(one.token_ids) == len(one.token_logprobs) == len(one.token_entropies) == one.tokens
+    ((plain, _),) = make(temperature=0.7, top_p=1.0).sample([Prefix("abc")], 2, until="end", seed=3)
+    assert plain.steps == one.steps and plain.logprob == one.logprob and not plain.token_entropies
+    record = pool(Problem("abc", "1"), [one])["samples"][0]
+    assert record["token_ids"] == list(one.token_ids)
+    np.testing.assert_allclose(record["token_entropies"], one.token_entropies, atol=1e-6)
+    assert all(0 <= entropy <= math.log(5) + 1e-6 for entropy in one.token_entropies)
+    assert sampler.tokenizer.decode(list(one.token_ids)) == "".join(text for text, _ in one.token_logprobs)
+    assert isinstance(sampler.tokenizer, Letters)
+
+
+def test_the_entropy_is_of_the_most_probable_tokens():
+    logit_BV = np.log(np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]], np.float32))
+    entropy_B = jax.jit(decode.top_entropy, static_argnums=1)(logit_BV, 2)
+    third = 1 / 3
+    two = -(2 * third * math.log(2 * third) + third * math.log(third))  # of 2/3 and 1/3
+    np.testing.assert_allclose(entropy_B, [two, math.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(decode.top_entropy(logit_BV, 9)[1], math.log(4), rtol=1e-6)
+
+
+@pytest.fixture
+def server(folder):
+    """A policy's file, whose server answers by the seed."""
+
+    with serving(lambda number, body: reply(f"so\n\nthe answer is {body['seed'] % 3}", tokens=7)) as url:
+        (folder / "policy.json").write_text(json.dumps({"url": url, "model": "stub"}))
+        yield folder
+
+
+def command(folder, *words):
+    return cli.main([word.format(folder=folder) for word in words])
+
+
+SAMPLE = ("sample", "--policy", "{folder}/policy.json", "--input", "{folder}/problems.jsonl", "--n", "3")
+
+
+def test_shards_are_merged_to_the_same_bytes(server):
+    files = [*SAMPLE, "--at-once", "2", "--output"]
+    assert command(server, *files, "{folder}/whole.jsonl") == 0
+    for shard in ("0/2", "1/2"):
+        assert command(server, *files, "{folder}/parts.jsonl", "--shard", shard) == 0
+    assert command(server, "merge", *map(str, sorted(server.glob("parts.jsonl.0*")))) == 0
+    assert (server / "parts.jsonl").read_bytes() == (server / "whole.jsonl").read_bytes()
+
+
+def test_the_command_line_changes_the_policy(server, capsys):
+    changed = [*SAMPLE, "--output", "{folder}/pools.jsonl", "--prompt", "Solve {{problem}}"]
+    assert command(server, *changed, "--set", "max_tokens=9") == 0
+    assert f"\n{server}/pools.jsonl: 33.3% correct, 0.0% cut off\n" in capsys.readouterr().out
+    assert command(server, *changed, "--set", "chat=true") == 2
+    assert "chat: is no known field" in capsys.readouterr().err
+
+
+def test_a_majority_needs_no_model(server, capsys):
+    search = ["search", "best-of-n", "--policy", "{folder}/policy.json", "--input", "{folder}/problems.jsonl"]
+    search += ["--budget", "1000", "--n", "4", "--output", "{folder}/votes.jsonl"]
+    assert command(server, *search, "--choose", "majority") == 0
+    for record in read_records(server / "votes.jsonl"):
+        assert record["search"]["answer"] == "0" and record["search"]["score"] is None  # of 0, 1, 2, 0
+        assert all("scores" not in sample and "unscored" not in sample for sample in record["samples"])
+    assert command(server, *search, "--choose", "best") == 2
+    assert "give --model DIR or --judge" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ten_kills_leave_the_same_bytes(tmp_path):
+    counts = storm(tmp_path, kills=10, seed=0, only=("sample",))
+    assert counts["kills"] == 10 and counts["differing_bytes"] == 0
