@@ -74,7 +74,7 @@ class Base:
     @classmethod
     def load(cls, path: str, layers: Sequence[int], prompt: str) -> Base:
         """Raises ValueError for layers that the base has not, or a prompt without {problem}."""
-        from jprm.methods.chat_template import prompt_of
+        from jprm.methods.formats.chat_template import prompt_of
 
         depth = bases.model_config(path).layers
         if list(layers) != sorted(set(layers)) or not layers or not 1 <= layers[0] <= layers[-1] <= depth:
