@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jprm.apps.cli import main
 from jprm.io.jsonl import RecordError
 from jprm.methods.agents import atif
 from jprm.methods.data.reader import NoOptions
@@ -171,3 +172,16 @@ def test_a_broken_file_is_refused(text, tmp_path):
     with pytest.raises(RecordError):
         score_atif(Lengths(), tmp_path / "in.json", tmp_path / "out.json")
     assert not (tmp_path / "out.json").exists()
+
+
+def test_the_command_scores_documents(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jprm.apps.cli.scorer_of", lambda *_, **__: Lengths())
+    monkeypatch.setattr(Lengths, "read_as", "lengths", raising=False)
+    source, output = tmp_path / "in.json", tmp_path / "out.json"
+    source.write_text(FORMS["indented"])
+    command = ["score", "--model", "m", "--input", str(source), "--output", str(output)]
+    for _ in range(2):  # the second reads the scores of the first
+        assert main(command) == 0
+        assert json.loads(output.read_text())["steps"][3]["extra"][atif.KEY] == {"score": 0.5}
+    assert main([*command, "--on-error", "skip"]) == 2
+    assert "all or none" in capsys.readouterr().err
