@@ -10,10 +10,11 @@ from annotating import Desk, chain, make, truth
 from refusing import refused
 
 from jprm.apps.annotate import SelectConfig
-from jprm.apps.annotate.quality import _contrast, alpha_of, coincidences, export, figures, tasks_of
+from jprm.apps.annotate.quality import _contrast, export, figures, tasks_of
 from jprm.apps.annotate.study import chains_in, select_file
 from jprm.apps.annotate.study import select as select_trees
 from jprm.io.jsonl import write_records
+from jprm.methods.label.crowd import alpha_of, coincidences
 from jprm.score.scale import Scale
 from jprm.tree import read_records, record_of, tree_of
 

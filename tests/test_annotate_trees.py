@@ -9,11 +9,12 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.apps.annotate import SelectConfig, study
-from jprm.apps.annotate.quality import alpha_of, coincidences, export, figures, tasks_of
+from jprm.apps.annotate.quality import export, figures, tasks_of
 from jprm.apps.annotate.study import alternatives_of, merged, pruned, select_file
 from jprm.apps.annotate.tasks import Conflict, Task, Tasks, changed
 from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data import step_labels
+from jprm.methods.label.crowd import alpha_of, coincidences
 from jprm.tree import Node, ReasoningTree, chains_of, read_records, record_of
 
 OPTIONS = step_labels.Prm800kOptions(human_written="positive", control_questions="keep")

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from jprm.apps.annotate import Disagreements, Written, study
 from jprm.apps.annotate.study import alike, ends_at_error, rated_tree, scores_of
@@ -18,6 +17,7 @@ from jprm.apps.annotate.tasks import REASONS, Task, Tasks
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output
 from jprm.methods.evaluate.blocks import Table
+from jprm.methods.label.crowd import alpha_of, coincidences
 from jprm.statistics import bootstrap, difference, draws, weighted_mean
 from jprm.tree import NONE, Node, ReasoningTree, record_of, with_labels, with_scores, without_chain
 
@@ -289,43 +289,6 @@ def _percent(figure: Mapping[str, Any] | None, n: bool = False) -> str:
         return ""
     inside = "" if figure["low"] is None else f" [{100 * figure['low']:.0f}, {100 * figure['high']:.0f}]"
     return f"{100 * figure['value']:.0f} %{inside}" + (f" of {figure['n']}" if n else "")
-
-
-# ---- Krippendorff's alpha for ordinal ratings.
-
-Ratings = Sequence[Sequence[float | None]]
-"""The ratings of each unit, in any order; None for an annotator who did not rate it."""
-
-
-def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
-    """Returns each unit's coincidences of values c and k: n_c (n_k - [c = k]) / (m - 1), m its number of ratings.
-
-    C counts the values that occur, in rising order.
-    """
-    rated = [[value for value in unit if value is not None] for unit in units]
-    values = sorted({value for unit in rated for value in unit})
-    count_UC = np.array([[unit.count(value) for value in values] for unit in rated], float)
-    count_UC = count_UC.reshape(len(rated), len(values))
-    pairs_UCC = count_UC[:, :, None] * count_UC[:, None, :]
-    pairs_UCC -= count_UC[:, :, None] * np.eye(len(values))
-    return pairs_UCC / np.maximum(count_UC.sum(-1) - 1, 1)[:, None, None]
-
-
-def alpha_of(observed_CC: Float[np.ndarray, "*R C C"]) -> Float[np.ndarray, "*R"]:
-    """Returns Krippendorff's alpha, 1 - D_o / D_e, from summed coincidences, with the ordinal distance: 0 is chance.
-
-    NaN where all ratings are the same (Computing Krippendorff's Alpha-Reliability, 2011, section D).
-
-    The distance of c < k is the square of the number of ratings from c to k, those of c and k counted half.
-    """
-    n_C = observed_CC.sum(-1)
-    below_C = np.cumsum(n_C, -1) - n_C / 2
-    square_CC = (below_C[..., :, None] - below_C[..., None, :]) ** 2
-    total = n_C.sum(-1)
-    disagreement = (total - 1) * (observed_CC * square_CC).sum((-2, -1))
-    expected = (n_C[..., :, None] * n_C[..., None, :] * square_CC).sum((-2, -1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(expected > 0, 1 - disagreement / expected, np.nan)
 
 
 # ------------------------------------------------------------------------------- labels as records, to train on

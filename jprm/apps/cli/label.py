@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -290,27 +290,49 @@ def label_by_judge(
 @label.command(name="consensus")
 def label_consensus(
     input: Annotated[Path, arg(metavar="F.jsonl")],
-    other: Annotated[Path, arg(metavar="G.jsonl")],
+    other: Annotated[tuple[Path, ...], arg(metavar="G.jsonl ...")],
     output: Annotated[Path, arg(metavar="H.jsonl")],
+    by: Literal["agreement", "dawid_skene"] = "agreement",
+    gold: Annotated[Path | None, arg(metavar="GOLD.jsonl", help_behavior_hint="")] = None,
+    report: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None,
     threshold: Number = None,
     other_threshold: Number = None,
 ) -> None:
-    """Keep the chains on whose first error two sources of labels agree.
+    """Make one source of labels of several: where all agree, or by how far each can be trusted.
 
     For example:
       jprm label consensus --input values.jsonl --other teacher.jsonl --output agreed.jsonl
+      jprm label consensus --input a.jsonl --other b.jsonl c.jsonl --by dawid_skene --output pooled.jsonl \\
+        --gold people.jsonl --report judges.json
 
     Args:
-        input: Labelled records. The kept chains have these labels.
-        other: The same chains, labelled by another source.
-        output: The kept chains, each a tree of one branch.
+        input: Labelled records, of the chains that are written.
+        other: The same chains, labelled by other sources.
+        output: The kept chains with the labels of the input, each a tree of one branch; or of `dawid_skene` all
+            records, whose labels are the probability that a step is correct.
+        by: `agreement` keeps the chains on whose first error all sources agree. `dawid_skene` estimates how often each
+            source calls an error an error and a correct step one, and pools them.
+        gold: A few labels that are known to be right, for `dawid_skene`: they correct sources that are all lenient
+            about the same steps.
+        report: Where to write what `dawid_skene` found of each source, with intervals.
         threshold: Labels of the input below it are errors. Default: 0.5 for correctness, 0 for ratings; for values a
             step is an error if no rollout is correct.
-        other_threshold: The same for the other source.
+        other_threshold: The same for the other sources.
     """
-    from jprm.methods.label.files import label_consensus
+    if by == "agreement":
+        from jprm.methods.label.files import label_consensus
 
-    print_counts(label_consensus(input, other, output, (threshold, other_threshold)), output)
+        if gold or report:
+            raise ValueError("label consensus: --gold and --report are for --by dawid_skene")
+        print_counts(label_consensus(input, other, output, (threshold, other_threshold)), output)
+        return
+    from jprm.methods.evaluate.blocks import show
+    from jprm.methods.label.pooled import label_pooled, table
+
+    thresholds = [threshold, *[other_threshold] * len(other), None]
+    found = label_pooled([input, *other], output, thresholds, gold, report)
+    show([table(found)])
+    print_counts({key: found[key] for key in ("steps", "problems", "gold")}, output)
 
 
 # -------------------------------------------------------------------------------------------------------- jprm annotate

@@ -57,7 +57,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
     _check(input, output, rollouts, config.verifier)
     with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
         steps_of, messages_of = _as_turns(policy)
-        trees = map(messages_of, label_trees(map(steps_of, _trees(input)), drawn, config))
+        trees = map(messages_of, label_trees(map(steps_of, trees_in(input)), drawn, config))
         write_records(output, map(record_of, bar.follow(trees)))
     return _counted(output) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
 
@@ -100,7 +100,7 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
     """
     check_output(output, data.marker(input), critiques)
     check_output(critiques, data.marker(input))
-    trees = list(_trees(input))
+    trees = list(trees_in(input))
     if not any(node.label is not None for tree in trees for node in tree.nodes):
         raise ValueError(f"{os.fspath(input)}: no step has a label, so no critique can match one")
     counts = collections.Counter(trees=0, questions=0, critiques=0, matching=0, kept=0, tokens=0)
@@ -111,25 +111,32 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 
 
 def label_consensus(
-    input: Path, other: Path, output: Path, thresholds: tuple[float | None, float | None] = (None, None)
+    input: Path,
+    others: Sequence[Path],
+    output: Path,
+    thresholds: tuple[float | None, float | None] = (None, None),
 ) -> dict:
-    """Writes the chains of `input` on whose first error `other` agrees."""
-    check_output(output, data.marker(input), other)
-    counts = collections.Counter(kept=0)
-    write_records(output, map(record_of, consensus(_trees(input), _trees(other), thresholds=thresholds, counts=counts)))
-    return dict(counts)
+    """Writes the chains of `input` on whose first error all others agree."""
+    check_output(output, data.marker(input), *others)
+    trees, by_other = trees_in(input), []
+    for other in others:
+        by_other.append(collections.Counter(kept=0))
+        trees = consensus(trees, trees_in(other), thresholds=thresholds, counts=by_other[-1])
+    write_records(output, map(record_of, trees))
+    dropped = sum(by_other, collections.Counter())
+    return {"kept": by_other[-1]["kept"], **{reason: n for reason, n in dropped.items() if reason != "kept"}}
 
 
 def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
     """Labels the chains, pools and trees of a file by computation. The same call continues a stopped one."""
     check = checker(kind, in_sandbox=in_sandbox)
-    for number, tree in enumerate(_trees(input), start=1):
+    for number, tree in enumerate(trees_in(input), start=1):
         if kind == "python":
             tests_of(tree.extra, f"{os.fspath(input)}: record {number}")
     request = {"kind": kind, "sandbox": in_sandbox}
     _continued(input, output, request, lambda trees: [labelled(tree, check(tree)) for tree in trees], chunk=1)
     counts = collections.Counter({"trees": 0, "correct": 0, "incorrect": 0, "not checkable": 0})
-    for tree in _trees(output):
+    for tree in trees_in(output):
         counts["trees"] += 1
         counts.update({1: "correct", 0: "incorrect", None: "not checkable"}[node.label] for node in tree.nodes)
     return dict(counts)
@@ -139,11 +146,11 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     """Judges the whole chains of a file by a verifier. The same call continues a stopped one."""
     judge = verifiers.find(verifier)
     check_output(output, data.marker(input))
-    for number, tree in enumerate(_trees(input), start=1):
+    for number, tree in enumerate(trees_in(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
     request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
     _continued(input, output, request, lambda trees: with_outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
-    outcomes = [node.correct for tree in _trees(output) for node in tree.nodes if node.correct is not None]
+    outcomes = [node.correct for tree in trees_in(output) for node in tree.nodes if node.correct is not None]
     return {"chains": len(outcomes), "correct": sum(outcomes)}
 
 
@@ -173,7 +180,7 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
 def _counted(output: Path) -> dict:
     """Returns counts of labelled trees."""
     counts = collections.Counter(trees=0, labels=0)
-    for tree in _trees(output):
+    for tree in trees_in(output):
         counts["trees"] += 1
         counts["labels"] += sum(node.label is not None for node in tree.nodes)
     return dict(counts)
@@ -186,7 +193,7 @@ def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "floa
     reference = load_reference(model, dtype)
     request = identity(reference) | {"stored": dtype}
     _continued(input, output, request, lambda trees: with_log_probabilities(reference, trees), chunk=CHUNK)
-    sizes = [len(tree.nodes) for tree in _trees(output)]
+    sizes = [len(tree.nodes) for tree in trees_in(output)]
     return {"trees": len(sizes), "log-probabilities": sum(sizes)}
 
 
@@ -319,7 +326,7 @@ def _continued(
             return
         there, due = cut(part, chunk), 0.0
         with _bar(output, total, there) as bar:
-            trees = islice(_trees(input), there, None)
+            trees = islice(trees_in(input), there, None)
             while batch := list(islice(trees, chunk)):
                 part.write("".join(f"{dump(record_of(tree))}\n" for tree in label(batch)).encode())
                 if time.monotonic() >= due:
@@ -329,12 +336,13 @@ def _continued(
         finish(part, output, request)
 
 
-def _trees(path: Path) -> Iterator[ReasoningTree]:
+def trees_in(path: Path) -> Iterator[ReasoningTree]:
+    """Yields the trees of a file or of a prepared folder."""
     return map(tree_of, data.load(path) if path_of(path).is_dir() else read_records(path))
 
 
 def _problems(path: Path) -> Iterator[ReasoningTree]:
-    """As `_trees`, but also takes records that are a problem alone, which get a step that nobody reads."""
+    """As `trees_in`, but also takes records that are a problem alone, which get a step that nobody reads."""
     for number, line in data.lines(path):
         where = f"{os.fspath(path)}:{number}"
         record = parse(line, where)
@@ -347,7 +355,7 @@ def _check(
     output: Path,
     rollouts: Path,
     verifier: str,
-    read: Callable[[Path], Iterator[ReasoningTree]] = _trees,
+    read: Callable[[Path], Iterator[ReasoningTree]] = trees_in,
 ) -> None:
     """Refuses bad input before the first rollout is paid for."""
     check_output(output, data.marker(input), rollouts)

@@ -1,0 +1,164 @@
+"""Verdicts of several judges and people as one: Dawid and Skene's model, a correction by gold labels, agreement.
+
+Each judge j has a confusion matrix e_j[c, v], the probability of its verdict v on a step of the true class c; verdicts
+are independent given the class (Dawid & Skene, Applied Statistics 28, 1979). EM finds the classes' probabilities p, the
+matrices and the posterior of each step together, starting from the majority. An iteration is that of `DawidSkene` of
+the package crowd-kit, whose bound, by which it stops, counts a step's prior once for each verdict.
+
+Judges that are lenient about the same steps are not independent, and the model takes their common silence for
+correctness; so does EM with the gold labels held fixed, until they are many. A few gold labels show it here: the
+posterior's log-odds z become a + b z, with a and b of highest posterior density on the gold labels, under normal priors
+around a = 0 and b = 1 (`PRIOR`), so that no gold label changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+FLOOR = 1e-10
+"""The least probability in `p` and in confusion matrices, as in crowd-kit."""
+
+PRIOR = (4.0, 1.0)
+"""Standard deviations of the priors of a and b: a may move far, since how lenient judges are is unknown."""
+
+MOST = 12.0
+"""Log-odds beyond this are cut before the correction: 1 in 160,000."""
+
+
+class Crowd(NamedTuple):
+    """What the model says of N steps, J judges and C classes."""
+
+    posterior_NC: Float[np.ndarray, "N C"]
+    prior_C: Float[np.ndarray, " C"]
+    confusion_JCV: Float[np.ndarray, "J C C"]  # [judge, true class, verdict]
+    iterations: int
+
+
+def majority(verdict_NJ: Int[np.ndarray, "N J"], classes: int) -> Float[np.ndarray, "N C"]:
+    """Returns the fraction of each step's verdicts that are of each class. A verdict below 0 is none."""
+    votes_NC = (verdict_NJ[..., None] == np.arange(classes)).sum(1).astype(float)
+    if (votes_NC.sum(1) == 0).any():
+        raise ValueError("a step has no verdict: leave it out")
+    return votes_NC / votes_NC.sum(1, keepdims=True)
+
+
+def dawid_skene(
+    verdict_NJ: Int[np.ndarray, "N J"],
+    classes: int = 2,
+    weight_N: Float[np.ndarray, " N"] | None = None,
+    *,
+    iterations: int = 100,
+    tolerance: float = 1e-5,
+) -> Crowd:
+    """Returns the model's estimate from verdicts, of which those below 0 are none.
+
+    A step counts `weight_N` times. EM stops where the evidence lower bound for each verdict grows by less than
+    `tolerance`. Steps of equal verdicts are computed once. Raises ValueError where a step has no verdict.
+    """
+    if not verdict_NJ.size:
+        raise ValueError("no step has a verdict")
+    verdict_UJ, pattern_N = np.unique(verdict_NJ, axis=0, return_inverse=True)
+    pattern_N = pattern_N.reshape(-1)
+    weight_U = np.bincount(pattern_N, weight_N, len(verdict_UJ))
+    said_UJV = (verdict_UJ[..., None] == np.arange(classes)).astype(float)
+    posterior_UC = majority(verdict_UJ, classes)
+
+    def fitted() -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, "J C C"]]:
+        count_JCV = np.maximum(np.einsum("u,uc,ujv->jcv", weight_U, posterior_UC, said_UJV), FLOOR)
+        return weight_U @ posterior_UC / weight_U.sum(), count_JCV / count_JCV.sum(-1, keepdims=True)
+
+    prior_C, confusion_JCV = fitted()
+    bound, done = -np.inf, 0
+    for _ in range(iterations):
+        log_UC = _log_joint(said_UJV, prior_C, confusion_JCV)
+        posterior_UC = np.exp(log_UC - log_UC.max(1, keepdims=True))
+        posterior_UC /= posterior_UC.sum(1, keepdims=True)
+        (prior_C, confusion_JCV), done = fitted(), done + 1
+        inside_UC = np.maximum(posterior_UC, FLOOR)
+        joint_U = (posterior_UC * _log_joint(said_UJV, prior_C, confusion_JCV)).sum(1)
+        entropy_U = -(np.log(inside_UC) * inside_UC).sum(1)
+        before, bound = bound, weight_U @ (joint_U + entropy_U) / (weight_U @ said_UJV.sum((1, 2)))
+        if bound - before < tolerance:
+            break
+    return Crowd(posterior_UC[pattern_N], prior_C, confusion_JCV, done)
+
+
+def _log_joint(said_UJV, prior_C, confusion_JCV) -> Float[np.ndarray, "U C"]:
+    """Returns the log-probability of each class together with the verdicts."""
+    return np.log(np.maximum(prior_C, FLOOR)) + np.einsum("ujv,jcv->uc", said_UJV, np.log(confusion_JCV))
+
+
+def correction(
+    probability_N: Float[np.ndarray, " N"],
+    gold_K: Int[np.ndarray, " K"],
+    index_K: Int[np.ndarray, " K"],
+    weight_K: Float[np.ndarray, " K"] | None = None,
+) -> tuple[float, float]:
+    """Returns (a, b) of the log-odds a + b z by K gold labels, 0 or 1, of the steps with these indices.
+
+    A gold label counts `weight_K` times.
+    """
+    z_K = log_odds(probability_N[index_K])
+    count_K = np.ones_like(z_K) if weight_K is None else weight_K
+    x_K2, mean_2, precision_2 = np.stack([np.ones_like(z_K), z_K], 1), np.array([0.0, 1.0]), np.array(PRIOR) ** -2
+    weight_2 = mean_2.copy()
+    for _ in range(50):  # Newton's method; the objective is strictly concave
+        p_K = 1 / (1 + np.exp(-(x_K2 @ weight_2)))
+        gradient_2 = x_K2.T @ (count_K * (gold_K - p_K)) - precision_2 * (weight_2 - mean_2)
+        hessian_22 = (x_K2.T * (count_K * p_K * (1 - p_K))) @ x_K2 + np.diag(precision_2)
+        step_2 = np.linalg.solve(hessian_22, gradient_2)
+        weight_2 = weight_2 + step_2 * min(1.0, 2.0 / max(np.abs(step_2).max(), 1e-12))
+        if np.abs(step_2).max() < 1e-9:
+            break
+    return float(weight_2[0]), float(weight_2[1])
+
+
+def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
+    """Returns probabilities with the log-odds a + b z."""
+    return 1 / (1 + np.exp(-(a + b * log_odds(probability_N))))
+
+
+def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log(probability_N) - np.log1p(-probability_N), -MOST, MOST)
+
+
+# ---- Krippendorff's alpha for ordinal ratings.
+
+Ratings = Sequence[Sequence[float | None]]
+"""The ratings of each unit, in any order; None for an annotator who did not rate it."""
+
+
+def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
+    """Returns each unit's coincidences of values c and k: n_c (n_k - [c = k]) / (m - 1), m its number of ratings.
+
+    C counts the values that occur, in rising order.
+    """
+    rated = [[value for value in unit if value is not None] for unit in units]
+    values = sorted({value for unit in rated for value in unit})
+    count_UC = np.array([[unit.count(value) for value in values] for unit in rated], float)
+    count_UC = count_UC.reshape(len(rated), len(values))
+    pairs_UCC = count_UC[:, :, None] * count_UC[:, None, :]
+    pairs_UCC -= count_UC[:, :, None] * np.eye(len(values))
+    return pairs_UCC / np.maximum(count_UC.sum(-1) - 1, 1)[:, None, None]
+
+
+def alpha_of(observed_CC: Float[np.ndarray, "*R C C"]) -> Float[np.ndarray, "*R"]:
+    """Returns Krippendorff's alpha, 1 - D_o / D_e, from summed coincidences, with the ordinal distance: 0 is chance.
+
+    NaN where all ratings are the same (Computing Krippendorff's Alpha-Reliability, 2011, section D).
+
+    The distance of c < k is the square of the number of ratings from c to k, those of c and k counted half.
+    """
+    n_C = observed_CC.sum(-1)
+    below_C = np.cumsum(n_C, -1) - n_C / 2
+    square_CC = (below_C[..., :, None] - below_C[..., None, :]) ** 2
+    total = n_C.sum(-1)
+    disagreement = (total - 1) * (observed_CC * square_CC).sum((-2, -1))
+    expected = (n_C[..., :, None] * n_C[..., None, :] * square_CC).sum((-2, -1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(expected > 0, 1 - disagreement / expected, np.nan)

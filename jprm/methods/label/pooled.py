@@ -1,0 +1,165 @@
+"""Step labels of any number of sources, pooled by Dawid and Skene's model (`jprm.methods.label.crowd`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jprm import data
+from jprm.io.jsonl import write_records
+from jprm.io.outputs import check_output, write_json
+from jprm.io.storage import path_of
+from jprm.methods.evaluate.blocks import Table
+from jprm.methods.label import crowd
+from jprm.methods.label.files import THRESHOLDS, implied, threshold_of, trees_in
+from jprm.statistics import Draws, draws, interval
+from jprm.tree import ReasoningTree, chains_of, record_of, with_labels
+
+Path = str | os.PathLike
+
+WRONG, CORRECT = 0, 1
+
+RESAMPLES = 200
+"""Resamples of problems for the intervals: the model is fitted to each."""
+
+
+def label_pooled(
+    files: Sequence[Path],
+    output: Path,
+    thresholds: Sequence[float | None],
+    gold: Path | None = None,
+    report: Path | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Writes the records of the first file with the probability that each step is correct, given what all files say.
+
+    A file is a judge. A step that no file labels gets no label, and a step of `gold` gets its gold label. The model's
+    report goes to `report`, and a summary is returned. `thresholds` has for each file the value below which a label is
+    an error, and last that of the gold file.
+
+    Raises:
+      ValueError: files of one name, no common step, gold labels that no judged step has, semantics without a threshold.
+    """
+    names = [path_of(file).stem for file in files]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{', '.join(map(str, files))}: two judges of one name: rename a file")
+    check_output(output, *map(data.marker, files), *([gold] if gold else []))
+    trees = list(trees_in(files[0]))
+    said = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
+    known = {} if gold is None else _verdicts(trees_in(gold), thresholds[len(files)])
+    steps = [_steps(tree) for tree in trees]
+    problem_of = {key: tree.problem for tree, keys in zip(trees, steps, strict=True) for key in keys.values()}
+    judged = [key for key in problem_of if any(verdicts.get(key) is not None for verdicts in said)]
+    if not any(key in verdicts for verdicts in said[1:] for key in problem_of):
+        raise ValueError(f"{', '.join(map(str, files[1:]))}: have no step of {files[0]}: are these the same chains?")
+    verdict_NJ = np.array([[-1 if (v := verdicts.get(key)) is None else v for verdicts in said] for key in judged])
+    index_of = {key: n for n, key in enumerate(judged)}
+    gold_of = {key: v for key, v in known.items() if v is not None and key in index_of}
+    if gold is not None and not gold_of:
+        raise ValueError(f"{gold}: labels no step that a judge labels, so that nothing is corrected")
+    index_K = np.array([index_of[key] for key in gold_of], int)
+    gold_K = np.array([*gold_of.values()], int)
+    figures, probability_N = pooled(verdict_NJ, names, [problem_of[key] for key in judged], gold_K, index_K, seed)
+    probability_N[index_K] = gold_K
+    labels = {key: float(p) for key, p in zip(judged, probability_N, strict=True)}
+
+    def labelled() -> Iterator[dict[str, Any]]:
+        for tree, keys in zip(trees, steps, strict=True):
+            of_nodes = [labels.get(keys[i]) if i in keys else None for i in range(len(tree.nodes))]
+            yield record_of(with_labels(tree, of_nodes, "correctness", "consensus"))
+
+    write_records(output, labelled())
+    if report is not None:
+        write_json(report, figures)
+    return figures
+
+
+def _verdicts(trees: Iterator[ReasoningTree], threshold: float | None) -> dict[bytes, int | None]:
+    """Returns a judge's verdict on each step that it labels; None where it contradicts itself."""
+    verdicts: dict[bytes, int | None] = {}
+    for tree in trees:
+        bound, keys = threshold_of(tree, threshold), _steps(tree)
+        for path in chains_of(tree):
+            labels = [tree.nodes[i].label for i in path]
+            if tree.semantics == "value" and bound == THRESHOLDS["value"]:
+                labels = implied(labels)
+            for i, label in zip(path, labels, strict=True):
+                if label is not None:
+                    verdict = CORRECT if label >= bound else WRONG
+                    if verdicts.setdefault(keys[i], verdict) != verdict:
+                        verdicts[keys[i]] = None
+    return verdicts
+
+
+def _steps(tree: ReasoningTree) -> dict[int, bytes]:
+    """Returns the key of each step: a digest of the problem and of all that is said up to it."""
+    digests: list[bytes] = []
+    for node in tree.nodes:
+        above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
+        told = json.dumps([node.text, node.extra.get("tool_calls")]).encode()
+        digests.append(hashlib.sha256(above + b"\n" + told).digest())
+    return {i: digests[i] for i in tree.steps}
+
+
+def pooled(
+    verdict_NJ: Int[np.ndarray, "N J"],
+    names: Sequence[str],
+    problems: Sequence[str],
+    gold_K: Int[np.ndarray, " K"],
+    index_K: Int[np.ndarray, " K"],
+    seed: int,
+) -> tuple[dict[str, Any], Float[np.ndarray, " N"]]:
+    """Returns the report, with 95 % intervals over problems, and each step's probability of being correct.
+
+    Of each judge: `found`, the probability that it calls an error an error, and `false_alarm`, that it calls a correct
+    step one. `error_rate` is the fraction of steps that are wrong, after the correction by gold labels.
+    """
+    used_J = (verdict_NJ >= 0).any(0)
+    if not used_J.all():
+        raise ValueError(f"{names[int(np.argmin(used_J))]}: labels no step of the first file")
+
+    def fitted(weight_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the figures of each judge and the error rate, one after another, and the probabilities."""
+        model = crowd.dawid_skene(verdict_NJ, weight_N=weight_N)
+        p_N = model.posterior_NC[:, CORRECT]
+        if len(gold_K):
+            weight_K = None if weight_N is None else weight_N[index_K]
+            p_N = crowd.corrected(p_N, *crowd.correction(p_N, gold_K, index_K, weight_K))
+        rate = np.average(1 - p_N, weights=weight_N)
+        return np.append(model.confusion_JCV[:, :, WRONG].reshape(-1), rate), p_N
+
+    value, probability_N = fitted(None)
+    drawn = draws(lambda weight_RN: np.stack([fitted(w)[0] for w in weight_RN]), problems, RESAMPLES, seed=seed)
+    told = [interval(Draws(value[i], drawn.drawn_R[:, i], drawn.groups)).json() for i in range(len(value))]
+    pairs_NVV = crowd.coincidences([[v for v in row if v >= 0] for row in verdict_NJ.tolist()])
+    alpha = draws(lambda w: crowd.alpha_of(np.einsum("rn,nab->rab", w, pairs_NVV)), problems, RESAMPLES, seed=seed)
+    judges: dict[str, Mapping[str, Any]] = {
+        name: {"verdicts": int((verdict_NJ[:, j] >= 0).sum()), "found": told[2 * j + WRONG],
+               "false_alarm": told[2 * j + CORRECT]}
+        for j, name in enumerate(names)
+    }  # fmt: skip
+    figures: dict[str, Any] = {"steps": len(verdict_NJ), "problems": len(set(problems)), "gold": len(gold_K)}
+    figures |= {"judges": judges, "error_rate": told[-1], "alpha": interval(alpha, fraction=False).json()}
+    if len(gold_K):
+        model = crowd.dawid_skene(verdict_NJ)
+        a, b = crowd.correction(model.posterior_NC[:, CORRECT], gold_K, index_K)
+        figures |= {"correction": {"a": a, "b": b}, "error_rate_uncorrected": float(model.prior_C[WRONG])}
+    return figures, probability_N
+
+
+def table(figures: Mapping[str, Any]) -> Table:
+    """Returns what is known of each judge as a table."""
+    rows: list[Any] = [
+        [name, judge["verdicts"], judge["found"], judge["false_alarm"]] for name, judge in figures["judges"].items()
+    ]
+    rows += [None, ["steps that are wrong", figures["steps"], figures["error_rate"], None]]
+    alpha = figures["alpha"]["value"]
+    caption = "" if alpha is None else f"Krippendorff's alpha {alpha:.2f}."
+    title = f"Judges of {figures['steps']} steps, corrected by {figures['gold']} gold labels"
+    return Table(title, ("", "verdicts", "errors called errors", "correct steps called errors"), rows, caption)

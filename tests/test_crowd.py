@@ -1,0 +1,163 @@
+"""Labels of several judges as one: Dawid and Skene's model, gold labels against leniency, and the command."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jprm.apps.cli import main
+from jprm.io.jsonl import write_records
+from jprm.methods.label.crowd import corrected, correction, dawid_skene, majority
+from jprm.methods.label.pooled import label_pooled, pooled
+from jprm.tree import read_records
+
+
+def judged(seed, steps, found, false_alarm, rate=0.3, hard=None):
+    """Returns the true classes and verdicts of judges; of hard errors each finds this fraction of what it finds."""
+    rng = np.random.default_rng(seed)
+    correct = (rng.random(steps) >= rate).astype(int)
+    ease = np.ones(steps) if hard is None else np.where(rng.random(steps) < 0.5, hard, 1.0)
+    alarm = np.where(correct[:, None] == 1, false_alarm, np.array(found) * ease[:, None])
+    return correct, 1 - (rng.random(alarm.shape) < alarm).astype(int)
+
+
+LENIENT = ([0.1, 0.85, 0.85, 0.85], [0.02, 0.15, 0.15, 0.15])
+ALL_LENIENT = ([0.9] * 5, [0.03] * 5)
+
+
+def accuracy(p_N, correct):
+    return np.mean((p_N >= 0.5) == correct)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_model_is_that_of_crowd_kit(seed):
+    pytest.importorskip("crowdkit", reason="the package crowd-kit is not installed")
+    import pandas as pd
+    from crowdkit.aggregation import DawidSkene
+
+    rng = np.random.default_rng(seed)
+    _, verdict_NJ = judged(seed, 100, *LENIENT)
+    verdict_NJ = np.where(rng.random(verdict_NJ.shape) < 0.2, -1, verdict_NJ)
+    verdict_NJ[:, 3] = np.maximum(verdict_NJ[:, 3], 0)  # so that each step has a verdict
+    rows = [(n, j, v) for n, row in enumerate(verdict_NJ) for j, v in enumerate(row) if v >= 0]
+    theirs = DawidSkene(n_iter=8, tol=-np.inf).fit(pd.DataFrame(rows, columns=["task", "worker", "label"]))
+    ours = dawid_skene(verdict_NJ, iterations=8, tolerance=-np.inf)
+    assert ours.iterations == 8 and dawid_skene(verdict_NJ).iterations < 100
+    np.testing.assert_allclose(ours.posterior_NC, theirs.probas_.sort_index()[[0, 1]].to_numpy(), atol=1e-9)
+    np.testing.assert_allclose(ours.prior_C, theirs.priors_[[0, 1]].to_numpy(), atol=1e-9)
+    for (worker, label), row in theirs.errors_.iterrows():
+        np.testing.assert_allclose(ours.confusion_JCV[worker, :, label], row[[0, 1]].to_numpy(), atol=1e-9)
+
+
+def test_the_model_beats_the_majority_where_one_judge_is_lenient():
+    ahead = []
+    for seed in range(10):
+        correct, verdict_NJ = judged(seed, 1000, *LENIENT)
+        model = dawid_skene(verdict_NJ)
+        ahead.append(accuracy(model.posterior_NC[:, 1], correct) - accuracy(majority(verdict_NJ, 2)[:, 1], correct))
+        np.testing.assert_allclose(model.confusion_JCV[:, 0, 0], LENIENT[0], atol=0.12)
+        np.testing.assert_allclose(model.prior_C[0], 0.3, atol=0.06)
+    assert min(ahead) > 0.01 and np.mean(ahead) > 0.03
+
+
+def test_gold_labels_correct_judges_that_are_all_lenient():
+    errors = {k: [] for k in (0, 20, 50, 200)}
+    for seed in range(10):
+        correct, verdict_NJ = judged(seed, 1000, *ALL_LENIENT, hard=1 / 6)
+        p_N = dawid_skene(verdict_NJ).posterior_NC[:, 1]
+        order = np.random.default_rng(seed).permutation(1000)
+        for k, some in errors.items():
+            index_K = order[:k]
+            q_N = corrected(p_N, *correction(p_N, correct[index_K], index_K))
+            rest = order[200:]
+            some.append(
+                (q_N[rest].mean() - correct[rest].mean(), -np.log(np.where(correct, q_N, 1 - q_N))[rest].mean())
+            )
+    bias, loss = ({k: np.mean([one[i] for one in some]) for k, some in errors.items()} for i in (0, 1))
+    assert bias[0] > 0.1 and abs(bias[20]) < bias[0] / 2 and abs(bias[200]) < 0.02  # errors that nobody found
+    assert loss[0] > 2 * loss[20] > 2 * loss[50] > 2 * loss[200]
+
+
+def test_no_gold_label_changes_nothing_and_steps_weigh_as_often_as_they_are_there():
+    _, verdict_NJ = judged(0, 50, *LENIENT)
+    p_N = dawid_skene(verdict_NJ).posterior_NC[:, 1]
+    none = np.zeros(0, int)
+    assert correction(p_N, none, none) == pytest.approx((0, 1))
+    weight_N = np.random.default_rng(0).integers(1, 4, 50)
+    weighted = dawid_skene(verdict_NJ, weight_N=weight_N.astype(float))
+    repeated = dawid_skene(np.repeat(verdict_NJ, weight_N, axis=0))
+    np.testing.assert_allclose(weighted.confusion_JCV, repeated.confusion_JCV, atol=1e-9)
+    with pytest.raises(ValueError, match="no verdict"):
+        dawid_skene(np.array([[1, 1], [-1, -1]]))
+
+
+def test_the_report_has_each_judges_errors_with_intervals():
+    _, verdict_NJ = judged(1, 600, *LENIENT)
+    none = np.zeros(0, int)
+    names, problems = ["a", "b", "c", "d"], [str(n // 3) for n in range(600)]
+    report, p_N = pooled(verdict_NJ, names, problems, none, none, 0)
+    for name, found, alarm in zip(names, *LENIENT, strict=True):
+        judge = report["judges"][name]
+        assert judge["found"]["low"] < found < judge["found"]["high"]
+        assert judge["false_alarm"]["low"] < alarm < judge["false_alarm"]["high"]
+    assert report["error_rate"]["value"] == pytest.approx(1 - p_N.mean()) and report["problems"] == 200
+    assert report["alpha"]["value"] < 0.5
+
+
+def chain(problem, labels, **more):
+    return {"problem": problem, "steps": [f"step {i}" for i in range(len(labels))], "labels": labels, **more}
+
+
+def test_the_command_pools_any_number_of_files(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    correct, verdict_NJ = judged(0, 120, *LENIENT)
+    correct, verdict_NJ = correct.reshape(40, 3), verdict_NJ.reshape(40, 3, 4)
+    for j, name in enumerate("abcd"):
+        rows = [chain(f"p{i}", verdict_NJ[i, :, j].tolist()) for i in range(40)]
+        if name == "d":  # ratings, in another order, without some
+            rows = [{**row, "labels": [2 * x - 1 for x in row["labels"]], "semantics": "rating"} for row in rows[:35]]
+            rows = [rows[i] for i in rng.permutation(35)]
+        write_records(tmp_path / f"{name}.jsonl", rows)
+    write_records(tmp_path / "gold.jsonl", [chain("p0", correct[0].tolist()), chain("p1", [1, None, None])])
+    files = [str(tmp_path / f"{name}.jsonl") for name in "abcd"]
+    command = [
+        "label",
+        "consensus",
+        "--input",
+        files[0],
+        "--other",
+        *files[1:],
+        "--output",
+        str(tmp_path / "out.jsonl"),
+    ]
+    pooling = [*command, "--by", "dawid_skene", "--gold", str(tmp_path / "gold.jsonl"), "--report",
+               str(tmp_path / "r.json")]  # fmt: skip
+    assert main(pooling) == 0
+    assert "errors called errors" in capsys.readouterr().out
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert list(report["judges"]) == ["a", "b", "c", "d"] and report["judges"]["d"]["verdicts"] == 105
+    assert report["gold"] == 4 and set(report["correction"]) == {"a", "b"}
+    records = list(read_records(tmp_path / "out.jsonl"))
+    labels = [[node["label"] for node in record["nodes"]] for record in records]
+    assert labels[0] == correct[0].tolist() and [record["problem"] for record in records][:2] == ["p0", "p1"]
+    assert accuracy(np.array(labels).reshape(-1), correct.reshape(-1)) > 0.85
+    assert main(command) == 0  # all four agree on the first error
+    agreed = {record["problem"] for record in read_records(tmp_path / "out.jsonl")}
+    assert agreed and "p35" not in agreed
+    assert main([*command, "--gold", files[1]]) == 2
+
+
+def test_files_that_cannot_be_pooled_are_refused(tmp_path):
+    one, other, gold = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "gold.jsonl"))
+    write_records(one, [chain("p", [1, 0])])
+    write_records(other, [chain("q", [1, 0])])
+    write_records(gold, [chain("q", [1, 0])])
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(ValueError, match="two judges of one name"):
+        label_pooled([one, one], out, [None] * 3)
+    with pytest.raises(ValueError, match="no step of"):
+        label_pooled([one, other], out, [None] * 3)
+    write_records(other, [chain("p", [1, 0])])
+    with pytest.raises(ValueError, match="nothing is corrected"):
+        label_pooled([one, other], out, [None] * 3, gold)
+    assert not out.exists()
