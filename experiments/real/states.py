@@ -37,6 +37,7 @@ from jaxtyping import Float, Int
 
 from jprm.checkpoints import base as bases
 from jprm.io.outputs import Bar, atomic_file
+from jprm.methods.formats.chat_template import prompt_of
 from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm, spans
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -74,8 +75,6 @@ class Base:
     @classmethod
     def load(cls, path: str, layers: Sequence[int], prompt: str) -> Base:
         """Raises ValueError for layers that the base has not, or a prompt without {problem}."""
-        from jprm.methods.formats.chat_template import prompt_of
-
         depth = bases.model_config(path).layers
         if list(layers) != sorted(set(layers)) or not layers or not 1 <= layers[0] <= layers[-1] <= depth:
             raise ValueError(f"--layers {' '.join(map(str, layers))}: give rising numbers from 1 to {depth}, of {path}")
