@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import tracemalloc
 import zlib
 
@@ -12,6 +13,7 @@ import tiny_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusing import refused
+from safetensors.numpy import save_file
 from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
@@ -255,6 +257,29 @@ def test_fields_of_old_and_new_configs_mean_the_same(tmp_path):
     assert model_config(configured(tmp_path, **smollm2)).tied_embeddings
     math_7b = dict(model_type="qwen2", use_sliding_window=False, sliding_window=4096, max_window_layers=28)
     assert model_config(configured(tmp_path, **math_7b)).qkv_bias
+
+
+def test_a_files_own_head_is_read_though_the_config_says_tied(tmp_path):
+    folder = configured(tmp_path, tie_word_embeddings=True)
+    embed = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    for i, (head, tied) in enumerate(((embed, True), (embed + 1, False), (embed[:4], False), (None, True))):
+        tensors = {"model.embed_tokens.weight": embed} | ({} if head is None else {"lm_head.weight": head})
+        save_file(tensors, file := folder / "model.safetensors")
+        os.utime(file, ns=(i, i))
+        assert model_config(folder).tied_embeddings is tied
+
+
+def test_a_policy_reads_an_own_head_as_transformers_does(tmp_path):
+    torch = pytest.importorskip("torch", reason=REASON)
+    model = make(tmp_path / "base")
+    path = tmp_path / "base/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    config = model_config(tmp_path / "base", head="language", attention="reference", remat="nothing")
+    with tiny_run.one_device(), jax.set_mesh(make_mesh(MeshConfig())):
+        params = jax.tree.map(np.asarray, base.load_language_model(tmp_path / "base", config))
+    with torch.no_grad():
+        wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
+    np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_windows_are_where_transformers_puts_them(tmp_path):

@@ -175,14 +175,16 @@ def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tm
     assert equal(jax.tree.map(np.asarray, prm.params), params(tiny_run.folder))
 
 
-def test_a_run_can_start_from_another_runs_decoder(tiny_run, one_device):
-    """A policy's decoder goes on in a reward model: the decoder is the checkpoint's, the head is new."""
+def test_a_run_can_start_from_another_run(tiny_run, one_device, capsys):
+    """A PRM goes on with its head; another head begins at zero, and that is said."""
     begun = dataclasses.replace(tiny_run.experiment, base=str(tiny_run.folder))
     trained = params(tiny_run.folder)
     with jax.set_mesh(training.make_mesh(begun.mesh)):
-        begins = initial_state(begun).params
-    assert equal(begins["decoder"], trained["decoder"])
-    assert not np.any(begins["head"]["kernel"]) and np.any(trained["head"]["kernel"])
+        assert equal(initial_state(begun).params, trained) and np.any(trained["head"]["kernel"])
+        assert "head" not in capsys.readouterr().out
+        two = initial_state(dataclasses.replace(begun, model=dataclasses.replace(begun.model, head="ternary"))).params
+    assert equal(two["decoder"], trained["decoder"]) and not np.any(two["head"]["kernel"])
+    assert f"the head of {tiny_run.folder} is not used" in capsys.readouterr().out
     other = dataclasses.replace(begun, model=dataclasses.replace(begun.model, rope_theta=5.0))
     with (
         jax.set_mesh(training.make_mesh(begun.mesh)),

@@ -45,7 +45,6 @@ from jprm.experiment import (
     ObjectiveConfig,
     OptimizerConfig,
     from_json,
-    kind_of,
     read,
     to_json,
     written,
@@ -514,6 +513,8 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
         loaded = {"decoder": base.load_decoder(experiment.base, model, new=experiment.new_parameters)}
         if not find(model.head).channels:  # a policy starts from its base's head, which may be the embedding
             loaded |= _language_head(experiment.base, experiment)
+        elif not experiment.probe_rows:
+            loaded |= _of_heads("kept_head")(experiment.base, experiment)
     loaded = flatten_dict(loaded, sep="/")
     params = {**loaded, **_random(model, frozenset(loaded), key)}
     freeze, lora = experiment.optimizer.freeze, experiment.lora
@@ -539,10 +540,8 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
         params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
     elif not find(model.head).channels:
         params = {"decoder": {}, **_language_head(path, experiment)}
-    elif kind_of(path) == "run" and _same_head(other := read(pathlib.Path(path) / RUN), experiment):
-        params = store.load_params(path, other, jax.sharding.get_mesh())[0] | {"decoder": {}}
     else:
-        params = {"decoder": {}}
+        params = {"decoder": {}, **_of_heads("head_of_run")(path, experiment)}
     dtype = experiment.reference_dtype
     if experiment.lora.rank and path == experiment.base and dtype == "float32":
         del params["decoder"]
@@ -560,8 +559,8 @@ def _random(model: ModelConfig, loaded: frozenset[str], key: jax.Array) -> dict[
     return {path: x for path, x in params.items() if path not in loaded}
 
 
-def _same_head(other: Experiment, experiment: Experiment) -> bool:
-    return all(getattr(other.model, name) == getattr(experiment.model, name) for name in ("head", "steps"))
+def _of_heads(name: str) -> Any:
+    return find_part(f"jprm.methods.layers.head_init:{name}", {}, "head")
 
 
 def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
@@ -573,10 +572,7 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
     """Returns the state with its head fitted on the first rows of training."""
-    labelled_steps, fitted_head = (
-        find_part(f"jprm.methods.layers.head_init:{name}", {}, "probe_rows")
-        for name in ("labelled_steps", "fitted_head")
-    )
+    labelled_steps, fitted_head = map(_of_heads, ("labelled_steps", "fitted_head"))
     batches = training_batches(experiment, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
     micro_batches = itertools.chain.from_iterable(map(unstacked, batches))

@@ -172,8 +172,31 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there; {folder} is not a model's folder")
     values = _values(_text_fields(path))
+    if values["tied_embeddings"] and has_own_head(path.parent):
+        values["tied_embeddings"] = False
     decoder.check_layers(folder, values["layers"], changes)
     return ModelConfig(**(values | changes))
+
+
+def has_own_head(folder: pathlib.Path) -> bool:
+    """Returns whether the folder's files hold a language head that differs from the embedding.
+
+    Such a head is used whatever `tie_word_embeddings` says, as in transformers 5: the field may be left over from the
+    base of a model that was trained untied.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    return bool(files) and _has_own_head(folder, tuple((str(file), file.stat().st_mtime_ns) for file in files))
+
+
+@functools.lru_cache(64)
+def _has_own_head(folder: pathlib.Path, files: tuple[tuple[str, int], ...]) -> bool:
+    file = Tensors(folder)
+    head, embed = (next((x for x in file if x.endswith(name)), "") for name in (LANGUAGE_HEAD, NAMES["embed"]))
+    if not head or not embed:
+        return False
+    if file.shape(head) != file.shape(embed):
+        return True
+    return not np.array_equal(file.tensor(head), file.tensor(embed))
 
 
 def load_decoder(

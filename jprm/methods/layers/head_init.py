@@ -1,15 +1,19 @@
 """Fits the head on the untrained decoder before fine-tuning (LP-FT, Kumar et al. 2022, arXiv 2202.10054).
 
 A new head starts at zero, so the first updates would move a pretrained decoder for a head without information, on
-hidden states whose dimensions differ a hundredfold in size. Fitting costs forward passes alone.
+hidden states whose dimensions differ a hundredfold in size. Fitting costs forward passes alone. A base that is a run
+with the same head gives its own.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
+import os
+import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +21,15 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm import multihost
-from jprm.experiment import TargetConfig
+from jprm.checkpoints import base, store
+from jprm.experiment import RUN, Experiment, TargetConfig, kind_of, read
+from jprm.io.folders import local_copy
 from jprm.io.outputs import Bar
+from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.mesh import at_tokens, gathered, put_rows
+from jprm.model.parameters import merge
 from jprm.model.transformer import hidden, states_at_steps
 from jprm.objectives import targets
 from jprm.rows import Rows
@@ -37,6 +45,36 @@ class Steps(NamedTuple):
     x_ND: Float[np.ndarray, "N D"]
     target_N: Float[np.ndarray, " N"]
     weight_N: Float[np.ndarray, " N"]
+
+
+def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
+    """Returns the parameters beside the decoder of a run with the experiment's head and step layer; else {}."""
+    if kind_of(path) != "run":
+        return {}
+    other = read(path_of(path) / RUN)
+    if any(getattr(other.model, name) != getattr(experiment.model, name) for name in ("head", "head_hidden", "steps")):
+        return {}
+    params = merge(store.load_params(path, other, jax.sharding.get_mesh())[0], other.lora)
+    return {name: part for name, part in params.items() if name != "decoder"}
+
+
+def kept_head(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
+    """Returns `head_of_run` of a base, and prints where a base that scores steps has a head that is not used."""
+    head = head_of_run(path, experiment)
+    if not head and multihost.is_first() and _scores_steps(path):
+        print(f"the head of {path} is not used: training starts from its decoder and a head of zeros")
+    return head
+
+
+_STEP_HEAD = re.compile(r"(^|\.)(score|score_head|v_head|classifier)\.")
+
+
+def _scores_steps(path: str | os.PathLike) -> bool:
+    """Returns whether a base is a PRM, as far as the names of its tensors tell."""
+    if (kind := kind_of(path)) == "run":
+        return bool(find(read(path_of(path) / RUN).model.head).channels)
+    module = importlib.import_module(base.MODULES[kind])
+    return any(map(_STEP_HEAD.search, module.open_tensors(local_copy(path))))
 
 
 def labelled_steps(

@@ -133,7 +133,7 @@ def refreshed(
     experiment = _experiment(config, experiment, prm, tuple(files), update)
     with Trainer(experiment, folder) as trainer:
         if not int(trainer.state.step):
-            trainer.take(prm)  # the head too: a base gives its decoder alone
+            trainer.take(prm)  # as it is now
         left = experiment.steps - int(trainer.state.step)
         for rows in itertools.islice(trainer.batches, left):
             trainer.step(rows)
