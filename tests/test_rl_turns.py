@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 from typing import Any
 
 import jax
@@ -150,3 +151,33 @@ def test_what_episodes_do_not_go_with_is_refused(folder):
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=f"environment=.*{reason}"):
             experiment(folder, **changes)
+
+
+@pytest.mark.parametrize("method", ["policy_gradient", "dpo", "rejection"])
+def test_episodes_that_begin_differently_are_trained_each_after_its_own_beginning(method):
+    """A world that draws its start: the baseline is the task's, the tokens before a sample are its own."""
+    none = ((0, 0),)
+    begun = one([5, 6], none, (2,)), one([5, 7], none, (2,), 0.0), one([5, 8], none, (2,)), one([9, 8], none, (2,), 0.0)
+    starts = (1, 2, 3), (1, 2, 9, 9)
+    samples = [dataclasses.replace(x, prompt=starts[i]) for x, i in zip(begun, (0, 1, 1, 0), strict=True)]
+    group = rollout.Group({"problem": "p"}, samples, np.array([1.0, 0.0, 1.0, 0.0]), None)
+    config: Any = types.SimpleNamespace(method=method, credit=CreditConfig("verifier", "rloo", "sequence"), tokens=16)
+    policy: Any = types.SimpleNamespace(layout=None)
+    trees = rollout.trees_of([group], policy, config)
+    wanted = {(*starts[0], 5, 6), (*starts[0], 9, 8), (*starts[1], 5, 7), (*starts[1], 5, 8)}
+    if method == "rejection":
+        wanted = {(*starts[0], 5, 6), (*starts[1], 5, 8)}
+    assert {chain for tree in trees for chain in chains_in(tree)} == wanted
+    if method == "policy_gradient":
+        alike = dataclasses.replace(group, samples=[dataclasses.replace(x, prompt=starts[0]) for x in samples])
+        (whole,) = rollout.trees_of([alike], policy, config)
+        for extra in ("gain", "penalty"):
+            assert sum(t.extras[extra].sum() for t in trees) == pytest.approx(whole.extras[extra].sum()) != 0
+
+
+def chains_in(tree):
+    """Returns the ids of each chain of a tree of tokens, its problem's among them."""
+    paths = []
+    for start, length, parent in zip(tree.start_R, tree.length_R, tree.parent_R, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), *tree.tokens_N[start : start + length].tolist()))
+    return [path for i, path in enumerate(paths) if i not in set(tree.parent_R.tolist())]

@@ -232,27 +232,35 @@ def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> 
 
 def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[TokenTree]:
     name, samples = group.record["problem"][:60], group.samples
-    prompt = prompt_of(group, policy.layout)
+    prompts = by_prompt(group, policy.layout)
     if config.method == "policy_gradient":
         needs = credit.find(config.credit.name).prm
         scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
         advantage = token_advantages(samples, group.reward_G, scores, config.credit)
         weight = sampled_weights(samples, config.credit)
-        for drawn_by in dict.fromkeys(one.drawn_by for one in samples):  # a shared token has one policy's probability
-            some = [i for i, one in enumerate(samples) if one.drawn_by == drawn_by]
-            parts = [advantage[i] for i in some], [weight[i] for i in some]
-            yield group_tree(name, prompt, [samples[i] for i in some], *parts)
+        for prompt, of_prompt in prompts.items():
+            for drawn_by in dict.fromkeys(samples[i].drawn_by for i in of_prompt):
+                some = [i for i in of_prompt if samples[i].drawn_by == drawn_by]  # a shared token has one probability
+                parts = [advantage[i] for i in some], [weight[i] for i in some]
+                yield group_tree(name, prompt, [samples[i] for i in some], *parts)
     elif METHODS[config.method].pairs:
         alternatives = of_chains if config.method == "dpo" else of_steps
-        for each in alternatives(prompt, samples, group.reward_G):
-            yield from preference_trees(name, each, config.tokens)
-    elif kept := [one for one, reward in zip(samples, group.reward_G, strict=True) if reward >= 1]:
-        yield neutral_tree(name, prompt, kept, sampled_weights(kept, config.credit))
+        for prompt, some in prompts.items():
+            for each in alternatives(prompt, [samples[i] for i in some], group.reward_G[some]):
+                yield from preference_trees(name, each, config.tokens)
+    else:
+        for prompt, some in prompts.items():
+            if kept := [samples[i] for i in some if group.reward_G[i] >= 1]:
+                yield neutral_tree(name, prompt, kept, sampled_weights(kept, config.credit))
 
 
-def prompt_of(group: Group, layout: Layout) -> Sequence[int]:
-    """Returns the ids before a group's samples."""
-    return next((one.prompt for one in group.samples if one.prompt), ()) or layout.problem(group.record["problem"])
+def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
+    """Returns a group's samples by the ids before them: episodes of one task may begin in several ways."""
+    usual = next((one.prompt for one in group.samples if one.prompt), ()) or layout.problem(group.record["problem"])
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i, one in enumerate(group.samples):
+        found.setdefault(tuple(one.prompt or usual), []).append(i)
+    return found
 
 
 def neutral_tree(
@@ -369,9 +377,10 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
     """
     data = dataclasses.replace(trainer.experiment.data, supervise="token", slots=config.tokens)
     trees = [
-        neutral_tree(group.record["problem"][:60], prompt_of(group, layout), samples)
+        neutral_tree(group.record["problem"][:60], prompt, samples)
         for group in groups
-        if (samples := [one for one in group.samples if one.ids])
+        for prompt, some in by_prompt(group, layout).items()
+        if (samples := [group.samples[i] for i in some if group.samples[i].ids])
     ]
     rows, _ = packed(trees, data, trainer.experiment.model.chain_rows)
     return trainer.measure(rows, PolicyGradient(temperature=config.temperature, estimator="exact"))["kl"]
