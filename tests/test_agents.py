@@ -188,8 +188,22 @@ def test_figures_equal_a_count_turn_by_turn():
 def test_baselines_say_what_they_are_named_for():
     turns = turns_of([agent(0, [1, 1, -1, -1, 1], [0.5] * 5)])
     assert turns.baseline["last"].tolist() == [1, 1, 1, 1, 0]
+    assert turns.baseline["position"].tolist() == [0, -1, -2, -3, -4] and "text features" not in turns.baseline
     assert turns.baseline["repeats"].tolist() == [1, 1, 1, 0, 1]  # the fourth search is the second one again
     assert turns.baseline["errors"].tolist() == [0, 0, 0, -1 / 3, -2 / 4]
+
+
+def test_turns_are_measured_from_their_place_and_text():
+    """Turns that are bad the later they are: a score that knows this alone is not ahead."""
+    rng, trees = np.random.default_rng(0), []
+    for seed in range(60):
+        labels = [-1 if rng.random() < place / 5 else 1 for place in range(5)]
+        trees.append(agent(seed, labels, [1 - place / 10 for place in range(5)]))
+    report = agents_report(trees, (0.5, 0.5), seed=0)
+    assert report["baselines"]["position"]["auroc"]["value"] == report["auroc"]["value"] > 0.7
+    assert report["baselines"]["text features"]["auroc"]["value"] > 0.65
+    ahead = report["ahead"]["auroc"]
+    assert ahead["baseline"] in ("position", "text features") and ahead["value"] <= 0
 
 
 def test_thresholds_are_the_best_of_all_pairs():

@@ -10,6 +10,8 @@ from refusing import refused
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import steps as ev
 from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evidence.baselines import cross_fitted
+from jprm.statistics import auroc
 from jprm.tree import tree_of
 
 SCORE = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
@@ -147,3 +149,41 @@ def test_a_long_chain_takes_linear_time():
     assert (ends.tolist(), wrong.tolist()) == ([size - 1], [True])
     assert not ev.judged_right(parent, np.full(size, 0.7), ends, wrong, 0.5)[0]
     assert len(ev.alternatives(parent, classes)) == 0
+
+
+def labelled_by(rng, wrong, problems=60, steps=6):
+    """Chains whose steps of depth d and c characters are wrong with probability `wrong(d, c)`; scores are random."""
+    records = []
+    for p in range(problems):
+        nodes = []
+        for d, c in enumerate(rng.integers(5, 80, steps)):
+            label = -1 if rng.random() < wrong(d, c) else 1
+            nodes.append({"parent": d - 1, "text": "x" * int(c), "label": label, "score": float(rng.random())})
+        records.append({"problem": f"problem {p}", "semantics": "rating", "nodes": nodes})
+    return list(map(tree_of, records))
+
+
+def test_a_model_is_measured_from_position_and_length_together():
+    trees = labelled_by(np.random.default_rng(0), lambda d, c: 1 / (1 + np.exp(5 - d / 1.5 - c / 15)))
+    report = ev.steps_report(trees, "drop", seed=0)
+    areas = {name: row["auroc"]["value"] for name, row in report["baselines"].items()}
+    assert areas["position_and_length"] > max(areas["position"], areas["step_length"]) + 0.03
+    less = report["ahead"]["auroc"]
+    assert less["baseline"] == max(areas, key=lambda name: areas[name])
+    assert less["value"] == pytest.approx(report["auroc"]["value"] - areas[less["baseline"]])
+    assert less["high"] < 0
+    kind, said = next(ev.verdict({"steps": report}))
+    assert kind == "bad" and "worse than" in said
+    assert [less for *_, less in ev.against_trivial({"steps": report})] == list(report["ahead"].values())
+    assert next(ev.tables(report | {"too_long": 0})).rows[0][2] == less
+
+
+def test_labels_that_nothing_tells_are_told_by_no_fitted_baseline():
+    """Fitted to the labels that they are judged on, ten numbers would tell some of them."""
+    areas, problems = [], [f"problem {i}" for i in range(40)]
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        rows, classes = rng.normal(size=(40, 4, 10)), rng.integers(0, 2, (40, 4))
+        score_M = np.concatenate(cross_fitted(list(rows), list(classes), problems))
+        areas.append(auroc(score_M, classes.ravel() == 1))
+    assert abs(np.mean(areas) - 0.5) < 0.04

@@ -12,10 +12,12 @@ Baselines are scores too. Their thresholds have the highest step accuracy on the
 favours them:
 
     all good         every turn is good
+    position         late turns are bad
     last             the last turn of a trajectory is bad
     length           long turns are bad
     repeats          a turn is bad that calls a tool as an earlier turn of its trajectory did
     errors           turns are bad by the fraction of tools' answers before them that say "error"
+    text features    a regression on all of these but `last`, fitted to the labels of other problems
 
 Trajectories with outcomes have `trials` (`jprm.methods.evaluate.trials`), those with a bad turn `first_bad`
 (`jprm.methods.evaluate.first_bad`). Both need no model, and have figures of a model where there are scores.
@@ -29,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate import first_bad as of_first_bad
 from jprm.methods.evaluate import trials as of_trials
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
@@ -61,7 +64,7 @@ class Turns(NamedTuple):
 
 def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
     """Returns labelled turns as arrays. Raises ScoreError for a turn without a score, and where no turn has a label."""
-    turns, ends = [], []
+    turns, ends, rows = [], [], []
     for i, tree in enumerate(trees):
         for chain in chains_of(tree):
             scores = [score for node in chain if (score := tree.nodes[node].score) is not None]
@@ -73,8 +76,10 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
                 if (label := tree.nodes[node].label) is None:
                     continue
                 of_label = _class(label, tree.semantics, f"record {i}, turn {place}")
-                trivial = (1.0, float(place < len(chain) - 1), -len(found.texts[place]),
+                trivial = (1.0, -place, float(place < len(chain) - 1), -len(found.texts[place]),
                            float(not found.repeats[place]), -found.errors[place])  # fmt: skip
+                before = sum(found.characters[: place + 1])
+                rows.append([place, np.log1p(place), *np.log1p([found.characters[place], before]), *trivial[3:]])
                 turns.append((tree.problem, len(ends), place, of_label, scores[place], *trivial))
             correct = tree.nodes[chain[-1]].correct
             ends.append((tree.problem, np.nan if correct is None else float(correct), min(scores), scores[-1]))
@@ -82,8 +87,13 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
         raise ScoreError("no turn has a label. Give turns `label`, and the record its `semantics`")
     problem_M, path_M, place_M, class_M, *columns = zip(*turns, strict=True)
     score_M, *trivial = (np.array(column, float) for column in columns)
-    names = ("all good", "last", "length", "repeats", "errors")
+    names = ("all good", "position", "last", "length", "repeats", "errors")
     baseline: dict[str, np.ndarray] = dict(zip(names, trivial, strict=True))
+    of_text = baselines.fitted(
+        np.array(rows, float)[:, None], (np.array(class_M) != -1)[:, None].astype(int), problem_M
+    )
+    if of_text is not None:
+        baseline["text features"] = np.concatenate(of_text)
     of_turns = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
     problem_K, *of_ends = zip(*ends, strict=True)
     return Turns(*of_turns, problem_K, *(np.array(column, float) for column in of_ends))
@@ -290,11 +300,11 @@ def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Tabl
     low, high = first["thresholds"]
     title += f" problems; bad below {low:.3g}, good from {high:.3g}{left_out_words(first)}"
     rows = [[words(key), *(column.get(key) for column in columns.values())] for key in KEYS]
-    yield Table(title, ("", *columns), rows)
     ahead = [
         [words(key), *(r["ahead"][key] for r in reports.values()), first["ahead"][key]["baseline"]] for key in KEYS
     ]
-    yield Table("Less the best baseline", ("", *reports, "best baseline"), ahead)
+    yield Table("Turns: less the best trivial baseline, points", ("", *reports, "best baseline"), ahead)
+    yield Table(title, ("", *columns), rows)
     outcome = [
         [words(key), *(r["outcome"].get(key) for r in reports.values())] for key in ("auroc_lowest", "auroc_last")
     ]
@@ -303,6 +313,14 @@ def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Tabl
     for name, report in reports.items():
         rows = [[row["turns"], row["n"], row["score"], row["not_bad"]] for row in report["calibration"]]
         yield Table(f"Calibration by turn: {name}", ("turns", "number", "mean score", "not bad"), rows)
+
+
+def against_trivial(results: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yields step accuracy and AUROC, the best trivial baseline of each, and the paired difference from it."""
+    ahead = results["agents"].get("ahead", {})
+    for key, said in (("step_accuracy", "step accuracy of turns"), ("auroc", "turns, AUROC")):
+        if key in ahead:
+            yield said, ahead[key]["baseline"], ahead[key]
 
 
 def headline(results: Any) -> Iterator[tuple[str, Any]]:
@@ -326,4 +344,5 @@ BENCHMARK = Benchmark(
     context=True,
     section=section,
     headline=headline,
+    against_trivial=against_trivial,
 )

@@ -27,11 +27,13 @@ class Chosen(NamedTuple):
 
     Attributes:
       key_K: what orders them; higher is better.
-      weight_K: what each weighs in a vote, in [0, 1].
+      weight_K: what each weighs in a vote, in [0, 1]; it may depend on the pool's other chains.
+      of_pool: whether `key_K` depends on them too.
     """
 
     key_K: Float[np.ndarray, " K"]
     weight_K: Float[np.ndarray, " K"]
+    of_pool: bool = False
 
 
 OfPools = Callable[[Sequence[ReasoningTree]], Sequence[Chosen] | None]
@@ -39,6 +41,12 @@ OfPools = Callable[[Sequence[ReasoningTree]], Sequence[Chosen] | None]
 
 OfSteps = Callable[[Sequence[ReasoningTree]], Sequence[Float[np.ndarray, " N"]] | None]
 """Chains to a score of every step, lower where an error is likelier; None where the chains are too few."""
+
+
+OfLabelled = Callable[
+    [Sequence[ReasoningTree], Sequence[Int[np.ndarray, " N"]]], Sequence[Float[np.ndarray, " N"]] | None
+]
+"""Trees and the classes of their steps (1, 0, or -1 without a label) to scores; None where the steps are too few."""
 
 
 def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
@@ -78,6 +86,12 @@ STEPS: dict[str, OfSteps | str] = {
 }
 """Of first errors. The first two: the later, or longer in characters, the likelier wrong."""
 
+LABELLED: dict[str, OfLabelled | str] = {
+    "position_and_length": "jprm.methods.evidence.baselines:labelled_by_place",
+    "text_features": "jprm.methods.evidence.baselines:labelled_by_text",
+}
+"""Of labelled steps, fitted to the labels of other problems."""
+
 
 def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
     """Returns what each baseline says of pools; without those for which they are too few, or too many."""
@@ -87,6 +101,23 @@ def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
 def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
     """Returns every baseline's scores of steps; without those for which the chains are too few."""
     return _computed(STEPS, trees, True)
+
+
+def of_labelled(
+    trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
+) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
+    """Returns the scores of labelled steps by each baseline; without those for which they are too few, or too many."""
+    if sum(len(tree.nodes) for tree in trees) > MOST_SAMPLES:
+        return {}
+    computed = {name: find_part(name, LABELLED, "baseline")(trees, classes) for name in LABELLED}
+    return {name: each for name, each in computed.items() if each is not None}
+
+
+def fitted(
+    rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
+) -> Sequence[Float[np.ndarray, " N"]] | None:
+    """Returns scores of steps by numbers of each, fitted to the classes of other problems; None where there are few."""
+    return find_part("jprm.methods.evidence.baselines:cross_fitted", {}, "baseline")(rows, classes, problems)
 
 
 def _computed(baselines: dict[str, Any], trees: Sequence[ReasoningTree], text: bool) -> dict[str, Any]:

@@ -128,6 +128,14 @@ def decided(difference: Mapping[str, Any]) -> str:
     return "better" if difference["low"] > 0 else "worse"
 
 
+SAID = {
+    "better": ("good", "better than"),
+    "worse": ("bad", "worse than"),
+    "undecided": ("open", "not told apart from"),
+}
+"""What is `decided`, as a verdict's kind and in words."""
+
+
 def last(curve: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the last point of a curve, which a report stores as lists by `value`, `low`, `high`, `better`."""
     return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}

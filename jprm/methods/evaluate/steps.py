@@ -13,11 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, left_out_words, words
+from jprm.methods.evaluate.blocks import (
+    SAID,
+    Block,
+    Model,
+    Note,
+    Table,
+    decided,
+    interval,
+    left_out_words,
+    percent,
+    points,
+    words,
+)
 from jprm.methods.evaluate.scored import ScoreError, scores_of, weighted_f1
-from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
+from jprm.statistics import Draws, auroc, average_precision, bootstrap, difference, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
+
+Scores = Sequence[Float[np.ndarray, " _"]]
+"""One array of scores a tree."""
 
 NEUTRAL = ("positive", "negative", "drop")
 UNLABELLED = -1
@@ -96,17 +112,20 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
     `average_precision_of_errors` and `_of_correct`, whose positives are wrong and right steps; `accuracy` at
     `threshold`; `alternatives`, the fraction of pairs of a right and a wrong sibling that the scores rank rightly, ties
-    a half; and `first_error` over `judged_chains` at `threshold`, with `f1` as in ProcessBench.
+    a half; and `first_error` over `judged_chains` at `threshold`, with `f1` as in ProcessBench. `ahead` has the paired
+    differences from the best baseline. Baselines of several numbers are fitted to the labels of other problems.
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
     if not {0, 1} <= set(class_N.tolist()):
         raise ScoreError("the records hold no step labelled right, or none labelled wrong: there is nothing to rank")
-    baselines = {
-        "constant": lambda tree: np.ones(len(tree.parent_N)),
-        "position": lambda tree: -tree.depth_N.astype(float),
-        "step_length": lambda tree: -tree.length_N.astype(float),
+    trivial = {
+        "constant": [np.ones(len(tree.parent_N)) for tree in trees],
+        "position": [-tree.depth_N.astype(float) for tree in trees],
+        "step_length": [-tree.length_N.astype(float) for tree in trees],
     }
+    trivial |= baselines.of_labelled(scored, [tree.class_N for tree in trees])
+    scores = [tree.score_N for tree in trees]
     return {
         "neutral": neutral,
         "threshold": threshold,
@@ -115,13 +134,34 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
         "n_steps": len(class_N),
         "n_right": int((class_N == 1).sum()),
         "n_wrong": int((class_N == 0).sum()),
-        **_figures(trees, lambda tree: tree.score_N, seed, threshold=threshold),
+        **_figures(trees, scores, seed, threshold=threshold),
         "baselines": {
-            # Only the constant is a probability: depth and length have no threshold.
-            name: _figures(trees, score, seed, threshold=0.5 if name == "constant" else None)
-            for name, score in baselines.items()
+            # Depth and length alone are no probabilities and have no threshold.
+            name: _figures(trees, score, seed, threshold=None if name in ("position", "step_length") else 0.5)
+            for name, score in trivial.items()
         },
+        "ahead": _ahead(trees, scores, trivial, seed),
     }
+
+
+def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scores], seed: int) -> dict[str, Any]:
+    """Returns AUROC and alternatives less those of the `baseline` that has most of each, paired."""
+    _, right_N, problem_N = _labelled_steps(trees, scores)
+
+    def area(scores: Scores) -> Draws:
+        score_N = _labelled_steps(trees, scores)[0]
+        return draws(lambda weight_RN: auroc(score_N, right_N, weight_RN), problem_N, seed=seed)
+
+    def won(scores: Scores) -> Draws:
+        won_Q, problem_Q = _won(trees, scores)
+        return draws(lambda weight_RQ: weighted_mean(won_Q, weight_RQ), problem_Q, seed=seed)
+
+    ahead = {}
+    for key, drawn in (("auroc", area), ("alternatives", won)):
+        of = {name: drawn(score) for name, score in trivial.items()}
+        best = max(of, key=lambda name: np.nan_to_num(of[name].value, nan=-1.0))
+        ahead[key] = {**difference(drawn(scores), of[best]).json(), "baseline": best}
+    return ahead
 
 
 def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Draws:
@@ -131,7 +171,7 @@ def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Dra
     return draws(lambda weight_RN: auroc(score_N, right_N, weight_RN), problem_N, seed=seed)
 
 
-def _labelled_steps(trees: Sequence[Labelled], scores: Sequence[Float[np.ndarray, " N"]]):
+def _labelled_steps(trees: Sequence[Labelled], scores: Scores):
     """Returns (scores, whether correct, problems) of all labelled steps."""
     some = [tree.class_N != UNLABELLED for tree in trees]
     score_N = np.concatenate([score_N[some_N] for score_N, some_N in zip(scores, some, strict=True)])
@@ -143,15 +183,19 @@ def _labelled_steps(trees: Sequence[Labelled], scores: Sequence[Float[np.ndarray
     )
 
 
-def _figures(trees: Sequence[Labelled], score_of, seed: int, threshold: float | None) -> dict[str, Any]:
-    scores = [score_of(tree) for tree in trees]
-    score_N, right_N, problem_N = _labelled_steps(trees, scores)
-    won, won_problem = [], []
+def _won(trees: Sequence[Labelled], scores: Scores) -> tuple[Float[np.ndarray, " Q"], list[str]]:
+    """Returns whether the right step of each pair of alternatives scores above the wrong one, and its problem."""
+    won, problem_Q = [], []
     for tree, score in zip(trees, scores, strict=True):
         right_Q, wrong_Q = alternatives(tree.parent_N, tree.class_N).T
         won.extend((score[right_Q] > score[wrong_Q]) + 0.5 * (score[right_Q] == score[wrong_Q]))
-        won_problem.extend([tree.problem] * len(right_Q))
-    won_Q = np.array(won, float)
+        problem_Q.extend([tree.problem] * len(right_Q))
+    return np.array(won, float), problem_Q
+
+
+def _figures(trees: Sequence[Labelled], scores: Scores, seed: int, threshold: float | None) -> dict[str, Any]:
+    score_N, right_N, problem_N = _labelled_steps(trees, scores)
+    won_Q, won_problem = _won(trees, scores)
 
     def interval(statistic, groups):
         return bootstrap(statistic, groups, seed=seed).json()
@@ -215,12 +259,12 @@ KEYS = ("auroc", "average_precision_of_errors", "average_precision_of_correct", 
 
 
 def tables(report: Report) -> Iterator[Table]:
-    yield _table({"scores": report}, report)
+    yield from _tables({"scores": report}, report)
 
 
 def section(models: Sequence[Model]) -> Iterator[Block]:
     reports = {model.name: model.results["steps"] for model in models}
-    yield _table(reports, next(iter(reports.values())))
+    yield from _tables(reports, next(iter(reports.values())))
     yield Note(
         "AUROC: how often a right step scores above a wrong one; 50 is chance. Average precision of errors: the"
         " fraction of wrong steps among those that score lowest, over all cut-offs; chance is the fraction of wrong"
@@ -229,8 +273,14 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     )
 
 
-def _table(reports: Mapping[str, Report], first: Report) -> Table:
-    """The figures of each report, and of the baselines of the first."""
+def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
+    """The differences from the best baselines, then the figures of each report, and of the baselines of the first."""
+    if "ahead" in first:  # reports of 0.1 have none
+        rows = [
+            [words(key), words(first["ahead"][key]["baseline"]), *(report["ahead"][key] for report in reports.values())]
+            for key in first["ahead"]
+        ]
+        yield Table("Steps: less the best trivial baseline, points", ("", "baseline", *reports), rows)
     columns = {**reports, **{f"baseline: {words(name)}": row for name, row in first["baselines"].items()}}
     rows = [[words(key), *(column.get(key) for column in columns.values())] for key in KEYS]
     for key in ("accuracy", "f1"):
@@ -238,19 +288,25 @@ def _table(reports: Mapping[str, Report], first: Report) -> Table:
     title = f"Steps: {first['n_right']} right, {first['n_wrong']} wrong, {first['n_problems']} problems;"
     thresholds = dict.fromkeys(f"{report.get('threshold', 0.5):g}" for report in reports.values())
     title += f" threshold {', '.join(thresholds)}; neutral: {first['neutral']}{left_out_words(first)}"
-    return Table(title, ("", *columns), rows)
+    yield Table(title, ("", *columns), rows)
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     steps = results["steps"]
-    baselines = {name: row["auroc"] for name, row in steps["baselines"].items()}
-    best, base = max(baselines.items(), key=lambda pair: pair[1]["value"] or 0)
-    clear = steps["auroc"]["low"] is not None and steps["auroc"]["low"] > (base["high"] or base["value"])
-    yield (
-        "good" if clear else "open",
-        f"Right steps score above wrong ones in {interval(steps['auroc'])} % of pairs (AUROC); the best trivial"
-        f" baseline, {words(best)}, has {interval(base)}. The intervals are {'apart' if clear else 'not apart'}.",
-    )
+    sentence = f"Right steps score above wrong ones in {interval(steps['auroc'])} % of pairs (AUROC)"
+    if (less := steps.get("ahead", {}).get("auroc")) is None or less["low"] is None:
+        yield "open", f"{sentence}."
+        return
+    kind, said = SAID[decided(less)]
+    base = percent(steps["baselines"][less["baseline"]]["auroc"]["value"])
+    best = f"the best trivial baseline, {words(less['baseline'])} ({base} %)"
+    yield kind, f"{sentence}. That is {said} {best}: {points(less)}."
+
+
+def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yields what the scores rank, the best trivial baseline, and the paired difference from it."""
+    for key, less in results["steps"].get("ahead", {}).items():
+        yield f"steps, {'AUROC' if key == 'auroc' else key}", words(less["baseline"]), less
 
 
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -271,5 +327,6 @@ BENCHMARK = Benchmark(
     section=section,
     verdict=verdict,
     headline=headline,
+    against_trivial=against_trivial,
     problem_draws=problem_draws,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy  # its parts are loaded when they are first used
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jprm.methods.evaluate.baselines import Chosen, doubted
 from jprm.methods.evidence import sources as evidence
@@ -73,7 +73,7 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
     chosen, start = [], 0
     for tree in trees:
         end = start + len(chains_of(tree))
-        chosen.append(Chosen(key_M[start:end], weight_M[start:end]))
+        chosen.append(Chosen(key_M[start:end], weight_M[start:end], of_pool=True))
         start = end
     return chosen
 
@@ -107,20 +107,67 @@ def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"
     error_K = np.array([tree.extra["first_error"] for tree in trees])
     if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
         return None
-    rows, fold_K = rows_of_steps(trees), np.array([bucket(tree.problem, FOLDS) for tree in trees])
-    of_K = np.repeat(np.arange(len(trees)), [len(row) for row in rows])
-    place_M = np.concatenate([np.arange(len(row)) for row in rows])
-    x_MF, score_M = np.concatenate(rows), np.zeros(len(of_K))
-    labelled_M = (error_K[of_K] < 0) | (place_M <= error_K[of_K])
-    right_M = (place_M != error_K[of_K]).astype(float)
+    classes = []
+    for tree, error in zip(trees, error_K, strict=True):
+        class_N = np.ones(len(tree.nodes), int)
+        if error >= 0:
+            class_N[error], class_N[error + 1 :] = 0, -1
+        classes.append(class_N)
+    return cross_fitted(rows_of_steps(trees), classes, [tree.problem for tree in trees])
+
+
+def labelled_by_place(
+    trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
+) -> list[Float[np.ndarray, " N"]] | None:
+    """Scores steps by a logistic regression of the other folds' labels on depth and characters."""
+    return cross_fitted(list(map(rows_of_place, trees)), classes, [tree.problem for tree in trees])
+
+
+def labelled_by_text(
+    trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
+) -> list[Float[np.ndarray, " N"]] | None:
+    """As `labelled_by_place`, on what the text of a step says too (`rows_of_steps`)."""
+    if any(tree.of_messages for tree in trees):
+        return None
+    rows = [np.column_stack([of, rows_of_place(tree)]) for tree, of in zip(trees, rows_of_steps(trees), strict=True)]
+    return cross_fitted(rows, classes, [tree.problem for tree in trees])
+
+
+def rows_of_place(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
+    """Returns each node's depth from 0, its characters, and those from the root to it (`of_place`)."""
+    depth, before, rows = [], [], []
+    for node in tree.nodes:
+        depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
+        before.append((before[node.parent] if node.parent >= 0 else 0) + len(node.text))
+        rows.append(of_place(depth[-1], len(node.text), before[-1]))
+    return np.array(rows, float).reshape(len(rows), len(of_place(0, 0, 0)))
+
+
+def of_place(depth: int, characters: int, so_far: int) -> tuple[float, ...]:
+    return depth, np.log1p(depth), characters, np.log1p(characters), np.log1p(so_far)
+
+
+def cross_fitted(
+    rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
+) -> list[Float[np.ndarray, " N"]] | None:
+    """Scores the steps of K records by logistic regressions, each fitted to the records of other problems.
+
+    A class is 1 for a right step, 0 for a wrong one and -1 without a label. Of the other folds, one chooses the
+    regularisation. None where a fold lacks a class, or steps of a class are fewer than `FEWEST`.
+    """
+    of_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    fold_M = np.array([bucket(problem, FOLDS) for problem in problems], int)[of_M]
+    x_MF, class_M, score_M = np.concatenate(rows), np.concatenate(classes), np.zeros(len(of_M))
+    if min((class_M == 1).sum(), (class_M == 0).sum()) < FEWEST:
+        return None
     for fold in range(FOLDS):
-        valid_M = labelled_M & (fold_K[of_K] == (fold + 1) % FOLDS)
-        train_M = labelled_M & ~valid_M & (fold_K[of_K] != fold)
-        if min(len(np.unique(right_M[some_M])) for some_M in (train_M, valid_M)) < 2:
+        valid_M = (class_M >= 0) & (fold_M == (fold + 1) % FOLDS)
+        train_M = (class_M >= 0) & ~valid_M & (fold_M != fold)
+        if min(len(np.unique(class_M[some_M])) for some_M in (train_M, valid_M)) < 2:
             return None
+        right_M = class_M.astype(float)
         score = logistic(x_MF[train_M], right_M[train_M], x_MF[valid_M], right_M[valid_M])
-        held_M = fold_K[of_K] == fold
-        score_M[held_M] = score(x_MF[held_M])
+        score_M[fold_M == fold] = score(x_MF[fold_M == fold])
     return np.split(score_M, np.cumsum([len(row) for row in rows])[:-1])
 
 
