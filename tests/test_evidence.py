@@ -15,7 +15,7 @@ from jprm.apps import cli
 from jprm.apps.serve.engine import TextEngine
 from jprm.io.jsonl import RecordError
 from jprm.methods.evaluate import baselines
-from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report
+from jprm.methods.evaluate.best_of_n import against_trivial, best_of_n_report, lead, tables
 from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence import sources as evidence
@@ -443,6 +443,26 @@ def test_baselines_of_steps():
     assert report["tuned"]["less"]["value"] < 0
     assert report["tuned"]["less"]["baseline"] in ("no_false_equation", "text_features")
     assert "text_features" not in baselines.of_steps(trees[:60])
+
+
+def test_curves_of_scores_that_know_the_pool_have_no_n_in_between(fused):
+    """Two samples of nineteen would have other scores: what all nineteen say is no choice among two."""
+    verifier, _, _ = fused
+    records = made_pools(12, n=60, accuracy=0.4)
+    trees = [tree_of(record) for record in verifier.score_many(records)]
+    blind = [with_scores(tree, [0.5] * len(tree.nodes)) for tree in map(tree_of, records)]
+    report, plain = best_of_n_report(trees, 0), best_of_n_report(blind, 0)
+    n_max = report["n_max"]
+    assert n_max >= 3
+    for curve in (report["rules"]["last"]["best_of_n"], report["rules"]["last"]["weighted_vote"],
+                  *report["baseline_votes"].values(), report["baselines"]["text_features"]):  # fmt: skip
+        assert curve["value"][1:-1] == [None] * (n_max - 2) and None not in (curve["value"][0], curve["value"][-1])
+        assert curve["value"][0] == pytest.approx(plain["mean_accuracy"])  # of one sample nothing is chosen
+    for curve in (plain["rules"]["last"]["best_of_n"], report["majority"], report["baselines"]["shortest"]):
+        assert None not in curve["value"]
+    results = {"model": {"rule": "last"}, "best_of_n": {"pools": report}}
+    assert any("left out" in sentence for sentence in lead(results))
+    assert list(tables(report))
 
 
 def test_best_of_n_is_compared_with_the_best_baseline(fused):

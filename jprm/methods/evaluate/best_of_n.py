@@ -4,6 +4,9 @@ Drawing n of a pool's N samples and keeping the one with the highest score has a
 nothing is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
 takes one of the n places and cannot be chosen. Nor can a sample without steps: pool records count such samples in
 `empty_samples`, since a tree has no place for them.
+
+A score that depends on the pool's other samples, as a fused verifier's does, was computed from all N: a draw of fewer
+would have other scores. Curves of such scores have n = 1, where nothing is chosen, and n = N, and NaN in between.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from jprm.methods.answers import canonical_answer
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import (
+    SAID,
     Block,
     Figure,
     Heading,
@@ -111,6 +115,7 @@ class Pools(NamedTuple):
     weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> the chain's weight in a vote, in [0, 1]
     steps_PN: Int[np.ndarray, "P N"]
     length_PN: Int[np.ndarray, "P N"]  # characters
+    of_pool: bool = False  # a sample's score depends on the pool's others
 
 
 class PoolSamples(NamedTuple):
@@ -248,7 +253,15 @@ def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
         weight={rule: placed(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
         steps_PN=placed(chains.steps_B, 0),
         length_PN=placed(chains.length_B, 0),
+        of_pool=chains.vote_B is not None,
     )
+
+
+def at_ends(curve_Pn: Float[np.ndarray, "P n"]) -> Float[np.ndarray, "P n"]:
+    """Returns a curve of scores that depend on the pool: NaN but at n = 1 and the largest n."""
+    kept_Pn = np.full(curve_Pn.shape, np.nan)
+    kept_Pn[:, [0, -1]] = curve_Pn[:, [0, -1]]
+    return kept_Pn
 
 
 def _placed(with_steps_PN: Bool[np.ndarray, "P N"], flat_B: Any, fill: float) -> np.ndarray:
@@ -275,7 +288,8 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
     """Returns each problem's expected accuracy by each rule of `RULES`, for n = 1 .. the smallest pool's size."""
-    return {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
+    curves = {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
+    return {rule: at_ends(curve_Pn) for rule, curve_Pn in curves.items()} if pools.of_pool else curves
 
 
 def _chosen_by(pools: Pools, key_PN: Float[np.ndarray, "P N"]) -> Float[np.ndarray, "P n"]:
@@ -428,7 +442,7 @@ def _curves(
     }
     errors: dict[str, np.ndarray] = {}
     if pools.class_PN is None:
-        return curves, errors
+        return _honest(curves, pools, trivial), errors
     weights = {"majority": np.ones(pools.correct_PN.shape)}
     weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
     weights |= {f"{name}.vote": placed(of, "weight_K", 0.0) for name, of in trivial.items()}
@@ -436,7 +450,17 @@ def _curves(
     votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
     for k, name in enumerate(weights):
         curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
-    return curves, errors
+    return _honest(curves, pools, trivial), errors
+
+
+def _honest(
+    curves: dict[str, np.ndarray], pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]]
+) -> dict[str, np.ndarray]:
+    """Returns the curves, those that depend on the pool `at_ends`."""
+    of_pool = [f"{name}.vote" for name in trivial]  # weighed by the pool's mean
+    of_pool += [name for name, of in trivial.items() if any(each.of_pool for each in of)]
+    of_pool += [f"{rule}.weighted_vote" for rule in RULES] if pools.of_pool else []
+    return curves | {name: at_ends(curves[name]) for name in of_pool if name in curves}
 
 
 def _empty_samples(tree: ReasoningTree, where: str) -> int:
@@ -639,10 +663,12 @@ def lead(results: Mapping[str, Any]) -> Iterator[str]:
         f"The best of {n_max} by its scores ({name}, {words(rule)}) is right in {interval(last(best))} %:"
         f" {_compared(report, use, 'best_of_n')}."
     )
-    peak = int(np.argmax(best["value"]))
+    peak = int(np.argmax([value or 0.0 for value in best["value"]]))
     top, end = (f"{percent(value)} %" for value in (best["value"][peak], best["value"][-1]))
     drop = results.get("diagnostics", {}).get("over_optimisation", {}).get(name, {}).get(rule)
-    if peak == n_max - 1:
+    if None in best["value"]:
+        yield f"Its curve below n = {n_max} is left out: a score depends on all samples of the pool."
+    elif peak == n_max - 1:
         yield f"It is highest at n = {n_max}, the largest: more samples have not made it worse."
     elif drop is not None and drop["finding"]:
         yield f"It falls with n: {top} at n = {peak + 1}, {end} at {n_max}."
@@ -660,7 +686,7 @@ def _compared(report: Report, use: Mapping[str, Any], kind: str) -> str:
     base, one = use[f"{kind}_minus_best_baseline"], use[f"{kind}_minus_one_sample"]
     if base["low"] is None or one["low"] is None:
         return f"one sample is in {percent(report['baselines']['random']['value'][0])} %"
-    than_base, than_one = (_SAID[decided(less)][1] for less in (base, one))
+    than_base, than_one = (SAID[decided(less)][1] for less in (base, one))
     named = _named(report["best_baseline"]["name"])
     return f"{than_base} the best trivial baseline, {named} ({points(base)}), and {than_one} one sample ({points(one)})"
 
@@ -677,7 +703,7 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "open", f"{sentence}; choosing blindly in {percent(report['baselines']['random']['value'][-1])} %."
             continue
         vote = report["rules"][rule]["weighted_vote_minus_best_baseline"]
-        kind, said = _SAID[decided(less)]
+        kind, said = SAID[decided(less)]
         yield (
             kind,
             f"{sentence}. That is {said} the best trivial baseline, {_named(base['name'])}"
@@ -685,7 +711,7 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f" {percent(report['pass_at_n']['value'][-1])} %.",
         )
         if vote is not None and vote["low"] is not None:
-            kind, said = _SAID[decided(vote)]
+            kind, said = SAID[decided(vote)]
             figure = interval(last(report["rules"][rule]["weighted_vote"]))
             yield (
                 kind,
@@ -693,13 +719,6 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f" {said} the best trivial baseline: {points(vote)}. Majority vote has"
                 f" {percent(report['majority']['value'][-1])} %.",
             )
-
-
-_SAID = {
-    "better": ("good", "better than"),
-    "worse": ("bad", "worse than"),
-    "undecided": ("open", "not told apart from"),
-}
 
 
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

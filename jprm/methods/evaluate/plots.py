@@ -35,13 +35,16 @@ def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) ->
     top = max(len(s.value) for s in series)
     ends = []
     for s, colour in zip(series, COLOURS * len(series), strict=False):
-        at = _thinned(len(s.value))
+        at = [i for i in _thinned(len(s.value)) if s.value[i] is not None]
         value = [_percent(s.value[i]) for i in at]
         x = [i + 1 for i in at]
         if s.low is not None and s.high is not None:
             bounds = ([_percent(side[i]) for i in at] for side in (s.low, s.high))
             axes.fill_between(x, *bounds, color=colour, alpha=0.16, linewidth=0)
-        axes.plot(x, value, color=colour, linestyle="--" if s.dashed else "-")
+        style = {"linestyle": "--" if s.dashed else "-"}
+        if None in s.value:  # points, not a curve
+            style = {"linestyle": "", "marker": "o"}
+        axes.plot(x, value, color=colour, **style)
         ends.append((value[-1], colour, short(s.label)))
     ticks = [2**k for k in range(top.bit_length()) if 2**k < top / 1.3] + [top]
     axes.set_xticks(ticks, [str(n) for n in ticks])

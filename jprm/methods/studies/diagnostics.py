@@ -147,7 +147,11 @@ def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str,
     `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the n where it is highest. `drop` is the loss
     from the peak to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of
     the problems takes the peak of the other half. A finding is a drop above `margin`.
+
+    Raises ScoreError for scores that depend on the whole pool.
     """
+    if pools.of_pool:
+        raise ScoreError("a score depends on all samples of its pool, so there is no curve over fewer")
     n_max = int(pools.size_P.min())
     number = {problem: i for i, problem in enumerate(dict.fromkeys(pools.problem))}  # whose pools stay together
     fold_P = (np.random.default_rng(seed).permutation(len(number)) % 2)[[number[x] for x in pools.problem]]
@@ -190,7 +194,7 @@ def diagnostics_report(
     for name, trees in pools.items():
         pooled = pools_of(trees, scale)
         report.setdefault("length_slopes", {})[name] = _or_reason(length_slopes, pooled, seed)
-        report.setdefault("over_optimisation", {})[name] = over_optimisation(pooled, seed)
+        report.setdefault("over_optimisation", {})[name] = _or_reason(over_optimisation, pooled, seed)
     return report
 
 

@@ -119,6 +119,8 @@ def accuracies_of(
 ) -> list[tuple[str, str | None, Float[np.ndarray, "P n"]]]:
     """(name, the model that scores, accuracy) of every chooser; the majority vote is first."""
     first = next(iter(pools.values()))
+    if depends := [name for name, of in pools.items() if of.of_pool]:
+        raise ValueError(f"{depends[0]}: its scores depend on the whole pool, and budgets take a part of it")
     if first.class_PN is None:
         raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
     weight_PNK = [np.ones(first.correct_PN.shape), *(pools[name].weight[models[name].rule] for name in pools)]
