@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from rich.progress import track
 
 import jprm
 from jprm.apps.report.page import report
+from jprm.experiment import RUN, read
 from jprm.io.jsonl import write_records
 from jprm.loading import VERIFIER
 from jprm.methods.decoding.cache import LiveTrees
@@ -39,6 +40,7 @@ from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 from jprm.methods.studies.searches import at_own_tokens, mean_tokens
 from jprm.statistics import auroc, bootstrap, weighted_mean
+from jprm.train import train
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of
 
 MODELS = {"formal": "prm", "monte_carlo": "prm_monte_carlo", "outcome": "orm"}
@@ -181,18 +183,26 @@ def _is_wrong_working(record: dict, sample: dict, world: ModuleType = task) -> b
 
 def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Fits verifiers to the outcomes of the labelled samples (`jprm fuse fit`): of the sources that need no model, and
-    of these with the PRM in the folder `prm`. Returns their figures on the test pools beside the trivial baselines of
-    `report_`, any model's best of n on them. Too few labelled problems for a verifier leave it out."""
+    of these with the PRM in the folder `prm`. That PRM is trained on the first half of the problems and the verifier
+    on the second, since scores of problems whose labels a PRM has seen are better than any others. Returns their
+    figures on the test pools beside the trivial baselines of `report_`, any model's best of n on them. Too few labelled
+    problems for a verifier leave it out."""
     figures: dict[str, Any] = {"best_baseline": report_["best_baseline"], "baselines": {}}
     for use, curves in (("best_of_n", report_["baselines"]), ("vote", report_["baseline_votes"])):
         for name, curve in curves.items():
             if curve is not None:
                 figures["baselines"].setdefault(name, {})[use] = last(curve)
-    for name, more in {"evidence": [], "evidence_and_prm": [f"prm={out / prm}"]}.items():
+    pools = list(read_records(out / "pools.jsonl"))
+    half = len(pools) // 2
+    write_records(out / "pools_apart.jsonl", pools[half:])
+    apart = trained_apart(out, prm, {record["problem"] for record in pools[:half]})
+    for name, file, more in (
+        ("evidence", "pools.jsonl", []), ("evidence_and_prm", "pools_apart.jsonl", [f"prm={apart}"]),
+    ):  # fmt: skip
         folder = out / name
         if not (folder / VERIFIER).is_file():
             try:
-                fit([out / "pools.jsonl"], [*DEFAULT, *more], out=folder, seed=seed)
+                fit([out / file], [*DEFAULT, *more], out=folder, seed=seed)
             except ValueError as error:
                 figures[name] = str(error)
                 continue
@@ -204,6 +214,21 @@ def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int)
             "vote_less_baseline": curves["weighted_vote_minus_best_baseline"],
         }  # fmt: skip
     return figures
+
+
+def trained_apart(out: pathlib.Path, name: str, problems: Collection[str]) -> pathlib.Path:
+    """Trains the model of folder `name` anew on the records of these problems alone; returns its folder.
+
+    What is fitted to the scores of a model, or paid by them, is to be of problems whose labels it has not seen.
+    """
+    folder = out / f"{name}_apart"
+    if not (folder / "result.json").is_file():
+        whole = read(out / name / RUN)
+        records = [record for file in whole.data.train for record in read_records(file)]
+        write_records(out / f"{name}_apart.jsonl", (record for record in records if record["problem"] in problems))
+        data = dataclasses.replace(whole.data, train=(str(out / f"{name}_apart.jsonl"),))
+        train(dataclasses.replace(whole, name=f"{whole.name}_apart", data=data), folder)
+    return folder
 
 
 def label_agreement(out: pathlib.Path) -> dict[str, Any]:

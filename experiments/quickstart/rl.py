@@ -29,6 +29,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import task
+from judge import trained_apart
 
 from jprm.apps.report.page import report
 from jprm.experiment import OptimizerConfig
@@ -60,7 +61,7 @@ ARMS = {
 }
 """What each arm changes. `sum` and `min_form` have the PRM alone, without guards for the reward: they are there to be
 gamed. `evidence` and `evidence_and_prm` have a fused verifier alone: no gold answer of the problems that they are
-trained on."""
+trained on. With `small` the PRM alone has not seen labels of these problems either."""
 
 SMALL: dict[str, Any] = dict(
     problems=("other_problems.jsonl",), held_out=("fewer_test_problems.jsonl",), updates=12, problems_an_update=16,
@@ -72,10 +73,11 @@ verifier was fitted to, and no guard that ends a run, to see when gaming begins.
 
 
 def fit_verifiers(quickstart: pathlib.Path) -> None:
-    """Fits the verifiers of the label-free arms to the samples of the first half of the labelled problems.
+    """Fits what the label-free arms are rewarded by to the samples of the first half of the labelled problems.
 
-    They are `fused`, of the sources without a model, and `fused_and_prm`, with the PRM of formal labels. The second
-    half is `other_problems.jsonl`.
+    They are `fused`, of the sources without a model; `formal_apart`, a PRM of formal labels on the half's first half;
+    and `fused_and_prm`, with that PRM, on its second half. The policy learns on `other_problems.jsonl`, the second half
+    of all, whose answers and labels none of them has seen.
     """
     pools = list(read_records(quickstart / "pools.jsonl"))
     half = len(pools) // 2
@@ -86,9 +88,11 @@ def fit_verifiers(quickstart: pathlib.Path) -> None:
         write_records(quickstart / "fitted_pools.jsonl", pools[:half])
         tested = _lines(quickstart / "test_problems.jsonl")
         write_records(quickstart / "fewer_test_problems.jsonl", tested[: len(tested) // 2])
-    for name, more in (("fused", []), ("fused_and_prm", [f"prm={quickstart / 'formal'}"])):
+    write_records(quickstart / "fitted_apart.jsonl", pools[half // 2 : half])
+    prm = trained_apart(quickstart, "formal", {record["problem"] for record in pools[: half // 2]})
+    for name, file, more in (("fused", "fitted_pools", []), ("fused_and_prm", "fitted_apart", [f"prm={prm}"])):
         if not (quickstart / name / VERIFIER).is_file():
-            fit([quickstart / "fitted_pools.jsonl"], [*DEFAULT, *more], out=quickstart / name)
+            fit([quickstart / f"{file}.jsonl"], [*DEFAULT, *more], out=quickstart / name)
 
 
 def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -108,7 +112,7 @@ def experiment(
     whole = RLExperiment(
         name=f"quickstart_rl_{arm}",
         policy=str(quickstart / "policy"),
-        prm=str(quickstart / changes.pop("prm", "formal")),
+        prm=str(quickstart / changes.pop("prm", "formal_apart" if small else "formal")),
         problems=tuple(str(quickstart / file) for file in files),
         held_out=tuple(str(quickstart / file) for file in held_out),
         working=f"{__file__}:working",

@@ -315,3 +315,18 @@ def test_the_fraction_of_draws_ahead_is_uniform_without_a_difference():
     better = [mean_differences(rng.normal(size=(50, 1)), range(50), seed).better[0] for seed in range(300)]
     for level in (0.025, 0.25, 0.5, 0.75, 0.975):  # 300 at a rate of a half: 0.1 is 3.5 standard errors
         assert abs(np.mean(np.array(better) < level) - level) < 3.5 * (level * (1 - level) / 300) ** 0.5
+
+
+def test_a_model_as_good_as_its_baselines_is_called_worse_as_often_as_the_pages_say():
+    """Of 100 files of 100 pools about 12 %: the best of five baselines is chosen on the problems it is compared on."""
+    less, P, N = [], 100, 16
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        right_PN = (rng.random((P, N)) < rng.beta(0.8, 0.8, (P, 1))).astype(float)
+        sizes = np.full(P, N)
+        keys = rng.normal(size=(6, P, N))
+        of_model, *of_rivals = (best_of_n(key, right_PN, np.ones((P, N), bool), sizes, N)[:, -1] for key in keys)
+        best_P = max(of_rivals, key=np.mean)
+        less.append(mean_differences((of_model - best_P)[:, None], range(P), 0))
+    worse, better = np.mean([x.high[0] < 0 for x in less]), np.mean([x.low[0] > 0 for x in less])
+    assert 0.06 < worse < 0.19 and better < 0.02
