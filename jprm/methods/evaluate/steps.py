@@ -160,7 +160,8 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
     for key, drawn in (("auroc", area), ("alternatives", won)):
         of = {name: drawn(score) for name, score in trivial.items()}
         best = max(of, key=lambda name: np.nan_to_num(of[name].value, nan=-1.0))
-        ahead[key] = {**difference(drawn(scores), of[best]).json(), "baseline": best}
+        less = difference(drawn(scores), of[best]).json()
+        ahead[key] = {**less, "baseline": best, "baseline_value": jsonable(of[best].value)}
     return ahead
 
 
@@ -298,8 +299,7 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "open", f"{sentence}."
         return
     kind, said = SAID[decided(less)]
-    base = percent(steps["baselines"][less["baseline"]]["auroc"]["value"])
-    best = f"the best trivial baseline, {words(less['baseline'])} ({base} %)"
+    best = f"the best trivial baseline, {words(less['baseline'])} ({percent(less['baseline_value'])} %)"
     yield kind, f"{sentence}. That is {said} {best}: {points(less)}."
 
 

@@ -1,8 +1,8 @@
 """A particle filter over steps (Puri et al. 2025, arXiv 2502.01618).
 
 Every particle takes a step; then all particles are drawn anew from all, in proportion to the odds of their scores. A
-beam keeps the best and may keep the PRM's mistakes; the filter keeps what is likely, and gives each answer as many
-particles as its weight.
+beam keeps the best and may keep the PRM's mistakes; the filter keeps what is likely. Particles that have ended are
+drawn anew with the others in every round, so an answer's share depends on its score and on when its chains end.
 """
 
 from __future__ import annotations
