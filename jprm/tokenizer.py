@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import datetime
 import functools
 import json
 import math
@@ -29,14 +30,19 @@ from jprm.io.storage import path_of
 from jprm.options import find_part
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
+TOOLS, DATE = "additional_chat_templates/tool_use.jinja", "strftime_now"
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as pairs of name and text."""
+    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as pairs of name and text.
 
-    text: str
+    Among the pairs is `strftime_now`, the day that a template's function of this name writes, where one was chosen.
+    """
+
+    text: str  # "" where all of a tokenizer's templates have names, and none is the default
     tokens: tuple[tuple[str, str], ...] = ()
+    tools: str = ""  # in place of `text` where tools are given
 
 
 class Tokenizer(Protocol):
@@ -145,7 +151,11 @@ class JsonTokenizer:
         atomic_write(path_of(folder) / "tokenizer.json", self.inner.to_str(pretty=True))
         if self.chat is not None:
             config |= dict(self.chat.tokens)
-            atomic_write(path_of(folder) / TEMPLATE, self.chat.text)
+            if self.chat.tools:
+                named = {"default": self.chat.text, "tool_use": self.chat.tools}
+                config["chat_template"] = [{"name": name, "template": text} for name, text in named.items() if text]
+            else:
+                atomic_write(path_of(folder) / TEMPLATE, self.chat.text)
         atomic_write(path_of(folder) / CONFIG, json.dumps(config, indent=2))
 
 
@@ -202,7 +212,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
     the memory, or with ids beyond the model's `vocab_size`.
     """
-    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE))
+    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE, TOOLS))
     if path.is_dir():
         files = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not files:
@@ -259,10 +269,7 @@ def _load_json(path: Path) -> JsonTokenizer:
         ids[key] = inner.token_to_id(token) if isinstance(token, str) else None
         if token is not None and ids[key] is None:
             raise ValueError(f"{config_path}: {key} is {token!r}, which is no token of {path}: fetch both again")
-    chat = None
-    with contextlib.suppress(OSError, ValueError):  # trajectories alone need one, and then say what is wrong
-        chat = chat_of(path.parent)
-    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"], chat)
+    return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"], chat_of(path.parent))
 
 
 _GROWTH = 1000
@@ -317,34 +324,46 @@ LONGEST_TEMPLATE = 2**20
 """Characters of a chat template. Published ones have up to a few tens of thousands."""
 
 
-def chat_of(folder: Path) -> ChatTemplate:
-    """Returns the chat template of a tokenizer's folder.
+def chat_of(folder: Path) -> ChatTemplate | None:
+    """Returns the chat template of a tokenizer's folder, None where it has none.
 
-    Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
+    Raises FileNotFoundError or ValueError where it is damaged, too long or lacks the file that names its tokens.
     """
-    config, file = folder / CONFIG, folder / TEMPLATE
-    if not config.is_file():
+    config, files = folder / CONFIG, {"default": folder / TEMPLATE, "tool_use": folder / TOOLS}
+    files = {name: file for name, file in files.items() if file.is_file()}
+    if not config.is_file() and files:
         raise FileNotFoundError(f"{config}: not there; it names the special tokens of the chat template. Fetch it too")
     try:
-        fields = json.loads(config.read_bytes())
-        template = file.read_text(encoding="utf-8") if file.is_file() else fields.get("chat_template")
-        tokens = {key: fields[key] for key in fields if key.endswith("_token")}
+        fields = json.loads(config.read_bytes()) if config.is_file() else {}
+        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        tokens = {key: fields[key] for key in fields if key.endswith("_token") or key == DATE}
+        template = texts or fields.get("chat_template")
     except (ValueError, RecursionError, AttributeError) as error:
         raise ValueError(f"{config}: it or {TEMPLATE} beside it is damaged ({error}). Fetch both again") from None
     return checked_template(folder, template, tokens)
 
 
-def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate:
-    """Returns a chat template as files hold it: a text, or several by name. Raises ValueError for any other."""
-    if isinstance(template, list):  # as {"name", "template"}
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
-        template = named.get("default")
-    if not isinstance(template, str) or not template:
-        raise ValueError(f"{path}: has no chat template ({TEMPLATE}, or chat_template in {CONFIG}). Write the prompt")
-    if len(template) > LONGEST_TEMPLATE:
-        raise ValueError(f"{path}: its chat template has {len(template):,} characters: more than a template needs")
+def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate | None:
+    """Returns a chat template as files hold it, a text or several by name; None where they hold none.
+
+    Raises ValueError for any other value, for one that is too long, and for a day that is none.
+    """
+    if template in (None, "", [], {}):
+        return None
+    if isinstance(template, list):  # of {"name", "template"}
+        template = {str(one.get("name")): one.get("template") for one in template if isinstance(one, Mapping)}
+    named = template if isinstance(template, Mapping) else {"default": template}
+    for name, text in named.items():
+        if not isinstance(text, str) or len(text) > LONGEST_TEMPLATE:
+            reason = "is no text" if not isinstance(text, str) else f"has more than {LONGEST_TEMPLATE:,} characters"
+            raise ValueError(f"{path}: its chat template {name!r} {reason}. Fetch the file again, or remove it")
+    try:
+        datetime.date.fromisoformat(tokens.get(DATE) or "2026-01-31")
+    except (TypeError, ValueError):
+        raise ValueError(f'{path}: {DATE} is {tokens[DATE]!r} in {CONFIG}. Write a day, "2026-01-31"') from None
     texts = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
-    return ChatTemplate(template, tuple(sorted((k, text) for k, text in texts.items() if isinstance(text, str))))
+    pairs = tuple(sorted((key, text) for key, text in texts.items() if isinstance(text, str)))
+    return ChatTemplate(named.get("default", ""), pairs, named.get("tool_use", ""))
 
 
 def _checked(text: str) -> str:

@@ -43,6 +43,19 @@ def test_a_folders_template(tmp_path, config, file):
     assert prompt_of(folder, "{problem}\nIn short.") == "<s>[user] {problem}\nIn short."
 
 
+def test_a_template_writes_the_day_that_its_folder_names(tmp_path):
+    config = {"chat_template": "{{ strftime_now('%d %B %Y') }}: " + SHORT}
+    with pytest.raises(ValueError, match=r'"strftime_now": "2026-01-31" into tokenizer_config.json'):
+        prompt_of(folder_with(tmp_path, config), "{problem}")
+    folder = folder_with(tmp_path, config | {"strftime_now": "2025-07-08"})
+    assert prompt_of(folder, "{problem}") == "08 July 2025: [user] {problem}"
+    unasked = "{{ 'now' if strftime_now is defined else 'never' }} " + SHORT  # as Llama 3.2's, which has its own day
+    assert prompt_of(folder_with(tmp_path, {"chat_template": unasked}), "{problem}") == "never [user] {problem}"
+    assert prompt_of(folder_with(tmp_path, {"chat_template": unasked, "strftime_now": "2025-07-08"}), "{problem}") == (
+        "now [user] {problem}"
+    )
+
+
 def test_the_template_in_a_gguf_file(smollm2_gguf):
     prompt = prompt_of(smollm2_gguf, "{problem}")
     assert prompt.endswith("<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n")
@@ -59,6 +72,8 @@ def test_the_template_in_a_gguf_file(smollm2_gguf):
         ({"chat_template": [{"name": "rag", "template": "x"}]}, "template"),
         ([], "is damaged"),
         ({"chat_template": "{{ '" + "x" * 2**20 + "' }}"}, "template"),
+        ({"chat_template": 3}, "is no text"),
+        ({"chat_template": SHORT, "strftime_now": "today"}, "'today'"),
         ({"chat_template": "{{ messages | length }}"}, "message 0"),
         ({"chat_template": SHORT + SHORT}, "message 2"),
     ],
@@ -72,7 +87,7 @@ def test_a_folder_without_a_use_is_refused(tmp_path, config, message):
     [
         ("{% if %}", "fails: "),
         ("{{ raise_exception('one user message only') }}", "message"),
-        ("{{ strftime_now('%d') }}", "'strftime_now'"),  # a prompt does not depend on the day
+        ("{{ strftime_now('%d') }}", '"strftime_now": '),  # a prompt does not depend on the day
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "unsafe"),

@@ -177,6 +177,73 @@ def test_a_tokenizer_keeps_its_template_and_has_one_of_jprm_without(tmp_path):
     assert turns.ids[-1][: len(turns.ids[0])] == turns.ids[0]
 
 
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
+TOOL_USE = "{% for t in tools %}{{ t.function.name }} {% endfor %}" + PLAIN
+FORMS = {
+    "a list": ({"chat_template": [{"name": "tool_use", "template": TOOL_USE}, {"name": "default", "template": PLAIN}]},
+               {}),
+    "an object": ({"chat_template": {"default": PLAIN, "tool_use": TOOL_USE, "rag": "x"}}, {}),
+    "files": ({"chat_template": "of older files"},
+              {"chat_template.jinja": PLAIN, "additional_chat_templates/tool_use.jinja": TOOL_USE}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tools_are_written_by_the_template_for_them(form, tmp_path):
+    config, files = FORMS[form]
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    ours = load_tokenizer(tmp_path)
+    messages = [{"role": "user", "content": "3?"}, {"role": "assistant", "content": "4"}]
+    asked = {"messages": messages, "segment": "turn"}
+    for record, text in ((asked, PLAIN), (asked | {"tools": TOOLS}, TOOL_USE)):
+        named: Any = JsonTokenizer(tokenizer(), chat=ChatTemplate(text))
+        assert turns_of(tree_of(record), ours) == turns_of(tree_of(record), named)
+    ours.save(tmp_path / "run")
+    assert load_tokenizer(tmp_path / "run").chat == ours.chat
+    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+    for folder in (tmp_path, tmp_path / "run"):
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        assert theirs.get_chat_template() == PLAIN and theirs.get_chat_template(tools=TOOLS) == TOOL_USE
+
+
+def test_templates_without_a_default_are_not_replaced_by_another(tmp_path):
+    tokenizer().save(str(tmp_path / "tokenizer.json"))
+    config = {"chat_template": [{"name": "tool_use", "template": TOOL_USE}, {"name": "rag", "template": "x"}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = load_tokenizer(tmp_path)
+    asked = {"messages": [{"role": "user", "content": "3?"}, {"role": "assistant", "content": "4"}], "segment": "turn"}
+    assert turns_of(tree_of(asked | {"tools": TOOLS}), ours).ids
+    with pytest.raises(ValueError, match="none is the default"):
+        turns_of(tree_of(asked), ours)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
+    with pytest.raises(ValueError, match="is no text"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text(PLAIN)
+    with pytest.raises(FileNotFoundError, match="tokenizer_config.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_null_content_beside_calls_is_empty():
+    call = {"id": "c1", "function": {"name": "lookup", "arguments": {}}}
+    messages = [{"role": "user", "content": "3?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    calls = "{% for c in m.tool_calls %}<call>{{ c.function.name }}{% endfor %}"
+    bare = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
+    asks = "{% for m in messages %}{{ 'null' if m['content'] is none else m.content }}" + calls + "{% endfor %}"
+    for template, wanted in ((bare, "3?<call>lookup"), (asks, "3?null<call>lookup")):
+        (one,) = render_turns(ChatTemplate(template), messages)
+        assert one.text == wanted
+    (null,), (empty,) = (
+        turns_of(tree_of({"messages": [messages[0], messages[1] | {"content": content}]}), read_by_jprm("qwen2.5")).ids
+        for content in (None, "")
+    )
+    assert null == empty
+
+
 def test_a_long_trajectory_takes_seconds():
     record = trajectory(0)
     turn = {

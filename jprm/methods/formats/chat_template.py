@@ -4,21 +4,24 @@ A template is a program of a foreign author. It is rendered in a sandbox that re
 files (Jinja's `ImmutableSandboxedEnvironment`), in a process of its own with limits of time, memory and size: a loop or
 a product of texts ends nothing but itself. A policy renders its template once, when it is loaded.
 
-What a template may use is what transformers gives it, but for `strftime_now`: a prompt does not depend on the day.
+What a template may use is what transformers gives it, but for `strftime_now`: a prompt does not depend on the day. It
+is there where tokenizer_config.json has a day under this name, "2026-01-31", which it then writes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm.io.folders import local_copy
 from jprm.io.worker import Worker, serve
-from jprm.tokenizer import CONFIG, TEMPLATE, ChatTemplate, chat_of
+from jprm.tokenizer import CONFIG, DATE, TEMPLATE, TOOLS, ChatTemplate, chat_of
 
 LONGEST_TEXT = 2**20
 """Characters of what a template makes."""
@@ -40,6 +43,9 @@ OWN_TEMPLATE = """{{ bos_token or '' }}
 {% endif %}"""
 """How jprm writes messages where a tokenizer has no chat template: every mark is plain text."""
 
+_ASKS_FOR_NONE = re.compile(r"content['\"\])]*\s*(is|is\s+not|==|!=)\s+none\b", re.IGNORECASE)
+"""In a template that treats a content of null otherwise than an empty one, as DeepSeek's before V3.1."""
+
 _worker = Worker("jprm.methods.formats.chat_template")
 _PROBLEM = "jprm-problem-7f3a"
 """Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
@@ -47,17 +53,21 @@ _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
 
 
 def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
-    """Returns the chat template of a model's folder or GGUF file, and its special tokens (`bos_token`, ...) by name.
+    """Returns the default chat template of a model's folder or GGUF file, and the texts of `ChatTemplate.tokens`.
 
     Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
     """
-    path = local_copy(path, names=(TEMPLATE, CONFIG))
+    path = local_copy(path, names=(TEMPLATE, CONFIG, TOOLS))
     if path.suffix == ".gguf":
         from jprm.methods.formats import gguf
 
         chat = gguf.chat_of(path)
     else:
         chat = chat_of(path)
+    if chat is None or not chat.text:
+        raise ValueError(
+            f"{path}: has no default chat template ({TEMPLATE}, or chat_template in {CONFIG}). Write the prompt"
+        )
     return chat.text, dict(chat.tokens)
 
 
@@ -91,13 +101,21 @@ def render_turns(
     """Returns what a template makes of the messages up to each turn of the assistant, in as few texts as say it all.
 
     A turn is in the text of a later one if that begins with what the template makes of the messages up to the turn.
+    With tools the template for them is used, where there is one, as transformers does. A null content beside calls or
+    thoughts is "", but for a template that asks whether it is none: others write "None".
+
     Its place is what the template marks by {% generation %}, as transformers' `return_assistant_tokens_mask` reads it;
     without marks, from what `add_generation_prompt` ends with to the end, white space after it left out.
 
     Raises ValueError as `render`, naming the message up to which the template fails.
     """
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    question = {"template": chat.text, "messages": list(messages), "tokens": dict(chat.tokens), "turns": turns}
+    template = (chat.tools if tools else "") or chat.text
+    if not template:
+        raise ValueError("the tokenizer has chat templates under names alone, and none is the default. Name one so")
+    if not _ASKS_FOR_NONE.search(template):
+        messages = [{**one, "content": ""} if one["content"] is None else one for one in messages]
+    question = {"template": template, "messages": list(messages), "tokens": dict(chat.tokens), "turns": turns}
     answer = _worker.ask(question | {"tools": list(tools) or None}, SECONDS + 0.1 * len(turns))
     if answer is None:
         raise ValueError(f"the chat template takes more than {SECONDS:g} s or too much memory")
@@ -186,6 +204,8 @@ def _prepare():
     def text_of(question: dict[str, Any], messages: list, reply: bool) -> str:
         variables = {"messages": messages, "tools": question.get("tools"), "documents": None}
         variables |= {"add_generation_prompt": reply, **question["tokens"]}
+        if DATE in variables:
+            variables[DATE] = datetime.datetime.fromisoformat(variables[DATE]).strftime
         parts.clear()
         marked.clear()
         size = 0
@@ -212,7 +232,12 @@ def _prepare():
                 holder["turns"].insert(0, (at, min(begin, end), end))
             return {"texts": texts}
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            return {"error": (str(error).splitlines() or [type(error).__name__])[0][:300], "at": at}
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            if reason == f"'{DATE}' is undefined":
+                reason = (
+                    f'it writes the day, and scores must not depend on it. Put "{DATE}": "2026-01-31" into {CONFIG}'
+                )
+            return {"error": reason, "at": at}
 
     return answer
 

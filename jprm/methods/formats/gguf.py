@@ -9,7 +9,6 @@ Every length of a file is checked against its size before it is read.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import math
@@ -316,21 +315,19 @@ def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
             if kind != _NORMAL  # all others (control, ...) are matched whole too, never merged
         ]
     )
-    chat = None
-    with contextlib.suppress(ValueError):
-        chat = chat_of(path)
-    return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"], chat)
+    return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"], chat_of(path))
 
 
-def chat_of(path: pathlib.Path) -> ChatTemplate:
-    """Returns the file's chat template. Raises ValueError where it has none."""
+def chat_of(path: pathlib.Path) -> ChatTemplate | None:
+    """Returns the file's chat template, None where it has none. Raises ValueError for one that is no template."""
     fields = open_gguf(path).fields
     texts, tokens = fields.get("tokenizer.ggml.tokens") or [], {}
     for name in ("bos", "eos"):
         i = fields.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(i, int) and 0 <= i < len(texts):
             tokens[f"{name}_token"] = texts[i]
-    return checked_template(path, fields.get("tokenizer.chat_template"), tokens)
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    return checked_template(path, {name: fields[key] for name, key in keys.items() if fields.get(key)}, tokens)
 
 
 def _finite(value: Any) -> bool:

@@ -146,7 +146,7 @@ def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, s
 
     def write(partial: pathlib.Path) -> None:
         writing.causal_lm(partial, params, config, tokenizer, _positions(path), dtype, shard_bytes)
-        if template:
+        if template and tokenizer.chat is None:
             (partial / TEMPLATE).write_text(template, encoding="utf-8")
 
     return _whole(out, about, [digest(params, tokenizer, mesh), template, dtype, shard_bytes], write)
