@@ -104,6 +104,16 @@ def test_every_step_has_the_reward_of_the_conversation_that_ends_with_it(model):
     assert [*layout.problem(PROBLEM), *path, *layout.last(STEPS[-1], len(STEPS) - 1)] == score(STEPS)[0]
 
 
+def test_white_space_around_steps_stays_where_the_template_keeps_it(model):
+    prm, score = model
+    steps = [" 2 + 3 = 5\t", "  so 30. "]
+    expected = [score(steps[: k + 1])[1] for k in range(len(steps))]
+    bare = [score([step.strip() for step in steps[: k + 1]])[1] for k in range(len(steps))]
+    wanted = bare if prm.layout.strip else expected
+    np.testing.assert_allclose(prm.score(PROBLEM, steps), wanted, atol=CLOSE, rtol=0)
+    assert prm.layout.strip == (expected[0] == bare[0])  # a template that trims the conversation
+
+
 def test_a_pool_shares_prefixes_and_the_ends_are_seen_by_none(model):
     prm, score = model
     (found,) = prm.score_many([POOL])

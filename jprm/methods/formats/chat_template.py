@@ -147,6 +147,17 @@ def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[s
     return "".join(part + "{system}" for part in parts) + before + "{problem}" + between, after
 
 
+def trims(path: str | os.PathLike) -> bool:
+    """Returns whether the model's template drops white space at the ends of the assistant's text.
+
+    Raises as `prompt_of`.
+    """
+    said = f"\t\n{_REPLY}\n\t"
+    template, tokens = template_of(path)
+    messages = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": said}]
+    return said not in render(template, messages, tokens, reply=False)
+
+
 def _around(path: str | os.PathLike, said: list[dict[str, str]], messages: list[str], *, reply: bool) -> list[str]:
     """Returns the texts before, between and after the messages in what the model's template makes of them."""
     template, tokens = template_of(path)

@@ -19,7 +19,7 @@ from jprm.io.storage import path_of
 from jprm.methods.formats import huggingface
 from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.formats.adapters.record import FILE, Adapter
-from jprm.methods.formats.chat_template import conversation_of
+from jprm.methods.formats.chat_template import conversation_of, trims
 from jprm.methods.formats.peft import Merged
 from jprm.methods.implicit import LogRatio
 from jprm.model.attention import suited
@@ -162,7 +162,10 @@ def _tokenizer(folder: pathlib.Path, model: _Model) -> Tokenizer:
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
-    """Returns the adapter with the problem, the closing and the control tokens of the folder's chat template."""
+    """Returns the adapter with the problem, the closing and the control tokens of the folder's chat template.
+
+    White space around steps stays where the template keeps it.
+    """
     problem, end = conversation_of(folder)
     try:
         system, ends = conversation_of(folder, system=True)
@@ -172,7 +175,9 @@ def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Ada
     before = "".join(adapter.step).partition("{step}")[0]
     tokens = dict.fromkeys(control_tokens(tokenizer, f"{problem}{system or ''}{end}")) | dict(adapter.tokens)
     closing = before + "{step}" + end
-    return dataclasses.replace(adapter, chat=False, problem=problem, closing=closing, system=system, tokens=tokens)
+    return dataclasses.replace(
+        adapter, chat=False, problem=problem, closing=closing, system=system, tokens=tokens, strip=trims(folder)
+    )
 
 
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:

@@ -58,7 +58,6 @@ _RECORDS = (
         chat=True,
         step="{step}\n",
         joined=True,
-        strip=True,
         channels=("reward",),
         activation="none",
         score={"reward": 1.0},
