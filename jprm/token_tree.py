@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float32, Int, Int32
 
 from jprm.options import find_part
 from jprm.tokenizer import Layout
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, above_of
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
@@ -28,6 +28,11 @@ WRITTEN_MESSAGES = "jprm.methods.agents.tokens:written_messages"
 
 REFERENCE = "reference"
 """The extra of nodes that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
+
+
+BEGIN = "begin"
+"""The extra that token trees have by themselves: the depth from which on a step's tokens are the agent's own. In a tree
+of messages that is where its turn begins, else where the problem ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +156,7 @@ def token_tree(
             step or token, if the loss is linear in the target, as cross-entropy is; for a squared error that holds of
             the gradient. `token`, for a policy, ignores both and ends a whole chain at every leaf; see `next_tokens`.
         extras: numbers that nodes carry under these keys, one a step. A node without one gets NaN, so that an
-            absent class is no class 0.
+            absent class is no class 0. `begin` is computed (`BEGIN`).
         weight: a key of nodes: its number multiplies the weight of the node's label or outcome. A node without one
             keeps its weight, and so does a node of known outcome with 0, of which Monte Carlo drew no rollouts.
 
@@ -175,8 +180,12 @@ def token_tree(
         node_M=node_M,
         label_M=label_N[node_M],
         weight_M=weight_N[node_M],
-        extras={key: _extra(tree, name, key, "extras", absent=math.nan)[node_M] for key in extras},
-    )
+        extras={
+            key: _begins(tree, written, shape, supervise) if key == BEGIN
+            else _extra(tree, name, key, "extras", absent=math.nan)[node_M]
+            for key in extras
+        },
+    )  # fmt: skip
     if supervise not in ("outcome_tokens", "token"):
         return whole
     slots = {"outcome_tokens": outcome_tokens, "token": next_tokens}[supervise](whole)
@@ -212,6 +221,25 @@ def _written(tree: ReasoningTree, layout: Layout, name: str, supervise: Supervis
         chunks.append(ids if index in inner else [*ids, *end])
         lasts.append(layout.last(node.text, depth[-1]))
     return Written(problem_ids(tree, layout), chunks, parents, range(len(chunks)), lasts)
+
+
+def _begins(tree: ReasoningTree, written: Written, shape: TokenTree, supervise: Supervise) -> Float32[np.ndarray, " M"]:
+    """Returns the depth at which each step's own tokens begin, in the order of `shape`.
+
+    Raises ValueError for outcomes of turns that a template writes otherwise once others follow: a chain's tokens are
+    then on several paths.
+    """
+    if not written.spans:
+        return np.full(len(shape.node_M), len(written.problem), np.float32)
+    above, steps = above_of(tree), set(tree.steps)
+    again = [node for node, parent in zip(written.nodes, written.parents, strict=True)
+             if parent < 0 and above[node] in steps]  # fmt: skip
+    if again and supervise == "outcome":
+        raise ValueError(
+            f"problem {shape.name!r}, node {again[0]}: the chat template rewrites the turns before this one, so that"
+            " no path has all that the agent wrote. Train with a template that keeps them"
+        )
+    return np.array([written.spans[place][0] for place in shape.node_M.tolist()], np.float32)
 
 
 def _on_spans(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " N"]:

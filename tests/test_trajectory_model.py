@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_turn_ids import read_by_jprm
 from tiny import TINY, chain_rows, logits, params, placed
+from tiny_run import VALUE
 from trajectories import branched, labelled, trajectory
 
 from jprm import objectives
@@ -16,11 +17,12 @@ from jprm.methods.agents.records import trajectories_of
 from jprm.methods.agents.tokens import turns_of
 from jprm.methods.formats.adapters.load import layout_of
 from jprm.methods.formats.adapters.published import PUBLISHED
-from jprm.methods.implicit import LogRatio
+from jprm.methods.implicit import LogRatio, log_probs
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.score.scorer import PRM
+from jprm.token_tree import BEGIN
 from jprm.tokenizer import native_layout
 from jprm.tree import chains_of, record_of, steps_only, tree_of
 
@@ -164,12 +166,79 @@ def test_logits_of_padding_do_not_matter(prm):
     np.testing.assert_allclose(a[0][used], b[0, : len(used)][used], atol=1e-5)
 
 
-def test_sums_over_all_tokens_take_no_trajectories(prm):
-    """What tools answered would be paid and blamed as if the agent had written it."""
-    record = trajectory(3, turns=2)
-    ratio = LogRatio(prm.params, MODEL, 0.05)
-    with pytest.raises(ValueError, match="no trajectories"):
-        dataclasses.replace(prm, ratio=ratio).score_trees([tree_of(record)])
+LANGUAGE = dataclasses.replace(MODEL, head="language", tied_embeddings=False)
+BETA = 0.05
+
+
+@pytest.fixture(scope="module")
+def tuned(prm):
+    """A tuned policy with its reference: two models of other parameters."""
+    model, reference = (placed(params(LANGUAGE, seed=seed), prm.mesh) for seed in (0, 1))
+    ratio = LogRatio(reference, LANGUAGE, BETA)
+    return dataclasses.replace(prm, params=model, config=LANGUAGE, semantics="implicit", ratio=ratio)
+
+
+def log_ratio(tuned, ids, begin, end):
+    """Returns beta times the sum over ids[begin:end] of the log ratio, each given the ids before it, computed alone."""
+    rows = chain_rows([ids], 1024)
+    both = [np.asarray(log_probs(some, LANGUAGE, rows))[0] for some in (tuned.params, tuned.ratio.params)]
+    return BETA * float((both[0] - both[1])[begin:end].sum())
+
+
+def test_a_turns_log_ratio_is_of_the_tokens_that_the_agent_wrote(tuned):
+    tree = tree_of(trajectory(9, turns=3, users=False))
+    (outputs,) = tuned.outputs_of([tree])
+    turns, total = turns_of(tree, TOKENIZER), 0.0
+    assert len(tree.steps) > 1 and any(node.role == "tool" for node in tree.nodes)
+    for node, ids, (begin, end) in zip(tree.steps, turns.ids, turns.written, strict=True):
+        wanted = log_ratio(tuned, ids, begin, end)
+        assert outputs["turn"][node] == pytest.approx(wanted, abs=1e-4)
+        total += wanted
+        assert outputs["score"][node] == pytest.approx(total, abs=1e-4)
+    assert np.isnan(np.delete(outputs["score"], tree.steps)).all()
+    (record,) = tuned.score_many([record_of(tree)])
+    told = [message for message in record["messages"] if message["role"] == "assistant"]
+    assert [set(message["outputs"]) for message in told] == [{"turn"}] * len(told)
+
+
+def test_log_ratios_of_a_tree_are_those_of_each_trajectory(tuned):
+    for seed in range(2):
+        tree = short(seed)
+        (whole,) = tuned.outputs_of([tree])
+        alone = [tree_of(one.record()) for one in trajectories_of(tree)]
+        for chain, single, outputs in zip(chains_of(tree), alone, tuned.outputs_of(alone), strict=True):
+            for name in ("score", "turn"):
+                np.testing.assert_allclose(outputs[name][single.steps], whole[name][chain], atol=1e-5)
+
+
+def test_answers_of_tools_change_no_turn_before_them(tuned):
+    """And their own tokens are in no sum: an answer matters by what the agent writes after it."""
+    record = trajectory(9, turns=3, users=False)
+    other = {**record, "messages": [dict(message) for message in record["messages"]]}
+    last = max(i for i, message in enumerate(other["messages"]) if message["role"] == "tool")
+    other["messages"][last]["content"] = "something else entirely, and much longer than before"
+    a, b = tuned.outputs_of([tree_of(record), tree_of(other)])
+    before = [i for i in tree_of(record).steps if i < last]
+    np.testing.assert_allclose(a["score"][before], b["score"][before], atol=1e-5)
+
+
+def test_training_takes_the_agents_tokens_alone(tuned):
+    """Where the template keeps the turns before; one that rewrites them is refused."""
+    kept = native_layout(read_by_jprm("qwen2.5"))
+    records = [trajectory(seed, turns=3, users=False, thoughts=False) for seed in (0, 1, 17, 38)]
+    trees = [tree_of({**record, "outcome": i % 2}) for i, record in enumerate(records)]
+    task = ObjectiveConfig(LANGUAGE, VALUE, reference=True, supervise="outcome", extras=(BEGIN,))
+    rows = pack([token_tree(tree, kept, "outcome", (BEGIN,)) for tree in trees], 1024, 64, too_long="error").rows
+    objective = objectives.find("implicit", {"beta": BETA})
+    both = {"model": params(LANGUAGE), "reference": params(LANGUAGE, seed=1)}
+    loss, count = jax.jit(lambda both: objective(both, rows, task)[:2])(both)
+    scored = zip(trees, dataclasses.replace(tuned, layout=kept).outputs_of(trees), strict=True)
+    score = np.array([outputs["score"][tree.steps[-1]] for tree, outputs in scored])
+    right = np.array([tree.nodes[tree.steps[-1]].correct for tree in trees])
+    assert count == len(trees)
+    np.testing.assert_allclose(loss, np.log1p(np.exp(np.where(right, -score, score))).sum(), rtol=1e-5)
+    with pytest.raises(ValueError, match="rewrites the turns before"):
+        token_tree(trees[0], LAYOUT, "outcome", (BEGIN,))
 
 
 def test_an_adapter_says_whether_its_model_knows_turns():

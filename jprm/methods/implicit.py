@@ -8,6 +8,9 @@ With pi the model, ref the frozen reference and y the tokens of a chain, r(y) = 
 
 Summed up to a step's end instead, r is the step's score: `LogRatio` computes it.
 
+Of a trajectory y are the tokens that the agent wrote: what tools and users say is read, and not scored. The log ratio
+of one turn is its progress advantage (arXiv 2606.26080). Training on trajectories needs data.extras=("begin",).
+
 The reference is frozen, so that its log-probabilities need computing once: `jprm label reference` puts them into the
 data. With data.extras=("reference",) they are read there, and the second model is neither loaded nor computed.
 """
@@ -31,7 +34,7 @@ from jprm.model.mesh import parts
 from jprm.model.transformer import head_logits, hidden
 from jprm.objectives import Judged, pair_loss, targets
 from jprm.rows import Rows
-from jprm.token_tree import REFERENCE
+from jprm.token_tree import BEGIN, REFERENCE
 
 BETA = 0.05
 """The default of beta in training, as Yuan et al. have it."""
@@ -205,9 +208,13 @@ class Implicit:
 
 
 def scored_tokens(rows: Rows, config: ObjectiveConfig) -> Bool[Array, "B T"]:
-    """Marks the tokens of the steps of labelled chains, the only ones whose log-probabilities the loss takes."""
+    """Marks the tokens of the steps of labelled chains, the only ones whose log-probabilities the loss takes.
+
+    Of trajectories these are the tokens of turns, which begin where the extra `begin` says.
+    """
     _, weight_BS = targets(rows, config.target)
-    return jnp.any(on_paths(rows, rows.problem) & (weight_BS > 0)[..., None], axis=1)
+    some_BT = jnp.any(on_paths(rows, rows.problem) & (weight_BS > 0)[..., None], axis=1)
+    return some_BT & jnp.any(on_paths(rows, rows.extras[BEGIN]), axis=1) if BEGIN in rows.extras else some_BT
 
 
 implicit = Implicit()

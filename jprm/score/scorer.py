@@ -32,9 +32,9 @@ from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows, padded_size, padded_sizes
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.token_tree import TokenTree, chain_lengths, geometry
+from jprm.token_tree import BEGIN, TokenTree, chain_lengths, geometry
 from jprm.tokenizer import Layout
-from jprm.tree import ReasoningTree, as_written, chain_tree, scored, tree_of
+from jprm.tree import ReasoningTree, above_of, as_written, chain_tree, scored, tree_of
 
 CHUNK = 64
 """Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
@@ -283,18 +283,28 @@ class PRM:
         return dataclasses.replace(prepared, batches=list(prepared.batches))
 
     def _prepared(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
-        if self.ratio is not None and any(tree.of_messages for tree in trees):
-            raise ValueError(f"{self.name}: scores by sums over all tokens after a problem, and takes no trajectories")
-        token_trees = [token_tree(tree, self.layout) for tree in trees]
+        turns = [self.ratio is not None and tree.of_messages for tree in trees]
+        token_trees = [
+            token_tree(tree, self.layout, extras=(BEGIN,) * own) for tree, own in zip(trees, turns, strict=True)
+        ]
         for tree in token_trees:
             longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
             self.check_length(int(longest), f"problem {tree.name!r}")
-        problem = np.array([tree.length_R[0] for tree in token_trees], np.int32)
+        start = [
+            np.full(len(tree.nodes), shape.length_R[0], np.int32)
+            for tree, shape in zip(trees, token_trees, strict=True)
+        ]
+        for i in np.flatnonzero(turns).tolist():  # a log ratio is summed over the turn alone: see `_sums_of_turns`
+            start[i][token_trees[i].node_M] = token_trees[i].extras[BEGIN]
+            token_trees[i] = dataclasses.replace(token_trees[i], extras={})
+        start_N, first_K = np.concatenate([*start, [0]]), np.cumsum([0, *map(len, start)])
         rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees, min(row or LONGEST, LONGEST))
         batches = (
             batch
             for some, tree_BS, node_BS in rows
-            for batch in self._batches(some, problem[tree_BS], tree_BS, node_BS)
+            for batch in self._batches(
+                some, start_N[np.where(tree_BS >= 0, first_K[tree_BS] + node_BS, -1)], tree_BS, node_BS
+            )
         )
         return Prepared(trees, token_trees, batches)
 
@@ -332,7 +342,9 @@ class PRM:
             speed.count(batch.rows)
             _place(outputs, batch, prepared.trees, results)
             if last:
-                for tree, outputs_N in zip(prepared.trees, results, strict=True):
+                for i, (tree, outputs_N) in enumerate(zip(prepared.trees, results, strict=True)):
+                    if self.ratio is not None and tree.of_messages:
+                        results[i] = outputs_N = _sums_of_turns(tree, outputs_N["score"])
                     for name, value_N in outputs_N.items():
                         check_finite(tree, name, value_N)
                 yield prepared, results
@@ -415,6 +427,18 @@ def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
             f"problem {tree.problem[:60]!r}, step {node}: the model's {name} is {value_N[node]}; its checkpoint (or a"
             " bfloat16 overflow) is at fault: use an earlier checkpoint or float32"
         )
+
+
+def _sums_of_turns(tree: ReasoningTree, own_N: Float[np.ndarray, " N"]) -> dict[str, Float[np.ndarray, " N"]]:
+    """Returns the log ratio of each turn as `turn`, and its sum over the turns up to it as the score.
+
+    What tools and users say is no part of it: it is not the agent's.
+    """
+    score_N, above = own_N.copy(), above_of(tree)
+    for i in tree.steps:  # a turn comes after those before it
+        if above[i] >= 0:
+            score_N[i] += score_N[above[i]]
+    return {"score": score_N, "turn": own_N}
 
 
 def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], results: list[dict[str, np.ndarray]]) -> None:
@@ -516,7 +540,7 @@ class Batch:
     """Rows that the devices compute at once, filled up with padding, and what their slots hold."""
 
     rows: Rows
-    problem_BS: np.ndarray  # tokens of each slot's problem
+    problem_BS: np.ndarray  # tokens of each slot's problem; for a log ratio of a turn, tokens before the turn
     tree_BS: np.ndarray  # the index of each slot's tree; -1 in unused slots
     node_BS: np.ndarray
 

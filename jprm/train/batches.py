@@ -34,7 +34,7 @@ from jprm.model.mesh import spec
 from jprm.options import find_part
 from jprm.pack import PackReport, pack
 from jprm.rows import PER_TOKEN, Rows, empty_rows
-from jprm.token_tree import REFERENCE, TokenTree, token_tree
+from jprm.token_tree import BEGIN, REFERENCE, TokenTree, token_tree
 from jprm.tokenizer import Layout, Tokenizer, native_layout, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
@@ -198,10 +198,11 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
         raise ValueError(
             f"problem {tree.problem[:60]!r}: a labelled step has no {target.consensus!r}, which target.consensus names"
         )
-    if tree.of_messages and experiment.reference and experiment.data.supervise == "outcome":
+    of_turns = tree.of_messages and bool(experiment.reference) and experiment.data.supervise == "outcome"
+    if of_turns and (BEGIN not in experiment.data.extras or REFERENCE in experiment.data.extras):
         raise ValueError(
-            f"problem {tree.problem[:60]!r}: is a trajectory, and the objective sums over all tokens after a problem,"
-            " what tools answered among them: use one that reads ends of steps"
+            f"problem {tree.problem[:60]!r}: is a trajectory, of which a log ratio sums the agent's tokens alone: set"
+            f' data.extras=["{BEGIN}"], which says where its turns begin'
         )
     if REFERENCE in experiment.data.extras:
         _check_reference(tree, experiment.reference)

@@ -296,6 +296,11 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
 def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
     """Returns the trees with the log-probability of every node's steps in its `extra`, and the model's name."""
     results = []
+    if turns := next((tree for tree in trees if tree.of_messages), None):
+        raise ValueError(
+            f"problem {turns.problem[:60]!r}: is a trajectory, whose turns have no place for these numbers: train on it"
+            ' with data.extras=["begin"], which computes the reference model'
+        )
     for tree, log_N in zip(trees, reference.score_trees(trees), strict=True):
         nodes = tuple(
             dataclasses.replace(node, extra={**node.extra, REFERENCE: float(log)})
