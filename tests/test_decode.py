@@ -10,8 +10,9 @@ import pytest
 from tiny import GEMMA, TINY, hidden, params
 
 from jprm.methods.decoding import decode
+from jprm.model import layers
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.model.transformer import head_logits
+from jprm.model.transformer import ATTENTION, head_logits
 from jprm.pack import empty_rows
 
 CONFIG = dataclasses.replace(TINY, head="language", attention="reference")
@@ -106,3 +107,50 @@ def test_logits_of_both_kinds_of_head(config, expected):
         cap = config.logit_softcap
         logit_BV = expected[:, -1] @ table_DV
         close(head_logits(weights, config, expected[:, -1]), cap * np.tanh(logit_BV / cap) if cap else logit_BV)
+
+
+def shift_decode(x_BTD, w, state, length_B, config):
+    before_BTD = jnp.concatenate([state[0][:, None], x_BTD], axis=1)
+    last_BD = jnp.take_along_axis(before_BTD, length_B[:, None, None], axis=1)[:, 0]
+    return layers.product(before_BTD[:, :-1], w["shift"], config), (last_BD,)
+
+
+SHIFT = layers.Kind(
+    {"shift": layers.Weight("DC", inputs="D")},
+    lambda config: {"D": config.width, "C": config.width},
+    lambda x_BTD, w, plan, settings, config: (
+        layers.product(jnp.pad(x_BTD, ((0, 0), (1, 0), (0, 0)))[:, :-1], w["shift"], config), {}
+    ),
+    cached=layers.Recurrent(lambda config, rows: (((rows, config.width), config.dtype),), shift_decode),
+)  # fmt: skip
+"""Hands a token what the token before it in the row holds."""
+
+SAME = dataclasses.replace(ATTENTION)
+DEAF = dataclasses.replace(SHIFT, cached=None)
+
+
+@pytest.mark.parametrize("mixers", [("SAME",), ("SHIFT", "SAME"), ("SHIFT",)], ids=str)
+@pytest.mark.parametrize("unstacked", [False, True])
+def test_mixers_of_ones_own_go_on_from_a_cache(mixers, unstacked, tokens):
+    config = dataclasses.replace(CONFIG, mixers=tuple(f"{__name__}:{name}" for name in mixers))
+    weights, rows = params(config), empty_rows(ROWS, TOKENS, 1)
+    rows = dataclasses.replace(rows, tokens=tokens, position=POSITION, until=np.full_like(tokens, TOKENS))
+    expected = np.asarray(hidden(weights, config, rows))
+    if unstacked:
+        weights, config = decoding(weights, config)
+    padded = np.pad(tokens[::2, :PAST], ((0, 0), (0, 3)))
+    length_B = np.full(ROWS // 2, PAST)
+    _, cache = forward(weights, config, padded, np.arange(PAST + 3) + np.zeros_like(padded), length_B=length_B)
+    past, own = decode.Past(cache, np.arange(PAST + 3) < length_B[:, None]), decode.empty_cache(config, ROWS, 16)
+    for i in range(TOKENS - PAST):
+        new, at = tokens[:, PAST + i, None], np.full((ROWS, 1), PAST + i)
+        x_BTD, own = forward(weights, config, new, at, past, own, jnp.int32(i))
+        close(x_BTD[:, 0], expected[:, PAST + i])
+
+
+def test_a_kind_has_one_name_and_one_without_a_cache_is_refused():
+    same = dataclasses.replace(CONFIG, mixers=("jprm.model.transformer:ATTENTION",))
+    assert same == CONFIG and same.mixers == ()
+    deaf = dataclasses.replace(CONFIG, mixers=(f"{__name__}:DEAF", "attention"))
+    with pytest.raises(NotImplementedError, match="cached"):
+        decode.empty_cache(deaf, 1, 8)

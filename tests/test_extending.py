@@ -93,6 +93,15 @@ def test_every_block_runs(folder, monkeypatch):
         assert live[0] == pytest.approx(score, abs=1e-4)
     assert "kernel" in looking.params["steps"]
 
+    (chain, *_) = read_records(folder / "shifted.jsonl")
+    trees = LiveTrees(jprm.load("runs/shifted"))
+    handles = trees.open([chain["problem"]])
+    for step, score in zip(chain["steps"], chain["scores"], strict=True):
+        handles, live = trees.extend(handles, [step])
+        assert live[0] == pytest.approx(score, abs=1e-4)
+    (written,) = map(json.loads, (folder / "written.jsonl").read_text().splitlines())
+    assert written["search"]["method"] == "Greedy" and written["search"]["policy_tokens"] > 0
+
     (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
     assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]
     runpy.run_path(str(folder / "credited.py"))

@@ -175,9 +175,7 @@ class ModelConfig:
     def _check_kinds(self) -> None:
         """Normalises the patterns of layers. Raises ValueError for what they cannot be."""
         for field, plain in (("mixers", "attention"), ("mlps", "dense")):
-            pattern = tuple(getattr(self, field))
-            for name in pattern:
-                layers.find(name)
+            pattern = tuple(map(layers.named, getattr(self, field)))
             pattern = () if set(pattern) <= {plain} else pattern[: _repeats(pattern)]
             object.__setattr__(self, field, pattern)
         rope = tuple(map(int, self.rope_layers))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,22 @@ width of a vector."""
 
 ModelConfig = Any
 """`jprm.model.config.ModelConfig`, which imports this file."""
+
+KEYS = "keys"
+"""`Kind.cached` of a mixer that decodes as attention does, by attention's weights and settings: its keys and values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrent:
+    """`Kind.cached` of a mixer that goes on from arrays of each row, its state; they are zeros before the first token.
+
+    empty: (config, rows) to the shape and dtype of each array. Axes begin with rows and heads, which a mesh splits.
+    decode: (x (B, T, D), w, state, length (B,), config) to what is added to the residual stream, and the state after
+        the first `length` new tokens of each row. Rows are chains: token t follows t - 1, and padding follows them.
+    """
+
+    empty: Callable[[ModelConfig, int], tuple[tuple[tuple[int, ...], Any], ...]]
+    decode: Callable[..., tuple[Array, tuple[Array, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +105,7 @@ class Kind:
     flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
     kernels: (config, rows, tokens, the mesh's sizes) to FLOPs of every kernel's call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
-    cached: what decoding needs of a mixer (`jprm.methods.decoding.decode`); None: nothing is kept of earlier tokens.
+    cached: what decoding keeps of earlier tokens for a mixer: `KEYS` or a `Recurrent`; None: it cannot decode.
     """
 
     weights: Mapping[str, Weight]
@@ -101,12 +117,18 @@ class Kind:
     flops: Callable[[ModelConfig, int, int], float] = lambda config, tokens, layer: 0.0
     kernels: Callable[[ModelConfig, int, int, Mapping[str, int]], dict[str, float]] = lambda *_: {}
     used: Callable[[ModelConfig, str], float] = lambda config, role: 1.0
-    cached: Any = None
+    cached: Literal["keys"] | Recurrent | None = None
 
 
 def find(name: str) -> Kind:
     """Returns the kind of the name. Raises ValueError where there is none."""
     return find_part(name, KINDS, "model.mixers or model.mlps", Kind)
+
+
+def named(name: str) -> str:
+    """Returns the name in `KINDS` of a kind that is there; else its own name. So one kind has one name in a config."""
+    kind = find(name)
+    return name if name in KINDS else next((known for known in KINDS if find(known) is kind), name)
 
 
 NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")

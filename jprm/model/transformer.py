@@ -584,7 +584,7 @@ def attention_refuses(config: ModelConfig, context: int) -> str | None:
 
 ATTENTION = Kind(
     ATTENTION_WEIGHTS, head_sizes, attend, attention_plan, attention_settings, attention_refuses, attention_flops,
-    attention_kernels,
+    attention_kernels, cached=layers.KEYS,
 )  # fmt: skip
 
 

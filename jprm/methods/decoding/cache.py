@@ -90,7 +90,7 @@ class Slots:
             return -1
         if not self.free_states:
             with jax.set_mesh(self.model.mesh):
-                self._pool = _more_states(self._pool)
+                self._pool = _more_states(self.model.config, self._pool)
             self.free_states += range(self.nodes, 2 * self.nodes)
             self.nodes *= 2
         return self.free_states.pop(0)
@@ -155,7 +155,7 @@ class Slots:
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
         """Puts the keys and values of the first tokens of each row of a cache into slots[row]."""
-        place_BN = np.full((len(slots), cache[0]["attention"][0].shape[-2]), self.size, np.int32)  # others: nowhere
+        place_BN = np.full((len(slots), jax.tree.leaves(cache)[0].shape[-2]), self.size, np.int32)  # others: nowhere
         for b, slot in enumerate(slots):
             place_BN[b, : len(slot)] = slot
         with jax.set_mesh(self.model.mesh):
@@ -215,15 +215,15 @@ def _extend(
     x_PTD, new = decode.forward(params, config, tokens_PT, position_PT, past, length_B=length_P)
 
     x_ND = pool.x_ND.at[place_PT].set(jax.sharding.reshard(x_PTD, spec(None, None, None)), mode="drop")
-    return Pool(_written(pool.cache, new, place_PT, to_P), x_ND)
+    return Pool(_written(config, pool.cache, new, place_PT, to_P), x_ND)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _keep(pool: Pool, new: decode.Cache, place_BN) -> Pool:
-    return Pool(_written(pool.cache, new, place_BN), pool.x_ND)
+    return Pool(_written(None, pool.cache, new, place_BN), pool.x_ND)
 
 
-def _written(slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> decode.Cache:
+def _written(config: ModelConfig | None, slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> decode.Cache:
     """Returns the slots with the keys and values of rows in their places, and states; those beyond are dropped."""
 
     def put(slots_NKH, x_PKTH):
@@ -232,13 +232,12 @@ def _written(slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> dec
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
-    def put_states(nodes, rows):
-        """Writes the states after rows, and the convolution's inputs, into the places of nodes (M, K, ...)."""
-        lead = (slice(None),) * (nodes[0].ndim - 5)
-        rows = [jax.sharding.reshard(x, spec(*[None] * len(lead), None, "kv_heads")) for x in rows]
-        return tuple(old.at[(*lead, to_P)].set(x, mode="drop") for old, x in zip(nodes, rows, strict=True))
+    def put_states(axis: int, nodes, rows):
+        """Writes an array of the states after rows into the places of nodes (M, K, ...)."""
+        rows = jax.sharding.reshard(rows, spec(*[None] * axis, None, "kv_heads"))
+        return nodes.at[(*(slice(None),) * axis, to_P)].set(rows, mode="drop")
 
-    return decode.mapped(put, put_states, slots, new)
+    return decode.mapped(put, put_states, slots, new, config=config)
 
 
 @jax.jit
@@ -271,12 +270,10 @@ def _doubled(pool: Pool) -> Pool:
     return Pool(decode.mapped(lambda x: _twice(x, x.ndim - 3), None, pool.cache), _twice(pool.x_ND, 0))
 
 
-@jax.jit
-def _more_states(pool: Pool) -> Pool:
-    def more(kept):
-        return tuple(_twice(x, kept[0].ndim - 5) for x in kept)
-
-    return Pool(decode.mapped(lambda x: x, more, pool.cache), pool.x_ND)
+@functools.partial(jax.jit, static_argnums=0)
+def _more_states(config: ModelConfig, pool: Pool) -> Pool:
+    more = lambda axis, x: _twice(x, axis)  # noqa: E731
+    return Pool(decode.mapped(lambda x: x, more, pool.cache, config=config), pool.x_ND)
 
 
 def _twice(x, axis: int):

@@ -3,9 +3,9 @@
 A sampler's programs are prompts, then a loop of one token more for all samples. A token is sampled greedily or from the
 nucleus of the softmax, without sorting the vocabulary.
 
-Layers use the functions of their kinds; only attention differs. A scan over stacked layers first copies
-each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the program
-reads in place. Decoding one token at a time is bound by reading weights, so samplers decode with `decoding_copy`.
+Layers use the functions of their kinds, and mixers go on from what `Kind.cached` says. A scan over stacked layers first
+copies each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the
+program reads in place. Decoding one token at a time is bound by reading weights, so samplers use `decoding_copy`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jprm.methods.layers import deltanet
 from jprm.model import Dtype, layers, transformer
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
@@ -42,11 +41,10 @@ from jprm.model.transformer import (
 )
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
-"""What is kept of every group of layers, by kind of mixer, with a leading axis of layers if several of a group have it.
+"""What is kept of every group of layers, by mixer, with a leading axis of layers if several of a group have it.
 
-attention: keys and values, of rows (B, K, S, H), or of slots (N, K, H).
-deltanet: the state (B, K, G, H, V) and the convolution's last inputs (B, K, W - 1, X) of rows; where keys are in slots,
-    of so many nodes of trees.
+`layers.KEYS`: keys and values, of rows (B, K, S, H), or of slots (N, K, H).
+`layers.Recurrent`: its state's arrays, of rows; where keys are in slots, of so many nodes of trees.
 
 A group of one has no such axis, so that XLA writes a decoding loop's new keys in place and does not copy the cache for
 every token.
@@ -96,7 +94,8 @@ def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, 
         zeros_of = {}
         for name in dict.fromkeys(mixers):
             lead = () if (count := mixers.count(name)) == 1 else (count,)
-            of_kind = deltanet.empty(config, states) if name == "deltanet" else ((shape, config.dtype),) * 2
+            state = _recurrent(name)
+            of_kind = ((shape, config.dtype),) * 2 if state is None else state.empty(config, states)
 
             def zeros(shape, dtype, lead=lead):
                 rest = (None,) * (len(shape) - len(axes))
@@ -108,19 +107,26 @@ def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, 
     return tuple(of_group(*span) for span in layers.spans(config))
 
 
-def mapped(tokens: Callable[..., Array], states: Callable[..., tuple] | None, cache: Cache, *others: Cache) -> Cache:
-    """Returns the cache with a function of its keys and values, and another one of the tuples of its states.
+def mapped(
+    tokens: Callable[..., Array], states: Callable[..., Array] | None, cache: Cache, *others: Cache,
+    config: ModelConfig | None = None,
+) -> Cache:  # fmt: skip
+    """Returns the cache with a function of its keys and values, and another one of its states' arrays.
 
-    Both take those of the `others` too. Without `states` they stay.
+    Both take those of the `others` too. `states` takes the axis of rows before them, and needs the `config`; without it
+    states stay.
     """
 
-    def of_kind(kind: str, *kept: tuple[Array, ...]) -> tuple[Array, ...]:
-        if kind == "attention":
+    def of_mixer(name: str, *kept: tuple[Array, ...]) -> tuple[Array, ...]:
+        if (state := _recurrent(name)) is None:
             return jax.tree.map(tokens, *kept)
-        return kept[0] if states is None else states(*kept)
+        if states is None or config is None:
+            return kept[0]
+        axis = kept[0][0].ndim - len(state.empty(config, 0)[0][0])
+        return tuple(states(axis, *arrays) for arrays in zip(*kept, strict=True))
 
     return tuple(
-        {kind: of_kind(kind, kept, *(other[kind] for other in rest)) for kind, kept in group.items()}
+        {name: of_mixer(name, kept, *(other[name] for other in rest)) for name, kept in group.items()}
         for group, *rest in zip(cache, *others, strict=True)
     )
 
@@ -128,13 +134,21 @@ def mapped(tokens: Callable[..., Array], states: Callable[..., tuple] | None, ca
 def check(config: ModelConfig) -> None:
     """Raises NotImplementedError for a model with layers that cannot go on from a cache."""
     mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}
-    if unknown := mixers - {"attention", "deltanet"}:
-        raise NotImplementedError(f"model.mixers has {', '.join(sorted(unknown))}, which cannot go on from a cache")
+    if unknown := sorted(name for name in mixers if layers.find(name).cached is None):
+        raise NotImplementedError(
+            f"model.mixers has {', '.join(unknown)}, which cannot go on from a cache: its Kind has no `cached`"
+        )
 
 
 def recurrent(config: ModelConfig) -> bool:
     """Returns whether a model keeps states beside keys and values."""
-    return "deltanet" in config.mixers
+    return any(_recurrent(name) is not None for name in config.mixers)
+
+
+def _recurrent(mixer: str) -> layers.Recurrent | None:
+    """Returns what a mixer keeps in place of keys and values; None where it keeps those."""
+    cached = layers.find(mixer).cached
+    return cached if isinstance(cached, layers.Recurrent) else None
 
 
 def forward(
@@ -172,11 +186,12 @@ def forward(
         w = cast_weights(layer, config, index)
         mixer, mlp = layers.kinds_of(config, index)
         y_BTD = normed(x_BTD, w, "attention_norm", config)
-        if mixer == "deltanet":
-            before = _state(past, group, at, own, where, x_BTD.shape[0], config)
-            y_BTD, *kept = deltanet.decode(y_BTD, w, before[0], before[1], length_B, plain)
+        of_group = None if past is None else past.cache[group][mixer]
+        if (recurrent := _recurrent(mixer)) is not None:
+            before = _state(recurrent, past, of_group, at, own, where, x_BTD.shape[0], config)
+            y_BTD, kept = recurrent.decode(y_BTD, w, before, length_B, plain)
         else:
-            y_BTD, kept = _attention(y_BTD, w, settings[mixer], _read(past, group, at), own, where, config)
+            y_BTD, kept = _attention(y_BTD, w, settings[mixer], _read(past, of_group, at), own, where, config)
         x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)
         y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, settings[mlp], plain)
         return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), tuple(kept)
@@ -207,13 +222,14 @@ def forward(
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
-def _state(past: Past | None, group: int, index, own, place: Place, rows: int, config: ModelConfig):
-    """Returns the recurrent state and the convolution's inputs that each row starts from: its own where it has any."""
+def _state(
+    recurrent: layers.Recurrent, past: Past | None, of_group, index, own, place: Place, rows: int, config: ModelConfig
+) -> tuple[Array, ...]:
+    """Returns the recurrent state that each row starts from: its own where it has any."""
     if past is None:
-        heads = ("batch", "kv_heads", None, None, None)
         before = tuple(
-            jnp.zeros(shape, dtype, out_sharding=sharding(*heads[: len(shape)]))
-            for shape, dtype in deltanet.empty(config, rows)
+            jnp.zeros(shape, dtype, out_sharding=sharding("batch", "kv_heads", *(None for _ in shape[2:])))
+            for shape, dtype in recurrent.empty(config, rows)
         )
     else:
 
@@ -227,7 +243,7 @@ def _state(past: Past | None, group: int, index, own, place: Place, rows: int, c
             x = jnp.broadcast_to(x[:, None], (R, rows // R, *shape))
             return reshape(x, (rows, *shape), "batch", "kv_heads")
 
-        before = jax.tree.map(of_rows, past.cache[group]["deltanet"])
+        before = jax.tree.map(of_rows, of_group)
     if own is None:
         return before
 
@@ -276,14 +292,13 @@ def _attention(y_BTD, w: Mapping[str, Array], settings, before, own, place: Plac
     return transformer.project_out(jnp.concatenate(y_BTKGH, axis=1), y_BTD, w, config), kv
 
 
-def _read(past: Past | None, group: int, index) -> tuple[tuple[Array, Array, Array], ...]:
+def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...]:
     """Returns keys, values (R, K, S, H) and what is seen of layer `index` of a group, or of its only layer (None).
 
-    It is () without a past.
+    kv: those of the group. It is () without a past.
     """
     if past is None:
         return ()
-    kv = past.cache[group]["attention"]
     if past.slot_RS is None:
         k, v = kv if index is None else (kv[0][index], kv[1][index])
         return ((k, v, past.seen_RS),)

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jprm.model.config import ModelConfig
-from jprm.model.layers import Kind, Weight, gathered_weights, local, product
+from jprm.model.layers import Kind, Recurrent, Weight, gathered_weights, local, product
 from jprm.model.mesh import sharding, stream
 
 
@@ -443,11 +443,12 @@ def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
 # ------------------------------------------------------------------------------------------------------------- decoding
 
 
-def decode(x_BTD, w: Mapping[str, Array], state_BKGHV, inputs_BKWX, length_B, config: ModelConfig):
+def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, config: ModelConfig):
     """Returns the output of new tokens, and the state and the convolution's inputs after the first `length` of a row.
 
-    state, inputs: after the tokens before them. A row's tokens follow one another, and padding follows them.
+    state: (B, K, G, H, V), and the convolution's last inputs (B, K, W - 1, X), after the tokens before them.
     """
+    state_BKGHV, inputs_BKWX = state
     (q, k, v, rate, decay), gate_BTKGV = _projected(x_BTD, w, config)
 
     def own(inputs, small, state, before, length_B):
@@ -473,7 +474,7 @@ def decode(x_BTD, w: Mapping[str, Array], state_BKGHV, inputs_BKWX, length_B, co
     y, state, after = local(own, places, (_HEADS, _STATE, _STATE))(
         (q, k, v, rate, decay), small, state_BKGHV, inputs_BKWX, length_B
     )
-    return _out(y, gate_BTKGV, w, x_BTD, config), state, after
+    return _out(y, gate_BTKGV, w, x_BTD, config), (state, after)
 
 
 def _number_after(plan: Plan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -517,4 +518,4 @@ def refuses(config: ModelConfig, context: int) -> str | None:
     return None
 
 
-DELTANET = Kind(WEIGHTS, sizes, apply, plan, refuses=refuses, flops=flops)
+DELTANET = Kind(WEIGHTS, sizes, apply, plan, refuses=refuses, flops=flops, cached=Recurrent(empty, decode))
