@@ -28,7 +28,6 @@ def compiled(case: dict):
     import jax.numpy as jnp
     from jax.experimental import topologies
 
-    from jprm.methods.kernels import gpu as gpu_kernel
     from jprm.model.attention import attend, plan
     from jprm.model.config import ModelConfig
     from jprm.model.mesh import MeshConfig, make_mesh, spec
@@ -39,9 +38,6 @@ def compiled(case: dict):
         norm_eps=1e-6, dtype=case["dtype"], attention=case["attention"], windows=(512, 0) if case["windowed"] else (),
         **case.get("config", {}),
     )  # fmt: skip
-    if "launches" in case:
-        found = {name: gpu_kernel.Launch(*sizes) for name, sizes in case["launches"].items()}
-        gpu_kernel.launches = lambda *_: gpu_kernel.Launches(**found)
     target = (TARGETS / f"{case['chip']}.txtpb").read_text()
     topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target)
     mesh = make_mesh(MeshConfig(), topology.devices)
@@ -68,20 +64,14 @@ def kernels(dump: pathlib.Path, arch: str) -> dict:
     """Returns registers, spilled and shared bytes and tensor-core instructions of the kernels that XLA dumped."""
     (launches,) = dump.glob("*.thunk_sequence.txt")
     shared = dict(re.findall(r"\b(\w+_kernel)\b.*shared_memory: (\d+) bytes", launches.read_text()))
-    for path in dump.glob("*.before_layout_inference.txt"):  # Mosaic's, which XLA does not list
-        name, size = path.name.rsplit("_", 3)[0], r"dynamic_shared_memory_size %c(\d+)"  # after it: a number
-        shared[name + "_mosaic_gpu_kernel"] = re.search(size, path.read_text())[1]
     ptxas = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations[0] + "/bin/ptxas"
     found = {}
     for path in dump.glob("*.ptx"):
         code = path.read_text()
         if not (named := re.search(r"\.entry (\w+_kernel)\(", code)):
             continue
-        if (own := path.with_suffix(".ptxas")).exists():  # Mosaic's PTX may be newer than this ptxas, not than XLA's
-            said = own.read_text()
-        else:
-            command = [ptxas, "-v", f"-arch={arch}", str(path), "-o", os.devnull]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        command = [ptxas, "-v", f"-arch={arch}", str(path), "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         registers, spilled = (int(re.search(rf"(\d+) {x}", said)[1]) for x in ("registers", "bytes spill stores"))
         tensor = sorted({match[1] for match in re.finditer(TENSOR_CORES, code)})
         found[named[1]] = dict(
@@ -97,7 +87,6 @@ def main() -> None:
         # jax 0.12 dumps PTX by the latter, with which 0.10 takes eight times as long for the same files.
         emitters = "" if importlib.metadata.version("jax").startswith("0.10.") else " --xla_dump_emitter_re=.*"
         os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump}{emitters}"
-        os.environ |= {"MOSAIC_GPU_DUMP_TO": dump, "MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
         memory = compiled(case).memory_analysis()
         own = case["attention"] == "gpu_kernel"
         found = kernels(pathlib.Path(dump), ARCH[case["chip"]]) if own else {}

@@ -5,9 +5,8 @@
 The last line is PASS or FAIL: every implementation exact, and the kernel faster than `blocked`.
 
 1. Every attention implementation against `reference`, with gradients: chains, subtrees and padding, windows and soft
-   caps, float32 and bfloat16. On Hopper also the kernels that Mosaic lowers, each in a process of its own with a time
-   limit: a pipeline that has never run on a GPU may hang.
-2. A sweep of the block sizes of `gpu_kernel`, Mosaic's among them where they are exact. The fastest of each case go to
+   caps, float32 and bfloat16.
+2. A sweep of the block sizes of `gpu_kernel`. The fastest of each case go to
    jprm/methods/kernels/gpu_blocks.json, which the code reads on this kind of GPU from then on.
 3. Tokens a second of training and scoring with random weights: the shapes of SmolLM2-135M, all of it trained, and of
    Qwen2.5-7B with LoRA, beside `blocked`, cuDNN on chains, and transformers with its fastest attention.
@@ -23,11 +22,8 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +36,7 @@ from jprm import objectives
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels.gpu import Launch, Launches
-from jprm.model.attention import attend, capability, check, plan
+from jprm.model.attention import attend, check, plan
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
@@ -149,52 +145,6 @@ def errors_of(model: ModelConfig, rows: Rows, window: int | None, inputs, exact)
     return dict(errors=errors, ok=max(errors) < (FLOAT32 if model.dtype == "float32" else BFLOAT16))
 
 
-OF_KEYS = [Launch(128, key, 12, stages, "mosaic") for key, stages in ((64, 2), (64, 4), (128, 2))]
-MOSAIC = dict(forward=OF_KEYS, dq=OF_KEYS, dkv=[Launch(64, 128, 12, stages, "mosaic") for stages in (2, 3)])
-"""Launches of the kernels for Hopper of `jprm.methods.kernels`: two warpgroups compute, one copies."""
-
-
-def mosaic_exactness(name: str, models: list[ModelConfig], T: int) -> None:
-    """Prints a line of JSON for each model, kind of layer and launch of MOSAIC[name]: its errors, and `ok`."""
-    launches_of = gpu_kernel.launches
-    for model, fields in itertools.product(models, ({}, dict(windows=(T // 4, 0), attention_softcap=20.0))):
-        rows, window = made_rows("tree", T, 2), T // 4 if fields else None
-        case = dataclasses.replace(model, attention="reference", **fields)
-        inputs, exact = exact_gradients(case, rows, window)
-        for launch in MOSAIC[name]:
-            launches = dataclasses.replace(gpu_kernel.default_launches(model.head_dim, 2), **{name: launch})
-            gpu_kernel.launches = lambda *_, launches=launches: launches
-            row = dict(kernel=name, head=model.head_dim, window=window, launch=dataclasses.asdict(launch))
-            try:
-                row |= errors_of(dataclasses.replace(case, attention="gpu_kernel"), rows, window, inputs, exact)
-            except (RuntimeError, ValueError, NotImplementedError) as error:
-                row |= dict(ok=False, error=str(error).splitlines()[0][:200])
-            finally:
-                gpu_kernel.launches = launches_of
-            print(json.dumps(row), flush=True)
-
-
-def printed_within(command: list[str], limit_s: float) -> list[dict]:
-    """Returns the lines of JSON that a process prints, and one that is not `ok` if it fails or takes too long."""
-    small = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # beside this process, which has most memory
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=limit_s, env=small)
-        output, error = done.stdout, f"the process ended with {done.returncode}" if done.returncode else None
-    except subprocess.TimeoutExpired as late:
-        output, error = late.stdout or b"", f"no answer within {limit_s:.0f} s"
-    checks = [json.loads(line) for line in output.decode().splitlines() if line.startswith("{")]
-    return checks + [dict(command=command[1:], ok=False, error=error)] * bool(error)
-
-
-def exact_of_mosaic(checks: list[dict], head: int) -> list[Launch]:
-    """Returns the launches that are exact in every case of this size of head; none where the process failed."""
-    if any("launch" not in x for x in checks):
-        return []
-    wrong = [x["launch"] for x in checks if x["head"] == head and not x["ok"]]
-    right = [Launch(**x["launch"]) for x in checks if x["head"] == head and x["launch"] not in wrong]
-    return list(dict.fromkeys(right))
-
-
 def error_of(value: jax.Array, exact: jax.Array, dtype: str) -> float:
     error, exact = np.asarray(value, np.float64) - np.asarray(exact, np.float64), np.asarray(exact, np.float64)
     if dtype == "float32":
@@ -217,12 +167,8 @@ SIDES = [(128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32), (32, 6
 WARPS_STAGES = [(4, 2), (8, 2), (4, 3), (8, 3)]
 
 
-def sweep(
-    model: ModelConfig, rows: Rows, left: Callable[[], float], candidates: list[Launch], mosaic: dict[str, list[Launch]]
-) -> dict:
+def sweep(model: ModelConfig, rows: Rows, left: Callable[[], float], candidates: list[Launch]) -> dict:
     """Returns the fastest launches of a case and what was tried, each kernel's with the default ones of the others.
-
-    mosaic: further candidates by kernel, which are tried first.
 
     A candidate that does not compile, or that takes more memory than a program has, counts as infinitely slow.
     """
@@ -235,7 +181,7 @@ def sweep(
         try:
             call = gradients(model, rows)
             return seconds_of(lambda: call(*inputs))
-        except (RuntimeError, ValueError) as error:  # Mosaic's lowering raises its own
+        except (RuntimeError, ValueError) as error:
             print(f"  {launches}: {str(error).splitlines()[0][:100]}")
             return float("inf")
         finally:
@@ -245,7 +191,7 @@ def sweep(
     tried.append(dict(dataclasses.asdict(default), seconds=fastest))
     until_kernel = [left() * share for share in (2 / 3, 1 / 3, 0.0)]  # a third of the time for each
     for name, end in zip(("forward", "dq", "dkv"), until_kernel, strict=True):
-        for candidate in mosaic.get(name, []) + candidates:
+        for candidate in candidates:
             if left() <= end:
                 break
             launches = dataclasses.replace(best, **{name: candidate})
@@ -377,13 +323,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="for all of it")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gpu_check.json"), help="file of the figures")
-    parser.add_argument("--mosaic", choices=MOSAIC, help="the kernel whose check this process is")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on a CPU too; no table is written")
     args = parser.parse_args()
     if jax.default_backend() != "gpu" and not args.tiny:
         raise SystemExit("jax finds no GPU here: pip install -e '.[train,cuda]', or try --tiny on a CPU")
-    if args.mosaic:
-        return mosaic_exactness(args.mosaic, [SMOLLM2, QWEN], 1024)
     start = time.monotonic()
 
     def until(minutes: float) -> Callable[[], float]:
@@ -391,28 +334,20 @@ def main() -> None:
 
     device = jax.local_devices()[0]
     of_heads = TINY if args.tiny else dataclasses.replace(SMOLLM2, head_dim=80)  # of no power of two
-    exact, mosaic = exactness(of_heads, 128 if args.tiny else 1024, args.tiny), {}
-    if jax.default_backend() == "gpu" and capability() == "9.0":
-        if gpu_kernel.lowers_mosaic():
-            mosaic = {name: printed_within([sys.executable, __file__, "--mosaic", name], 90.0) for name in MOSAIC}
-        else:
-            print("Mosaic's kernels are left out: they need jax 0.12 (make gpu-check PYTHON=python3.12)")
+    exact = exactness(of_heads, 128 if args.tiny else 1024, args.tiny)
     print(f"{sum(x.get('ok', False) for x in exact)} of {sum('ok' in x for x in exact)} are exact", flush=True)
     cases, T = {}, 128 if args.tiny else 4096
     candidates = [Launch(*sides, *more) for sides, more in itertools.product(SIDES, WARPS_STAGES)]
     spent = (time.monotonic() - start) / (6 * args.minutes)  # in tenths of the time, as `until` counts
     for end, model in [(2.0, TINY)] if args.tiny else [(spent / 2 + 3.25, SMOLLM2), (6.5, QWEN)]:
         case = dataclasses.replace(model, attention="gpu_kernel")
-        best = sweep(
-            case, made_rows("tree", T, 1), until(end), candidates[-1:] if args.tiny else candidates,
-            {name: exact_of_mosaic(lines, model.head_dim) for name, lines in mosaic.items()},
-        )  # fmt: skip
+        best = sweep(case, made_rows("tree", T, 1), until(end), candidates[-1:] if args.tiny else candidates)
         cases[gpu_kernel.key(model.head_dim, 2)] = best
         print(gpu_kernel.key(model.head_dim, 2), best, flush=True)
     if not args.tiny:
         write_table(pathlib.Path(gpu_kernel.__file__).parent / gpu_kernel.TUNED, cases)
     result = dict(
-        device=device.device_kind, jax=jax.__version__, exactness=exact, mosaic=mosaic, sweep=cases,
+        device=device.device_kind, jax=jax.__version__, exactness=exact, sweep=cases,
         speed=speeds(args.tiny, until(9.5)),
         seconds=time.monotonic() - start,
     )  # fmt: skip
@@ -428,7 +363,6 @@ def verdict(result: dict[str, Any]) -> tuple[list[str], bool]:
     """Returns what the figures say in a few lines, the last PASS or FAIL, and whether it is PASS."""
     wrong = [x for x in result["exactness"] if not x.get("ok", True)]
     lines = [f"not exact: {json.dumps(x)}" for x in wrong]
-    lines += [f"not exact, so not taken: {json.dumps(x)}" for x in sum(result["mosaic"].values(), []) if not x["ok"]]
     slower = []
     for ours in (x for x in result["speed"] if x["attention"] == "gpu_kernel" and "training" in x):
         for other in result["speed"]:

@@ -11,8 +11,7 @@ precision under `jax.default_matmul_precision("highest")`. Powers are of two, wh
 Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
 The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
-compiled kernels take. On Hopper those of `jprm.methods.kernels.gpu_hopper` take the place of each for which the table
-of measured blocks says so.
+compiled kernels take.
 """
 
 from __future__ import annotations
@@ -149,35 +148,13 @@ def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
 def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     (q,) = heads["queries"]
     B, T, K, G, _ = q.shape
-    launch, keys = blocks.launches.forward, heads["keys"]
-    if launch.lowering == "mosaic":
-        from jprm.methods.kernels import gpu_hopper  # loads an interface of jax that may change with any release
-
-        return gpu_hopper.forward(
-            numbers_of(blocks, T), blocks.forward, blocks.until, blocks.position, q, keys[0], keys[1], config,
-            windowed=blocks.window is not None, key=launch.key, stages=launch.stages,
-        )  # fmt: skip
     log = jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)
-    return _run(_forward_kernel, launch, blocks.forward, blocks, config, heads, [q], [log])
+    return _run(_forward_kernel, blocks.launches.forward, blocks.forward, blocks, config, heads, [q], [log])
 
 
 def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
-    dq = _gradient("dq", blocks, config, heads, heads["queries"][:1])
-    return *dq, *_gradient("dkv", blocks, config, heads, heads["keys"])
-
-
-def _gradient(name: str, blocks: Blocks, config: ModelConfig, inputs: dict, outputs: list):
-    """Returns the gradients that the kernel `dq` or `dkv` computes, by the lowering that its launch names."""
-    launch, table = getattr(blocks.launches, name), getattr(blocks, name)
-    if launch.lowering == "triton":
-        return _run(dict(dq=_dq_kernel, dkv=_dkv_kernel)[name], launch, table, blocks, config, inputs, outputs, [])
-    from jprm.methods.kernels import gpu_hopper
-
-    arrays = *inputs["queries"], *inputs["keys"], *inputs["rows"]
-    return getattr(gpu_hopper, name)(
-        numbers_of(blocks, arrays[0].shape[1]), table, blocks.until, blocks.position, *arrays, config,
-        blocks.window is not None, launch.key if name == "dq" else launch.query, launch.stages,
-    )  # fmt: skip
+    dq = _run(_dq_kernel, blocks.launches.dq, blocks.dq, blocks, config, heads, heads["queries"][:1], [])
+    return *dq, *_run(_dkv_kernel, blocks.launches.dkv, blocks.dkv, blocks, config, heads, heads["keys"], [])
 
 
 def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inputs: dict, outputs, rows: list):
@@ -347,16 +324,12 @@ TUNED = "gpu_blocks.json"
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline.
-
-    lowering: `triton`, or `mosaic` for a kernel of `jprm.methods.kernels.gpu_hopper`.
-    """
+    """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline."""
 
     query: int
     key: int
     warps: int
     stages: int
-    lowering: str = "triton"
 
 
 @jax.tree_util.register_static
@@ -423,15 +396,8 @@ def launches(H: int, itemsize: int) -> Launches:
     if jax.default_backend() == "gpu":
         measured = tuned().get(jax.local_devices()[0].device_kind, {}).get(key(H, itemsize))
         if measured:
-            found = {name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")}
-            taken = {name: x for name, x in found.items() if x.lowering == "triton" or lowers_mosaic()}
-            return dataclasses.replace(default, **taken)
+            return dataclasses.replace(default, **{name: Launch(**measured[name]) for name in ("forward", "dq", "dkv")})
     return default
-
-
-def lowers_mosaic() -> bool:
-    """Returns whether this jax lowers the kernels for Hopper; 0.10.2, the last for Python 3.11, does not."""
-    return jax.__version_info__ >= (0, 12)
 
 
 @functools.cache
