@@ -1,11 +1,18 @@
 """Final answers: extraction, equivalence, and a time limit that no answer exceeds."""
 
+import json
+import pathlib
 import threading
 import time
 
 import pytest
 
-from jprm.methods.answers import canonical_answer, equivalent, extract_answer
+from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, extract_answer
+
+HERE = pathlib.Path(__file__).parent
+MATH500 = pathlib.Path("/work/shared/data/math500/test.jsonl")
+PAIRS = json.loads((HERE / "answer_pairs.json").read_text(encoding="utf-8"))
+ENDINGS = json.loads((HERE / "answer_endings.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -39,18 +46,26 @@ SPACES = " " * 30_000
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (f"The answer is a{SPACES}b", f"a{SPACES}b"),
-        (f"#### a{SPACES}b", f"a{SPACES}b"),
+        (f"The answer is a{SPACES}b", "a  b"),
+        (f"#### a{SPACES}b", "a  b"),
         (f"The answer is{SPACES}5", "5"),
         (f"####{SPACES}5", "5"),
-        ("The answer is " + "a .b" * 20_000, "a .b" * 20_000),
-        ("answer: " * 20_000 + "7", "answer: " * 19_999 + "7"),
+        ("The answer is " + "a .b" * 20_000, "a"),
+        ("answer: " * 20_000 + "7", "7"),
+        ("the answer is not " * 20_000, None),
+        ("the answer is $" * 20_000, "the answer is"),
+        ("<answer>" * 20_000, None),
+        ("\\boxed{7} and " * 20_000, ", ".join("7" * 40)),
+        ("(" * 60_000, None),
+        ("$" * 60_000, None),
+        ("*a" * 30_000, "a" + "*a" * 499),
+        ("`" * 60_000 + "7", "7"),
         ("answer" * 20_000, None),
-        ("#" * 60_000, "#" * 59_996),
+        ("#" * 60_000, None),
         ("# Answer" + SPACES + "x" + "# Answer" * 5_000, None),
         ("\\boxed{" * 20_000, None),
     ],
-    ids=range(10),
+    ids=range(18),
 )
 def test_extraction_takes_linear_time(text, answer):
     start = time.monotonic()
@@ -173,3 +188,62 @@ def test_the_time_limit_holds_in_any_thread():
         0.5 <= verdicts.pop("seconds") < 60
     )  # it ran until it was killed, and no longer: 0.5, and the start of a worker on a busy machine
     assert verdicts == {"endless": False, "same text": True, "next": True}
+
+
+def test_pairs_of_answers_are_judged_rightly():
+    """`judged_wrongly` lists the pairs of the two other lists that are not, at most 1 % of them."""
+    pairs = [(pair, True) for pair in PAIRS["equal"]] + [(pair, False) for pair in PAIRS["different"]]
+    wrong = [pair for pair, same in pairs if equivalent(*pair) is not same]
+    assert wrong == PAIRS["judged_wrongly"] and len(wrong) <= len(pairs) / 100
+
+
+def test_answers_in_usual_endings_are_found_and_equal_themselves():
+    if not MATH500.exists():
+        pytest.skip("MATH-500's answers are not on this machine")
+    answers = [json.loads(line)["answer"] for line in MATH500.read_text(encoding="utf-8").splitlines()]
+    working = "We add 3 and 4, so that $x + 3 = 7$.\n"
+    tried, wrong = 0, []
+    for among, stride in (("every_answer", 1), ("every_tenth_answer", 10)):
+        for i, ending in enumerate(ENDINGS[among]):
+            for answer in answers[i % stride :: stride]:
+                tried += 1
+                found = extract_answer(working + ending.replace("X", answer))
+                if found != answer and not equivalent(answer, found):
+                    wrong.append((ending, answer, found))
+    assert tried >= 40 * 500 and len(wrong) <= tried / 100, wrong
+
+
+TEXTS = [
+    (r"The answer is 5. So \boxed{7}.", "7", "box"),
+    (r"\boxed{7}. So the answer is 5.", "5", "statement"),
+    ("<answer>7</answer>", "7", "tag"),
+    ("#### 7", "7", "heading"),
+    ("**Final answer**\n\n7", "7", "heading"),
+    ("# Answer\n\n7", "7", "heading"),
+    ("72 is the answer.", "72", "statement"),
+    ("So she has 3 + 4 = 7 eggs.", "7", "number"),
+    (r"<think>\boxed{5}</think> Hello.", None, None),
+    (r"<think>\boxed{5}</think>", "5", "box"),
+    ("The answer is not 5.", None, None),
+    ("The answer is 5? No, that is odd.", None, None),
+    ("If the answer is 5, x is odd. The answer is 7.", "7", "statement"),
+    ("The answer is 5 or 7.", "5 or 7", "statement"),
+    ("The answer is more than 72.", "more than 72", "statement"),
+    ("The answer is 1.2 million dollars.", "1.2 million dollars", "statement"),
+    (r"\boxed{3} and \boxed{5}", "3, 5", "box"),
+    (r"\boxed{7} (in \boxed{})", "7", "box"),
+    ('{"answer": "7"}', "7", "statement"),
+]
+
+
+@pytest.mark.parametrize(("text", "answer", "rule"), TEXTS)
+def test_the_rule_that_took_an_answer_is_told(text, answer, rule):
+    assert extract(text) == (answer, rule)
+
+
+def test_a_form_can_be_demanded():
+    text = "The answer is 5.\n#### 6\n<answer>7</answer>\nIt is 8."
+    assert [extract(text, form=rule).answer for rule in RULES] == [None, "7", "5", "6", "8"]
+    assert extract(text).rule == "tag"
+    with pytest.raises(ValueError, match="form"):
+        extract(text, form="boxes")  # pyright: ignore[reportArgumentType]

@@ -174,7 +174,8 @@ def label_outcomes(
       jprm label outcomes --environment shop.py:SHOP --input trajectories.jsonl --output judged.jsonl
 
     Args:
-        verifier: The record's `answer`, its `tests` (programs), or your own, module:NAME or FILE.py:NAME.
+        verifier: The record's `answer`; `boxed`, for which only a box counts; its `tests` (programs); or your own,
+          module:NAME or FILE.py:NAME.
         input: Chains, pools or trees, one per line.
         output: The same, with `correct` on every chain or sample, or on the node where a chain ends.
         environment: A world in which the turns of trajectories are played again; `outcome` is what it rewards.

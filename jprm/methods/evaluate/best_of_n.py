@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.io.storage import path_of
-from jprm.methods.answers import canonical_answer
+from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import (
@@ -43,7 +43,7 @@ from jprm.methods.evaluate.blocks import (
 )
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.scored import ScoreError, scores_of
-from jprm.methods.evaluate.votes import answer_classes, is_answer, vote_accuracy
+from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.score.aggregate import RULES, aggregate, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, group_numbers, jsonable, mean_differences, mean_draws
@@ -478,12 +478,10 @@ def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> flo
     """
     if correct is not None:
         return float(correct)
-    truth = canonical_answer(truth)
-    if truth is None:
+    if canonical_answer(truth) is None:
         remedy = "Give each sample `correct` (`jprm label outcomes`), or the record its `answer`"
         raise ScoreError(f"{where}: outcome unknown. {remedy}.")
-    answer = canonical_answer(answer)
-    return float(answer is not None and is_answer(truth, answer))
+    return float(equivalent(truth, answer))
 
 
 SHOWN_RULES = ("prod", "min", "last", "mean")

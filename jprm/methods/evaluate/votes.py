@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Complex, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from jprm.methods.answers import canonical_answer, equivalent, values
+from jprm.methods.answers import canonical_answer, equivalent, number_of
 
 ENUMERATE = 10
 """Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
@@ -31,15 +31,22 @@ def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
     size, then those that are no number, then percentages, and each joins the first class whose first answer is
     equivalent to it. The classes do not depend on the order of the samples.
     """
-    canonical = [canonical_answer(answer) for answer in answers]
+    forms = [_form(answer) for answer in answers]
     first_of: dict[str | float, str | float] = {}
     firsts: list[str | float] = []
-    for answer in sorted({x for x in canonical if x is not None}, key=_place):
+    for answer in sorted({x for x in forms if x is not None}, key=_place):
         first_of[answer] = next((first for first in firsts if _same(first, answer)), answer)
         if first_of[answer] == answer:
             firsts.append(answer)
-    class_of = {first: c for c, first in enumerate(dict.fromkeys(first_of[x] for x in canonical if x is not None))}
-    return np.array([-1 if x is None else class_of[first_of[x]] for x in canonical], int)
+    class_of = {first: c for c, first in enumerate(dict.fromkeys(first_of[x] for x in forms if x is not None))}
+    return np.array([-1 if x is None else class_of[first_of[x]] for x in forms], int)
+
+
+def _form(answer: Any) -> str | float | None:
+    """Returns the canonical answer, but the text of a number with a unit: 5 cents are not 5 dollars."""
+    canonical = canonical_answer(answer)
+    with_unit = isinstance(answer, str) and isinstance(canonical, int | float) and (n := number_of(answer)) and n.unit
+    return answer.strip() if with_unit else canonical
 
 
 def _place(answer: str | float) -> tuple[bool, bool, float, str]:
@@ -49,26 +56,8 @@ def _place(answer: str | float) -> tuple[bool, bool, float, str]:
     return "%" in text or "percent" in text.lower(), not plain, answer if plain else 0, "" if plain else text
 
 
-@functools.lru_cache(2**16)
-def is_answer(truth: str | float, answer: str | float) -> bool:
-    """Returns `equivalent(truth, given)` of canonical answers. Compares their numbers before math-verify does."""
-    if isinstance(truth, str) or isinstance(answer, str):
-        a_M, b_M = _values(truth), _values(answer)
-        if a_M is not None and b_M is not None:
-            apart_MM = np.abs(a_M[:, None] - b_M) > 1e-4 + 1e-6 * np.abs(a_M)[:, None]  # coarser than `equivalent`
-            if apart_MM.all(0).any() or apart_MM.all(1).any():
-                return False
-    return equivalent(truth, answer)
-
-
 def _same(one: str | float, two: str | float) -> bool:
-    return is_answer(one, two) or is_answer(two, one)  # 1<x<2 accepts (1,2), and not the reverse
-
-
-@functools.lru_cache(2**16)
-def _values(answer: str | float) -> Complex[np.ndarray, " M"] | None:
-    numbers = values(answer)
-    return None if numbers is None else np.array([complex(*pair) for pair in numbers])
+    return equivalent(one, two) or equivalent(two, one)  # 1<x<2 accepts (1,2), and not the reverse
 
 
 class Votes(NamedTuple):

@@ -134,8 +134,9 @@ class RLExperiment:
     problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with what else the verifier needs, such as
       `tests`; evaluations use the second alone.
     prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
-    verifier: `answer`, `tests` (of programs), or your own, `module:NAME` or `FILE.py:NAME`: a function from (record,
-      steps) to a reward in [0, 1], or a `jprm.methods.verify.verifiers.Verifier`.
+    verifier: `answer`, `boxed` (only a box counts), `tests` (of programs), or your own, `module:NAME` or
+      `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
+      `jprm.methods.verify.verifiers.Verifier`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
     environment: the world in which the policy acts; its reward is then the verifier's.
     method: in `METHODS`.

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from jprm.methods.answers import equivalent, extract_answer
+from jprm.methods.answers import Rule, equivalent, extract
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.verify import Verdict, sandbox, tests_of
 from jprm.methods.verify.arithmetic import check_arithmetic, label_of
@@ -98,11 +98,17 @@ def of_function(reward: Callable[[Record, Sequence[str]], float]) -> Verifier:
     return Verifier(lambda chains: [Outcome(reward(*chain)) for chain in chains], needs_answer)
 
 
-def judge_answers(chains: Sequence[Chain]) -> list[Outcome]:
-    """Returns 1 for chains whose final answer equals the record's, else 0, with the `answer`."""
-    texts = [_extracted("\n".join(steps)) for _, steps in chains]
-    pairs = zip(chains, texts, strict=True)
-    return [Outcome(float(_equivalent(record["answer"], text)), {"answer": text}) for (record, _), text in pairs]
+def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Outcome]:
+    """Returns 1 for chains whose final answer equals the record's, else 0.
+
+    With each are the `answer` and the `answer_rule` that took it. `form`: the only rule that counts.
+    """
+    outcomes = []
+    for record, steps in chains:
+        found = _extracted("\n".join(steps), form=form)
+        about = {"answer": found.answer, "answer_rule": found.rule}
+        outcomes.append(Outcome(float(equivalent(record["answer"], found.answer)), about))
+    return outcomes
 
 
 def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS, *, in_sandbox: bool = True) -> list[Outcome]:
@@ -137,6 +143,7 @@ def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
 
 VERIFIERS: dict[str, Any] = {
     "answer": Verifier(judge_answers, needs_answer),
+    "boxed": Verifier(functools.partial(judge_answers, form="box"), needs_answer),
     "tests": Verifier(judge_programs, needs_tests),
     "outcome": "jprm.methods.agents.acting:OUTCOME",  # of episodes in an environment
 }
@@ -195,8 +202,7 @@ def _letters(digits: str) -> str:
     return digits[:16].translate(str.maketrans("0123456789", "ghijklmnop"))
 
 
-_extracted = functools.lru_cache(maxsize=1 << 16)(extract_answer)
-_equivalent = functools.lru_cache(maxsize=1 << 16)(equivalent)
+_extracted = functools.lru_cache(maxsize=1 << 16)(extract)
 
 
 # ------------------------------------------------------------------------------------------------------------------ Coq

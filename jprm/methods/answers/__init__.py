@@ -1,0 +1,18 @@
+"""Final answers: how they are found in the text of chains and compared. Outcomes and votes use these functions."""
+
+from jprm.methods.answers.equivalence import LIMIT_S, equivalent
+from jprm.methods.answers.extraction import RULES, Extracted, Rule, extract, extract_answer
+from jprm.methods.answers.forms import Number, canonical_answer, number_of
+
+__all__ = [
+    "LIMIT_S",
+    "RULES",
+    "Extracted",
+    "Number",
+    "Rule",
+    "canonical_answer",
+    "equivalent",
+    "extract",
+    "extract_answer",
+    "number_of",
+]

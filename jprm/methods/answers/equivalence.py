@@ -1,0 +1,314 @@
+r"""Whether two answers are equal: everyday numbers, words and choices are compared here, all else by math-verify.
+
+Numbers are compared by value: exactly where both are exact, within 1e-9 of their size (1e-6 at most) where both are
+decimals, and a decimal is a fraction's or a root's rounding to 6 decimals (0.333333 = 1/3). Words are compared as text,
+ignoring case: math-verify takes them for a product of symbols, in which "red and blue" is "blue and red".
+
+math-verify skips what it cannot read, so it is asked only about answers that it reads whole: what has other visible
+characters, words beside a formula, a sign of a relation in front, primes, or brackets that do not close is compared as
+text, and so is what it fails to parse.
+
+Limits: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); a unit may be absent (10 cm =
+10), but two known units must be the same; a list without brackets is a set (1,2 = 2,1); `x=5` equals 5; 1<x<2 equals
+(1,2) only if it is the true answer, so the true answer comes first; a column vector is no tuple; 12:30 is text.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from fractions import Fraction
+
+from jprm.methods.answers import library
+from jprm.methods.answers.forms import (
+    LONGEST,
+    NUMBER,
+    Number,
+    canonical_answer,
+    clash,
+    normal,
+    number_of,
+    squeezed,
+    without_unit,
+)
+
+LIMIT_S = 5.0
+"""Seconds that a comparison may take."""
+
+_WORDS = re.compile(
+    r"(?:the\s+|an?\s+)?(?:[^\W\d_]{3,}|no|on|in|up|ok|at|it|we|he)(?:[\s,.'’/-]+[^\W\d_]+)*[.!]?", re.IGNORECASE
+)
+_FUNCTIONS = (
+    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|min|max|gcd|lcm|mod|deg|det|dim|pi|infty|sqrt"
+    r"|frac|and|or|in|is"
+)
+_WORD = re.compile(rf"(?<![A-Za-z\\}}_^{{])(?!(?:{_FUNCTIONS})(?![A-Za-z]))[A-Za-z]*[a-z][A-Za-z]{{2,}}")
+_RELATION = re.compile(r"(\\leq|\\geq|\\neq|<|>|\\subset|\\in)(?![a-zA-Z])\s*(.+)\Z", re.DOTALL)
+_BASE = re.compile(r"\(?\s*([0-9][0-9A-F\s]*)\)?\s*(?:_\s*\{?\s*(\w+)\s*\}?|\(?\s*(?:in\s+)?base[\s-]*(\w+)\s*\)?)\Z")
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+          "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+_SKIPPED = re.compile(
+    r"\\(?:to|Rightarrow|Longrightarrow|Leftrightarrow|implies|iff|mid|l?or|l?and|land|vee|wedge|equiv|sim"
+    r"|cong|ldots|dots"
+    r"|cdots|angle|triangle|parallel|perp|mapsto|because|therefore|prime|pmod|bmod|mod|uparrow|downarrow"
+    r"|langle|rangle|not"
+    r"|leftarrow|ll|gg|propto|approx|overrightarrow|vec|forall|exists|neg|text\w*|underbrace|cancel|bullet|star|circ"
+    r"|checkmark|square|Box|ref|label|tag|quad)(?![a-zA-Z])|[@#;?\"`'\u0080-\uffff]|\.\.\."
+)
+"""What math-verify skips, or takes for something else."""
+_ENVIRONMENT = re.compile(r"\\begin\s*\{(\w+)\*?\}.*?\\end\s*\{\1\*?\}", re.DOTALL)
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer)s?\s*)?(?:\(\s*([A-Za-z])\s*\)|([A-J])\s*[).:](?!\w)|([A-J])(?=\s*(?:,|-"
+    r"|–|\Z)))\s*[:,.)-]?\s*(.*)\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+_NAMED = re.compile(
+    r"(?:\\angle\s*|\\triangle\s*)?(?:[A-Za-z]{1,3}|\\[a-zA-Z]+"
+    r"|[A-Za-z]+(?:\s[A-Za-z]+){0,4})(?:_\{?\w+\}?)?'{0,2}(?:\([^()=]*\))?\s*=\s*([^=].*)\Z",
+    re.DOTALL,
+)
+_JOIN = re.compile(r"\s*(?:,\s*)?(?<![a-zA-Z\\])(or|and)(?![a-zA-Z])\s*", re.IGNORECASE)
+_NAME_OF_EACH = re.compile(r"(?:\A|(?<=, ))[a-zA-Z]\s*=\s*(?=[^,]*(?:,|\Z))")
+_TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*([ap])\.?\s*m\.?\Z", re.IGNORECASE)
+_TRIG = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\\circ")
+_IN_RADIANS = r"\1\\frac{\2\\pi}{180}"
+_PROSE = re.compile(r"[^\W\d_]{2,}")
+
+
+def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
+    """Returns whether an answer equals the true one; False if either is absent. Thread-safe."""
+    one, two = canonical_answer(truth), canonical_answer(answer)
+    if one is None or two is None:
+        return False
+    if isinstance(truth, str) and isinstance(answer, str):
+        if truth.strip() == answer.strip():
+            return True
+        return _same(truth.strip(), answer.strip(), limit_s)
+    if one == two:
+        return True
+    return _same(
+        one if not isinstance(truth, str) else truth.strip(),
+        two if not isinstance(answer, str) else answer.strip(),
+        limit_s,
+    )
+
+
+@functools.lru_cache(1 << 16)
+def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0) -> bool:
+    one, two = number_of(truth), number_of(given)
+    if one and two:
+        return not clash(one.unit, two.unit) and _same_number(one, two)
+    text, other = str(truth), str(given)
+    if max(len(text), len(other)) > LONGEST:
+        return canonical_answer(truth) == canonical_answer(given)
+    text, other = normal(text), normal(other)
+    if squeezed(text) == squeezed(other):
+        return bool(text)
+    if NUMBER.fullmatch(text) and NUMBER.fullmatch(other) or depth > 3:
+        return False
+    for rule in (_times, _choices, _words, _bases, _relations, _alternatives, _chains, _names):
+        if (verdict := rule(text, other, limit_s, depth)) is not None:
+            return verdict
+    text, other = _TRIG.sub(_IN_RADIANS, text), _TRIG.sub(_IN_RADIANS, other)
+    (text, unit), (other, unit2) = without_unit(text), without_unit(other)
+    if clash(unit, unit2):
+        return False
+    text, other = map(_readable, (text, other))
+    if squeezed(text) == squeezed(other):
+        return True
+    if text[:1] + other[:1] in ("(\\", "\\(") and _braces(text) != _braces(other):  # a tuple or an interval, and a set
+        return False
+    if _unreadable(text) or _unreadable(other):
+        return False
+    return bool(library.compare(text, other, limit_s))
+
+
+def _same_number(one: Number, two: Number) -> bool:
+    a, b = one.value, two.value
+    if one.percent != two.percent:
+        a, b = (a, b) if one.percent else (b, a)  # the percentage first
+        return any(_near(x, b, one.rounded, two.rounded) for x in (a, a / 100))
+    return _near(a, b, one.rounded, two.rounded)
+
+
+def _near(a: Fraction, b: Fraction, rounded: bool, rounded2: bool) -> bool:
+    if a == b:
+        return True
+    if not (rounded or rounded2):
+        return False
+    decimals = all(f.denominator == 1 or not _repeats(f.denominator) for f in (a, b))
+    relative = Fraction(1, 10**9) if decimals else Fraction(library.ROUNDED)
+    return abs(a - b) <= min(max(abs(a), abs(b)) * relative, Fraction(1, 10**6))
+
+
+def _repeats(denominator: int) -> bool:
+    """Returns whether fractions with this denominator are no finite decimals."""
+    for prime in (2, 5):
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator > 1
+
+
+# ---- Rules, in order. Each takes normal forms and returns whether they are equal, None if it does not apply.
+
+
+def _times(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    one, two = _TIME.fullmatch(text), _TIME.fullmatch(other)
+    if one and two:
+        return (int(one[1]), one[2] or "00", one[3].lower()) == (int(two[1]), two[2] or "00", two[3].lower())
+    return False if (one or two) and not (one or two).group(2) else None  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _choices(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares letters of a multiple choice, with or without the text of the choice."""
+    truth = _CHOICE.match(text)
+    if not truth or truth[2] and truth[2].islower() or truth[3] and truth[3].islower():
+        return _text_of_choice(text, other, limit_s, depth)
+    letter, rest = _letter(truth), truth[4].strip()
+    given = _CHOICE.match(other)
+    if given is None or given[2] and given[2].islower() or given[3] and given[3].islower():
+        return _same(rest, other, limit_s, depth + 1) if rest and len(other) > 1 else None
+    if (
+        given[4]
+        and re.match(r"(?:or|and|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_])", given[4].strip())
+        and text != letter + rest
+    ):
+        return None if rest else False
+    if (
+        given[4]
+        and not rest
+        and re.match(r"(?:or|and|nor|not)\b|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_]", given[4].strip())
+    ):
+        return False
+    if rest and given[4].strip() and not given[1] and not given[2] and given[3]:
+        return None  # lists: A, B
+    return letter == _letter(given)
+
+
+def _letter(choice: re.Match[str]) -> str:
+    return (choice[1] or choice[2] or choice[3]).upper()
+
+
+def _text_of_choice(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares the true text of a choice with a letter and its text: 15 and "(C) 15"."""
+    given = _CHOICE.match(other)
+    if given and (given[1] or given[2]) and _letter(given) <= "J" and given[4].strip() and re.match(r"\(?[A-J]", other):
+        return _same(text, given[4].strip(), limit_s, depth + 1)
+    return None
+
+
+def _words(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    if _WORDS.fullmatch(text) or _WORDS.fullmatch(other):
+        return _bare_words(text) == _bare_words(other)
+    return None
+
+
+def _bare_words(text: str) -> list[str]:
+    words = re.sub(r"[.!,'’\"]", "", text.casefold().replace("-", " ").replace("does not exist", "dne")).split()
+    words = words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words
+    return ["no", "solution"] if words in (["no", "solutions"], ["no", "real", "solutions"]) else words
+
+
+def _bases(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares numerals in a base: by digits and base, which must be written in both."""
+    one, two = _BASE.fullmatch(text), _BASE.fullmatch(other)
+    if not one and not two:
+        return None
+    if not one or not two:
+        return False
+    return _numeral(one) == _numeral(two)
+
+
+def _numeral(m: re.Match[str]) -> tuple[str, str]:
+    base = (m[2] or m[3]).lower()
+    return re.sub(r"\s", "", m[1]).lstrip("0"), _BASES.get(base, base)
+
+
+def _relations(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares `> 5`: the sign of the relation must be written in both."""
+    one, two = _RELATION.match(text), _RELATION.match(other)
+    if not one and not two:
+        return None
+    if one and two:
+        return one[1] == two[1] and _same(one[2], two[2], limit_s, depth + 1)
+    return False
+
+
+def _alternatives(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares lists joined by words. "5 or 7" is the list 5, 7, and "1/2 or 0.5" is 0.5 too."""
+    if not _JOIN.search(text) and not _JOIN.search(other):
+        return None
+    parts = [part for part in _JOIN.split(other)[::2] if part]
+    joined = [
+        _NAME_OF_EACH.sub("", _JOIN.sub(", ", re.sub(r"\A(?:either|both)\s+", "", each))) for each in (text, other)
+    ]
+    if _PROSE.search(_unworded(joined[1])) and not all(number_of(part) for part in parts):
+        return False
+    if "," in joined[0] or "\\pm" in text:
+        return _same(joined[0], joined[1], limit_s, depth + 1)
+    return len(parts) > 1 and all(_same(text, part, limit_s, depth + 1) for part in parts)
+
+
+def _unworded(text: str) -> str:
+    return re.sub(rf"\\[a-zA-Z]+|(?<![A-Za-z])(?:{_FUNCTIONS})(?![A-Za-z])", "", text)
+
+
+def _chains(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares what holds equations of numbers, 72 = 8 * 9: all sides must be equal."""
+    if "=" not in other or "=" in text or re.search(r"[<>]|\\[lgn]eq|\\begin", other):
+        return None
+    sides = [side.strip() for side in other.split("=")]
+    if re.search(r"[a-zA-Z]", _unworded(sides[0])) or sides[0].startswith("\\angle"):
+        if len(sides) == 2 or not all(sides):
+            return None
+        return all(_same(text, side, limit_s, depth + 1) for side in sides[1:])
+    return all(side and _same(text, side, limit_s, depth + 1) for side in sides)
+
+
+def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares `x = 5` with 5: one may name what it is the value of."""
+    one, two = _NAMED.match(text), _NAMED.match(other)
+    if one and "=" not in other and not re.search(r"[<>]|\\[lgn]eq", other):
+        return _same(one[1], other, limit_s, depth + 1)
+    if two and "=" not in text and not re.search(r"[<>]|\\[lgn]eq", text):
+        return _same(text, two[1], limit_s, depth + 1)
+    return None
+
+
+# ---- Before the library.
+
+
+def _readable(text: str) -> str:
+    """Returns a normal form as the library reads it: without signs of degrees and of currency."""
+    text = re.sub(r"\A(?:\\approx|\\sim)\s*", "", text)
+    text = text.replace("^\\circ", "").strip()
+    for pattern, new in _NUMERALS:
+        text = pattern.sub(new, text)
+    return text
+
+
+_NUMERALS = (
+    (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\times "),
+    (re.compile(r"(?<=\d)(?:\{,\}|,\\!\s?)(?=\d{3})"), ""),
+    (re.compile(r"\\\$(?=\s*\d)"), ""),
+)
+
+
+def _unreadable(text: str) -> bool:
+    """Returns whether the library would skip something that is visible in an answer."""
+    outside = _ENVIRONMENT.sub(" ", text)
+    if (
+        _SKIPPED.search(outside)
+        or "\\\\" in outside
+        or "&" in outside
+        or re.search(r"\d\s*_|(?<![_\d.])\d+\s+\d", outside)
+    ):
+        return True
+    if outside.count("|") % 2 or _WORD.search(re.sub(r"\\[a-zA-Z]+", " ", outside)) and re.search(r"\s|\W", outside):
+        return True
+    bare = outside.replace("\\{", "").replace("\\}", "").replace("\\|", "")
+    return bare.count("{") != bare.count("}") or sum(map(outside.count, "([")) != sum(map(outside.count, ")]"))
+
+
+def _braces(text: str) -> bool:
+    return text.startswith("\\{") and text.endswith("\\}")

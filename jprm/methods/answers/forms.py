@@ -1,0 +1,466 @@
+r"""Normal forms of answers: one LaTeX spelling of characters, and the value of everyday numbers.
+
+People and models write one number as 1,000, 1\,000, \$1000, 1000 dollars, 1e3, 1 thousand, 10³ or one thousand. What is
+read here needs no parser, and is exact.
+"""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import math
+import re
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+LONGEST = 2000
+"""Characters of an answer that are read as more than text."""
+
+_EXACT = decimal.Context(prec=2 * LONGEST, Emin=-(10**6), Emax=10**6)
+
+# ---- Characters.
+
+_SYMBOLS = {
+    "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "﹣": "-", "×": r"\times ", "✕": r"\times ", "⋅": r"\cdot ",
+    "·": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ", "±": r"\pm ", "∓": r"\mp ", "∞": r"\infty ", "≤": r"\leq ",
+    "≥": r"\geq ", "⩽": r"\leq ", "⩾": r"\geq ", "≠": r"\neq ", "≈": r"\approx ", "≡": r"\equiv ", "∪": r"\cup ",
+    "∩": r"\cap ", "∈": r"\in ", "∉": r"\notin ", "∅": r"\emptyset ", "⊂": r"\subset ", "⊆": r"\subseteq ",
+    "∖": r"\setminus ", "→": r"\to ", "⇒": r"\Rightarrow ", "⇔": r"\Leftrightarrow ", "∠": r"\angle ",
+    "△": r"\triangle ", "∧": r"\land ", "∨": r"\lor ", "°": r"^\circ ", "º": r"^\circ ", "′": "'", "″": "''",
+    "’": "'", "‘": "'", "“": '"', "”": '"', "⁄": "/", "∕": "/", "∶": ":", "…": "...", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
+    "ℂ": r"\mathbb{C}", "℃": r"^\circ C", "℉": r"^\circ F", "。": ".", "、": ",", "【": "[", "】": "]", "α": r"\alpha ",
+    "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\epsilon ", "θ": r"\theta ", "λ": r"\lambda ",
+    "μ": r"\mu ", "π": r"\pi ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ", "φ": r"\phi ", "ψ": r"\psi ",
+    "ω": r"\omega ", "Δ": r"\Delta ", "Σ": r"\Sigma ", "Ω": r"\Omega ", "ℓ": r"\ell ",
+}  # fmt: skip
+_FRACTIONS = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
+    "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8", "⅐": "1/7", "⅑": "1/9", "⅒": "1/10",
+}  # fmt: skip
+_TABLE: dict[int, str | None] = {ord(c): text for c, text in _SYMBOLS.items()}
+_TABLE |= {ord(c): r" \frac{{{}}}{{{}}}".format(*text.split("/")) for c, text in _FRACTIONS.items()}
+_TABLE |= {wide: chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # of East Asian keyboards
+_TABLE |= dict.fromkeys([0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0x00AD, 0x200E, 0x200F, 0xFE0F])  # invisible
+_TABLE |= dict.fromkeys([0x00A0, 0x2002, 0x2003, 0x2009, 0x200A, 0x202F, 0x205F, 0x3000], " ")
+_SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ", "0123456789+-()nix")
+_SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ", "0123456789+-()nx")
+_SUPERS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ]+")
+_SUBS = re.compile(r"[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ]+")
+_RADICAL = re.compile(r"(?:√|(?<![a-zA-Z\\])sqrt)\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[a-zA-Z]))?")
+
+
+def in_latex(text: str) -> str:
+    r"""Returns the text with its Unicode as LaTeX and ASCII: x² as x^{2}, √2 as \sqrt{2}, ≤ as \leq."""
+    if text.isascii() and "sqrt" not in text:
+        return text
+    text = _SUPERS.sub(lambda m: "^{" + m[0].translate(_SUPER) + "}", text)
+    text = _SUBS.sub(lambda m: "_{" + m[0].translate(_SUB) + "}", text).translate(_TABLE)
+    return _RADICAL.sub(lambda m: r"\sqrt" + (f"{{{inside}}}" if (inside := m[1] or m[2]) else ""), text)
+
+
+# ---- LaTeX.
+
+_FONTS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf|tt|normal)|boldsymbol|bm|mbox|hbox|operatorname|underline"
+    r"|emph|pmb|boxed|fbox)\*?\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+)
+_COLOURS = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
+_SIZES = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|bf|rm|it|limits|nolimits"
+    r"|mathstrut)(?![a-zA-Z])(?:\.(?=\s|\Z))?"
+)
+_DIGIT_GAPS = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*|\\[,!;: ]|~)(?=\d{3}(?!\d))|(?<=\d)\\!(?=\d)")
+_GAPS = re.compile(r"(?<!\\)\\[,!;:> ]|~|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\}|(?<!\\)\\(?=\s|\Z)")
+_ALIASES = [
+    (re.compile(pattern), new)
+    for pattern, new in [
+        (r"\\\\\s*\[[^\]]*\]", r"\\\\"),  # of a row's height
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\le(?![a-zA-Z])|\\leqslant(?![a-zA-Z])|<=|=<", r"\\leq "),
+        (r"\\ge(?![a-zA-Z])|\\geqslant(?![a-zA-Z])|>=", r"\\geq "),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\ne(?![a-zA-Z])|\\not\s*=|!=", r"\\neq "),
+        (r"\\(?:rightarrow|longrightarrow)(?![a-zA-Z])", r"\\to "),
+        (r"\\(?:degrees?|textdegree)(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^\\circ "),
+        (r"\\prime(?![a-zA-Z])", "'"),
+        (r"\^\s*\{?('+)\}?", r"\1"),
+        (r"(\\(?:begin|end))\s*\{[bB]matrix\}", r"\1{pmatrix}"),
+        (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
+        (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
+        (r"\\(?:lbrack)(?![a-zA-Z])", "["),
+        (r"\\(?:rbrack)(?![a-zA-Z])", "]"),
+        (r"\\(?:epsilon|varepsilon)(?![a-zA-Z])", r"\\epsilon "),
+        (r"\\(?:varphi)(?![a-zA-Z])", r"\\phi "),
+        (r"\\(?:pounds|textsterling)(?![a-zA-Z])", "£"),
+        (r"\\(?:euro|texteuro)(?![a-zA-Z])", "€"),
+        (r"\\%", "%"),
+        (r"\\&", "&"),
+        (r"\\#", "#"),
+    ]
+]
+_OPEN_ENDS = re.compile(r"^\]([^\[\]]*)(\[|\])$|^(\[)([^\[\]]*)\[$")  # ]0,1[
+
+
+@functools.lru_cache(1 << 15)
+def normal(text: str) -> str:
+    """Returns an answer in plain LaTeX: without delimiters, fonts, sizes and gaps, in one spelling of each symbol."""
+    text = in_latex(text).replace("\\$", "\x01")
+    text = text.replace("\\(", " ").replace("\\)", " ") if "\\(" in text else text
+    text = _ALIASES[0][0].sub(_ALIASES[0][1], text)
+    text = text.replace("\\[", " ").replace("\\]", " ") if "\\[" in text else text
+    text = (
+        re.sub(r"(?:^|(?<=US)|(?<=US ))\$(?=\s?\d[^$]*\Z)", "\x01", text.strip())
+        .replace("$", " ")
+        .replace("\x01", "\\$")
+    )
+    if "\\" in text:
+        text = _COLOURS.sub("", _DIGIT_GAPS.sub("", text))
+        for _ in range(6):
+            text, count = _FONTS.subn(_unwrapped, text)
+            if not count:
+                break
+        text = _SIZES.sub("", text)
+    for pattern, new in _ALIASES[1:]:
+        text = pattern.sub(new, text)
+    text = _GAPS.sub(" ", text)
+    text = " ".join(text.split()).strip(" ;")
+    text = text if text.endswith("..") else re.sub(r"[.,:]+$", "", text).strip()
+    if (
+        len(text) > 1
+        and text[0] == text[-1]
+        and text[0] in "\"'`"
+        or text[:1] == "{"
+        and _closes(text) == len(text) - 1
+    ):
+        text = text[1:-1].strip()
+    if m := _OPEN_ENDS.match(text):
+        text = f"({m[1]}{')' if m[2] == '[' else ']'}" if m[2] else f"[{m[4]})"
+    return text
+
+
+def _unwrapped(m: re.Match) -> str:
+    at = m.start()
+    return (" " if at and (m.string[at - 1].isalnum() or m.string[at - 1] in ")}") else "") + m[1]
+
+
+def _closes(text: str) -> int:
+    """Returns where the brace at the start closes, -1 if it does not."""
+    depth = 0
+    for i, c in enumerate(text):
+        if c in "{}" and text[i - 1 : i] != "\\":
+            depth += 1 if c == "{" else -1
+            if not depth:
+                return i
+    return -1
+
+
+def squeezed(text: str) -> str:
+    """Returns a normal form without the white space and braces that change nothing, to compare as text."""
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
+
+
+# ---- Units.
+
+_NAMES = """cm centimeter centimetre centimeters centimetres|mm millimeter millimetre millimeters millimetres
+m meter metre meters metres|km kilometer kilometre kilometers kilometres kms|inch inches in|ft foot feet|yd yard yards
+mile miles mi|kg kilogram kilograms kgs|g gram grams|mg milligram milligrams|oz ounce ounces|ton tons tonne tonnes
+L l liter litre liters litres|mL ml milliliter millilitre milliliters millilitres|s sec secs second seconds
+min mins minute minutes|h hr hrs hour hours|day days|week weeks|month months|year years yr yrs
+usd dollar dollars USD \\$ US\\$ US-dollar|eur euro euros EUR €|gbp GBP £|jpy yen JPY ¥|inr rupee rupees INR ₹ Rs
+cent cents ¢|deg degree degrees|degC Celsius|degF Fahrenheit|rad radian radians|mph|km/h kmph kph|gallon gallons gal
+lb lbs|N newton newtons|J joule joules|W watt watts|V volt volts|Hz hertz|kJ|kW|MB|GB"""
+_UNIT_OF = {alias: names.split()[0] for names in re.split(r"[|\n]", _NAMES) for alias in names.split()}
+_COMPOUND = {"miles per hour": "mph", "mile/h": "mph", "km per h": "km/h", "km/h": "km/h"}
+CHANGES = re.compile(
+    r"(?:hundred|thousand|\w*illion|dozen|lakh|crore|pair|score|half|halve|third|quarter|(?!month|north"
+    r"|south|depth|length"
+    r"|width|earth|math|growth)\w+th|time|plu|minu|percent\w*|and|or|i|are|wa|were|be|not|no|none|never|wrong|incorrect"
+    r"|false|true|correct|maybe|perhap|possibly|if|than|more|le|fewer|greater|over|under|above|below|mod|modulo|base"
+    r"|squared|cubed|factorial|to|but|unle|except|negative|positive|north|south|east|west|am|pm|bc|ad|noon|midnight"
+    r"|either|neither|between|from|cannot|can|isn|aren|only|fold|ths?|pi|sin|cos|tan|log|ln|where|for|with|x)s{0,2}\Z",
+    re.IGNORECASE,
+)
+"""A word beside a number that changes it, or is no unit."""
+_WORDY = re.compile(r"[^\W\d_]+(?:[ '-]+[^\W\d_]+){0,5}\Z")
+_POWER = re.compile(r"\s*(?:\^\s*\{?\s*([23])\s*\}?|(?<=[a-z])([23])\Z)")
+_TAIL = re.compile(
+    r"(?P<glued>\s*(?:\^\\circ\s*[CF]?|[€£¥₹¢]|\\\$))\Z"
+    r"|(?P<gap>\s*)(?P<unit>[^\W\d_]{1,20}\.?(?:\s*(?:\^\s*\{?[23]\}?|[ /·'-]|\\cdot"
+    r"|\bper\b)?\s*(?:[^\W\d_]+\.?|\([a-z ]+\)))"
+    r"{0,6}\s*(?:\^\s*\{?-?[123]\}?)?)\.?\Z"
+)
+
+
+def unit_of(phrase: str) -> str | None:
+    """Returns the name of the unit that a phrase is, "" for other words that count or weigh; None if it is neither."""
+    phrase = phrase.strip().rstrip(".")
+    power = ""
+    if m := _POWER.search(phrase):
+        power, phrase = m[1] or m[2], phrase[: m.start()] + phrase[m.end() :]
+    if m := re.match(r"(?:square|sq\.?)\s+", phrase):
+        power, phrase = "2", phrase[m.end() :]
+    elif m := re.match(r"cu(?:bic|\.)?\s+", phrase):
+        power, phrase = "3", phrase[m.end() :]
+    if phrase.endswith((" squared", " cubed")):
+        phrase, _, word = phrase.rpartition(" ")
+        power = "2" if word == "squared" else "3"
+    name = _UNIT_OF.get(phrase) or len(phrase) > 1 and _UNIT_OF.get(phrase.lower()) or _COMPOUND.get(phrase.lower())
+    if name:
+        return name + power
+    parts = re.split(r"\s*/\s*|\s+per\s+", phrase)
+    if len(parts) > 1:
+        names = [unit_of(part) for part in parts]
+        if None in names:
+            return None
+        one = "/".join(map(str, names)) if all(names) else ""
+        return _COMPOUND.get(one, {"mile/h": "mph", "km/h": "km/h"}.get(one, one))
+    words = re.findall(r"[^\W\d_]+", phrase)
+    if _WORDY.match(phrase) and any(len(word) > 1 for word in words):
+        words = [word for word in words if word.lower() not in ("a", "an")]
+        if words and not any(CHANGES.match(word) or len(word) == 1 for word in words):
+            return _UNIT_OF.get(words[0].lower(), "") + power if len(words) > 1 else ""
+    return None
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """Returns a normal form without its unit or currency, and the unit's name ("" for none, or one without a name)."""
+    unit = ""
+    if m := re.match(
+        r"([-+]?)\s*(US\s?\\?\$|\\\$|[€£¥₹]|(?:USD|EUR|GBP|INR|JPY|Rs\.?)(?=\s*[\d.]))\s*(?=[-+]?[\d.\\(])", text
+    ):
+        unit = _UNIT_OF.get(m[2].replace("US", "").strip(". "), "") or _UNIT_OF.get(m[2].strip(". "), "")
+        unit = "usd" if "$" in m[2] else unit
+        text = m[1] + text[m.end() :]
+    at = max(0, len(text) - 80)
+    tail = _TAIL.search(text, _last_value(text, at))
+    if not tail or not tail.start():
+        return text, unit
+    if tail["glued"]:
+        mark = tail["glued"].replace("\\circ", "").strip("^ ")
+        named = "usd" if mark == "\\$" else _UNIT_OF.get(mark, "deg" + mark)
+        return text[: tail.start()].rstrip(), unit or named
+    name = unit_of(tail["unit"])
+    if name is None or not tail["gap"] and not (name and len(re.match(r"\w*", tail["unit"])[0]) > 1):  # pyright: ignore
+        return text, unit
+    if text[tail.start() - 1 : tail.start()] not in "0123456789})]%" and not re.search(
+        r"\\(?:pi|infty)\s*\Z", text[: tail.start()]
+    ):
+        return text, unit
+    return text[: tail.start()].rstrip(), unit or name
+
+
+def _last_value(text: str, at: int) -> int:
+    """Returns the place behind the last digit, bracket or pi that is no exponent's, from which words may be a unit."""
+    last = at
+    for m in re.finditer(r"\\pi(?![a-zA-Z])|\\sqrt|\^\s*\{?\s*-?[123]\s*\}?\s*\Z|[\d)\]}]", text[at:]):
+        power = m[0].startswith("^") and re.search(r"[a-zA-Z]\s*\Z", text[: at + m.start()])
+        if power and not re.search(r"(?<![a-zA-Z])[a-zA-Z]\s*\Z|\\[a-zA-Z]+\s*\Z", text[: at + m.start()]):
+            break
+        last = at + m.end()
+    return last
+
+
+def clash(one: str, two: str) -> bool:
+    """Returns whether two units are known and differ."""
+    degrees = "deg" in (one, two) and one[:3] == two[:3]
+    return bool(one and two and one != two and not degrees)
+
+
+# ---- Numbers.
+
+_GROUP = r"(?:,|\{,\}|,\\!\s?|\\[,!;: ]|[ ~'])"  # between thousands
+NUMBER = re.compile(
+    rf"([+-]?)\s?(?=\.?\d)(\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?!\d)|\d*)"
+    r"((?:\.\d*)?(?:[eE][+-]?\d{1,3})?)"
+)
+"""A sign, whole digits and the rest of a plain number."""
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "lakh": 5, "crore": 7}
+_SCALE = re.compile(r"\s+(hundred|thousand|million|billion|trillion|lakh|crore|dozen)s?(?=\s|\Z)", re.IGNORECASE)
+_FILLER = re.compile(
+    r"(?:(?:approximately|approx\.?|about|around|roughly|nearly|exactly|precisely|simply|just|only|indeed"
+    r"|equals?|a total of"
+    r"|in total|total of|therefore|thus|hence|so|then|namely|is|be|to be|the number|the value|a|an|the|it|it's|that is"
+    r"|i\.e\.|precisely|equal to|given by|\\approx|\\thickapprox|\\simeq|\\sim|~|=|:)(?![a-zA-Z])[\s,:]*)+",
+    re.IGNORECASE,
+)
+_FRACTION = re.compile(r"\\frac\s*(?:\{\s*(-?[\d,]+)\s*\}|(\d))\s*(?:\{\s*([\d,]+)\s*\}|(\d))|(-?\d+)\s*/\s*(-?\d+)")
+_MIXED = re.compile(
+    r"([+-]?)\s*(\d+)(?:\s+and\s+|\s*(?=\\)|\s+|-)(?:\\frac\s*(?:\{\s*(\d+)\s*\}"
+    r"|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+))")  # fmt: skip
+_REPEATS = re.compile(
+    r"([+-]?)(\d*)\.(\d*)(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))"
+    r"|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?|\((\d+)\))\Z"
+)
+_DOTS = re.compile(r"([+-]?)(\d*)\.(\d*?)(\d)\4\4+(?:\.\.\.|\\(?:ldots|dots|cdots))\Z")
+_POWERS = re.compile(
+    r"(?:([+-]?(?:\d+\.?\d*|\.\d+))\s*(?:\\times|\\cdot|\*|x)\s*)?([+-]?)(10)\s*(?:\^"
+    r"|\*\*)\s*(?:\{\s*([+-]?\d{1,4})\s*\}|([+-]?\d{1,4}))\Z"
+)
+_EUROPEAN = re.compile(r"([+-]?)(\d{1,3}(?:\.\d{3})+),(\d{1,2})\Z")
+_SIGN_WORD = re.compile(r"(?:minus|negative)\s+(?=[\d\\.])", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(?:%|per\s?cent(?:age points?)?)\Z", re.IGNORECASE)
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+)
+_WORD_VALUE = {word: i for i, word in enumerate(_ONES.split())}
+_WORD_VALUE |= {
+    word: 10 * (i + 2) for i, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())
+}
+_WORD_FRACTIONS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_HALVES = re.compile(r"\s+and\s+(?:a|one)[\s-]+(half|third|quarter)(?=\s|\Z)", re.IGNORECASE)
+
+
+class Number(NamedTuple):
+    """An everyday number: its value, whether it is a decimal (and so perhaps rounded), and what follows it."""
+
+    value: Fraction
+    rounded: bool
+    percent: bool
+    unit: str
+
+
+@functools.lru_cache(1 << 15)
+def number_of(answer: str | float) -> Number | None:
+    """Returns the number that an answer is, None for other answers and for exponents of four digits."""
+    if not isinstance(answer, str):
+        return (
+            Number(Fraction(answer), isinstance(answer, float), False, "")
+            if isinstance(answer, int) or math.isfinite(answer)
+            else None
+        )
+    if len(answer) > LONGEST:
+        return None
+    text = normal(answer)
+    text = _FILLER.sub("", text, count=1) if _FILLER.match(text) else text
+    text = _SIGN_WORD.sub("-", text)
+    scale, percent, unit = Fraction(1), False, ""
+    if (found := _plain(text)) is None:
+        if m := _PERCENT.search(text):
+            percent, text = True, text[: m.start()]
+        else:
+            text, unit = without_unit(text)
+            if m := _PERCENT.search(text):
+                percent, text = True, text[: m.start()]
+        if m := _HALVES.search(text):
+            if m.end() == len(text) or unit_of(text[m.end() :]) is not None:
+                base = _plain(text[: m.start()])
+                part = Fraction(1, _WORD_FRACTIONS[m[1].lower()])
+                return base and Number(base[0] + part, False, False, unit)
+        written = text
+        while m := _SCALE.search(text):
+            rest = text[m.end() :]
+            if rest.strip() and not _SCALE.fullmatch(rest) and unit_of(rest) is None:
+                break
+            unit = unit or unit_of(rest) or ""
+            scale *= 12 if m[1].lower() == "dozen" else 10 ** _SCALES[m[1].lower()]
+            text = text[: m.start()] + (rest if _SCALE.fullmatch(rest) else "")
+        found = _plain(text) if text else None
+        if found is None and not percent and (found := _in_words(written)):
+            scale = Fraction(1)
+    return found and Number(found[0] * scale, found[1], percent, unit)
+
+
+def _plain(text: str) -> tuple[Fraction, bool] | None:
+    """Returns the value of a number without words, and whether it is a decimal."""
+    text = text.strip()
+    if text[:1] == "(" and text[-1:] == ")" and re.fullmatch(r"\(-?[\d./]+\)", text):
+        text = text[1:-1]
+    if (m := NUMBER.fullmatch(text)) and (m[2] or m[3].strip(".")):
+        plain = m[1] + re.sub(r"\D", "", m[2]) + m[3]
+        return Fraction(decimal.Decimal(plain)), "." in m[3]
+    if m := re.fullmatch(r"(\d+)(?:st|nd|rd|th)", text):
+        return Fraction(m[1]), False
+    if m := _EUROPEAN.fullmatch(text):
+        return Fraction(f"{m[1]}{m[2].replace('.', '')}.{m[3]}"), True
+    sign = -1 if text.startswith("-") else 1
+    bare = text.lstrip("+-").lstrip() if text[:1] in "+-" and len(text) > 1 and text[1] not in "+-" else text
+    if (m := _FRACTION.fullmatch(bare)) and not (bare is not text and "-" in m[0]):
+        top, bottom = m[1] or m[2] or m[5], m[3] or m[4] or m[6]
+        bottom = int(bottom.replace(",", ""))
+        return (sign * Fraction(int(top.replace(",", "")), bottom), False) if bottom else None
+    if m := _MIXED.fullmatch(text):
+        bottom = int(m[5] or m[6] or m[8])
+        if not bottom:
+            return None
+        value = int(m[2]) + Fraction(int(m[3] or m[4] or m[7]), bottom)
+        return (-value if m[1] == "-" else value), False
+    if m := _REPEATS.fullmatch(text):
+        cycle = m[4] or m[5] or m[9] or m[6] + (m[7] or "") + (m[8] or "")
+        return _repeating(m[1], m[2], m[3], cycle), False
+    if m := _DOTS.fullmatch(text):
+        return _repeating(m[1], m[2], m[3], m[4]), False
+    if m := _POWERS.fullmatch(text):
+        value = Fraction(m[1] or 1) * Fraction(10) ** int(m[4] or m[5])
+        if m[1] and m[2]:
+            return None
+        return (-value if m[2] == "-" else value), bool(m[1] and "." in m[1])
+    return None
+
+
+def _repeating(sign: str, whole: str, fixed: str, cycle: str) -> Fraction:
+    value = Fraction(f"{whole or 0}.{fixed or 0}") + Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(fixed))
+    return -value if sign == "-" else value
+
+
+def _in_words(text: str) -> tuple[Fraction, bool] | None:
+    """Returns the value of a number in English words."""
+    words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
+    sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
+    if (
+        len(words) == 2
+        and words[1].rstrip("s") in ("half", "halve", *_WORD_FRACTIONS)
+        and words[0] in {"a", *_WORD_VALUE}
+    ):
+        top = 1 if words[0] == "a" else _WORD_VALUE[words[0]]
+        return Fraction(sign * top, _WORD_FRACTIONS[words[1].rstrip("s").replace("halve", "half")]), False
+    total = part = 0
+    for i, word in enumerate(words):
+        if word in _WORD_VALUE:
+            value = _WORD_VALUE[word]
+            if i and (words[i - 1] in _WORD_VALUE) and not (_WORD_VALUE[words[i - 1]] >= 20 and 0 < value < 10):
+                return None  # "two three" is no number
+            part += value
+        elif word == "hundred" and part:
+            part *= 100
+        elif word in ("thousand", "million", "billion") and part:
+            total, part = total + part * 10 ** _SCALES[word], 0
+        else:
+            return None
+    return Fraction(sign * (total + part)), False
+
+
+def canonical_answer(answer: Any) -> str | float | None:
+    r"""Returns a form that is equal for equal answers; None if there is no answer.
+
+    Numbers, and strings that are plainly numbers ("1,000", "1\,000", "$18.0", "18 dollars", "€18"), are equal by value;
+    other strings by their text without outer space. None, a blank string and NaN are no answer.
+    """
+    if answer is None or isinstance(answer, float) and math.isnan(answer):
+        return None
+    if isinstance(answer, bool) or isinstance(answer, float) and math.isinf(answer):
+        return str(answer)
+    if isinstance(answer, int | float):
+        return answer  # 18 == 18.0, with one hash
+    if not isinstance(answer, str):
+        raise ValueError(f"an answer is a number, a string or null, not {answer!r}")
+    text = answer.strip()
+    bare = normal(text) if len(text) <= 2 * LONGEST else text
+    if bare.lower() == "nan":
+        return None
+    number = NUMBER.fullmatch(bare) or NUMBER.fullmatch(without_unit(bare)[0])
+    if not number or not (number[2] or number[3].strip(".")):
+        return text or None
+    plain = number[1] + re.sub(r"\D", "", number[2]) + number[3]
+    if len(plain) > LONGEST:
+        return plain
+    value = decimal.Decimal(plain)  # exact
+    if value == value.to_integral_value():
+        return int(value)
+    lost = not float(value) or math.isinf(float(value))
+    return str(value.normalize(_EXACT)) if lost else float(value)  # 1e-999 is no float

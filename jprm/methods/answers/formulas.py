@@ -1,0 +1,418 @@
+"""Finds formulas and numbers in prose: where one begins and ends, and what of the words beside it changes it."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from jprm.methods.answers.forms import CHANGES
+
+LONGEST = 2000
+"""Characters of a statement that are read."""
+
+MATH = re.compile(r"\$\$.{1,1500}?\$\$|(?<!\\)\$[^$\n]{1,600}\$|\\\(.{1,600}?\\\)|\\\[.{1,1500}?\\\]", re.DOTALL)
+_END = re.compile(r"\.(?=\s|\Z)|\n|\Z")
+_ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e|e\.g|cf|ca|[A-Z])\Z")
+
+
+def is_money(inside: str) -> bool:
+    """Returns whether what is between two dollar signs shows that they are of sums of money: between $5 and $7."""
+    if not inside[:1].isdigit():
+        return False
+    bare = re.sub(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+", "", inside)
+    return inside[-1:].isspace() or bool(re.search(r"[a-z]{3,}", bare))
+
+
+_FILLER = re.compile(
+    r"(?:[\s:：,*>\"'“‘«「『`~]+|\.{2,}|(?:(?:therefore|thus|hence|then|so|simply|just|exactly|precisely"
+    r"|indeed|now|clearly|also|namely|approximately|about|around|roughly|nearly|approx\.?"
+    r"|ca\.|circa|equal|given|found|a\s+total|in\s+total|total|simplified|to|be|as|by|of"
+    r"|(?:the\s+)?(?:number|value|expression|point|interval|pair|fraction|vector|matrix|function|equation"
+    r"|polynomial|set|letter|option|choice)s?(?:\s+of)?|following|choice|option|letter"
+    r"|there\s+(?:are|is)|obviously|definitely|actually|probably|in\s+fact|of\s+course|as\s+follows"
+    r"|finally|is|are|est|es|ist)(?![a-zA-Z])"
+    r"|(?:the|a|an)(?=\s+(?:number|value|expression|point|interval|pair|fraction|vector|matrix|function"
+    r"|equation|polynomial|set|letter|option|choice|total|following))))+",
+    re.IGNORECASE,
+)
+_CHANGED = re.compile(
+    r"\b(?:not|no|twice|thrice|half|double|triple|more|less|fewer|greater|larger|smaller|higher|lower"
+    r"|least|most|between|either|neither|over|under|above|below|up|than|never|square|cube|root|multiple"
+    r"|power|factor|factorial|reciprocal|inverse|opposite|maybe|perhaps|possibly|somewhere|anything"
+    r"|everything|any|all|negative|minus|third|quarter|except|within|close|almost|beyond|before|after"
+    r"|without|divisible)\b",
+    re.IGNORECASE,
+)
+_LITERAL = re.compile(
+    r"(?:no|none|yes|true|false|undefined|impossible|infinit\w+|does\s+not\s+exist|dne|even|odd|zero|never"
+    r"|always|cannot)\b(?!\s+(?:more|less|fewer|greater|of\s+(?:the|them)\s+\d))",
+    re.IGNORECASE,
+)
+_STOP = re.compile(
+    r"[;!?()\n\"“”«»「」『』✓✅∎□■🎉]|[,，。、](?!\d)|\s[-–—]+\s|—|:\s|\.(?=\s|\Z)|\s(?:because|since"
+    r"|as\s+(?:required|desired|needed|claimed|expected|we|shown|was|asked)|which|where|who|so\s+that"
+    r"|hence|therefore|if|when|while|but|by|for\s+the|in\s+(?:total|all|the)|at\s+the|after|whose)\b",
+    re.IGNORECASE,
+)
+_UNITY = re.compile(
+    r"(?:\\?%|\s*(?:\\%|%|percent\b|per\s?cent\b)|\s*(?:\^\{?\\circ\}?|°)\s*[CF]?(?![a-zA-Z]))", re.IGNORECASE
+)
+_HEDGE = re.compile(r"[\s$]*[,(]?\s*(?:or|and/or|maybe|perhaps|possibly)\b[^.;\n]{0,60}?(?=[.;\n]|\Z)", re.IGNORECASE)
+_AND = re.compile(r"\s*(?:,\s*)?(?:and|or)\s+(?=[$\\\d(\[+\-−√π½]|[a-zA-Z]\s*=|[a-zA-Z](?![a-zA-Z' ]))")
+
+
+def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
+    """Returns the first number, formula or words of a text, their kind, and where they end."""
+    at = m.end() if (m := _FILLER.match(text)) else 0
+    choice = re.match(
+        r"\(?([A-J])\s*[).:]+\s+(?=\S)|\(([A-Ja-j])\)(?=\W|\Z)|([A-J])(?=[\s]*(?:[.,;!:]\s|[.,;!]?\Z|\n|-\s|–))",
+        text[at:],
+    )
+    if choice and not re.match(r"[A-J],\s*(?:[A-Za-z](?![a-z])|\d)", text[at:]):
+        letter = choice[1] or choice[2] or choice[3]
+        if choice[1] or choice[2]:
+            end = _line_end(text, at)
+            whole = text[at:end].strip().rstrip(".")
+            return (
+                (
+                    whole
+                    if len(whole) < 200 and not re.search(r"\b(?:or|and)\b\s*\(?[A-J]\b", whole)
+                    else letter
+                    if len(whole) >= 200
+                    else whole
+                ),
+                "value",
+                end,
+            )
+        end = at + choice.end()
+        hedge = _HEDGE.match(text, end)
+        return (text[at : hedge.end()].strip() if hedge else letter), "value", hedge.end() if hedge else end
+    start, end = at, _end_of_formula(text, at)
+    if end == start:
+        stop = _stop(text, at, _STOP)
+        close = stop.start() if stop else len(text)
+        clause = text[at:close]
+        number = _first_value(text, at, close)
+        if number is None or _LITERAL.match(clause):
+            words = clause.strip(" \t\n.,:;*'\"`|")
+            return words, "words" if words else "", close
+        prefix = text[at:number]
+        if _CHANGED.search(prefix):
+            sign = re.match(r"(?:minus|negative)\s+\Z", prefix, re.IGNORECASE)
+            end = _end_of_formula(text, number)
+            if sign:
+                return "-" + _tidy(text[number:end]), "value", end
+            words = text[at:close].strip()
+            return words, "value", close
+        start, end = number, _end_of_formula(text, number)
+    answer = text[start:end]
+    if (hedge := _HEDGE.match(text, end)) and (re.search(r"\d|\\|\$|\b[A-Z]\b", hedge[0])):
+        return _tidy(answer) + " " + _strip_math(hedge[0]).strip(" ,("), "value", hedge.end()
+    if unit := _UNITY.match(text, end):
+        return _tidy(answer) + unit[0].strip(), "value", unit.end()
+    follow = re.match(r"\s+(?:and\s+(?:a|one)\s+)?([^\W\d_]+)", text[end:])
+    if (
+        follow
+        and CHANGES.match(follow[1])
+        and not re.match(
+            r"\s+(?:and|or|i|is|are|was|were|be|if|but|to|from|for|with|where|only|not|unless|except|true|correct"
+            r"|can|than|x)\b(?!\s+(?:a|one)\s+(?:half|third|quarter))",
+            text[end:],
+            re.IGNORECASE,
+        )
+    ):
+        stop = _STOP.search(text, end)
+        close = stop.start() if stop else len(text)
+        return _tidy(answer) + text[end:close].rstrip(), "value", close
+    if m := re.match(r"\s*(?:to|plus|minus|times|divided\s+by|more\s+than|less\s+than)\s+(?=[\d$\\])", text[end:]):
+        stop = _end_of_formula(text, end + m.end())
+        return _tidy(answer) + m[0] + _tidy(text[end + m.end() : stop]), "value", stop
+    return _tidy(answer), "value", end
+
+
+def _stop(text: str, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    """Returns where a pattern of ends matches first, but for the full stop of an abbreviation."""
+    stop = pattern.search(text, at)
+    while stop and stop[0].startswith(".") and _ABBREVIATED.search(text, max(0, stop.start() - 8), stop.start()):
+        stop = pattern.search(text, stop.end())
+    return stop
+
+
+def _line_end(text: str, at: int) -> int:
+    """Returns where the sentence of the choice at a place ends."""
+    stop = _stop(text, min(at + 3, len(text)), _END)
+    return stop.start() if stop else len(text)
+
+
+def _first_value(text: str, start: int, end: int) -> int | None:
+    """Returns where the first number or formula with a digit, command or dollars begins."""
+    for m in re.finditer(r"[$\\]|(?<![\w.])[-+−]?[.]?\d|[√π∞½¼¾]", text[start:end]):
+        at = start + m.start()
+        if _end_of_formula(text, at) > at:
+            return at
+    return None
+
+
+_TOKEN = re.compile(
+    r"(?P<math>\$\$.{1,1500}?\$\$|\\\(.{1,600}?\\\)|\\\[.{1,1500}?\\\])"
+    r"|(?P<dollar>\$[^$\n]{1,600}\$)"
+    r"|(?P<environment>\\begin\s*\{(\w+)\*?\}.{0,1500}?\\end\s*\{\4\*?\})"
+    r"|(?P<words>\\(?:text\w*|mbox|mathrm|mathbf|boldsymbol|operatorname|emph)\s*\{[^{}]*\})"
+    r"|(?P<command>\\(?:[a-zA-Z]+|[{}$%,!;:| ]|\\))"
+    r"|(?P<number>\d+(?:[.,]\d+)*(?:\.(?=\s*\\?[a-z]*$))?|\.\d+)"
+    r"|(?P<word>[^\W\d_]+)"
+    r"|(?P<gap>[^\S\n]+)"
+    r"|(?P<close>[)\]}])"
+    r"|(?P<open>[(\[{])"
+    r"|(?P<comma>[,，、;:'!])"
+    r"|(?P<sign>[-+*/=<>^_|%−–±×÷·⋅√∞≤≥≠∪∩∈∅→½⅓⅔¼¾⁄∕°²³⁰¹⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉$€£¥₹~&≈′])",
+    re.DOTALL,
+)
+_NAMES = re.compile(
+    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?\Z|(?:log|ln|sqrt|pi|exp|max|min|mod|gcd|lcm|infinity|det)\Z"
+)
+
+
+def _end_of_formula(text: str, at: int) -> int:
+    """Returns where the formula that begins at a place ends; the place itself if there is none."""
+    end, depth, last, solid = at, [], at, False
+    while end < len(text) and (token := _TOKEN.match(text, end)):
+        kind, piece = token.lastgroup, token[0]
+        if kind == "dollar" and is_money(piece[1:-1]) or kind == "sign" and piece == "$":
+            if not re.match(r"\$\s?[\d.]", text[end:]):
+                break
+            end += 1
+            continue
+        if kind in ("math", "dollar"):
+            solid, last = True, token.end()
+        elif kind == "word":
+            if not _is_symbol(text, token, solid, bool(depth)):
+                break
+            solid, last = True, token.end()
+        elif kind in ("number", "environment", "words"):
+            solid, last = True, token.end()
+        elif kind == "command":
+            if piece in (
+                "\\boxed",
+                "\\fbox",
+                "\\implies",
+                "\\therefore",
+                "\\because",
+                "\\blacksquare",
+                "\\square",
+                "\\Box",
+                "\\qed",
+                "\\checkmark",
+            ):
+                break
+            if piece == "\\{":
+                depth.append("\\}")
+            elif piece == "\\}":
+                if depth and depth[-1] in ("\\}", ")", "]"):
+                    depth.pop()
+                    last = token.end()
+                elif not depth:
+                    break
+            elif re.match(r"\\[a-zA-Z]", piece) and not re.match(
+                r"\\(?:cdot|times|le|ge|leq|geq|to|quad|qquad|right|in|cup|cap|pm)\Z", piece
+            ):
+                solid, last = True, token.end()
+            elif piece == "\\%":
+                last = token.end()
+            elif piece == "\\right":
+                last = token.end()
+        elif kind == "open":
+            if piece != "{" and not depth and not _is_formula(text, end):
+                break
+            if len(depth) > 30:
+                return at
+            depth.append({"(": ")", "[": "]", "{": "}"}[piece])
+        elif kind == "close":
+            if not depth:
+                break
+            depth.pop()
+            last = token.end()
+        elif kind == "comma":
+            if (
+                piece == "'"
+                and solid
+                and re.search(r"[A-Za-z']\Z", text[:end][-1:])
+                and not re.match(r"'(?:s\b|\s|\Z)", text[end:])
+            ):
+                last = token.end()
+            elif piece == "!" and not depth and not re.match(r"!\s*[-+*/=^)\]}\d(\\]", text[end:]):
+                break
+            elif piece == "!" and solid:
+                last = token.end()
+            elif piece == ":" and not re.match(r":\s?\d", text[end:]) and not depth:
+                break
+            elif piece in ";'" and not depth:
+                break
+            elif piece in ",，、" and not depth and not _continues(text, token.end()):
+                break
+        elif kind == "sign":
+            if piece in "°%²³⁰¹⁴⁵⁶⁷⁸⁹½⅓⅔¼¾∞∅ⁿ₀₁₂₃₄₅₆₇₈₉′":
+                solid, last = True, token.end()
+            elif piece in "-–" and not depth and solid and re.match(r"[-–]+\s+[a-zA-Z]{2,}|[-–]{2,}", text[end:]):
+                break
+            elif piece in "€£¥₹" and solid:
+                last = token.end()
+            elif piece == "|":
+                if text.count("|", at, end) % 2:
+                    last = token.end()
+        end = token.end()
+        if not depth and (m := _AND.match(text, end)) and solid and _is_item_after(text, m.end()):
+            end = m.end()
+        if end - at > LONGEST:
+            break
+    if not solid:
+        return at
+    return min(max(last, at), len(text)) if last > at else at
+
+
+def _is_item_after(text: str, at: int) -> bool:
+    """Returns whether what follows "and" or "or" is a formula, and no number of other things."""
+    end = _end_of_formula(text, at) if at < len(text) else at
+    return end > at and not re.match(
+        r"\s+(?!(?:or|and|respectively|as|in|is|are|for)\b)[a-z]{2,}\s+[a-z]{2,}", text[end:]
+    )
+
+
+def _is_symbol(text: str, token: re.Match[str], solid: bool, inside: bool) -> bool:
+    """Returns whether letters are part of a formula."""
+    word, at, end = token[0], token.start(), token.end()
+    if not word.isascii():
+        return word in "πθαβγδλμφωσρτεΔΩ"
+    if _NAMES.match(word):
+        return True
+    before, after = text[at - 1 : at] if at else "", text[end : end + 1]
+    if len(word) == 1:
+        prose = (
+            word in "aAI"
+            and re.match(r"[^\S\n]+[a-zA-Z]{2,}", text[end:])
+            or after in "'’"
+            and after
+            and re.match(r"['’](?:s|m|ll|d|ve)\b", text[end:])
+        )
+        return not prose and not re.match(r"\.\s?[a-zA-Z]\.", text[end:])
+    if before and before in "{^_" or inside and after and after in "}^_":
+        return True
+    if len(word) <= 3 and (
+        before and before in "0123456789)}=+-*/^_$" or after and after in "^_(=/*+" or re.match(r"\s*[=^]", text[end:])
+    ):
+        return word.lower() not in ("and", "or", "so", "as", "is", "in", "the", "per", "of") or before in "_^{"
+    if len(word) <= 4 and word.isupper() and not solid:
+        return False
+    return len(word) <= 3 and inside and bool(after) and after in ",)]+-*/^"
+
+
+_CLOSE = re.compile(r"[)\]]")
+
+
+def _is_formula(text: str, at: int) -> bool:
+    """Returns whether a bracket opens a formula, and no remark."""
+    close = _CLOSE.search(text, at + 1, at + 300)
+    end = close.start() if close else min(len(text), at + 300)
+    inside = re.sub(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+", "", text[at + 1 : end])
+    words = [word for word in re.findall(r"[^\W\d_]{2,}", inside) if not _NAMES.match(word)]
+    if not inside.strip(" ."):
+        return "\\" in text[at:end]
+    return not any(
+        len(word) > 2 or word.lower() in ("or", "in", "is", "as", "so", "we", "to", "at", "by", "mm", "cm", "km", "kg")
+        for word in words
+    )
+
+
+def _continues(text: str, at: int) -> bool:
+    """Returns whether a list of formulas goes on behind a comma."""
+    rest = text[at:].lstrip(" ")
+    if re.match(r"(?:and|or)\s+[$\\\d(\[-]", rest):
+        return True
+    if (
+        not rest
+        or re.match(r"[^\W\d_]{2,}", rest)
+        and not re.match(r"[A-Za-z]{1,2}\s*=|(?:sin|cos|tan|log|ln|sqrt|pi)\b", rest)
+    ):
+        return False
+    if re.match(r"[aAI]\s", rest):
+        return False
+    if re.match(r"[^\W\d_]", rest):
+        return bool(re.match(r"[A-Za-z](?:\s*(?:[-+*/=^_,).;$]|\\|\Z|and\b|or\b))", rest))
+    end = _end_of_formula(text, at + len(text[at:]) - len(rest))
+    follow = text[end : end + 30]
+    return end > at and not re.match(r"\s+(?!and\b|or\b|in\b|as\b|respectively\b|are\b|is\b|for\b)[a-z]{3,}", follow)
+
+
+def _strip_math(text: str) -> str:
+    return (
+        re.sub(r"\\[()\[\]](?!\s*\d+(?:pt|ex|em))", "", text).replace("$", "")
+        if "$" in text or "\\(" in text or "\\[" in text
+        else text
+    )
+
+
+def _tidy(text: str) -> str:
+    """Returns an answer without the dollars around formulas and the signs at its ends that state nothing."""
+    text = text.strip()
+    text = re.sub(r"\\[()]", "", re.sub(r"(?<!\\)\$", "", text))
+    if not text.startswith("\\begin"):
+        text = re.sub(r"^\\\[|\\\]$", "", text.strip())
+    if "\\boxed" in text:
+        text = re.sub(r"\\boxed\s*\{(.*)\}", r"\1", text, flags=re.DOTALL)
+    text = text.strip()
+    while text and (
+        text[-1] in ",;:=+*/|~&"
+        or text[-1] in ".'\""
+        and not text.endswith("...")
+        or text[-1] in "-–—"
+        and len(text) > 1
+    ):
+        text = text[:-1].rstrip()
+    if text.endswith("\\"):
+        text = text[:-1].rstrip()
+    return text
+
+
+# ---- The last number.
+
+
+def last_number(text: str) -> str | None:
+    """Returns the last number or formula: of the last line that has one."""
+    text = text[-4 * LONGEST :]
+    for line in reversed(_joined_display(text).split("\n")):
+        if last := last_formula(line[-LONGEST // 2 :]):
+            return last
+    return None
+
+
+def _joined_display(text: str) -> str:
+    return MATH.sub(lambda m: m[0].replace("\n", " "), text)
+
+
+_START = re.compile(r"[$\\\d√π∞½¼¾(\[.+−-]|(?<![a-zA-Z'’])[a-zA-Z](?![a-zA-Z'’])")
+
+
+def last_formula(line: str) -> str | None:
+    """Returns the last number or formula of a line; of an equation of numbers its last side."""
+    last, at = "", 0
+    for _ in range(300):
+        m = _START.search(line, at)
+        if not m:
+            break
+        end = _end_of_formula(line, m.start())
+        if end <= m.start():
+            at = m.end()
+            continue
+        piece = _tidy(line[m.start() : end])
+        formula = line[m.start()] in "$\\" or re.search(r"\d", piece) or re.search(r"[A-Za-z]\s*[-+*/^=]\s*\S", piece)
+        if formula and re.search(r"\w|\\", piece):
+            unit = _UNITY.match(line, end)
+            last = piece + (unit[0].strip() if unit else "")
+        at = end
+    if not last:
+        digits = re.findall(r"-?\d+(?:[.,]\d+)*", line)
+        return digits[-1] if digits else None
+    sides = last.split("=")
+    if len(sides) > 1 and sides[-1].strip() and not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", sides[0])):
+        return _tidy(sides[-1])
+    return last

@@ -1,0 +1,136 @@
+"""What math-verify says of two answers, checked where it can be.
+
+`math-verify` parses and compares in a worker process that is killed when an answer takes too long. Its own time limit
+is a SIGALRM, which raises outside the main thread, cancels the caller's alarm and cannot interrupt one long operation
+on integers (9**9**9**9). So it is off, and the worker's time and memory are limited from outside.
+
+It takes numbers for equal when their difference rounds to 0 at 6 decimals, and sets the factors of a difference that
+are below 1e-15 to 0. So numbers that it finds equal are compared again here, relative to their size.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from jprm.io.worker import Worker, serve
+
+ROUNDED = 2e-6
+"""Relative difference of numbers of which one may be rounded: 0.333333 is 1/3."""
+
+_DIGITS = 120  # to which exact numbers are compared
+
+_worker = Worker("jprm.methods.answers.library")
+
+
+def compare(truth: str, given: str, limit_s: float) -> bool | None:
+    """Returns whether two answers in LaTeX are equal; None if one does not parse or there was no time."""
+    return _worker.ask([truth, given], limit_s)
+
+
+def _prepare() -> Callable[[Any], Any]:
+    from math_verify import parse, verify
+
+    @functools.lru_cache(1 << 12)
+    def parsed(text: str) -> list[Any]:
+        return parse(f"\\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # no limit
+
+    @functools.lru_cache(1 << 12)
+    def coarse(text: str) -> list[complex] | None:
+        return None if "%" in text or "percent" in text else _numbers(parsed(text)[0])
+
+    def reply(pair: list[str]) -> bool | None:
+        truth, given = map(parsed, pair)
+        if len(truth) < 2 or len(given) < 2:  # only the text, or nothing: our own comparison is as good
+            return None
+        numbers = [coarse(text) for text in pair]
+        if (
+            numbers[0] is not None and numbers[1] is not None and _apart(*numbers, 1e-4, 1e-6)
+        ):  # much faster than `verify`
+            return False
+        if verify(truth, given, timeout_seconds=None):
+            return not _differ(truth[0], given[0])
+        complex_ = [_with_imaginary(side[0]) for side in (truth, given)]
+        if any(side is not None for side in complex_):
+            sides = [side[0] if new is None else new for side, new in zip((truth, given), complex_, strict=True)]
+            return verify(sides[0], sides[1], timeout_seconds=None)
+        return False
+
+    return reply
+
+
+def _with_imaginary(parsed: Any) -> Any:
+    """Returns an expression with its symbol i as the imaginary unit, None for one without it."""
+    import sympy
+
+    if not isinstance(parsed, sympy.Expr) or not (at := {s: sympy.I for s in parsed.free_symbols if str(s) == "i"}):
+        return None
+    return parsed.subs(at).doit()
+
+
+def _members(parsed: Any) -> list[Any] | None:
+    """Returns an expression, or the members of a tuple, set or interval; None for others."""
+    import sympy
+
+    members: list[Any] = [parsed]
+    if isinstance(parsed, sympy.FiniteSet | sympy.Tuple):
+        members = list(parsed.args)
+    elif isinstance(parsed, sympy.Interval):
+        members = [parsed.start, parsed.end]
+    elif isinstance(parsed, sympy.Eq):
+        members = [parsed.rhs]
+    return members if all(isinstance(member, sympy.Expr) for member in members) else None
+
+
+def _numbers(parsed: Any) -> list[complex] | None:
+    """Returns the numbers of an answer, each symbol as a fixed number that depends on its name; None without any."""
+    import sympy
+
+    members = None if isinstance(parsed, sympy.Eq) else _members(parsed)
+    if members is None:
+        return None
+    numbers = []
+    for member in members:
+        at: dict[Any, Any] = {s: 1 + zlib.crc32(s.name.encode()) / 2**32 for s in member.free_symbols}  # pyright: ignore
+        numbers.append(complex(member.evalf(15, subs={s: sympy.I if s.name == "i" else x for s, x in at.items()})))
+    return numbers if all(math.isfinite(x.real) and math.isfinite(x.imag) for x in numbers) else None
+
+
+def _apart(one: list[complex], two: list[complex], absolute: float, relative: float) -> bool:
+    """Returns whether a number of one answer is near none of the other's."""
+
+    def lone(some: list[complex], others: list[complex]) -> bool:
+        return any(all(abs(x - y) > absolute + relative * max(abs(x), abs(y)) for y in others) for x in some)
+
+    return lone(one, two) or lone(two, one)
+
+
+def _differ(truth: Any, given: Any) -> bool:
+    """Returns whether the numbers of two answers that the library finds equal differ, relative to their size."""
+    import sympy
+
+    one, two = _members(truth), _members(given)
+    if one is None or two is None or any(side.free_symbols or not side.is_number for side in one + two):
+        return False
+    if any(side.has(sympy.Float) for side in one + two):
+        values = _numbers(sympy.Tuple(*one)), _numbers(sympy.Tuple(*two))
+        return values[0] is not None and values[1] is not None and _apart(*values, 1e-300, ROUNDED)
+    one, two = ([side.doit() for side in sides] for sides in (one, two))
+    if all(side.is_Rational for side in one + two):
+        return set(one) != set(two)
+    exact = [[side.evalf(_DIGITS) for side in sides] for sides in (one, two)]
+    if not all(side.is_number and side.is_finite for sides in exact for side in sides):
+        return False
+
+    def lone(some: list[Any], others: list[Any]) -> bool:
+        small = sympy.Float(10) ** -(_DIGITS - 20)
+        return any(all(abs(x - y) > small * max(abs(x), abs(y)) for y in others) for x in some)
+
+    return lone(*exact) or lone(*exact[::-1])
+
+
+if __name__ == "__main__":
+    serve(_prepare)
