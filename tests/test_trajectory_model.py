@@ -178,10 +178,10 @@ def tuned(prm):
     return dataclasses.replace(prm, params=model, config=LANGUAGE, semantics="implicit", ratio=ratio)
 
 
-def log_ratio(tuned, ids, begin, end):
+def log_ratio(ids, begin, end):
     """Returns beta times the sum over ids[begin:end] of the log ratio, each given the ids before it, computed alone."""
-    rows = chain_rows([ids], 1024)
-    both = [np.asarray(log_probs(some, LANGUAGE, rows))[0] for some in (tuned.params, tuned.ratio.params)]
+    rows, models = chain_rows([ids], 1024), (params(LANGUAGE), params(LANGUAGE, seed=1))
+    both = [np.asarray(log_probs(some, LANGUAGE, rows))[0] for some in models]
     return BETA * float((both[0] - both[1])[begin:end].sum())
 
 
@@ -191,7 +191,7 @@ def test_a_turns_log_ratio_is_of_the_tokens_that_the_agent_wrote(tuned):
     turns, total = turns_of(tree, TOKENIZER), 0.0
     assert len(tree.steps) > 1 and any(node.role == "tool" for node in tree.nodes)
     for node, ids, (begin, end) in zip(tree.steps, turns.ids, turns.written, strict=True):
-        wanted = log_ratio(tuned, ids, begin, end)
+        wanted = log_ratio(ids, begin, end)
         assert outputs["turn"][node] == pytest.approx(wanted, abs=1e-4)
         total += wanted
         assert outputs["score"][node] == pytest.approx(total, abs=1e-4)
