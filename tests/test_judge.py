@@ -119,6 +119,51 @@ def test_a_score_is_the_mean_of_the_verdicts_probabilities(serve, endpoint):
     assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (2, 0)
 
 
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+@pytest.mark.parametrize("opening", ["{", ""])
+def test_a_rating_is_the_expectation_over_its_tokens(serve, endpoint, opening):
+    """The number's token may begin with what stands before it. Other tokens in its place are not counted."""
+    other = {"4": 0.5, "5": 0.3, "1": 0.1, "x": 0.1}
+
+    def script(number, body):
+        text = r"Fine. \boxed{4}"
+        top = {opening + word: math.log(p) for word, p in other.items()}
+        tokens = [("Fine. ", {}), ("\\boxed" + "{" * (not opening), {}), (opening + "4", top), ("}", {})]
+        values = [logprobs.get(token, 0.0) for token, logprobs in tokens]
+        if endpoint == "chat":
+            content = [
+                {
+                    "token": token,
+                    "logprob": value,
+                    "top_logprobs": [{"token": t, "logprob": x} for t, x in some.items()],
+                }
+                for (token, some), value in zip(tokens, values, strict=True)
+            ]
+            assert body["top_logprobs"] == 20
+            return reply("", message={"content": text}, logprobs={"content": content})
+        assert body["logprobs"] == 20
+        texts, top_logprobs = zip(*tokens, strict=True)
+        return reply(text, logprobs={"tokens": texts, "token_logprobs": values, "top_logprobs": top_logprobs})
+
+    own = judge(serve(script), PROMPTS["scale"], logprobs=True, top_logprobs=20, endpoint=endpoint)
+    expected = (4 * 0.5 + 5 * 0.3 + 1 * 0.1) / 0.9
+    assert own.score("p", ["a"]) == pytest.approx([(expected - 1) / 4], abs=1e-6)
+    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (1, 0)
+
+
+def test_a_rating_without_alternatives_is_its_number(serve):
+    server = serve(lambda number, body: reply(rf"\boxed{{{(1, 4, 6, 'x')[body['seed']]}}}"))
+    own = judge(server, PROMPTS["scale"], samples=4)
+    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    assert record["scores"] == [pytest.approx((0 + 0.75) / 2)]  # 6 is beyond the scale
+    assert (record["judge"]["read"], record["judge"]["unreadable"], record["judge"]["by_vote"]) == (2, 2, 2)
+    with pytest.raises(ValueError, match="scale is 10"):
+        JudgePrompt("x", "{problem}{steps}", scale=10)
+    with pytest.raises(ValueError, match="top_logprobs needs"):
+        ServerConfig("http://a", "m", top_logprobs=5)
+
+
 def test_a_fraction_of_votes_without_log_probabilities(serve):
     server = serve(lambda number, body: reply(rf"\boxed{{{(-1, 1, 1, 2)[body['seed']]}}}"))
     own = judge(server, QWEN_CRITIQUE, samples=4)
@@ -244,7 +289,7 @@ def test_a_prompt_can_be_like_another(tmp_path):
     (tmp_path / "judge.json").write_text(json.dumps(settings))
     found = load_judge(tmp_path / "judge.json")
     assert (found.prompt.asks, found.prompt.correct, found.samples) == ("steps", ("right",), 3)
-    assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm", "genprm", "rubric", "r-prm"}
+    assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm", "genprm", "rubric", "scale", "r-prm"}
 
 
 @pytest.mark.parametrize("args", [[], ["--model", "m", "--judge", "j"], ["--judge", "j", "--dtype", "int8"]])

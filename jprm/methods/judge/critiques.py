@@ -42,7 +42,10 @@ class JudgePrompt:
       separator: between steps. With {critique} and perhaps {number}, of the step before it, the question is a
         conversation: the first critique of every earlier step is part of it.
       verdict: regular expression whose one group is a verdict.
-      correct, incorrect: what the group holds, in any case; not for `first_error`.
+      correct, incorrect: what the group holds, in any case; not for `first_error` and scales.
+      scale: where it is not 0, the group holds a whole number from 1 to this, at most 9, so that it is one token. The
+        score of a critique is (E - 1) / (scale - 1) with E the expectation over the numbers' tokens where the policy
+        reports alternatives (`top_logprobs`), else the number written (Liu et al. 2023, G-Eval, arXiv 2303.16634).
       opening: how the critique begins; the policy continues it.
       end: a critique is read up to this text.
       runs_code: whether Python blocks of a critique run in the sandbox. The critique continues after their output.
@@ -57,6 +60,7 @@ class JudgePrompt:
     verdict: str = r"\\boxed\{(?:\\text\{)?([^\\}]*)"  # linear in the text: a box ends at the next backslash
     correct: tuple[str, ...] = ("yes",)
     incorrect: tuple[str, ...] = ("no",)
+    scale: int = 0
     opening: str = ""
     end: str = ""
     runs_code: bool = False
@@ -99,6 +103,8 @@ def _wrong(p: JudgePrompt) -> str:
         return "{before} and {last} are for asks='step' without {critique}"
     if "{step}" not in p.step:
         return "step must hold {step}"
+    if p.scale and (p.asks != "step" or not 2 <= p.scale <= 9):
+        return f"scale is {p.scale} and asks is {p.asks!r}: a scale is 2 to 9, of a prompt that asks about a step"
     if p.converses and p.asks != "step":
         return "a separator with {critique} is for asks='step'"
     if p.runs_code and p.opening:
@@ -162,6 +168,16 @@ RUBRIC = JudgePrompt(
     ),
 )
 
+SCALE = JudgePrompt(
+    name="scale",
+    text=(
+        "Problem:\n{problem}\n\nSolution so far:\n{steps}\n\n"
+        "Rate step {number}, the last one, from 1 (certainly wrong) to 5 (certainly correct). Take the earlier steps as"
+        " given. Explain briefly what the step claims and whether it follows. Then write the number as \\boxed{3}."
+    ),
+    scale=5,
+)
+
 _ANALYZE = "<analyze>\nLet's analyze the Paragraph {number} step by step: "
 
 GENPRM = JudgePrompt(  # RyanLiu112/GenPRM, src/prm_evaluation/genprm_inference.py and src/example/demo.ipynb
@@ -207,7 +223,7 @@ R_PRM = JudgePrompt(  # NJUNLP/R-PRM, src/prompts/GenPRM and src/reward-guide-se
     verdict=r"Is the step correct \(Yes/No\)\?\s*(Yes|No)",
 )
 
-PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM, RUBRIC, R_PRM)}
+PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM, RUBRIC, SCALE, R_PRM)}
 
 
 # ---- Asking.
@@ -237,7 +253,7 @@ class Critique:
       tokens: generated ones.
       finish_reason: as of `Sample`, of the last sample.
       runs: blocks of code that were run.
-      token_logprobs: as of `Sample`, of the text from `start` on.
+      token_logprobs, alternatives: as of `Sample`, of the text from `start` on.
       error: the reason of a failure.
     """
 
@@ -249,6 +265,7 @@ class Critique:
     token_logprobs: tuple[tuple[str, float], ...] = ()
     start: int = 0
     error: str | None = None
+    alternatives: tuple[Mapping[str, float], ...] = ()
 
 
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
@@ -276,7 +293,7 @@ def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, s
 def _critique(sample: Sample) -> Critique:
     logprobs = sample.token_logprobs
     text, reason = "\n".join(sample.steps), sample.finish_reason
-    return Critique(sample.steps, text, sample.tokens, reason, 0, logprobs, error=sample.error)
+    return Critique(sample.steps, text, sample.tokens, reason, 0, logprobs, 0, sample.error, sample.alternatives)
 
 
 @dataclasses.dataclass(slots=True)
@@ -294,7 +311,8 @@ class _Running:
         before = "".join(piece + CODE_END for piece in self.pieces)
         text, logprobs = before + CODE_END.join(self.last.steps), self.last.token_logprobs
         reason, runs = self.last.finish_reason, len(self.blocks)
-        return Critique((text,), text, self.tokens, reason, runs, logprobs, len(before), self.last.error)
+        others = self.last.alternatives
+        return Critique((text,), text, self.tokens, reason, runs, logprobs, len(before), self.last.error, others)
 
 
 def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) -> list[list[Critique]]:
@@ -350,6 +368,8 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
     """
     if critique.finish_reason in ("error", "length"):
         return Reading("failed" if critique.finish_reason == "error" else "truncated")
+    if prompt.scale:
+        return _rating(prompt, critique)
     stated = verdicts(prompt, critique.text, steps)
     if stated is None:
         return Reading("unreadable")
@@ -358,6 +378,46 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
     if prompt.asks != "step":
         scores += scores[-1:] * (steps - len(scores))
     return Reading("read", tuple(v.correct for v in stated), tuple(scores), tuple(p is None for p in by_token))
+
+
+def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
+    """Returns what a critique with a number from 1 to `scale` says about the last step."""
+    text = critique.text.partition(prompt.end)[0] if prompt.end else critique.text
+    match = [*re.finditer(prompt.verdict, text)][-1:]
+    word = (match[0][1] or "").strip() if match else ""
+    if not (len(word) == 1 and word in "123456789"[: prompt.scale]):
+        return Reading("unreadable")
+    start, expected = match[0].start(1) - critique.start, None
+    if start >= 0:
+        written = critique.text[critique.start :]
+        expected = _expectation(written[:start], word, critique, prompt.scale)
+    score = ((int(word) if expected is None else expected) - 1) / (prompt.scale - 1)
+    return Reading("read", (score >= 0.5,), (score,), (expected is None,))
+
+
+def _expectation(before: str, word: str, critique: Critique, scale: int) -> float | None:
+    """Returns the mean of the numbers in the place of the one that is written after `before`, by their probabilities.
+
+    None where the policy reports no alternatives to its token. White space is not compared, as in `probability`.
+    """
+    before, at = _bare(before), 0
+    for (token, logprob), others in zip(critique.token_logprobs, critique.alternatives, strict=False):
+        bare = _bare(token)
+        if at + len(bare) <= len(before):
+            if not before.startswith(bare, at):
+                return None
+            at += len(bare)
+            continue
+        lead = before[at:]
+        weight = dict.fromkeys(range(1, scale + 1), 0.0)
+        for text, value in ({token: logprob} | dict(others)).items():
+            rest = _bare(text).removeprefix(lead)[:1]
+            if _bare(text).startswith(lead) and rest.isdecimal() and int(rest) in weight:
+                weight[int(rest)] += math.exp(value)
+        if not bare.startswith(lead + word):
+            return None
+        return sum(number * p for number, p in weight.items()) / sum(weight.values())
+    return None
 
 
 def _probability(verdict: StepVerdict, critique: Critique) -> float | None:

@@ -130,7 +130,9 @@ class Judge(ByCritiques):
     @property
     def name(self) -> str:
         """Identifies the policy and the prompt."""
-        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self.prompt)).encode()).hexdigest()[:8]
+        fields = dataclasses.asdict(self.prompt)
+        fields = {key: value for key, value in fields.items() if key != "scale" or value}  # a later field's default
+        digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
         return f"{self.policy.name}/{self.prompt.name}#{digest}"
 
     @property

@@ -62,6 +62,7 @@ class ServerConfig:
       delimiter: ends every step. A step never contains it.
       max_tokens: per sample. A sample that reaches it is marked `length`.
       logprobs: whether to request the log-probabilities of the sampled tokens and their sum.
+      top_logprobs: with `logprobs`, how many of the likeliest tokens in each place to request as well.
       extra: further keys of the request's body.
       concurrency: requests in flight at once.
       request_timeout_s, total_timeout_s: seconds for one attempt, and for one sample with all retries and waits.
@@ -82,6 +83,7 @@ class ServerConfig:
     top_p: float = 1.0
     max_tokens: int = 2048
     logprobs: bool = False
+    top_logprobs: int = 0
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     concurrency: int = 32
     request_timeout_s: float = 120.0
@@ -103,7 +105,9 @@ class ServerConfig:
         for field in ("concurrency", "max_tokens", "request_timeout_s", "total_timeout_s", "backoff_s"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
-        for field in ("retries", "temperature"):
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        for field in ("retries", "temperature", "top_logprobs"):
             if not getattr(self, field) >= 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be 0 or more")
 
@@ -412,7 +416,7 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
         if config.template:  # it writes the special tokens itself
             body["add_special_tokens"] = False
         if config.logprobs:
-            body["logprobs"] = 1
+            body["logprobs"] = max(1, config.top_logprobs)
     else:
         body["messages"] = [{"role": "user", "content": prompt}]
         if written:
@@ -420,6 +424,7 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if config.logprobs:
             body["logprobs"] = True
+            body |= {"top_logprobs": config.top_logprobs} if config.top_logprobs else {}
     if until == "step":
         body |= {"stop": [config.delimiter], "include_stop_str_in_output": True, "no_stop_trim": True}
     return {key: value for key, value in (body | dict(config.extra)).items() if value is not None}
@@ -439,8 +444,10 @@ def _joined(drawn: Sequence[Sample]) -> Sample:
     logprobs = [sample.logprob for sample in drawn if sample.logprob is not None]
     logprob = sum(logprobs) if len(logprobs) == len(drawn) else None
     pairs = tuple(pair for sample in drawn for pair in sample.token_logprobs)
+    others = tuple(other for sample in drawn for other in sample.alternatives)
+    known = {"token_logprobs": pairs, "alternatives": others if len(others) == len(pairs) else ()}
     finish = last.finish_reason if last.steps or last.finish_reason != "step" else "length"  # blank up to its limit
-    return dataclasses.replace(last, tokens=tokens, logprob=logprob, token_logprobs=pairs, finish_reason=finish)
+    return dataclasses.replace(last, tokens=tokens, logprob=logprob, finish_reason=finish, **known)
 
 
 def _told_nothing(config: ServerConfig, reply: Any) -> str:
@@ -492,7 +499,8 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
             finish = "step"  # the server does not tell what ended it
         steps = steps[:1]
     logprob, token_logprobs = _logprobs(config, choice)
-    return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs), text
+    alternatives = _alternatives(config, choice, len(token_logprobs))
+    return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs, alternatives=alternatives), text
 
 
 def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
@@ -515,6 +523,27 @@ def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | 
     names = [text for text in texts if isinstance(text, str)] if isinstance(texts, list) else []
     pairs = zip(names, map(float, numbers), strict=True) if len(names) == len(numbers) else ()
     return float(sum(numbers)), tuple(pairs)
+
+
+def _alternatives(config: ServerConfig, choice: Mapping[str, Any], count: int) -> tuple[dict[str, float], ...]:
+    """Returns the likeliest tokens in the place of each of `count` tokens, by their text; () where they are unknown."""
+    logprobs = choice.get("logprobs")
+    if not config.top_logprobs or not count or not isinstance(logprobs, Mapping):
+        return ()
+    places = logprobs.get("top_logprobs")
+    if config.endpoint == "chat":
+        content = logprobs.get("content")
+        places = [token.get("top_logprobs") for token in content] if isinstance(content, list) else None
+        pairs = [[(one.get("token"), one.get("logprob")) for one in place if isinstance(one, Mapping)]
+                 for place in places or [] if isinstance(place, list)]  # fmt: skip
+    else:
+        pairs = [[*place.items()] for place in places or [] if isinstance(place, Mapping)]
+    known = [
+        {text: float(x) for text, x in place
+         if isinstance(text, str) and isinstance(x, int | float) and not isinstance(x, bool) and x == x}
+        for place in pairs
+    ]  # fmt: skip
+    return tuple(known) if len(known) == count else ()
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 Until = Literal["step", "end"]
@@ -36,7 +36,9 @@ class Sample:
       token_logprobs: (text, log-probability) of every generated token where the policy was told to report them, else
         empty.
       token_ids, token_entropies: the ids of those tokens, and the entropies in nats before each, where the policy
-        knows them, else empty. Files of kept samples hold none of these three.
+        knows them, else empty.
+      alternatives: for each of those tokens the log-probabilities of the likeliest tokens in its place, by their text,
+        where the policy was told to report them, else empty. Files of kept samples hold none of these four.
     """
 
     steps: tuple[str, ...]
@@ -47,6 +49,7 @@ class Sample:
     token_logprobs: tuple[tuple[str, float], ...] = ()
     token_ids: tuple[int, ...] = ()
     token_entropies: tuple[float, ...] = ()
+    alternatives: tuple[Mapping[str, float], ...] = ()
 
     def __post_init__(self):
         if self.finish_reason not in FINISH_REASONS:
