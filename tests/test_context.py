@@ -20,8 +20,8 @@ from jprm.model.parameters import split
 from jprm.model.transformer import step_logits
 from jprm.objectives import targets
 from jprm.rows import empty_rows
-from jprm.train import State
 from jprm.train.optimizer import make_optimizer
+from jprm.train.step import State
 
 B, T = 2, 512
 

@@ -20,7 +20,8 @@ from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.steps import steps_report
 from jprm.model.mesh import MeshConfig
-from jprm.train import Diverged, Log, initial_state
+from jprm.train.log import Diverged, Log
+from jprm.train.start import initial_state
 from jprm.tree import read_records, tree_of
 
 KEYS = {

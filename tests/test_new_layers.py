@@ -19,7 +19,7 @@ from jprm.methods.formats.export.writing import decoder_tensors
 from jprm.model import transformer
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import LoraConfig
-from jprm.train import initial_state
+from jprm.train.start import initial_state
 
 
 class Forked(transformer.Layers):

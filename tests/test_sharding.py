@@ -30,8 +30,8 @@ from jprm.model.mesh import (
 )
 from jprm.model.parameters import held_decoder, split
 from jprm.model.transformer import axes_of, step_logits
-from jprm.train import State
 from jprm.train.optimizer import make_optimizer
+from jprm.train.step import State
 
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)

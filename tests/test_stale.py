@@ -27,7 +27,7 @@ from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.loop import claim_rl
 from jprm.methods.scored_files import score_file
 from jprm.methods.search.growing_tree import find as method_of
-from jprm.train import claim, data_digest
+from jprm.train.folder import claim, data_digest
 
 DIFFERS = "is there, but of another model, input or request "
 

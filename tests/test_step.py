@@ -18,8 +18,8 @@ from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
 from jprm.objectives import BINS, likelihood
 from jprm.pack import empty_rows
-from jprm.train import State
 from jprm.train.optimizer import make_optimizer
+from jprm.train.step import State
 from jprm.tree import Node
 
 CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))

@@ -22,8 +22,8 @@ from jprm.model.config import ModelConfig, step_layer
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.parameters import LoraConfig
 from jprm.rows import at_slots
-from jprm.train import initial_state
 from jprm.train.batches import check_supervision
+from jprm.train.start import initial_state
 from jprm.tree import tree_of
 
 

@@ -22,8 +22,9 @@ import jprm
 from jprm.apps.plan.topologies import CHIPS
 from jprm.experiment import OptimizerConfig
 from jprm.model.parameters import peak
-from jprm.train import SKIPS, Diverged, Stopped, callbacks
+from jprm.train import Stopped, callbacks
 from jprm.train.callbacks import Goodput, Watchdog, held_up
+from jprm.train.log import SKIPS, Diverged
 from jprm.train.optimizer import MEMORY, make_optimizer, schedule, skipped
 
 PLAIN = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.1)

@@ -18,9 +18,9 @@ from jprm.model.mesh import spec
 from jprm.model.parameters import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
-from jprm.train import make_step
 from jprm.train.batches import counted_batches
 from jprm.train.optimizer import make_optimizer, schedule, skipped
+from jprm.train.step import make_step
 from jprm.tree import Node, ReasoningTree
 
 TINY = ModelConfig(

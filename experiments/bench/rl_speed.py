@@ -36,7 +36,8 @@ from jprm.methods.formats.export.export import export
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.loop import Loop, Progress
-from jprm.train import Log, Trainer
+from jprm.train import Trainer
+from jprm.train.log import Log
 
 HERE = pathlib.Path(__file__).parent
 WARM = 4  # updates that may compile: rows come in few sizes

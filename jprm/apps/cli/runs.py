@@ -212,7 +212,8 @@ def run_grid(
     """
     from jprm import multihost
     from jprm.experiment import load, override
-    from jprm.train import Diverged, train
+    from jprm.train import train
+    from jprm.train.log import Diverged
 
     base, workdir = load(path), path_of(workdir)
     runs = {name: override(base, point) for name, point in grid(settings).items()}

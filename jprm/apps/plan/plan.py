@@ -26,8 +26,9 @@ from jprm.model.parameters import merge
 from jprm.model.transformer import REMAT, axes_of, chunk_count
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
-from jprm.train import State, initial_state, make_step, reference_params
 from jprm.train.optimizer import make_optimizer
+from jprm.train.start import initial_state, reference_params
+from jprm.train.step import State, make_step
 
 
 def plan(

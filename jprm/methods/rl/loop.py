@@ -47,8 +47,10 @@ from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.statistics import mean_differences
 from jprm.tokenizer import Layout, native_layout
-from jprm.train import Callback, Log, Stopped, Trainer, check_experiment, claim, data_digest, keep_digests, stop_signal
+from jprm.train import Stopped, Trainer, stop_signal
 from jprm.train.callbacks import Watchdog
+from jprm.train.folder import check_experiment, claim, data_digest, keep_digests
+from jprm.train.log import Callback, Log
 
 CONFIG, BEST = "rl_experiment.json", "best"
 FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_every", "keep", "stall_seconds",
