@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from cost import parameters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import (
@@ -35,7 +36,6 @@ from jprm.methods.formats.adapters.load import layout_of, token_ids
 from jprm.methods.formats.adapters.published import PUBLISHED, SIGNS
 from jprm.methods.formats.chat_template import render
 from jprm.methods.formats.peft import Merged
-from jprm.methods.studies.equal_cost import parameters
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer

@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cost import Chooser, at_equal_cost, equal_cost_report, parameters
 from refusing import refused
 
 import jprm
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.run import scored_trees, source
-from jprm.methods.studies.equal_cost import Chooser, at_equal_cost, equal_cost_report, parameters
 
 PROBLEMS = ["a", "b"]
 RISING_Pn = np.array([[0.0, 0.2, 0.4, 0.6], [0.1, 0.3, 0.5, 0.7]])

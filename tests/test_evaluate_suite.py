@@ -1,6 +1,7 @@
 """A suite: one file names the benchmarks, one folder holds their scores and results."""
 
 import json
+import pathlib
 import shutil
 
 import pytest
@@ -10,6 +11,8 @@ from test_evaluate_run import pool_file, prm800k_file, processbench_file, short_
 from jprm.apps import cli
 from jprm.methods.evaluate import suite as suites
 from jprm.score import scorer
+
+STUDIES = pathlib.Path(__file__).resolve().parent.parent / "experiments/studies"
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +140,9 @@ def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, c
 
     hard, pool = (str(done / "scores" / f"{name}.jsonl") for name in ("hard", "pool"))
     for before, after in [(hard, hard), (hard, pool)]:
-        assert cli.main(["eval", "drift", before, after, "--json", str(out)]) == 0
+        assert cli.main(["eval", f"{STUDIES}/drift.py:DRIFT", before, after, "--json", str(out)]) == 0
         assert f"verdict: {json.loads(out.read_text())['verdict']}" in capsys.readouterr().out
-    assert cli.main(["eval", "drift", hard, hard, "--json", str(out)]) == 0
+    assert cli.main(["eval", f"{STUDIES}/drift.py:DRIFT", hard, hard, "--json", str(out)]) == 0
     assert json.loads(out.read_text())["verdict"] == "same"
 
     (tmp_path / "train.jsonl").write_text(

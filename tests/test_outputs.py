@@ -19,6 +19,7 @@ from jprm.io.outputs import atomic_write, check_output
 from jprm.io.storage import only_run
 from jprm.methods.policy import load as policies
 
+STUDIES = pathlib.Path(__file__).resolve().parent.parent / "experiments/studies"
 COMMANDS = {
     "score": "score --model {model} --input {input} --output {out}",
     "label mc": "label mc --estimate soft --policy {model} --input {input} --rollouts r.jsonl --output {out}",
@@ -31,7 +32,7 @@ COMMANDS = {
     "filter": "search filter --input {input} --calibration other.jsonl --error-rate 0.1 --output {out}",
     "steps": "eval steps --model {model} --neutral positive --data {input} --json {out}",
     "calibration": "eval calibration --neutral drop --model {model} --data {input} --calibrate {input} --json {out}",
-    "drift": "eval drift {input} other.jsonl --json {out}",
+    "drift": f"eval {STUDIES}/drift.py:DRIFT {{input}} other.jsonl --json {{out}}",
     "report": "report {model} --out {out}",
     "plan": "plan {input} --topology v5e-16 --json {out}",
 }

@@ -20,17 +20,18 @@ import jax
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "studies"))
 import data
 import heads
 import language
 import measure
 import recipes
+from drift import drift
 
 from jprm import objectives
 from jprm.experiment import semantics
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
-from jprm.methods.studies.drift import drift
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scale import LOG_ODDS, PROBABILITY
 

@@ -24,14 +24,15 @@ from jaxtyping import Float
 from rich.console import Console
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "studies"))
 import critique
+from cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 
 import jprm
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate.best_of_n import pools_of
 from jprm.methods.evaluate.blocks import Table, percent, show
 from jprm.methods.judge.judge import Judge
-from jprm.methods.studies.equal_cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of, with_scores

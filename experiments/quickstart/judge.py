@@ -18,6 +18,7 @@ import numpy as np
 import task
 from rich.console import Console
 from rich.progress import track
+from searches import at_own_tokens, mean_tokens
 
 import jprm
 from jprm.apps.report.page import report
@@ -38,7 +39,6 @@ from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
-from jprm.methods.studies.searches import at_own_tokens, mean_tokens
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.train import train
 from jprm.tree import ReasoningTree, chains_of, read_records, tree_of
@@ -264,7 +264,7 @@ def searches(policy: Policy, out: pathlib.Path, suite: dict, seed: int, console:
     """Runs every method with the PRM of formal labels and one budget of tokens a problem.
 
     Each is compared with best of n and majority vote of the test pools at the tokens that it spent, paired over
-    problems (`jprm.methods.studies.searches`).
+    problems (`experiments/studies/searches.py`).
     """
     pools, rule = list(read_records(out / "test_pools.jsonl"))[:SEARCHED], suite["model"]["rule"]
     scored = read_scores(out / "judged" / "formal", suite)["test_pools"][:SEARCHED]

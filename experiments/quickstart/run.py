@@ -40,6 +40,7 @@ import tyro
 from rich.console import Console
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "studies"))
 import judge
 import models
 import task

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cost import equal_cost_report
 from refusing import refused
 
 import jprm
@@ -12,7 +13,6 @@ from jprm.methods.data.readers import find
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.run import scored_trees, source
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.methods.studies.equal_cost import equal_cost_report
 from jprm.score.aggregate import RULES
 from jprm.tree import record_of, tree_of
 

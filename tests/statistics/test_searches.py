@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import searches
 from refusing import refused
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods.studies.searches import searches_report
 from jprm.statistics import difference, draws, weighted_mean
 from jprm.tree import tree_of
 
@@ -51,7 +51,7 @@ def test_each_problem_gets_the_tokens_that_its_search_spent(low, high, tmp_path)
     rng = np.random.default_rng(0)
     made = pools(rng)
     found = results(rng, made, low, high)
-    report = searches_report({"beam": list(map(tree_of, found))}, list(map(tree_of, made)), seed=0)["beam"]
+    report = searches.searches_report({"beam": list(map(tree_of, found))}, list(map(tree_of, made)), seed=0)["beam"]
     by_problem = {record["problem"]: record["samples"] for record in made}
     right, rival, below, beyond = [], [], 0, 0
     for record in found:
@@ -73,7 +73,7 @@ def test_each_problem_gets_the_tokens_that_its_search_spent(low, high, tmp_path)
     write_records(tmp_path / "beam.jsonl", found)
     write_records(tmp_path / "pool.jsonl", made)
     paths = ["--searches", str(tmp_path / "beam.jsonl"), "--pool", str(tmp_path / "pool.jsonl")]
-    assert cli.main(["eval", "searches", *paths, "--json", str(tmp_path / "out.json")]) == 0
+    assert cli.main(["eval", f"{searches.__file__}:SEARCHES", *paths, "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["beam"] == json.loads(json.dumps(report))
 
 
@@ -86,4 +86,11 @@ def test_results_that_cannot_be_compared_are_refused(change, message):
     made = pools(rng)
     found = results(rng, made, 8, 45)
     found.append(found[0] | change)
-    refused(ValueError, message, searches_report, {"beam": list(map(tree_of, found))}, list(map(tree_of, made)), seed=0)
+    refused(
+        ValueError,
+        message,
+        searches.searches_report,
+        {"beam": list(map(tree_of, found))},
+        list(map(tree_of, made)),
+        seed=0,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from jprm.apps.cli.arguments import Commands, Folder, check_outputs
 from jprm.io.storage import path_of
@@ -216,58 +216,6 @@ class Diagnostics(ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EqualCost(CommandOptions):
-    """Equal cost: reward models against majority vote, where samples and their scores are both paid for.
-
-    Best of n by a model, and a vote weighted by it, take as many samples as a majority's budget buys with scoring. A
-    token costs 2 FLOPs a parameter, or the seconds that are measured.
-
-    For example:
-      jprm eval equal-cost --model runs/prm runs/orm --input pool.jsonl --policy-parameters 8e9 --json equal.json
-    """
-
-    model: Annotated[tuple[str, ...], arg(metavar="DIR ...")]
-    """The folders of trained models."""
-    input: Annotated[Path, arg(metavar="POOL.jsonl")]
-    """Pools of samples with answers and known correctness."""
-    too_long: TooLong = "error"
-    """Stop at a pool with a chain beyond a model's context, or leave such pools out for all models and count them."""
-    policy_parameters: float
-    """Parameters of the model that wrote the samples, without its embedding table."""
-    policy_tokens_per_second: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
-    """How fast the policy samples on this machine. The report then also compares at equal seconds, and times the
-    scoring here."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Searches(CommandOptions):
-    """Searches: each beside best of n and majority vote that spend the same tokens on the same problems, paired.
-
-    For example:
-      jprm eval searches --searches beam.jsonl mcts.jsonl --pool best.jsonl --json searches.json
-    """
-
-    searches: Files
-    """Results of `jprm search`, for problems with known answers."""
-    pool: Annotated[Path, arg(metavar="POOL.jsonl")]
-    """Scored samples of the same policy for these problems, such as a file of `jprm search best-of-n`."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Drift(CommandOptions):
-    """Drift: whether two scored files have scores of one distribution, and whether to recalibrate or to retrain.
-
-    For example:
-      jprm eval drift scored_may.jsonl scored_june.jsonl --json drift.json
-    """
-
-    before: Annotated[Positional[Path], arg(metavar="BEFORE.jsonl")]
-    """Chains or pools that `jprm score` wrote."""
-    after: Annotated[Positional[Path], arg(metavar="AFTER.jsonl")]
-    """The same later: of another policy, other problems or another model."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Contamination(CommandOptions):
     """Contamination: which problems of benchmarks occur in training data, by normalised text.
 
@@ -307,9 +255,6 @@ OPTIONS: dict[str, type] = {
     "best_of_n": BestOfN,
     "calibration": Calibration,
     "diagnostics": Diagnostics,
-    "equal_cost": EqualCost,
-    "searches": Searches,
-    "drift": Drift,
     "contamination": Contamination,
 }
 """The options of each registered benchmark that does not bring its own."""

@@ -14,9 +14,6 @@ BENCHMARKS: dict[str, Benchmark | str] = {
     "best_of_n": "jprm.methods.evaluate.best_of_n:BENCHMARK",
     "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
     "diagnostics": "jprm.methods.studies.diagnostics:BENCHMARK",
-    "equal_cost": "jprm.methods.studies.equal_cost:BENCHMARK",
-    "searches": "jprm.methods.studies.searches:BENCHMARK",
-    "drift": "jprm.methods.studies.drift:BENCHMARK",
     "contamination": "jprm.methods.studies.contamination:BENCHMARK",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""

@@ -6,13 +6,16 @@ the search / mean tokens of a sample, as a mixture of the whole numbers beside i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
+from tyro.conf import arg
 
-from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.benchmark import Benchmark, CommandOptions, Files, Report
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Table, interval
 from jprm.methods.evaluate.scored import ScoreError
@@ -115,7 +118,22 @@ def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
     return search
 
 
-def run(options: Any) -> Report:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Searches: each beside best of n and majority vote that spend the same tokens on the same problems, paired.
+
+    For example:
+      jprm eval experiments/studies/searches.py:SEARCHES --searches beam.jsonl mcts.jsonl --pool best.jsonl \
+        --json searches.json
+    """
+
+    searches: Files
+    """Results of `jprm search`, for problems with known answers."""
+    pool: Annotated[Path, arg(metavar="POOL.jsonl")]
+    """Scored samples of the same policy for these problems, such as a file of `jprm search best-of-n`."""
+
+
+def run(options: Options) -> Report:
     from jprm.methods.evaluate.run import by_name
     from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_trees
@@ -136,4 +154,4 @@ def tables(report: Report) -> Iterator[Table]:
     yield Table("Searches at their own tokens", columns, rows, caption=caption)
 
 
-BENCHMARK = Benchmark(name="searches", title="Searches", tables=tables, run=run)
+SEARCHES = Benchmark(name="searches", title="Searches", options=Options, tables=tables, run=run)

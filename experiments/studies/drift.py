@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression
+from tyro.conf import Positional, arg
 
-from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.benchmark import Benchmark, CommandOptions, Report
 from jprm.methods.evaluate.calibration import BINS, PROBLEMS_PER_BIN
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.statistics import Interval, auroc, bootstrap, equal_mass_bins, jsonable
@@ -206,7 +209,21 @@ def _area(side: _Scores, seed: int) -> Interval | None:
     return bootstrap(lambda w: auroc(known.score_N, right_N, w), known.problem, seed=seed)
 
 
-def run(options: Any) -> Report:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Drift: whether two scored files have scores of one distribution, and whether to recalibrate or to retrain.
+
+    For example:
+      jprm eval experiments/studies/drift.py:DRIFT scored_may.jsonl scored_june.jsonl --json drift.json
+    """
+
+    before: Annotated[Positional[Path], arg(metavar="BEFORE.jsonl")]
+    """Chains or pools that `jprm score` wrote."""
+    after: Annotated[Positional[Path], arg(metavar="AFTER.jsonl")]
+    """The same later: of another policy, other problems or another model."""
+
+
+def run(options: Options) -> Report:
     from jprm.tree import read_trees
 
     return drift(list(read_trees(options.before)), list(read_trees(options.after)), 0)
@@ -224,4 +241,4 @@ def tables(report: Report) -> Iterator[str]:
         yield "no labels in both files: whether the scores mean the same is not tested"
 
 
-BENCHMARK = Benchmark(name="drift", title="Drift", tables=tables, run=run)
+DRIFT = Benchmark(name="drift", title="Drift", options=Options, tables=tables, run=run)

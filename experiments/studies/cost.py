@@ -12,13 +12,15 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
+from tyro.conf import arg
 
-from jprm.methods.evaluate.benchmark import Benchmark, Report
+from jprm.methods.evaluate.benchmark import Benchmark, CommandOptions, Report, TooLong
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of, shown_n
 from jprm.methods.evaluate.blocks import Table, interval, last, left_out_words, percent
 from jprm.methods.evaluate.votes import vote_accuracy
@@ -210,7 +212,32 @@ def _drawn_steps(tree: ReasoningTree, n: int, rng: np.random.Generator) -> list[
     return [{"steps": [tree.nodes[i].text for i in chains[k]]} for k in sorted(drawn) if k < len(chains)]
 
 
-def run(options: Any) -> Report:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """Equal cost: reward models against majority vote, where samples and their scores are both paid for.
+
+    Best of n by a model, and a vote weighted by it, take as many samples as a majority's budget buys with scoring. A
+    token costs 2 FLOPs a parameter, or the seconds that are measured.
+
+    For example:
+      jprm eval experiments/studies/cost.py:EQUAL_COST --model runs/prm runs/orm --input pool.jsonl \
+        --policy-parameters 8e9 --json equal.json
+    """
+
+    model: Annotated[tuple[str, ...], arg(metavar="DIR ...")]
+    """The folders of trained models."""
+    input: Annotated[Path, arg(metavar="POOL.jsonl")]
+    """Pools of samples with answers and known correctness."""
+    too_long: TooLong = "error"
+    """Stop at a pool with a chain beyond a model's context, or leave such pools out for all models and count them."""
+    policy_parameters: float
+    """Parameters of the model that wrote the samples, without its embedding table."""
+    policy_tokens_per_second: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """How fast the policy samples on this machine. The report then also compares at equal seconds, and times the
+    scoring here."""
+
+
+def run(options: Options) -> Report:
     from jprm.io.storage import path_of
     from jprm.loading import load
     from jprm.methods.evaluate.run import scored_trees, source
@@ -243,4 +270,4 @@ def tables(report: Report) -> Iterator[Table]:
         yield Table(title, columns, rows, caption="in brackets, the samples that the budget buys")
 
 
-BENCHMARK = Benchmark(name="equal_cost", title="Equal cost", tables=tables, run=run)
+EQUAL_COST = Benchmark(name="equal_cost", title="Equal cost", options=Options, tables=tables, run=run)
