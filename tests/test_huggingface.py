@@ -257,6 +257,10 @@ def test_fields_of_old_and_new_configs_mean_the_same(tmp_path):
     assert model_config(configured(tmp_path, **smollm2)).tied_embeddings
     math_7b = dict(model_type="qwen2", use_sliding_window=False, sliding_window=4096, max_window_layers=28)
     assert model_config(configured(tmp_path, **math_7b)).qkv_bias
+    provenance = dict(
+        unsloth_version="2026.9.1", unsloth_fixed=True, model_name="a/b", trl_version="0.2", max_length=20
+    )
+    assert model_config(configured(tmp_path, **math_7b | provenance)) == model_config(configured(tmp_path, **math_7b))
 
 
 def test_a_files_own_head_is_read_though_the_config_says_tied(tmp_path):
@@ -342,6 +346,7 @@ def test_published_gemma_configs(tmp_path):
         (dict(head_dim=7), "head_dim"),
         (dict(rms_norm_eps="1e-5"), "rms_norm_eps"),
         (dict(tie_word_embeddings=1), "tie_word_embeddings"),
+        (dict(attention_is_odd=True), "attention_is_odd .*Remove it from the file if it does not"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(tmp_path, changes, message):

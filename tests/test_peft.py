@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
+import tokenizers
 from refusing import refused
 from safetensors.numpy import load_file, save_file
 from tiny import chain_rows, hidden, logits
@@ -86,6 +87,30 @@ def test_peft_adapters_give_the_states_that_peft_gives(base_folder, tmp_path, ki
         file = peft.Merged(tmp_path / "adapters")
         logit = found @ file.tensor("score.weight").T + file.tensor("score.bias")
         np.testing.assert_allclose(logit, wanted.logits[0].numpy(), atol=1e-4)
+
+
+def test_a_vocabulary_with_added_tokens_is_that_of_the_saved_embeddings(base_folder, tmp_path):
+    torch.manual_seed(1)
+    model = transformers.LlamaForTokenClassification.from_pretrained(base_folder)
+    model.resize_token_embeddings(264)
+    config = reference.LoraConfig(r=3, target_modules=["q_proj", "v_proj"], task_type="TOKEN_CLS")
+    model = reference.get_peft_model(model, config)
+    model.save_pretrained(tmp_path / "adapters")
+    config = base.model_config(tmp_path / "adapters", remat="nothing", attention="reference")
+    assert config.vocab_size == 264 and base.model_config(base_folder).vocab_size == 256
+    params = {"decoder": base.load_decoder(tmp_path / "adapters", config)}
+    ids = [*IDS, 260]  # one of the added tokens
+    rows = dataclasses.replace(chain_rows([ids], 64), step_end=np.arange(len(ids))[None])
+    found = np.asarray(hidden(params, config, rows))[0, : len(ids)]
+    with torch.no_grad():
+        wanted = model.eval()(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0].numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    tiny.save_tokenizer(tmp_path / "bytes.json")
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bytes.json"))
+    tokenizer.add_tokens(["<step>"])
+    tokenizer.save(str(tmp_path / "adapters/tokenizer.json"))
+    (tmp_path / "adapters/tokenizer_config.json").write_text("{}")
+    assert jprm.load(tmp_path / "adapters", adapter="trl").config.vocab_size == 264
 
 
 def damaged(folder, **fields):

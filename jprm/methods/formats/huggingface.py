@@ -132,10 +132,17 @@ HARMLESS = {
     "_name_or_path", "_model_name_or_path", "model_name_or_path", "architectures", "auto_map", "torch_dtype", "dtype",
     "transformers_version", "is_llama_config",
     "transformers.js_config", "_attn_implementation_autoset", "_commit_hash",
+    "unsloth_version", "unsloth_fixed", "model_name", "trl_version", "tokenizer_class", "prefix",
     # training and generation; PEFT and tensor-parallel slicing, which add the same numbers
     "initializer_range", "attention_dropout", "classifier_dropout", "hidden_dropout", "pretraining_tp", "use_cache",
     "return_dict", "output_attentions", "output_hidden_states", "keys_to_ignore_at_inference",
     "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
+    # how a language model is sampled, as transformers once wrote it into config.json
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens",
     # heads
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
     "score_dimension", "score_dim", "use_bias", "bias", "summary_dropout_prob", "pooling_mode",
@@ -210,7 +217,8 @@ def load_decoder(
     """
     if file is None:
         check_sums(folder)
-    decoder.check(folder, model_config(folder, layers=config.layers), config)
+    changes = {} if file is None else getattr(file, "changes", {})
+    decoder.check(folder, model_config(folder, layers=config.layers, **changes), config)
     layers = model_config(folder).layers
     file = unfused(Tensors(folder) if file is None else file, config)
     embeds = [name for name in file if name.endswith(NAMES["embed"])]
@@ -406,7 +414,8 @@ class Fields:
         """Raises ValueError for a field that is not known, or that has another than the fixed values."""
         for name, value in self.fields.items():
             if name not in known:
-                raise self.refuse(name, f"({str(value)[:60]!r}) is not known to jprm; it might change scores")
+                reason = f"({str(value)[:60]!r}) is not known to jprm; it might change scores"
+                raise self.refuse(name, f"{reason}. Remove it from the file if it does not")
             if name in fixed and value not in fixed[name]:
                 only = json.dumps(fixed[name][0])
                 raise self.refuse(name, f"{value!r} is not supported; only {only} is{remedy}")

@@ -54,8 +54,9 @@ HARMLESS = {
 
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
-    """Returns the hyper-parameters of the model that the LoRA changes."""
-    return huggingface.model_config(base_of(folder), **changes)
+    """Returns the hyper-parameters of the model that the LoRA changes, with its vocabulary."""
+    file = Merged(folder)
+    return huggingface.model_config(file.path, **(file.changes | changes))
 
 
 def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
@@ -72,7 +73,8 @@ class Merged:
     """The tensors of a model, W + scale B A where the LoRA has A and B of its name; the interface of `Tensors`.
 
     `path` is the model's folder. A tensor that is whole in the LoRA's folder (PEFT's `modules_to_save`) replaces the
-    model's.
+    model's. Embeddings among these may have more rows than the model's config says, for tokens that were added:
+    `changes` says how many.
 
     Raises:
       ValueError, FileNotFoundError: names the file and the field or tensor that is no plain LoRA of that model.
@@ -99,6 +101,8 @@ class Merged:
             raise ValueError(f"{self._lora.path}: holds no matrices A and B of a LoRA")
         for name, names in self._pairs.items():
             self._check(name, names, config.rank)
+        embed = next((name for name in self._whole if name.endswith(huggingface.NAMES["embed"])), None)
+        self.changes = {"vocab_size": self.shape(embed)[0]} if embed else {}
 
     def _of_base(self, name: str) -> str:
         """Returns the model's name of a tensor, which may lack the `model.` that PEFT's has."""

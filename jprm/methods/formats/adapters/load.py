@@ -87,7 +87,8 @@ class _Model:
         head = of_channels(len(a.channels))  # its readout is the adapter's
         self.dtype: Dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
-        self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention)
+        changes = self.file.changes if isinstance(self.file, Merged) else {}
+        self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention, **changes)
 
     def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Returns the head's parameters in float32 as `transformer.Head` has them; every shape is checked."""
