@@ -89,6 +89,7 @@ setuptools.setup(
         "fsspec>=2026.9.0",
         "gguf>=0.19.0",
         "httpx2>=2.16.2",
+        "huggingface_hub>=2.4.0",
         "jax>=0.10.2",
         "jaxtyping>=0.3.11",
         "jinja2>=3.1.6",

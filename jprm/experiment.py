@@ -434,7 +434,8 @@ def kind_of(path: str | os.PathLike) -> Kind:
             f" {PEFT} (a LoRA of PEFT) is there"
         )
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder. Give a model's folder or a GGUF file")
+        what = "Give a model's folder, a GGUF file or hf://OWNER/NAME@REVISION"
+        raise FileNotFoundError(f"{path}: no such file or folder. {what}")
     if path.suffix != ".gguf":
         raise ValueError(f"{path}: not a .gguf file. Give the folder that holds {PUBLISHED}")
     return "gguf"

@@ -221,7 +221,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
             raise FileNotFoundError(f"{path / CONFIG}: not there; it names the token that begins a text. Fetch it too")
         path = files[0]
     if path.suffix not in LOADERS:
-        give = "Give a folder, a tokenizer.json, a tokenizer.model or a .gguf file"
+        give = "Give a folder, a tokenizer.json, a tokenizer.model, a .gguf file or hf://OWNER/NAME@REVISION"
         if not path.exists():
             raise FileNotFoundError(f"{path}: is not there. {give}")
         raise ValueError(f"{path}: not a tokenizer. {give}")

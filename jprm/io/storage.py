@@ -15,13 +15,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import importlib
 import os
 import pathlib
 import posixpath
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Literal, cast
 
@@ -32,9 +33,20 @@ AT_ONCE = 8
 """Files that are uploaded or downloaded at a time."""
 
 
+HUB = "hf://"
+"""How the address of a model on the Hugging Face Hub begins: `jprm.methods.formats.hub` fetches its folder."""
+
+
 def path_of(path: str | os.PathLike) -> Place:
     """Returns the object of an address, or the path of a file on this machine."""
+    if os.fspath(path).startswith(HUB):
+        return published(path)
     return Remote(os.fspath(path)) if is_remote(path) else Local(path)
+
+
+def published(address: str | os.PathLike, names: Sequence[str] = ()) -> Local:
+    """Returns the folder of a model on the Hub, fetched where it is not here; with `names`, these files of it alone."""
+    return importlib.import_module("jprm.methods.formats.hub").folder(os.fspath(address), tuple(names))
 
 
 def is_remote(path: str | os.PathLike) -> bool:

@@ -195,10 +195,11 @@ def train(
             bucket or on a file system that all share. Default: one process.
     """
     from jprm.experiment import load
+    from jprm.methods.formats.hub import pinned
     from jprm.train import train
 
     with run_of(distributed):
-        train(load(experiment, set_), workdir)
+        train(pinned(load(experiment, set_)), workdir)
 
 
 @app.command
@@ -304,6 +305,8 @@ def convert(
     target: Annotated[Positional[Path], arg(metavar="DST")],
     dtype: FileDtype = "float32",
     format: Format = "transformers",
+    push: Annotated[str, arg(metavar="OWNER/NAME", help_behavior_hint="")] = "",
+    dry_run: FlagCreatePairsOff[bool] = False,
 ) -> None:
     """Write a trained model as a folder that transformers, vLLM or PEFT loads, with the same logits.
 
@@ -313,6 +316,7 @@ def convert(
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2
       jprm convert runs/lora exported/adapters --format peft
       jprm convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
+      jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2 --push ana/prm800k-smollm2 --dry-run
 
     Args:
         source: The folder of a trained model, also in a bucket; or a language model, as a GGUF file or a Hugging Face
@@ -323,10 +327,24 @@ def convert(
         format: transformers: a token classifier with merged adapters, which vLLM serves too; of a policy, a causal
             language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the
             head of a LoRA run.
+        push: Then upload DST with its card to this model of the Hugging Face Hub, which is made, and private, where it
+            is not there. The token is that of `hf auth login` or HF_TOKEN.
+        dry_run: With --push: say what would be uploaded.
     """
+    from jprm.methods.formats import hub
     from jprm.methods.formats.export.export import export
 
-    print(f"{export(source, target, dtype=dtype, format=format)}: whole, as its SHA256SUMS says")
+    if push:
+        hub.check_push(push, dry_run)
+    elif dry_run:
+        raise ValueError("--dry-run is for --push OWNER/NAME")
+    written = export(source, target, dtype=dtype, format=format)
+    print(f"{written}: whole, as its SHA256SUMS says")
+    if dry_run:
+        for file in written.files():
+            print(f"would upload {file.name}, {file.stamp()['bytes']:,} bytes, to {push}")
+    elif push:
+        print(f"{hub.push(written, push)}: uploaded")
 
 
 def rl(
@@ -361,11 +379,12 @@ def rl(
     """
     from jprm import multihost
     from jprm.experiment import load
+    from jprm.methods.formats.hub import pinned
     from jprm.methods.rl.config import RLExperiment
     from jprm.methods.rl.loop import train
 
     with run_of(distributed):
-        result = train(load(experiment, set_, RLExperiment), workdir)
+        result = train(pinned(load(experiment, set_, RLExperiment)), workdir)
     if multihost.is_first():
         print("\n".join(result["verdict"]))
 

@@ -212,11 +212,12 @@ def run_grid(
     """
     from jprm import multihost
     from jprm.experiment import load, override
+    from jprm.methods.formats.hub import pinned
     from jprm.train import train
     from jprm.train.log import Diverged
 
     base, workdir = load(path), path_of(workdir)
-    runs = {name: override(base, point) for name, point in grid(settings).items()}
+    runs = {name: pinned(override(base, point)) for name, point in grid(settings).items()}
     diverged = []
     for i, (name, experiment) in enumerate(runs.items(), start=1):
         folder = workdir / name

@@ -171,6 +171,6 @@ def base_of(folder: str | os.PathLike, base: str = "") -> pathlib.Path:
         if place.is_dir():
             return place
     raise FileNotFoundError(
-        f"{path}: is a LoRA of {name!r}, which is no folder here, and nothing is downloaded. Download that model, then"
-        ' name its folder: base_model_name_or_path in this file, or "base" in an adapter.json'
+        f"{path}: is a LoRA of {name!r}, which is no folder here, and is not downloaded unasked. Name that model in a"
+        ' file for --adapter: {"like": RECORD, "base": FOLDER or "hf://OWNER/NAME@REVISION"}'
     )

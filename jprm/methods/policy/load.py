@@ -36,7 +36,7 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
     """
     path = path_of(path)
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
-        raise FileNotFoundError(f"{path}: no such file or folder. Give a model's, or a policy's JSON file")
+        raise FileNotFoundError(f"{path}: no such file or folder. Give a model's (or hf://...), or a policy's JSON")
     if path.is_dir() or path.suffix == ".gguf":
         return policy_of({"model": str(path), **changes}, str(path))
     return policy_of(policy_settings(path) | changes, str(path))

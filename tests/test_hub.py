@@ -1,0 +1,215 @@
+"""Models by their address on the Hugging Face Hub, against a server on this machine."""
+
+import dataclasses
+import subprocess
+import sys
+import time
+
+import local_hub
+import numpy as np
+import pytest
+import tiny_run as tiny
+from huggingface_hub import constants
+from local_hub import COMMIT
+from refusing import refused
+from test_export import CHAIN, untrained
+
+import jprm
+from jprm.apps import cli
+from jprm.experiment import kind_of
+from jprm.io.storage import path_of
+from jprm.methods.formats import hub
+from jprm.methods.formats.export.export import export
+from jprm.methods.policy.load import load_policy
+from jprm.tokenizer import load_tokenizer
+
+PINNED = f"hf://ana/mine@{COMMIT}"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A published PRM of several shards."""
+    folder = tmp_path_factory.mktemp("exported")
+    return export(untrained(folder), folder / "mine", shard_bytes=4_000)
+
+
+@pytest.fixture
+def there(exported, tmp_path, monkeypatch):
+    """The server, with that model as ana/mine, and an empty cache of this machine."""
+    server = local_hub.LocalHub()
+    server.repositories["ana/mine"] = {file.name: file.read_bytes() for file in exported.files()}
+    with local_hub.serving(server) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)  # read from the environment when it is imported
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "ours"))
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
+        anew()
+        yield server
+
+
+def anew():
+    """Forgets what this process has resolved, as a new process has."""
+    hub.folder.cache_clear()
+    hub._resolved.cache_clear()
+
+
+def shards(server):
+    return sorted(name for name in server.repositories["ana/mine"] if name.endswith(".safetensors"))
+
+
+def test_a_model_of_the_hub_scores_as_the_same_folder_here(there, exported, one_device):
+    expected = jprm.load(exported).score(CHAIN["problem"], CHAIN["steps"])
+    assert len(shards(there)) > 1
+    np.testing.assert_array_equal(jprm.load(PINNED).score(CHAIN["problem"], CHAIN["steps"]), expected)
+    assert COMMIT in jprm.load(PINNED).name  # what outputs and reports name
+
+    asked = len(there.asked)
+    anew()
+    jprm.load(PINNED)
+    assert len(there.asked) == asked  # a commit that is here asks nobody
+
+
+def test_only_what_is_read_is_fetched(there):
+    there.repositories["ana/mine"] |= {
+        name: b"code" for name in ("pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "onnx/m.json")
+    }
+    names = {file.name for file in path_of(PINNED).files()}
+    assert {"config.json", "tokenizer.json", "README.md", "model.safetensors.index.json"} <= names
+    assert not names & {"pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "m.json"}
+
+
+def test_a_tokenizer_alone_brings_no_weights(there):
+    assert load_tokenizer(PINNED).encode("7")
+    assert not there.gets(".safetensors")
+
+
+def test_a_branch_is_recorded_as_its_commit(there, tmp_path, capsys):
+    data = tiny.make_data(tmp_path / "data")
+    experiment = dataclasses.replace(tiny.experiment(data), base="hf://ana/mine@main", tokenizer="hf://ana/mine")
+    pinned = hub.pinned(experiment)
+    assert (pinned.base, pinned.tokenizer) == (PINNED, PINNED)
+    assert PINNED in capsys.readouterr().err
+    assert hub.pinned(pinned) == pinned
+    assert dataclasses.replace(pinned, base=experiment.base, tokenizer=experiment.tokenizer) == experiment
+
+
+def test_offline_takes_the_cache(there, monkeypatch):
+    path_of("hf://ana/mine@main")
+    anew()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(there.asked)
+    assert kind_of("hf://ana/mine@main") == "huggingface"
+    refused(OSError, "HF_HUB_OFFLINE is set", path_of, "hf://ana/other@main")
+    assert len(there.asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("hf://ana/mine@v9", "no such revision"),
+        ("hf://ana/nothing@main", "no such model"),
+        ("hf://ana", "form hf://OWNER/NAME@REVISION"),
+        ("hf://datasets/ana/mine", "form hf://OWNER/NAME@REVISION"),
+    ],
+)
+def test_what_is_not_there_is_said(there, address, says):
+    refused((OSError, ValueError), says, path_of, address)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "README.md"])
+def test_weights_of_other_formats_are_not_fetched(there, name, tmp_path):
+    there.repositories["ana/mine"] = {"config.json": b"{}", name: b"weights"}
+    refused(ValueError, "weights", path_of, PINNED)
+    assert not there.gets(name) and not list((tmp_path / "cache").rglob(name))
+
+
+def test_a_server_that_stops_leaves_whole_files_and_is_taken_up_again(there, tmp_path):
+    there.cut = shards(there)[-1]
+    refused(OSError, "run the same command again", path_of, PINNED)
+    assert not list((tmp_path / "cache").rglob("*.incomplete"))
+    assert len(there.gets(there.cut)) > 1  # tried again, from where it stopped
+    first = shards(there)[0]
+    there.cut, before = "", len(there.gets(first))
+    anew()
+    assert {*shards(there)} <= {file.name for file in path_of(PINNED).files()}
+    assert len(there.gets(first)) == before
+
+
+def test_a_damaged_shard_is_removed_and_fetched_again(there, tmp_path):
+    there.damaged = shards(there)[0]
+    refused(OSError, f"{there.damaged} arrived damaged", path_of, PINNED)
+    assert not list((tmp_path / "cache").rglob(there.damaged))
+    there.damaged = ""
+    anew()
+    assert kind_of(PINNED) == "huggingface"
+
+
+@pytest.mark.parametrize("load", [jprm.load, load_policy, load_tokenizer, kind_of])
+def test_a_name_without_its_scheme_gets_the_remedy(load, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(FileNotFoundError, "hf://", load, "Qwen/Qwen2.5-Math-PRM-7B")
+
+
+def test_the_command_says_one_line(there, tmp_path, capfd):
+    there.damaged = "config.json"
+    args = ["score", "--model", PINNED, "--input", "setup.py", "--output", str(tmp_path / "o.jsonl")]
+    assert cli.main(args) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and err.startswith(f"error: {PINNED}: config.json arrived damaged"), err
+
+
+def test_another_process_asks_the_server_that_the_environment_names(there):
+    code = "from jprm.io.storage import path_of; print(path_of('hf://ana/mine'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip().endswith(COMMIT), done.stderr
+    assert there.asked and PINNED in done.stderr
+
+
+TOKEN = "hf_secretsecretsecret"
+
+
+@pytest.fixture
+def run_to_push(tmp_path, monkeypatch):
+    """A folder that convert has written already, so that the command only checks it."""
+    monkeypatch.setattr(
+        "jprm.methods.formats.export.export.export", lambda source, target, **options: path_of(target)
+    )  # fmt: skip
+    folder = tmp_path / "written"
+    folder.mkdir()
+    files = {"config.json": b"{}", "README.md": b"# Mine", "model.safetensors": b"1234"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder, files
+
+
+def test_push_uploads_folder_and_card_and_never_shows_the_token(there, run_to_push, monkeypatch, capfd):
+    folder, files = run_to_push
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    there.token = TOKEN
+    assert cli.main(["convert", "runs/mine", str(folder), "--push", "ana/mine"]) == 0
+    assert there.pushed == files
+    there.token = "another"
+    assert cli.main(["convert", "runs/mine", str(folder), "--push", "ana/mine"]) == 2
+    out, err = capfd.readouterr()
+    assert f"hf://ana/mine@{COMMIT}" in out and "error: hf://ana/mine" in err, err
+    assert TOKEN not in out + err
+
+
+def test_a_dry_run_asks_nobody(there, run_to_push, capfd):
+    folder, files = run_to_push
+    assert cli.main(["convert", "runs/mine", str(folder), "--push", "ana/mine", "--dry-run"]) == 0
+    assert not there.asked
+    out = capfd.readouterr().out
+    assert all(name in out for name in files)
+
+
+@pytest.mark.parametrize("repository", ["mine", "a/b/c", "hf://a/b"])
+def test_a_push_that_cannot_be_is_refused_before_anything_is_written(repository, tmp_path, capsys):
+    assert cli.main(["convert", str(tmp_path), str(tmp_path / "new"), "--push", repository]) == 2
+    assert "OWNER/NAME" in capsys.readouterr().err and not (tmp_path / "new").exists()
