@@ -144,7 +144,7 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
         raise error
 
     library("jprm.loading", load=refuse)
-    args = "score --model m --input setup.py --output b.jsonl".split()
+    args = "score --model m --input examples/tiny_chain.jsonl --output b.jsonl".split()
     assert cli.main(args) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", line + "\n")
@@ -171,13 +171,13 @@ def test_options_of_servers_and_studies_are_refused_in_one_line(args, line, caps
 def test_a_bug_keeps_its_traceback(library):
     library("jprm.loading", load=lambda *args, **kwargs: {}["key"])
     with pytest.raises(KeyError):
-        cli.main("score --model m --input setup.py --output b".split())
+        cli.main("score --model m --input examples/tiny_chain.jsonl --output b".split())
 
 
 def test_a_missing_extra_is_named(library, capsys, monkeypatch):
     requires = ["numpy>=2", 'tensorflow-datasets>=4.9; extra == "train"', 'jax-prm[train]; extra == "test"']
     monkeypatch.setattr(cli.metadata, "requires", lambda name: requires)
-    args = "score --model m --input setup.py --output b.jsonl".split()
+    args = "score --model m --input examples/tiny_chain.jsonl --output b.jsonl".split()
 
     def load(*args, **kwargs):
         raise ModuleNotFoundError(name=absent)
@@ -208,7 +208,7 @@ def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
         raise KeyboardInterrupt
 
     library("jprm.loading", load=stopped)
-    assert cli.main("score --model m --input setup.py --output b".split()) == 130
+    assert cli.main("score --model m --input examples/tiny_chain.jsonl --output b".split()) == 130
     assert "continues" in capsys.readouterr().err
 
 

@@ -56,6 +56,14 @@ def test_commands_exist(page, capsys):
             assert option in text, f"{line}: {option}"
 
 
+def test_bodies_that_curl_sends_say_that_they_are_json():
+    """Else curl says that they are a form's, and the server refuses them."""
+    texts = [_text(file) for file in (*PAGES, REPOSITORY / "jprm/apps/cli/__init__.py")]
+    commands = [line for text in texts for line in re.findall(r"curl .*(?:\\\n.*)*", text)]
+    sent = [line for line in commands if re.search(r" (-d|--data\S*) ", line)]
+    assert len(commands) >= 3 and not [line for line in sent if "application/json" not in line]
+
+
 def test_make_targets_exist():
     targets = set(re.findall(r"^([\w.-]+):", _text(REPOSITORY / "Makefile"), re.MULTILINE))
     for page in PAGES:

@@ -158,7 +158,7 @@ def test_a_name_without_its_scheme_gets_the_remedy(load, tmp_path, monkeypatch):
 
 def test_the_command_says_one_line(there, tmp_path, capfd):
     there.damaged = "config.json"
-    args = ["score", "--model", PINNED, "--input", "setup.py", "--output", str(tmp_path / "o.jsonl")]
+    args = ["score", "--model", PINNED, "--input", "examples/tiny_chain.jsonl", "--output", str(tmp_path / "o.jsonl")]
     assert cli.main(args) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1) and err.startswith(f"error: {PINNED}: config.json arrived damaged"), err

@@ -1,7 +1,9 @@
 """JSON lists as sources, with edge cases."""
 
+import csv
 import decimal
 import gzip
+import io
 import json
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from refusing import refused
 
 from jprm.io.jsonl import Rejects
+from jprm.methods.data.reader import read_items
 from jprm.methods.data.readers import find
 from jprm.tree import RecordError, read_records
 
@@ -174,3 +177,42 @@ def test_columns_take_signs_and_lists_of_lists(tmp_path):
     for wrong in ({"l": [["+", "-"]]}, {"l": [["+", "?"], ["+"]]}, {"right": True}):
         with pytest.raises(RecordError):
             columns(tmp_path, item | wrong, labels="l", correct="right", answer="gold")
+
+
+CSV = """problem,steps,labels,note
+"What is 1, twice?","[""1 + 1 = 2"", ""So 2.""]","[1, ""0""]",
+p,"['a', 'b']","['true', '-']",x
+q,"One. Then, two.",,
+"""
+
+
+@pytest.mark.parametrize(("name", "separator"), [("f.csv", ","), ("f.TSV", "\t")])
+def test_csv_is_read_as_a_table(tmp_path, name, separator):
+    """Lists as JSON and as pandas writes them; text with commas; a byte order mark; an empty cell is absent."""
+    rows = csv.reader(io.StringIO(CSV))
+    with open(tmp_path / name, "w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    items = [json.loads(item) for _, item in read_items(tmp_path / name)]
+    assert [list(item) for item in items] == [
+        ["problem", "steps", "labels"], ["problem", "steps", "labels", "note"], ["problem", "steps"]
+    ]  # fmt: skip
+    first, second = (
+        columns(tmp_path, item, problem="problem", steps="steps", labels="labels")[0] for item in items[:2]
+    )
+    assert (first["problem"], first["steps"]) == ("What is 1, twice?", ["1 + 1 = 2", "So 2."])
+    assert first["labels"] == second["labels"] == [1, 0]
+    assert second["steps"] == ["a", "b"]
+    assert [record["steps"] for _, record in find("columns").read(tmp_path / name)][1] == ["a", "b"]  # the usual names
+
+
+@pytest.mark.parametrize("content", ["problem,steps\np\n", 'problem,steps\n"p,a\n', "problem,steps\np,a\x00\xff"])
+def test_broken_csv_names_its_row(tmp_path, content):
+    (tmp_path / "f.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(RecordError, match=r"f\.csv:\d"):
+        list(read_items(tmp_path / "f.csv"))
+
+
+def test_columns_of_other_names_are_told_how_to_be_read(tmp_path):
+    (tmp_path / "f.jsonl").write_text(json.dumps({"question": "p", "solution": "a"}))
+    with pytest.raises(RecordError, match=r"`question`, `solution`.*jprm prepare columns --source"):
+        list(read_records(tmp_path / "f.jsonl"))

@@ -184,3 +184,22 @@ def test_named_outputs_are_written_beside_the_scores(prm, input_file, tmp_path):
             assert node.outputs.keys() == {"low"} and abs(node.outputs["low"] - node.score / 2) < 1e-6
         chain = record.get("samples", [record])[0]
         assert len(chain["outputs"]["low"]) == len(chain["scores"]) if "nodes" not in record else True
+
+
+def test_records_beyond_the_context_stop_or_go_to_the_rejects(prm, input_file, tmp_path):
+    """What is left is scored as a file without them is."""
+    short = [*read_records(input_file)]
+    long = {"problem": "long", "steps": ["far " * 60]}
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    write_records(whole, [short[0], long, *short[1:]])
+    prm = dataclasses.replace(prm, context=120)
+    short = [record for record in short if prm.fits(record)]
+    refused(ValueError, "reads 120", score_file, prm, whole, out)
+    assert "1 rejected" in score_file(prm, whole, out, on_error="skip")
+    assert list(read_records(out)) == list(prm.score_many(short))
+    assert list(read_records(f"{out}.rejects")) == [long]
+
+
+def test_an_output_of_another_format_is_refused(input_file, tmp_path, capsys):
+    command = ["score", "--model", "m", "--input", str(input_file), "--output", str(tmp_path / "o.csv")]
+    assert cli.main(command) == 2 and "jsonl" in capsys.readouterr().err

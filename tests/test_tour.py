@@ -1,6 +1,10 @@
 """examples/tour.ipynb runs from top to bottom in a fresh kernel."""
 
+import ast
+import importlib
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,29 @@ TOUR = Path(__file__).resolve().parent.parent / "examples/tour.ipynb"
 def test_the_notebook_is_stored_without_outputs():
     cells = [cell for cell in json.loads(TOUR.read_text())["cells"] if cell["cell_type"] == "code"]
     assert cells and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+
+
+def _code():
+    """The Python of the notebook and of every page, by where it is."""
+    for i, cell in enumerate(json.loads(TOUR.read_text())["cells"]):
+        if cell["cell_type"] == "code":
+            yield f"tour.ipynb[{i}]", "".join(cell["source"])
+    for page in (TOUR.parent.parent / "README.md", *TOUR.parent.parent.glob("docs/**/*.md")):
+        for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+            yield f"{page.name}[{i}]", block
+
+
+def test_what_the_notebook_and_the_pages_import_is_there():
+    missing, imports = [], 0
+    for where, code in _code():
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "jprm":
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    imports += 1
+                    if not hasattr(module, alias.name) and not importlib.util.find_spec(f"{node.module}.{alias.name}"):
+                        missing.append(f"{where}: {node.module}.{alias.name}")
+    assert imports > 20 and not missing
 
 
 @pytest.mark.slow  # trains a tiny model and compiles for three losses and a search

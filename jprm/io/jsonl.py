@@ -20,8 +20,8 @@ _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 
 _GZIP = b"\x1f\x8b"
 _REFUSED = (
-    (_TABLES, "is a Parquet or Arrow file, where JSON Lines are read. Read it with `jprm prepare NAME --source FILE"
-     " --out DIR` (the extra `parquet`), and give DIR where a command takes prepared folders"),
+    (_TABLES, "is a Parquet or Arrow file, where JSON Lines are read. Read it with `jprm prepare jsonl --source FILE"
+     " --out DIR` (or `columns`; the extra `parquet`), and give DIR where a command takes prepared folders"),
     (b"version https://git-lfs.github.com/spec/", "is a git-LFS pointer, which stands for a file that was not"
      " downloaded. Run `git lfs pull` in its repository, or download the file itself"),
     ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh", b"PK\x03\x04"), "is compressed (zstd, xz, bzip2 or ZIP): unpack it"
@@ -115,7 +115,11 @@ def parse(line: bytes, where: str) -> Any:
         raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
     except (ValueError, RecursionError) as error:
         said = str(error).partition("; use sys.")[0]  # Python's own remedy for long integers is none here
-        remedy = "Is it CSV? Make JSON Lines of it." if line[:1].isalpha() and b"," in line else remedy
+        remedy = (
+            "Is it CSV? `jprm prepare columns` reads it. Else write one JSON object a line."
+            if line[:1].isalpha() and b"," in line
+            else remedy
+        )
         raise RecordError(where, "line", f"is not JSON: {said}", remedy) from None
 
 

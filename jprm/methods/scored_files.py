@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
 from jprm.tokenizer import Tokenizer, saved_bytes
-from jprm.tree import read_records
+from jprm.tree import RecordError, read_records
 
 
 def score_file(
@@ -48,7 +48,8 @@ def score_file(
     `prepared` are the records themselves where `input` is what marks them as the same in a later call, such as the
     report of the prepared folder that holds them.
 
-    With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte. With `calibrated`, scores go
+    With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte, and records with a chain of
+    more tokens than the model reads as JSON. With `calibrated`, scores go
     through the map that is stored with the model (`jprm.methods.evaluate.calibration_map`). `speed` is given this
     process's tokens and times.
 
@@ -75,7 +76,7 @@ def score_file(
         folder = output.parent if multihost.is_first() else path_of(stack.enter_context(tempfile.TemporaryDirectory()))
         rejects = stack.enter_context(Rejects(folder / (output.name + ".rejects")))
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
-        records = iter(lines)
+        records = iter(lines) if on_error == "stop" else _fitting(prm, lines, rejects)
         there = write_scores(prm, records, output, request, total, mapped, speed)
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
@@ -83,6 +84,18 @@ def score_file(
     again = f" ({there} were there already)" if there else ""
     written = multihost.first(lambda: sum(1 for _ in read_lines(output)))
     return f"{output}: {written} records scored{again}{rejected}" + (f"; {speed}" if speed.tokens else "")
+
+
+def _fitting(prm: PRM | Scorer, records: Iterable[dict[str, Any]], rejects: Rejects) -> Iterator[dict[str, Any]]:
+    """Yields the records that the model reads whole; `rejects` takes the others."""
+    for record in records:
+        if isinstance(prm, PRM) and not prm.fits(record):
+            reason, remedy = f"is longer than the {prm.context:,} tokens that {prm.name} reads", "Shorten or drop it."
+            rejects.add(
+                dump(record).encode(), RecordError(str(record.get("problem", ""))[:60], "record", reason, remedy)
+            )
+        else:
+            yield record
 
 
 def score_atif(

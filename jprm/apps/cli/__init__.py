@@ -194,12 +194,17 @@ def train(
             Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be in a gs://
             bucket or on a file system that all share. Default: one process.
     """
+    from jprm import multihost
     from jprm.experiment import load
     from jprm.methods.formats.hub import pinned
     from jprm.train import train
 
     with run_of(distributed):
-        train(pinned(load(experiment, set_)), workdir)
+        result = train(pinned(load(experiment, set_)), workdir)
+    if multihost.is_first():
+        figures = [f"{name} {result[name]:.4g}" for name in ("loss", "valid_loss", "valid_auroc") if name in result]
+        print(f"{workdir}: {result['step']:,} steps, {', '.join(figures)}")
+        print(f"next: jprm score --model {workdir} --input FILE.jsonl --output SCORED.jsonl")
 
 
 @app.command
@@ -234,7 +239,8 @@ def score(
             bucket: gs://BUCKET/F.jsonl, s3://BUCKET/F.jsonl. A file may hold ATIF documents.
         output: The same records in the same order, with `scores` in each chain and sample and `score` in each node. Of
             ATIF documents the same bytes, with each turn's score in `extra.jprm` of its step.
-        on_error: Stop at the first bad record, or skip bad records and write them beside the output.
+        on_error: Stop at the first bad record, or skip bad records, and those longer than the model reads, and write
+            them beside the output.
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
             published model in float32, on a GPU in bfloat16.
@@ -251,6 +257,7 @@ def score(
     from jprm.methods.agents.atif import is_atif
     from jprm.methods.scored_files import score_atif, score_file
     from jprm.score.scorer import CHUNK, PRM, Speed
+    from jprm.tree import read_records
 
     one_scorer("score", model, judge)
     if judge and any((adapter, dtype, attention, calibrated, by, distributed)):
@@ -261,6 +268,11 @@ def score(
         multihost.start(distributed)
     scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
 
+    if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx"):
+        raise ValueError(
+            f"{output}: JSON Lines are written; name a .jsonl file, and make a table of it by jprm tabulate"
+        )
+
     def work(part: Part) -> dict[str, Any]:
         prepared, source = None, part.input
         if path_of(source).is_dir():
@@ -268,9 +280,11 @@ def score(
             from jprm.data import load as load_records
 
             prepared, source = load_records(source), os.fspath(path_of(source) / REPORT)
-        check_input(source)  # this and the next two before the model is loaded
+        check_input(source)  # this and the next four before the model is loaded
         check_output(part.output, source)
         atif = prepared is None and is_atif(source)
+        if prepared is None and not atif and on_error == "stop":
+            next(read_records(source), None)  # a file of another format
         prm, speed = scorer(), Speed()
         if by:
             if not isinstance(prm, PRM):
@@ -290,7 +304,6 @@ def score(
         if not judge:
             return {"tokens": speed.tokens}
         from jprm.methods.judge.critiques import cost
-        from jprm.tree import read_records
 
         spent = cost(read_records(f"{part.output}.turns.jsonl" if atif else part.output))
         print("critiques: " + ", ".join(f"{name}: {count}" for name, count in spent.items()))
@@ -401,7 +414,7 @@ def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
     For example:
       jprm serve runs/prm800k_smollm2
       jprm serve --run runs/prm800k_smollm2
-      curl localhost:8000/v1/score -d '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
+      curl localhost:8000/v1/score --json '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
     """
     from jprm.apps.serve.app import serve
 
@@ -485,7 +498,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             print(end="", flush=True)  # fails here rather than when the interpreter ends
     except KeyboardInterrupt:
-        print("stopped: the same command continues from what is saved", file=sys.stderr)
+        print("stopped: the same command continues from what is saved, if anything is", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
         hint = extra_hint(error)

@@ -1,7 +1,7 @@
 """The base of all readers: a source file is a list of items, and a reader turns one item into records.
 
-A file is JSON Lines, a JSON list, one JSON object of lists, Parquet or Arrow, as its first bytes show; text may be
-compressed with gzip.
+A file is JSON Lines, a JSON list, one JSON object of lists, Parquet or Arrow, as its first bytes show, or CSV by
+its name; JSON may be compressed with gzip.
 
 A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
 and a `Reader` that joins them, listed in `jprm.methods.data.readers`.
@@ -9,13 +9,16 @@ and a `Reader` that joins them, listed in `jprm.methods.data.readers`.
 
 from __future__ import annotations
 
+import ast
 import codecs
 import contextlib
+import csv
 import dataclasses
 import datetime
 import decimal
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -166,10 +169,9 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
 
     A first byte `[` makes a file a list, whose elements are numbered by their line. A file that is a single object of
     several lists is their elements, in order (Mr-Ben has a list for each subject), and so is one of a single list under
-    a name of `_LISTS`; another object is one item. Tables
-    are Parquet and Arrow files (`read_rows`). The unreadable rest of a broken list is one last item, which
-    `jprm.io.jsonl.parse` refuses. A file in a bucket is copied to this machine first. A folder is one that
-    `jprm prepare` wrote.
+    a name of `_LISTS`; another object is one item. Tables are Parquet and Arrow files (`read_rows`), and CSV by its
+    name (`read_csv`). The unreadable rest of a broken list is one last item, which `jprm.io.jsonl.parse` refuses. A
+    file in a bucket is copied to this machine first. A folder is one that `jprm prepare` wrote.
     """
     if path_of(path).is_dir():
         yield from data.lines(path)
@@ -182,6 +184,9 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         head = file.read(1)
         while head.isspace():
             head = file.read(1)
+    if path.suffix.lower() in (".csv", ".tsv"):
+        yield from read_csv(path)
+        return
     if jsonl.is_table(path):
         yield from read_rows(path)
         return
@@ -244,6 +249,43 @@ def _skip(text: str, at: int, separator: str) -> int:
     while at < len(text) and (text[at].isspace() or text[at] == separator):
         at += 1
     return at
+
+
+def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (line number, JSON object) for every row of a .csv or .tsv file, whose first row names the columns.
+
+    A cell is text, but a list where it holds one, as JSON or as pandas writes it. An empty cell is left out.
+
+    Raises RecordError for a row of another length than the first, and for bytes that are no UTF-8.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        try:
+            names = next(rows, [])
+            for row in rows:
+                if len(row) not in (0, len(names)):
+                    reason = f"has {len(row)} cells, and the first row {len(names)}"
+                    raise RecordError(f"{path}:{rows.line_num}", "row", reason, "Put text with commas in quotes.")
+                cells = {name: _cell(text) for name, text in zip(names, row, strict=False) if text}
+                if cells:
+                    yield rows.line_num, json.dumps(cells, ensure_ascii=False).encode()
+        except (csv.Error, UnicodeDecodeError) as error:
+            reason = f"cannot be read from here on: {error}"
+            raise RecordError(f"{path}:{rows.line_num + 1}", "row", reason, "Write CSV in UTF-8.") from error
+
+
+LONGEST_CELL = 2**24
+"""Characters of a cell of CSV."""
+
+
+def _cell(text: str) -> Any:
+    """Returns the list that a cell holds, or its text."""
+    if text.startswith("[") and text.endswith("]"):
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                return read(text)
+    return text
 
 
 # ---- Parquet and Arrow files, whose rows become JSON objects. Needs the extra `parquet`.

@@ -40,7 +40,7 @@ class ColumnOptions:
     problem: text.
     steps: a list of text, or one text, which is split; or a list of lists, each a chain of its own. A path through a
         list of objects names a field of each: `steps.text`, `steps.label`.
-    labels: a list of numbers, booleans, nulls, or texts that are `+` or `-`; of chains in lists, a list for each.
+    labels: a list of numbers, booleans, nulls, or texts for them (`_LABELS`); of chains in lists, a list for each.
     first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
         before it get label 1, it gets 0, and later ones have none. A chain without one has labels 1 throughout, but
         none at all where `correct` says that its answer is wrong. Of chains in lists, a list of places.
@@ -51,8 +51,8 @@ class ColumnOptions:
     semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
     """
 
-    problem: str
-    steps: str
+    problem: str = "problem"
+    steps: str = "steps"
     labels: str = ""
     first_error: str = ""
     first_step: Literal[0, 1] | None = None
@@ -140,14 +140,21 @@ def _in_lists(record: Record, columns: dict[str, str], where: str) -> Iterator[R
         yield record | {"steps": chain} | {field: record[field][i] for field in listed}
 
 
+_LABELS = {"+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "true": 1.0, "false": 0.0}
+"""Labels as tables of text have them."""
+
+
 def label_of(label: Any, where: str, field: str) -> Any:
-    """Returns a label as a number: true and `+` are 1, false and `-` 0. Numbers and nulls stay."""
+    """Returns a label as a number: true is 1 and false 0, and a text what `_LABELS` says. Numbers and nulls stay."""
     if isinstance(label, bool):
         return float(label)
     if isinstance(label, str):
-        if label.strip() not in ("+", "-"):
-            raise RecordError(where, field, f"holds {label!r}", "A label is a number, true, false, +, - or null.")
-        return float(label.strip() == "+")
+        if (word := label.strip().lower()) not in _LABELS:
+            known = ", ".join(_LABELS)
+            raise RecordError(
+                where, field, f"holds {label!r}", f"A label is a number, true, false, null or one of {known}."
+            )
+        return _LABELS[word]
     return label
 
 
