@@ -231,7 +231,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"{path}: has ids up to {tokenizer.vocab_size - 1:,}, and the model has embeddings for {vocab_size:,} only:"
-            " it is the tokenizer of another model"
+            " it is the tokenizer of another model, or an experiment's `model` is that of an earlier `base`"
         )
     return tokenizer
 

@@ -164,6 +164,16 @@ def test_the_command_says_one_line(there, tmp_path, capfd):
     assert (out, err.count("\n")) == ("", 1) and err.startswith(f"error: {PINNED}: config.json arrived damaged"), err
 
 
+@pytest.mark.parametrize("address", ["hf://ana/nothing@main", "hf://ana", "hf://ana/pickled"])
+def test_every_command_says_one_line(there, address, tmp_path, capfd):
+    """Also where the address is parsed as a path."""
+    there.repositories["ana/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"code"}
+    assert cli.main(["convert", address, str(tmp_path / "out")]) == 2
+    out, err = capfd.readouterr()
+    lines = err.splitlines()
+    assert out == "" and lines[-1].startswith(f"error: {address}: ") and len(lines) <= 2, err
+
+
 def test_another_process_asks_the_server_that_the_environment_names(there):
     code = "from jprm.io.storage import path_of; print(path_of('hf://ana/mine'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

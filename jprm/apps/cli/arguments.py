@@ -19,7 +19,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from tyro.extras import SubcommandApp
 
 from jprm.io.outputs import check_output
-from jprm.io.storage import path_of
+from jprm.io.storage import Place, path_of
 
 OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
@@ -44,10 +44,17 @@ def _path(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=lambda words: path_of(words[0]),
+        instance_from_str=_place,
         is_instance=lambda value: isinstance(value, os.PathLike),
         str_from_instance=lambda value: [os.fspath(value)],
     )
+
+
+def _place(words: Sequence[str]) -> Place:
+    try:
+        return path_of(words[0])
+    except ValueError as error:  # tyro would make a box of it
+        raise OSError(str(error)) from error
 
 
 class Commands(SubcommandApp):
