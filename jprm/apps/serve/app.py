@@ -37,7 +37,7 @@ from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, ke
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.decoding.cache import PrefixCache
-from jprm.methods.judge.load import load_judge
+from jprm.methods.judge.load import load_judge_of_steps
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
 from jprm.model.mesh import MeshConfig
@@ -80,7 +80,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
             say(f"{name}: {prm!r}{kept}")
             engines.append(Engine(prm, config.longest, name, cache))
         for stem, path in zip(stems, config.judge, strict=True):
-            engines.append(JudgeEngine(load_judge(path), config.longest, stem))
+            engines.append(JudgeEngine(load_judge_of_steps(path), config.longest, stem))
             say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
         begin(app, engines, prompts, load_policy(config.policy) if config.policy else None, read_with, known)
         for engine in engines:

@@ -353,12 +353,12 @@ def _model(kind: str, path: str) -> Source:
     path = os.path.abspath(path) if "://" not in path else path
     spent = [0]
     if kind == "judge":
-        from jprm.methods.judge.judge import Rubric
+        from jprm.methods.judge.judge import Judge
         from jprm.methods.judge.load import load_judge
 
         judge = load_judge(path)
-        if isinstance(judge, Rubric):
-            raise ValueError(f"judge={path}: has criteria, each with verdicts of its own. Give a judge of one question")
+        if not isinstance(judge, Judge):
+            raise ValueError(f"judge={path}: has criteria, or compares samples. Give a judge of one question")
         scorer: Any = judge
 
         def scores(trees: Sequence[ReasoningTree]) -> list[Any]:

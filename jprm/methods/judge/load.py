@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from jprm.methods.judge.compare import PROMPTS as COMPARES
+from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
 from jprm.methods.judge.judge import Criterion, Judge, Rubric
 from jprm.methods.policy.load import policy_of, policy_settings
@@ -21,10 +23,10 @@ _REMEDY = (
 )
 
 
-def load_judge(path: str | os.PathLike) -> Judge | Rubric:
+def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     """Returns the judge of a JSON file: a policy's settings, as `load_policy` takes them, and a section `judge`.
 
-    With `criteria` in the section it is a rubric (`Rubric`).
+    With `criteria` in the section it is a rubric (`Rubric`), with `compare` it compares samples (`Comparison`).
 
     A server's `prompt` is `{problem}` unless the file has one: the judge's question is all of the user's message.
 
@@ -39,6 +41,8 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric:
     section = settings.pop("judge", None)
     if not isinstance(section, dict):
         raise RecordError(where, "judge", "is absent or no object", _REMEDY)
+    if "compare" in section:
+        return _comparison(section, settings, where)
     options: dict[str, Any] = {"prompt": "plain", "samples": 1, "seed": 0} | section
     criteria = _criteria(options.pop("criteria", None), where)
     if unknown := sorted(options.keys() - {"prompt", "samples", "seed"}):
@@ -73,13 +77,45 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric:
         return Rubric(judges, criteria)
 
 
+def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
+    """Returns the judge of a JSON file. Raises RecordError for one that compares samples."""
+    judge = load_judge(path)
+    if isinstance(judge, Comparison):
+        reason = "compares the samples of pools, and is asked about one chain here"
+        raise RecordError(os.fspath(path), "judge.compare", reason, "Score files with it (`jprm score --judge`).")
+    return judge
+
+
 def load_plain_judge(path: str | os.PathLike) -> Judge:
     """Returns the judge of a JSON file. Raises RecordError for a rubric, which has no verdicts on correctness."""
     judge = load_judge(path)
-    if isinstance(judge, Rubric):
-        raise RecordError(os.fspath(path), "judge.criteria", "is not for labels, which say of a step whether it is"
-                          " correct", "Score with it, or leave the criteria out.")  # fmt: skip
+    if not isinstance(judge, Judge):
+        field = "criteria" if isinstance(judge, Rubric) else "compare"
+        raise RecordError(os.fspath(path), f"judge.{field}", "is not for labels, which say of a step whether it is"
+                          " correct", f"Score with it, or leave `{field}` out.")  # fmt: skip
     return judge
+
+
+_COMPARE = (
+    f'Write "judge": {{"compare": NAME, "rounds": 0, "samples": 1, "seed": 0}}, NAME one of {", ".join(COMPARES)}.'
+)
+
+
+def _comparison(section: dict[str, Any], settings: dict[str, Any], where: str) -> Comparison:
+    options = {"rounds": 0, "samples": 1, "seed": 0} | section
+    compares = options.pop("compare")
+    if compares not in COMPARES:
+        raise RecordError(where, "judge.compare", f"is {compares!r}", _COMPARE)
+    if unknown := sorted(options.keys() - {"rounds", "samples", "seed"}):
+        raise RecordError(where, f"judge.{unknown[0]}", "is no setting of a judge that compares", _COMPARE)
+    for name, value in options.items():
+        if type(value) is not int or value < (name == "samples"):
+            raise RecordError(where, f"judge.{name}", f"is {value!r}, not a whole number in range", _COMPARE)
+    if options["rounds"] and compares == "listwise":
+        raise RecordError(where, "judge.rounds", "is of pairs, and listwise shows all samples at once", _COMPARE)
+    if "url" in settings:
+        settings.setdefault("prompt", "{problem}")
+    return Comparison(policy_of(settings, where), compares, **options)
 
 
 _CRITERIA = 'Write "criteria": {"NAME": {"text": "...", "weight": 1}}.'

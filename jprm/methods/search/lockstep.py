@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.methods.decoding.sample_cache import PolicyError
+from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import Critique, Reading, read
 from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.policy.protocol import Policy, Sample
@@ -254,6 +255,8 @@ def live_scorer(prm: Any) -> LiveScorer:
         return Rescorer(prm.of_prefixes())
     if isinstance(prm, Rubric):
         return Rescorer(prm)
+    if isinstance(prm, Comparison):
+        raise ValueError(f"{prm.name}: compares finished samples: score the pool that a search without it wrote")
     try:
         return LiveTrees(prm)
     except NotImplementedError:

@@ -1,0 +1,192 @@
+"""`Comparison`: a judge that compares the samples of a pool with each other, with the interface of a judge.
+
+`pairwise` is a tournament: two samples are shown, and the judge says which is better, in both orders, since judges
+favour a place. A sample's score is its mean probability of winning. Each plays the `rounds` next ones around the pool,
+or all others (`rounds` 0). `listwise` shows all samples at once and takes a number from 0 to 1 for each, as RULER does
+(OpenPipe, 2025): relative scores, by one critique. Samples of one text are one, and have 0.5 where there is no other.
+
+All steps of a sample have its score, and steps that samples share their mean: the rule is `last`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from jprm.methods.judge.critiques import Critique, Judged, JudgePrompt, Reading, ask, cost, read, report
+from jprm.methods.judge.judge import ByCritiques, step_text
+from jprm.methods.policy.protocol import Policy
+from jprm.score.scale import PROBABILITY, Scale
+from jprm.tree import ReasoningTree, chains_of
+
+Compares = Literal["pairwise", "listwise"]
+
+PROMPTS: dict[Compares, JudgePrompt] = {
+    "pairwise": JudgePrompt(
+        name="pairwise",
+        text=(
+            "Problem:\n{problem}\n\n{steps}\n\nWhich solution is better: more likely to be correct and complete?"
+            " Compare them briefly. Then write \\boxed{1} for the first or \\boxed{2} for the second."
+        ),
+        step="Solution {number}:\n{step}",
+        separator="\n\n",
+        correct=("1",),
+        incorrect=("2",),
+    ),
+    "listwise": JudgePrompt(
+        name="listwise",
+        text=(
+            "Problem:\n{problem}\n\n{steps}\n\nCompare the {number} solutions: how likely is each to be correct and"
+            " complete, relative to the others? Explain briefly. Then write {number} numbers from 0 to 1, one a"
+            " solution, in their order, as \\boxed{0.9, 0.2}."
+        ),
+        step="Solution {number}:\n{step}",
+        separator="\n\n",
+        correct=("1",),
+        incorrect=("0",),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison(ByCritiques):
+    """Compares the samples of pools, or the leaves of trees.
+
+    Attributes:
+      policy: who writes the critiques.
+      compares: `pairwise` or `listwise`.
+      samples: critiques of each question.
+      seed: number of the first one.
+      rounds: of `pairwise`, how many next samples each is compared with; 0 for all.
+    """
+
+    policy: Policy
+    compares: Compares
+    samples: int = 1
+    seed: int = 0
+    rounds: int = 0
+
+    scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
+    output_names = ("score",)
+
+    @property
+    def prompt(self) -> JudgePrompt:
+        return PROMPTS[self.compares]
+
+    @property
+    def name(self) -> str:
+        """Identifies the policy, the prompt and the pairs."""
+        about = [dataclasses.asdict(self.prompt), self.rounds]
+        digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+        return f"{self.policy.name}/{self.compares}#{digest}"
+
+    @property
+    def rule(self) -> str:
+        return "last"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on, for the request of a file that holds them."""
+        return {"judge": self.name, "samples": self.samples, "seed": self.seed}
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it: name, policy, and the cost of the critiques that these records hold."""
+        return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
+
+    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+        """Returns `{"score": (N,)}` for each tree, and the report on its critiques.
+
+        Raises:
+          ValueError: a record of one chain, which has nothing to be compared with.
+          PolicyError: every critique failed.
+        """
+        chains = [chains_of(tree) for tree in trees]
+        for tree, some in zip(trees, chains, strict=True):
+            if len(some) < 2 and tree.kind != "pool":
+                raise ValueError(
+                    f"problem {tree.problem[:60]!r}: has one chain, and the judge compares samples: give it a pool"
+                )
+        texts = [
+            ["\n".join(step_text(tree, i) for i in chain) for chain in some]
+            for tree, some in zip(trees, chains, strict=True)
+        ]
+        distinct = [list(dict.fromkeys(some)) for some in texts]
+        shown = [list(self._shown(len(some))) for some in distinct]
+        questions = [
+            self.prompt.filled(tree.plain_problem, [some[i] for i in order])
+            for tree, some, orders in zip(trees, distinct, shown, strict=True) for order in orders
+        ]  # fmt: skip
+        written = iter(ask(self.policy, self.prompt, questions, self.samples, self.seed))
+        results = []
+        for tree, some, said, known, orders in zip(trees, chains, texts, distinct, shown, strict=True):
+            critiques = [(order, critique) for order in orders for critique in next(written)]
+            readings = [self._read(critique, len(order)) for order, critique in critiques]
+            score_of = dict(zip(known, _means(len(known), [order for order, _ in critiques], readings), strict=True))
+            leaves = [some[said.index(text)][-1] for text in known]
+            judged: list[Judged] = [
+                ([leaves[i] for i in order], critique, reading)
+                for (order, critique), reading in zip(critiques, readings, strict=True)
+            ]
+            results.append(({"score": _of_nodes(tree, some, [score_of[text] for text in said])}, report(judged)))
+        return results
+
+    def _shown(self, count: int) -> Iterator[tuple[int, ...]]:
+        """Yields which of `count` texts each question shows, in its order."""
+        if self.compares == "listwise":
+            if count > 1:
+                yield tuple(range(count))
+            return
+        seen = set()
+        for apart in range(1, min(self.rounds or count, count - 1) + 1):
+            for i in range(count):
+                j = (i + apart) % count
+                pair = min(i, j), max(i, j)
+                if pair not in seen:
+                    seen.add(pair)
+                    yield pair
+                    yield pair[::-1]
+
+    def _read(self, critique: Critique, count: int) -> Reading:
+        """Returns the scores of the samples that a critique compares, in their order."""
+        if self.compares == "pairwise":
+            reading = read(self.prompt, critique, 1)
+            return dataclasses.replace(reading, scores=(p := reading.scores[0], 1 - p)) if reading.scores else reading
+        if critique.finish_reason in ("error", "length"):
+            return Reading("failed" if critique.finish_reason == "error" else "truncated")
+        boxes = re.findall(self.prompt.verdict, critique.text)
+        numbers = [part.strip() for part in boxes[-1].split(",")] if boxes else []
+        if len(numbers) != count or not all(re.fullmatch(r"0|1|[01]?\.[0-9]{1,9}", number) for number in numbers):
+            return Reading("unreadable")
+        scores = tuple(map(float, numbers))
+        if max(scores) > 1:
+            return Reading("unreadable")
+        return Reading("read", tuple(score >= 0.5 for score in scores), scores, (True,) * count)
+
+
+def _means(count: int, orders: Sequence[Sequence[int]], readings: Sequence[Reading]) -> list[float]:
+    """Returns the mean score of each of `count` texts; a half of a single one, NaN where nothing could be read."""
+    if count < 2:
+        return [0.5] * count
+    given: list[list[float]] = [[] for _ in range(count)]
+    for order, reading in zip(orders, readings, strict=True):
+        for i, score in zip(order, reading.scores, strict=False):
+            given[i].append(score)
+    return [float(np.mean(values)) if values else np.nan for values in given]
+
+
+def _of_nodes(
+    tree: ReasoningTree, chains: Sequence[Sequence[int]], score_K: Sequence[float]
+) -> Float[np.ndarray, " N"]:
+    """Returns the mean score of the chains through each step, NaN for context."""
+    given: list[list[float]] = [[] for _ in tree.nodes]
+    for chain, score in zip(chains, score_K, strict=True):
+        for node in chain:
+            given[node].append(score)
+    return np.array([np.mean(values) if values else np.nan for values in given], np.float32)
