@@ -12,7 +12,7 @@ from refusing import refused
 
 from jprm.io.jsonl import Rejects
 from jprm.methods.data.overlap import problems_of
-from jprm.methods.data.reader import Dropped, read_items
+from jprm.methods.data.reader import Dropped, Event, read_items
 from jprm.methods.data.readers import READERS, find
 from jprm.tree import RecordError, chains_of, tree_of
 
@@ -330,8 +330,9 @@ any_item = st.recursive(
 @given(item=any_item)
 def test_any_item_gives_records_or_a_record_error(name, item):
     reader = find(name)
+    given = [Event("f:1", item)] if reader.whole else item
     try:
-        for record in reader.parse(item, "f:1", reader.options(**OPTIONS.get(name, {}))):
+        for record in reader.parse(given, "f:1", reader.options(**OPTIONS.get(name, {}))):
             tree_of(record, "f:1")
     except RecordError as error:
         assert str(error).startswith("f:1: ")

@@ -38,6 +38,7 @@ def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Re
     with its agent's name in brackets, since chat templates show no `name`. Prompts of the agents are one system
     message. Turns before the step `mistake_step` have label 1, that turn has 0, later ones have none.
     """
+    item = object_of(item, where, "record", "Is this file of Who&When?")
     history, messages = take(item, "history", list, where), []
     prompts = item.get("system_prompt") or {}
     prompts = object_of(prompts, where, "system_prompt", "Write an object of a prompt for each agent.")
