@@ -18,7 +18,7 @@ from tiny_run import lines, one_device, untimed
 
 from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
-from jprm.methods.rl import loop, rollout, sampling
+from jprm.methods.rl import loop, rollout, sampling_hosts
 from jprm.methods.rl.samples import Rollout
 from jprm.train.callbacks import Watchdog
 
@@ -167,7 +167,7 @@ def test_a_job_without_a_process_that_learns_is_refused(folder, tmp_path):
     config = ahead(folder / "data", sampling_hosts=1)
     with pytest.raises(ValueError, match="sampling_hosts=1: the job has 1 process.*at least 2 with --distributed"):
         loop.train(config, tmp_path / "run")
-    assert sampling.parted(dataclasses.replace(config, sampling_hosts=0)) == ((0,), ())
+    assert sampling_hosts.parted(dataclasses.replace(config, sampling_hosts=0)) == ((0,), ())
     assert not (tmp_path / "run").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_judged_group_survives_a_message_and_a_checkpoint():
     again = rollout.Group.of_json(told, {"p": record})
     assert again.json() == group.json() and again.record is record
     assert again.scores is not None and again.scores[0].dtype == np.float32
-    waiting = loop.Progress(update=3, ahead=[loop.Ahead.of_hosts((4, 2, [told]))])
+    waiting = loop.Progress(update=3, ahead=[loop.Ahead(4, 2, [], judged=[told])])
     there = loop.Progress()
     there.set_state(json.loads(json.dumps(waiting.get_state())))
     assert there == waiting and there.ahead[0].judged == [told]

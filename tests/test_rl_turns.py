@@ -162,15 +162,15 @@ def test_episodes_that_begin_differently_are_trained_each_after_its_own_beginnin
     samples = [dataclasses.replace(x, prompt=starts[i]) for x, i in zip(begun, (0, 1, 1, 0), strict=True)]
     group = rollout.Group({"problem": "p"}, samples, np.array([1.0, 0.0, 1.0, 0.0]), None)
     config: Any = types.SimpleNamespace(method=method, credit=CreditConfig("verifier", "rloo", "sequence"), tokens=16)
-    policy: Any = types.SimpleNamespace(layout=None)
-    trees = rollout.trees_of([group], policy, config)
+    layout: Any = None  # samples have their own prompts
+    trees = rollout.trees_of([group], layout, config)
     wanted = {(*starts[0], 5, 6), (*starts[0], 9, 8), (*starts[1], 5, 7), (*starts[1], 5, 8)}
     if method == "rejection":
         wanted = {(*starts[0], 5, 6), (*starts[1], 5, 8)}
     assert {chain for tree in trees for chain in chains_in(tree)} == wanted
     if method == "policy_gradient":
         alike = dataclasses.replace(group, samples=[dataclasses.replace(x, prompt=starts[0]) for x in samples])
-        (whole,) = rollout.trees_of([alike], policy, config)
+        (whole,) = rollout.trees_of([alike], layout, config)
         for extra in ("gain", "penalty"):
             assert sum(t.extras[extra].sum() for t in trees) == pytest.approx(whole.extras[extra].sum()) != 0
 

@@ -105,7 +105,7 @@ def main() -> None:
 def request(config: RLExperiment, loop: Loop, folder: pathlib.Path, batch: int, updates: int) -> dict[str, Any]:
     """Returns what the peer is to do, its model written into `folder`."""
     export(config.policy, folder)
-    policy = loop.policy
+    policy = loop.samples.policy
     prompts = [policy.prompt(Prefix(record["problem"])) for record in loop.records]
     return {
         "model": str(folder), "problems": config.problems_an_update, "samples": config.samples, "batch": batch,

@@ -6,19 +6,18 @@ from them. So a run that was killed anywhere, and continued, ends bit for bit li
 Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
 and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
 groups. Process 0 writes. With `sampling_hosts` the last processes sample and judge meanwhile
-(`jprm.methods.rl.sampling`), and the others run this loop.
+(`jprm.methods.rl.sampling_hosts`), and the others run this loop.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -35,11 +34,12 @@ from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
-from jprm.methods.rl import RESULT, refresh, rollout, sampling
+from jprm.methods.rl import RESULT, refresh, rollout, sampling_hosts
 from jprm.methods.rl.config import METHODS, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on
-from jprm.methods.rl.sampling import Problems, SamplingHosts, Source, sampler_options
+from jprm.methods.rl.sampling import Ahead, Carrying, Here, Problems, Samples, Source, sampler_options
+from jprm.methods.rl.sampling_hosts import SamplingHosts
+from jprm.methods.rl.sampling_servers import Servers
 from jprm.methods.verify import verifiers
 from jprm.model.mesh import mesh_by_heads, own_mesh
 from jprm.model.parameters import join
@@ -77,13 +77,13 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     """
     if config.refresh.every:
         refresh.check(config)
-    learners, samplers = sampling.parted(config)
+    learners, samplers = sampling_hosts.parted(config)
     if jax.process_index() in samplers:
         with multihost.among(samplers):
-            return sampling.serve(config, workdir)
+            return sampling_hosts.serve(config, workdir)
     if not samplers:
         return learn(config, workdir, callbacks)
-    with multihost.among(learners), sampling.ending() as ended:
+    with multihost.among(learners), sampling_hosts.ending() as ended:
         ended(result := learn(config, workdir, callbacks))
     return result
 
@@ -135,25 +135,25 @@ class Loop:
         self.working = verifiers.find_working(config.working)
         self.problems = Problems.read(config)
         self.records, self.held_out = self.problems.records, self.problems.held_out
-        name, model = self._name(int(trainer.state.step)), trainer.experiment.model
-        self.hosts: SamplingHosts | None = None
+        self._check_records(native_layout(trainer.tokenizer))
+        self.samples = self._open_samples(self._name(int(trainer.state.step)))
+
+    def _open_samples(self, name: str) -> Samples:
+        """Returns whom the experiment has sample, with the policy `name`'s parameters."""
+        config, trainer, ahead = self.config, self.trainer, self.progress.ahead
+        model, tokenizer = trainer.experiment.model, trainer.tokenizer
         if config.sampling_hosts:
-            self._check_records(native_layout(trainer.tokenizer))
-            self.hosts = self.source = SamplingHosts(self.problems, trainer.tokenizer, trainer.params, name)
-        else:
-            self.source = Source(self.problems, trainer.tokenizer, self._prm)
-            self._check_records(native_layout(trainer.tokenizer))  # before parameters go to an engine
-            make: Callable[..., Sampler] = Sampler
-            if config.engine:
-                prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
-                probes = Probes(prefixes, self._folder / "engine", config.tokens)
-                make = functools.partial(RemoteSampler, config.engine, probes)
-            mesh = own_mesh(trainer.mesh)
-            mesh = mesh if config.engine else mesh_by_heads(model, list(mesh.devices.flat))
-            options = sampler_options(config)
-            self.source.policy = make(trainer.params, model, trainer.tokenizer, mesh, options, name)
-        self.policy: Any = self.source.policy
-        self._asked_of: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # servers, by update
+            return SamplingHosts(self.problems, tokenizer, trainer.params, name, ahead, self._costs)
+        source, mesh = Source(self.problems, tokenizer, self._prm), own_mesh(trainer.mesh)
+        parts = trainer.params, model, tokenizer
+        if config.engine:
+            prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
+            probes = Probes(prefixes, self._folder / "engine", config.tokens)
+            source.policy = RemoteSampler(config.engine, probes, *parts, mesh, sampler_options(config), name)
+            return Servers(source, ahead, self._costs)
+        heads = mesh_by_heads(model, list(mesh.devices.flat))
+        source.policy = Sampler(*parts, heads, sampler_options(config), name)
+        return (Carrying if config.carry else Here)(source, ahead, self._costs)
 
     @property
     def _prm(self) -> str:
@@ -210,9 +210,7 @@ class Loop:
     def update(self, number: int) -> None:
         """Samples, judges and learns from one update's problems, and pushes the parameters to the sampler."""
         config, began = self.config, time.perf_counter()
-        if self.hosts is not None:
-            self.hosts.update = number
-            began -= self.hosts.waited  # for this update's samples, at the end of the update before
+        began -= self.samples.waited  # for this update's samples, at the end of the update before
         self.at(number, "sampling")
         groups, figures = self._groups(number)
         sampled = time.perf_counter()
@@ -220,10 +218,8 @@ class Loop:
         for index, batch in enumerate(batches, start=1):
             self.at(number, "updating")
             self._learn(*batch, figures, began, sampled, close=index == config.minibatches)
-        if self.hosts is not None:
-            self.at(number, "waiting")
-            self.progress.ahead += map(Ahead.of_hosts, self.hosts.finish())
         self.at(number, "pushing")
+        self.samples.settle()
         self._push(int(self.trainer.state.step))
         self.progress.update = number
         if config.refresh.every and number % config.refresh.every == 0:
@@ -231,7 +227,7 @@ class Loop:
             self.refresh(groups)
 
     def _push(self, step: int) -> None:
-        self.policy.push(self.trainer.params, self._name(step))
+        self.samples.push(self.trainer.params, self._name(step))
 
     def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
         """Returns an update's groups, or its records of demonstrations, and figures."""
@@ -239,79 +235,15 @@ class Loop:
         if not METHODS[config.method].samples:
             count = config.problems_an_update * config.samples
             return rollout.chosen(self.records, count, config.seed, number - 1), {"update": number}
-        ahead = self._sampled(number)
+        self.samples.begin(number, due=min(number + config.stale, config.updates))
+        ahead = self.samples.take(number)
         self.at(number, "scoring")
-        groups = self._judged(ahead)
-        behind: dict[str, float] = {"behind": number - 1 - ahead.by} if config.stale else {}
-        if isinstance(self.policy, RemoteSampler):
-            behind |= {"left_out": len(self.policy.failures), "drawn_here": self.policy.drawn_here}
-        if config.carry:
-            tokens = [behind_T(one, number) for samples in ahead.drawn for one in samples]
-            behind["behind"] = float(np.concatenate(tokens).mean())
+        groups = self.samples.judged(ahead)
         for group in groups:
             mean = float(np.mean([len(one.ids) for one in group.samples]))
             self.progress.lengths[group.record["problem"]] = mean
-        return groups, {"update": number, **behind, **rollout.train_figures(groups)}
-
-    def _judged(self, ahead: Ahead) -> list[rollout.Group]:
-        if ahead.judged is None:
-            return self.source.judged(ahead.update, ahead.drawn)
-        records = {record["problem"]: record for record in self.problems.chosen(ahead.update)}
-        return [rollout.Group.of_json(group, records) for group in ahead.judged]
-
-    def _sampled(self, number: int) -> Ahead:
-        """Returns an update's samples, and draws those that are due: `stale` updates before they are learnt from."""
-        config, waiting = self.config, self.progress.ahead
-        due = min(number + config.stale, config.updates)
-        if config.carry:
-            return self._carried(number, due)
-        if config.engine and config.stale:
-            return self._asked(number, due)
-        for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
-            records = self.problems.chosen(update)
-            costs = self._costs([record["problem"] for record in records])
-            if self.hosts is not None:
-                self.hosts.begin(update, number - 1, costs)
-                if update == number:  # nothing is there yet
-                    waiting += map(Ahead.of_hosts, self.hosts.finish())
-            elif isinstance(self.source, Source):
-                drawn = self.source.sample(records, config.samples, update, costs)
-                waiting.append(Ahead(update, number - 1, drawn))
-        return waiting.pop(0)
-
-    def _asked(self, number: int, due: int) -> Ahead:
-        """Returns an update's samples, and asks servers for those of the updates up to `due`: they sample meanwhile.
-
-        What servers have not returned yet is no part of a checkpoint. A run that continues asks for it again.
-        """
-        asked = self._asked_of
-        for update in range(max([number - 1, *asked]) + 1, due + 1):
-            problems = [record["problem"] for record in self.problems.chosen(update)]
-            costs = self._costs(problems)
-            drawn = ask(self.policy, problems, self.config.samples, seed=self.config.seed, update=update, costs=costs)
-            asked[update] = number - 1, drawn
-        by, drawn = asked.pop(number)
-        return Ahead(number, by, drawn())
-
-    def _carried(self, number: int, due: int) -> Ahead:
-        """Returns an update's samples, and carries those of the updates up to `due` on meanwhile."""
-        config, waiting = self.config, self.progress.ahead
-        for update in range(waiting[-1].update + 1 if waiting else number, due + 1):
-            groups = [
-                Carried(one["problem"], update, (Begun(),) * config.samples) for one in self.problems.chosen(update)
-            ]
-            waiting.append(Ahead(update, number - 1, [], groups))
-        groups = [group for ahead in waiting for group in ahead.groups]
-        costs = [
-            sum(max(length - len(one.ids), 1.0) for one in group.chains if one.reason == "open")
-            for group, length in zip(groups, self._costs([group.problem for group in groups]), strict=True)
-        ]
-        chains = iter(go_on(self.policy, groups, seed=config.seed, by=number - 1, costs=costs))
-        for ahead in waiting:
-            ahead.groups = [dataclasses.replace(group, chains=next(chains)) for group in ahead.groups]
-        first = waiting.pop(0)
-        drawn = [[one.rollout(self.policy) for one in group.chains] for group in first.groups]
-        return Ahead(first.update, first.by, drawn)
+        of_samples = self.samples.figures(ahead, number)
+        return groups, {"update": number, **of_samples, **rollout.train_figures(groups)}
 
     def _costs(self, problems: Sequence[str]) -> list[float]:
         """Returns the tokens expected of a sample of each problem: as many as its last ones had, or as others had."""
@@ -323,10 +255,10 @@ class Loop:
         """Returns the rows of one step of the optimizer, what packing did, and the number of sampled tokens."""
         trainer, config = self.trainer, self.config
         if not METHODS[config.method].samples:
-            trees = rollout.demonstrations(part, self.policy.layout, config)
+            trees = rollout.demonstrations(part, self.samples.layout, config)
             tokens = sum(len(tree.node_M) for tree in trees)
         else:
-            trees = rollout.trees_of(part, self.policy, config)
+            trees = rollout.trees_of(part, self.samples.layout, config)
             tokens = sum(len(one.ids) for group in part for one in group.samples)
         rows, report = rollout.packed(trees, trainer.experiment.data, trainer.experiment.model.chain_rows)
         if config.minibatches > 1 and config.objective_options.get("truncate"):
@@ -354,11 +286,11 @@ class Loop:
         """Evaluates the policy and asks the guards."""
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
-        groups = self.source.held_out_groups(rollout.STREAM)
+        groups = self.samples.held_out(rollout.STREAM)
         figures = self._evaluation(groups)
         if config.prm:
             figures |= {"prm": progress.prm, "auroc": self._auroc(groups, [g.scores or [] for g in groups])}
-        kl = rollout.drift(self.trainer, self.policy.layout, groups, config) if config.reference else None
+        kl = rollout.drift(self.trainer, self.samples.layout, groups, config) if config.reference else None
         figures = {"update": progress.update, "sampled_tokens": progress.tokens, "kl": kl, **figures}
         progress.evaluations.append(figures)
         if multihost.first(lambda: suspected(progress.evaluations, config.guards)):
@@ -378,9 +310,9 @@ class Loop:
         """Returns the guard's test of the best policy and the present one on fresh samples of both."""
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "checking")
-        now = self._evaluation(self.source.held_out_groups(rollout.fresh(progress.update)))
+        now = self._evaluation(self.samples.held_out(rollout.fresh(progress.update)))
         self._take_best()
-        best = self._evaluation(self.source.held_out_groups(rollout.fresh(progress.update)))
+        best = self._evaluation(self.samples.held_out(rollout.fresh(progress.update)))
         self.trainer.state = state
         self._push(int(state.step))
         earlier = sum("check" in each for each in progress.evaluations)
@@ -391,7 +323,7 @@ class Loop:
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "confirming")
         self._take_best()
-        groups = self.source.held_out_groups(rollout.fresh(progress.update, report=True))
+        groups = self.samples.held_out(rollout.fresh(progress.update, report=True))
         progress.fresh = {"update": self._best, **self._evaluation(groups)}
         if not progress.ended:
             self.trainer.state = state
@@ -411,13 +343,13 @@ class Loop:
 
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
-        progress, config, source = self.progress, self.config, self.source
-        assert isinstance(source, Source)  # the experiment refuses sampling_hosts
+        progress, config = self.progress, self.config
+        source = cast(Here, self.samples).source  # the experiment refuses sampling_hosts
         records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, source.policy)
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
         if folder is None:
             return
-        new, held = loading.load(folder, dtype=config.prm_dtype or None), source.held_out_groups(rollout.STREAM)
+        new, held = loading.load(folder, dtype=config.prm_dtype or None), self.samples.held_out(rollout.STREAM)
         drawn = [group.samples for group in held]
         before = self._auroc(held, [group.scores or [] for group in held])
         after = self._auroc(held, rollout.scored(new, self.held_out, drawn))
@@ -463,38 +395,6 @@ class Loop:
 
 
 # ---- The position.
-
-
-@dataclasses.dataclass
-class Ahead:
-    """Samples of an update to come, drawn by the policy after update `by`, or begun by it (`groups`).
-
-    With `sampling_hosts` they are judged already: `judged` are groups as `rollout.Group.json` writes them.
-    """
-
-    update: int
-    by: int
-    drawn: list[list[Rollout]]
-    groups: list[Carried] = dataclasses.field(default_factory=list)
-    judged: list[dict[str, Any]] | None = None
-
-    @staticmethod
-    def of_hosts(finished: tuple[int, int, list[dict[str, Any]]]) -> Ahead:
-        update, by, judged = finished
-        return Ahead(update, by, [], judged=judged)
-
-    def json(self) -> dict[str, Any]:
-        drawn = [[one.json() for one in samples] for samples in self.drawn]
-        return vars(self) | {"drawn": drawn, "groups": [dataclasses.asdict(group) for group in self.groups]}
-
-    @staticmethod
-    def of_json(value: dict[str, Any]) -> Ahead:
-        drawn = [[Rollout.of_json(one) for one in samples] for samples in value["drawn"]]
-        groups = [
-            Carried(group["problem"], group["update"], tuple(map(Begun.of_json, group["chains"])))
-            for group in value.get("groups", [])
-        ]
-        return Ahead(value["update"], value["by"], drawn, groups, value.get("judged"))
 
 
 @dataclasses.dataclass

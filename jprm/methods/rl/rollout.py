@@ -19,7 +19,6 @@ from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
 from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
-from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.evaluate.best_of_n import shown_n
 from jprm.methods.evidence.verifier import Verifier as Fused
 from jprm.methods.policy.vocabulary import log_probabilities
@@ -225,14 +224,14 @@ def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[li
     return scores
 
 
-def trees_of(groups: Sequence[Group], policy: Sampler, config: RLExperiment) -> list[TokenTree]:
+def trees_of(groups: Sequence[Group], layout: Layout, config: RLExperiment) -> list[TokenTree]:
     """Returns what an update learns from, by its method: trees of every group that has something to learn from."""
-    return [tree for group in groups for tree in _trees(group, policy, config)]
+    return [tree for group in groups for tree in _trees(group, layout, config)]
 
 
-def _trees(group: Group, policy: Sampler, config: RLExperiment) -> Iterator[TokenTree]:
+def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[TokenTree]:
     name, samples = group.record["problem"][:60], group.samples
-    prompts = by_prompt(group, policy.layout)
+    prompts = by_prompt(group, layout)
     if config.method == "policy_gradient":
         needs = credit.find(config.credit.name).prm
         scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
