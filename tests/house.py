@@ -1,26 +1,33 @@
-"""What a reader of jprm carries: lines of each storey, modules that one other imports, and the code on the two ways.
+"""What a reader of jprm carries: lines of each storey, modules that one other imports, and the code on four ways.
 
     python tests/house.py                # lines and modules
     python tests/house.py train          # what `jprm train experiments/tiny.py` enters in two steps
     python tests/house.py score RUN      # what `jprm score` of examples/tiny_chain.jsonl by a run enters
+    python tests/house.py request RUN    # what a server with this run enters for one POST to /v1/score
+    python tests/house.py update         # what reinforcement learning enters from its start to the end of one update
 
 A way counts the files that are entered and the text of the functions that run there, docstrings and all. Functions
 that jax traces run in Python too. What runs on import alone, constants and class bodies, counts as a file entered
-without lines.
+without lines. Files call each other both ways where functions of each call functions of the other.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import collections
 import contextlib
 import pathlib
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = f"{REPOSITORY / 'jprm'}/"
+
+FROZEN = 13_000
+"""Lines of the core and `io/` together: nothing enters them unless as much leaves."""
 
 
 def main() -> None:
@@ -39,6 +46,8 @@ def print_storeys() -> None:
         some = [name for name in MODULES if storey(name) == each]
         print(f"{sum(lines[name] for name in some):7,} lines in {len(some):3} files  {each}")
     print(f"{sum(lines.values()):7,} lines in {len(lines):3} files")
+    frozen = sum(lines[name] for name in MODULES if storey(name) in ("core", "io"))
+    print(f"{frozen:7,} lines of the core and io, frozen at {FROZEN:,}")
     importers = {name: [other for other, used in edges().items() if name in used] for name in MODULES}
     alone = {name: some[0] for name, some in importers.items() if len(some) == 1}
     print(f"{len(alone)} modules that one other imports:")
@@ -48,34 +57,88 @@ def print_storeys() -> None:
 
 def print_way(way: str, *run: str) -> None:
     entered: dict[str, set[int]] = collections.defaultdict(set)
+    pairs: set[tuple[str, str]] = set()
 
     def called(frame, event, _):
-        code = frame.f_code
+        code, caller = frame.f_code, frame.f_back and frame.f_back.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
             entered[code.co_filename].add(code.co_firstlineno)
-
-    from jprm.apps.cli import main as command
+            if caller and caller.co_filename.startswith(PACKAGE) and caller.co_filename != code.co_filename:
+                pairs.add((caller.co_filename, code.co_filename))
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["train", "experiments/tiny.py", "--workdir", f"{folder}/run", "--set", "steps=2"]
-        if way == "score":
-            (model,) = run
-            arguments = ["score", "--model", model, "--input", "examples/tiny_chain.jsonl"]
-            arguments += ["--output", f"{folder}/scored.jsonl"]
-        sys.argv = ["jprm", *arguments]
+        begin = WAYS[way](pathlib.Path(folder), *run)
         threading.setprofile(called)
         sys.setprofile(called)
         try:
             with contextlib.suppress(SystemExit):
-                command()
+                begin()
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
     rows = sorted(((*text_of(file, firsts), file) for file, firsts in entered.items()), reverse=True)
     functions, lines = sum(row[1] for row in rows), sum(row[0] for row in rows)
+    both = sum(a < b and (b, a) in pairs for a, b in pairs)
     print(f"{way}: {len(rows)} files, {functions} functions, {lines:,} lines of functions")
+    print(f"{len(pairs)} calls from file to file; {both} pairs of files call each other both ways")
     for lines, count, file in rows:
         print(f"  {lines:4} lines, {count:3} functions  {file.removeprefix(f'{REPOSITORY}/')}")
+
+
+def command(*arguments: str) -> Callable[[], object]:
+    from jprm.apps.cli import main
+
+    sys.argv = ["jprm", *arguments]
+    return main
+
+
+def training(folder: pathlib.Path) -> Callable[[], object]:
+    return command("train", "experiments/tiny.py", "--workdir", f"{folder}/run", "--set", "steps=2")
+
+
+def scoring(folder: pathlib.Path, model: str) -> Callable[[], object]:
+    options = "--input", "examples/tiny_chain.jsonl", "--output", f"{folder}/scored.jsonl"
+    return command("score", "--model", model, *options)
+
+
+def request(folder: pathlib.Path, model: str) -> Callable[[], object]:
+    import httpx2 as httpx
+
+    import jprm
+    from jprm.apps.serve import ServeConfig
+    from jprm.apps.serve.app import make_app
+    from jprm.apps.serve.engine import Engine
+
+    engine, body = Engine(jprm.load(model), 256, "model"), (REPOSITORY / "examples/tiny_chain.jsonl").read_bytes()
+    app = make_app([engine], ServeConfig(longest=256), None, None, None)
+
+    async def send() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            reply = await client.post("/v1/score", content=body, headers={"content-type": "application/json"})
+            reply.raise_for_status()
+
+    return lambda: asyncio.run(send())
+
+
+def update(folder: pathlib.Path) -> Callable[[], object]:
+    from tiny_rl import experiment, make
+    from tiny_run import one_device
+
+    from jprm.methods.rl import loop
+
+    config = experiment(make(folder / "data"), updates=1)
+
+    def learn() -> None:
+        with one_device():
+            loop.train(config, folder / "run")
+
+    return learn
+
+
+WAYS: dict[str, Callable[..., Callable[[], object]]] = {
+    "train": training, "score": scoring, "request": request, "update": update,
+}  # fmt: skip
+"""What prepares a way, and returns what is counted."""
 
 
 def text_of(file: str, firsts: set[int]) -> tuple[int, int]:
