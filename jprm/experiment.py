@@ -44,7 +44,7 @@ class DataConfig:
         empty.
     rows, micro_rows: rows of an update, computed micro_rows at a time (gradient accumulation).
     window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
-        (`attention="cudnn"`) they only take more memory: a few trees are enough.
+        (`Implementation.chain_rows`) they only take more memory: a few trees are enough.
     streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only its own.
         Like the seed it decides the order of the data. Streams advance at their own pace. 0: one for each process that
         starts the run, or the next smaller number that divides micro_rows; the run keeps it.

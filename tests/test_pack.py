@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from tiny import Characters
+from tiny import Characters, one_chain_each
 
 from jprm.experiment import TargetConfig
-from jprm.methods.kernels.gpu_cudnn import CUDNN
 from jprm.objectives import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
@@ -128,13 +127,6 @@ def owned(packed, value_BS):
     }
 
 
-def all_alone(rows):
-    """Whether the model would take each row for one chain; in one shape, which is compiled once."""
-    (B, T), same = rows.tokens.shape, empty_rows(64, 256, 1)
-    same.until[:B, :T], same.position[:B, :T] = rows.until, rows.position
-    return bool(np.all(CUDNN.plan(same.until, same.position, None).alone))
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.lists(reasoning_trees(), max_size=4), st.integers(0, 12), st.integers(0, 6))
 def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
@@ -145,7 +137,7 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
     packed = pack(given, tokens, slots, too_long="error", chains=True)
     check(trees, packed, every_node(trees))
     rows, report = packed.rows, packed.report
-    assert all_alone(rows) and rows.step_end.shape[1] == slots
+    assert one_chain_each(rows).all() and rows.step_end.shape[1] == slots
     leaves = {tuple(chain_ids(tree, node)) for tree in trees for node in range(len(tree.nodes))}
     alone = [ids for ids in leaves if not any(ids == other[: len(ids)] for other in leaves - {ids})]
     found = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]

@@ -223,3 +223,12 @@ def params(config: ModelConfig = TINY, seed: int = 0) -> dict:
         return (rng.normal(size=x.shape) / fan_in**0.5).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(lambda: init(config, jax.random.key(0))))
+
+
+def one_chain_each(rows):
+    """Whether each row holds one chain from its begin on, and only padding, which sees itself alone, after it."""
+    until_BT, position_BT, index_T = np.asarray(rows.until), np.asarray(rows.position), np.arange(rows.until.shape[1])
+    end_B1 = until_BT[:, :1]
+    return np.all(
+        (until_BT == np.maximum(end_B1, index_T + 1)) & ((position_BT == index_T) | (index_T >= end_B1)), axis=1
+    )

@@ -9,7 +9,7 @@ The last line is PASS or FAIL: every implementation exact, and the kernel faster
 2. A sweep of the block sizes of `gpu_kernel`. The fastest of each case go to
    jprm/methods/kernels/gpu_blocks.json, which the code reads on this kind of GPU from then on.
 3. Tokens a second of training and scoring with random weights: the shapes of SmolLM2-135M, all of it trained, and of
-   Qwen2.5-7B with LoRA, beside `blocked`, cuDNN on chains, and transformers with its fastest attention.
+   Qwen2.5-7B with LoRA, beside `blocked` and transformers with its fastest attention.
 
 The figures are one JSON object. What there is no time for is left out and named in it. `--tiny` runs all of it in a
 minute with small shapes, on a CPU too, and writes no table.
@@ -49,7 +49,7 @@ from jprm.train.step import make_step
 
 FLOAT32, BFLOAT16 = 1e-5, 2**-7
 """Bounds. Of float32: the largest error over the largest value. Of bfloat16: the errors' root mean square over the
-values'. (`blocked` and cuDNN also round scaled queries, which the kernel does not: its own bound is 2^-8.)"""
+values'. (`blocked` also rounds scaled queries, which the kernel does not: its own bound is 2^-8.)"""
 
 BASE: dict[str, Any] = dict(rope_theta=1e4, norm_eps=1e-6, dtype="bfloat16", remat="dots")
 SMOLLM2 = ModelConfig(
@@ -116,9 +116,7 @@ def exactness(model: ModelConfig, T: int, tiny: bool) -> list[dict]:
         rows, window = made_rows(kind, T, 2), T // 4 if fields else None
         case = dataclasses.replace(model, dtype=dtype, attention="reference", **fields)
         inputs, exact = exact_gradients(case, rows, window)
-        for name in ("blocked", "gpu_kernel", "cudnn"):
-            if name == "cudnn" and kind != "chain":
-                continue
+        for name in ("blocked", "gpu_kernel"):
             try:
                 variant = dataclasses.replace(case, attention=name)
                 check(name, variant, jax.default_backend())
@@ -299,8 +297,8 @@ def speeds(tiny: bool, left: Callable[[], float]) -> list[dict]:
     models = [("tiny", TINY, 2, 0)] if tiny else [("SmolLM2-135M", SMOLLM2, 4, 0), ("7B, LoRA", QWEN, 1, 16)]
     results: list[dict] = []
     for name, model, count, lora in models:
-        for kind, attention in itertools.product(("chain", "tree"), ("gpu_kernel", "cudnn", "blocked")):
-            if (attention == "cudnn" and kind != "chain") or (tiny and (kind, attention) != ("tree", "gpu_kernel")):
+        for kind, attention in itertools.product(("chain", "tree"), ("gpu_kernel", "blocked")):
+            if tiny and (kind, attention) != ("tree", "gpu_kernel"):
                 continue
             case = dict(model=name, rows=kind, attention=attention, tokens=T, batch=count)
             if left() < 0:

@@ -12,7 +12,6 @@ All implementations are exact; `ModelConfig.attention` chooses one.
 | `paths` | CPUs | any, unsplit | O(block x T) |
 | `kernel` | TPUs; interpreted on a CPU, slowly, for tests | any | O(T) |
 | `gpu_kernel` | NVIDIA GPUs; compiled, not run on one yet; interpreted on a CPU for tests | any | O(T) |
-| `cudnn` | NVIDIA GPUs; it has not run on one yet | one chain each, unsplit | O(T) |
 
 Decoding with a cache has attention of its own (`jprm.methods.decoding.decode`).
 """
@@ -37,7 +36,6 @@ ATTENTION = {
     "paths": "jprm.methods.kernels.cpu:PATHS",
     "kernel": "jprm.methods.kernels.tpu:KERNEL",
     "gpu_kernel": "jprm.methods.kernels.gpu:GPU_KERNEL",
-    "cudnn": "jprm.methods.kernels.gpu_cudnn:CUDNN",
 }
 """Name to implementation, imported when it is asked for. A config may also name one of the user's own module, as
 `module:NAME`."""

@@ -245,7 +245,7 @@ def score(
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
             published model in float32, on a GPU in bfloat16.
         attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
-            for TPUs, `gpu_kernel` for NVIDIA GPUs, `cudnn` for chains in bfloat16 on them, `blocked` for all. Default:
+            for TPUs, `gpu_kernel` for NVIDIA GPUs, `blocked` for all. Default:
             `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.
         calibrated: Map scores to probabilities by the map that `jprm eval calibration --store` stored.
         by: Another of the model's named outputs as the score, such as a classifier's label or `low`.

@@ -19,7 +19,6 @@ from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import Experiment
 from jprm.methods.evaluate.blocks import Table
 from jprm.model import layers
-from jprm.model.attention import find as find_attention
 from jprm.model.heads import find as find_head
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_parts, row_places
 from jprm.model.parameters import merge
@@ -50,8 +49,6 @@ def plan(
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
     model.check_attention(backend=topology.chip.backend)
-    if find_attention(model.attention).chain_rows:
-        raise ValueError(f"attention={model.attention!r} is compiled on a GPU alone; plan with 'gpu_kernel'")
     mesh = make_mesh(experiment.mesh, devices(topology))
     rows = row_parts(mesh) if scoring else data.rows
     micro_rows = rows if scoring else data.micro_rows
