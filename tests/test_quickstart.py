@@ -4,6 +4,7 @@ with `-m slow`, all of it at reduced size."""
 import itertools
 import json
 import pathlib
+import shutil
 import sys
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from refusing import refused
 from tiny import Letters
 
+from jprm.experiment import read
 from jprm.io.jsonl import write_records
 from jprm.methods.judge.critiques import JudgePrompt, verdicts
 from jprm.methods.judge.judge import Judge
-from jprm.tree import tree_of
+from jprm.tree import read_records, tree_of
 
 FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"
 
@@ -190,6 +192,20 @@ def test_a_policys_samples_become_pools(quickstart):
     cut = Sample(tuple(SOUND[:2]), 6, "length")
     pool = quickstart.run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
     assert [(one["answer"], one["correct"]) for one in pool["samples"]] == [(10, True), (None, False)]
+
+
+def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(quickstart, tiny_run, one_device, tmp_path):
+    """What is fitted to its scores is of other problems."""
+    (tmp_path / "prm").mkdir()
+    shutil.copy(tiny_run.folder / "experiment.json", tmp_path / "prm")
+    (file,) = tiny_run.experiment.data.train
+    problems = sorted({record["problem"] for record in read_records(file)})
+    folder = quickstart.judge.trained_apart(tmp_path, "prm", set(problems[::2]))
+    (apart,) = read(folder / "experiment.json").data.train
+    assert {record["problem"] for record in read_records(apart)} == set(problems[::2])
+    before = (folder / "result.json").stat().st_mtime_ns
+    assert quickstart.judge.trained_apart(tmp_path, "prm", set()) == folder
+    assert (folder / "result.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

@@ -89,9 +89,8 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
     score_M, *trivial = (np.array(column, float) for column in columns)
     names = ("all good", "position", "last", "length", "repeats", "errors")
     baseline: dict[str, np.ndarray] = dict(zip(names, trivial, strict=True))
-    of_text = baselines.fitted(
-        np.array(rows, float)[:, None], (np.array(class_M) != -1)[:, None].astype(int), problem_M
-    )
+    not_bad_M1 = (np.array(class_M) != -1)[:, None].astype(int)
+    of_text = baselines.fitted([*np.array(rows, float)[:, None]], [*not_bad_M1], problem_M)
     if of_text is not None:
         baseline["text features"] = np.concatenate(of_text)
     of_turns = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
