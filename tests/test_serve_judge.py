@@ -161,6 +161,8 @@ def test_a_rubric_has_an_output_a_criterion_and_their_weighted_mean(rubric):
         {"criteria": {"a": {"text": "x", "weight": 0}}},
         {"criteria": {"score": {"text": "x"}}},
         {"criteria": {"a": {"words": "x"}}},
+        {"criteria": {"a": {"text": "x", "prompt": "{problem} {steps}?"}}},
+        {"criteria": {"a": {"text": "x", "prompt": "{problem} {criterion}?"}}},
         {"criteria": {"a": {"text": "x"}}, "prompt": "plain"},
         {"prompt": "rubric"},
     ],
@@ -169,6 +171,14 @@ def test_bad_rubrics_are_refused(tmp_path, serve, section):
     write_judge(tmp_path / "judge.json", serve(verdict), **section)
     with pytest.raises(RecordError):
         load_judge(tmp_path / "judge.json")
+
+
+def test_a_criterion_may_have_a_question_of_its_own(tmp_path, serve):
+    own = {"text": "It is kind.", "prompt": "{problem}\n{steps}\nIs it so? {criterion}"}
+    write_judge(tmp_path / "judge.json", serve(verdict), criteria={"kind": own, "true": {"text": "It is true."}})
+    judges = load_judge(tmp_path / "judge.json").judges
+    assert judges["kind"].prompt.filled("p", ["s"]) == "p\nStep 1: s\nIs it so? It is kind."
+    assert "It is true." in judges["true"].prompt.text and "Judge step" in judges["true"].prompt.text
 
 
 def test_labels_take_no_rubric(tmp_path, serve):

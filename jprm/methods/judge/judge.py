@@ -281,19 +281,22 @@ def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " 
 #         "arithmetic": {"weight": 2, "text": "Every number in the step is computed correctly."},
 #         "relevance": {"weight": 1, "text": "The step helps to solve the problem."}}}
 #
-# A prompt of one's own has {criterion} where the criterion's text is.
+# A prompt of one's own, of the section or of a criterion, has {criterion} where the criterion's text is.
 
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """What one question asks about, and its weight in the score."""
+    """What one question asks about, its weight in the score, and the question where it is not that of the section."""
 
     text: str
     weight: float = 1.0
+    prompt: str = ""
 
     def __post_init__(self):
         if not self.text.strip():
             raise ValueError("text is blank: write what the step must fulfil")
+        if self.prompt and "{criterion}" not in self.prompt:
+            raise ValueError("prompt has no {criterion}, where the text goes")
         if not (self.weight >= 0 and np.isfinite(self.weight)):
             raise ValueError(f"weight is {self.weight}: it must be 0 or more")
 

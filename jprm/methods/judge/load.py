@@ -68,12 +68,15 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     policy, numbers = policy_of(settings, where), (options["samples"], options["seed"])
     if not criteria:
         return Judge(policy, prompt, *numbers)
-    texts = {name: prompt.text.replace("{criterion}", criterion.text) for name, criterion in criteria.items()}
-    judges = {
-        name: Judge(policy, dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text), *numbers)
-        for name, text in texts.items()
+    texts = {
+        name: (criterion.prompt or prompt.text).replace("{criterion}", criterion.text)
+        for name, criterion in criteria.items()
     }
     with _refusing(where, "judge.criteria", _CRITERIA):
+        judges = {
+            name: Judge(policy, dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text), *numbers)
+            for name, text in texts.items()
+        }
         return Rubric(judges, criteria)
 
 
