@@ -64,7 +64,7 @@ _CHOICE = re.compile(
 )
 _NAMED = re.compile(
     r"(?:\\angle\s*|\\triangle\s*)?(?:[A-Za-z]{1,3}|\\[a-zA-Z]+"
-    r"|[A-Za-z]+(?:\s[A-Za-z]+){0,4})(?:_\{?\w+\}?)?'{0,2}(?:\([^()=]*\))?\s*=\s*([^=].*)\Z",
+    r"|[A-Za-z]+(?:\s[A-Za-z]+){0,4})(?:_\{?\w+\}?)?'{0,2}(?:\([^()=]*\))?\s*(?:=|\\approx(?![a-zA-Z]))\s*([^=].*)\Z",
     re.DOTALL,
 )
 _JOIN = re.compile(r"\s*(?:,\s*)?(?<![a-zA-Z\\])(or|and)(?![a-zA-Z])\s*", re.IGNORECASE)
@@ -268,6 +268,8 @@ def _chains(text: str, other: str, limit_s: float, depth: int) -> bool | None:
 def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
     """Compares `x = 5` with 5: one may name what it is the value of."""
     one, two = _NAMED.match(text), _NAMED.match(other)
+    if one and two and squeezed(text[: one.start(1)]) == squeezed(other[: two.start(1)]):
+        return _same(one[1], two[1], limit_s, depth + 1)
     if one and "=" not in other and not re.search(r"[<>]|\\[lgn]eq", other):
         return _same(one[1], other, limit_s, depth + 1)
     if two and "=" not in text and not re.search(r"[<>]|\\[lgn]eq", text):

@@ -73,7 +73,7 @@ _SIZES = re.compile(
 _DIGIT_GAPS = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*|\\[,!;: ]|~)(?=\d{3}(?!\d))|(?<=\d)\\!(?=\d)")
 _GAPS = re.compile(r"(?<!\\)\\[,!;:> ]|~|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\}|(?<!\\)\\(?=\s|\Z)")
 _ALIASES = [
-    (re.compile(pattern), new)
+    (re.compile(pattern, re.IGNORECASE if "answer" in pattern else 0), new)
     for pattern, new in [
         (r"\\\\\s*\[[^\]]*\]", r"\\\\"),  # of a row's height
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
@@ -88,6 +88,13 @@ _ALIASES = [
         (r"\\prime(?![a-zA-Z])", "'"),
         (r"\^\s*\{?('+)\}?", r"\1"),
         (r"(\\(?:begin|end))\s*\{[bB]matrix\}", r"\1{pmatrix}"),
+        (r"\\begin\{(aligned|align\*?|gathered|split)\}([^&]*?)\\end\{\1\}", r"\2"),
+        (r"\\therefore(?![a-zA-Z])", ""),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\A\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is)?\s*[:=]?\s+", ""),
+        (r"\A\*+(?=\S)|(?<=\S)\*+\Z", ""),
+        (r"(?<=\d)\s*\([a-zA-Z]{3,}(?: [a-zA-Z]+){0,3}\)\Z", lambda m: m[0].replace("(", " ").replace(")", "")),
         (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
         (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
         (r"\\(?:lbrack)(?![a-zA-Z])", "["),
@@ -259,7 +266,7 @@ def _last_value(text: str, at: int) -> int:
     last = at
     for m in re.finditer(r"\\pi(?![a-zA-Z])|\\sqrt|\^\s*\{?\s*-?[123]\s*\}?\s*\Z|[\d)\]}]", text[at:]):
         power = m[0].startswith("^") and re.search(r"[a-zA-Z]\s*\Z", text[: at + m.start()])
-        if power and not re.search(r"(?<![a-zA-Z])[a-zA-Z]\s*\Z|\\[a-zA-Z]+\s*\Z", text[: at + m.start()]):
+        if power and not re.search(r"(?<![a-zA-Z])(?<!\d )[a-zA-Z]\s*\Z|\\[a-zA-Z]+\s*\Z", text[: at + m.start()]):
             break
         last = at + m.end()
     return last
@@ -296,7 +303,7 @@ _REPEATS = re.compile(
     r"([+-]?)(\d*)\.(\d*)(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))"
     r"|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?|\((\d+)\))\Z"
 )
-_DOTS = re.compile(r"([+-]?)(\d*)\.(\d*?)(\d)\4\4+(?:\.\.\.|\\(?:ldots|dots|cdots))\Z")
+_DOTS = re.compile(r"([+-]?)(\d*)\.(\d*?)(?:(\d)\4\4+|(\d{2,6})\5+)(?:\.\.\.|\\(?:ldots|dots|cdots))\Z")
 _POWERS = re.compile(
     r"(?:([+-]?(?:\d+\.?\d*|\.\d+))\s*(?:\\times|\\cdot|\*|x)\s*)?([+-]?)(10)\s*(?:\^"
     r"|\*\*)\s*(?:\{\s*([+-]?\d{1,4})\s*\}|([+-]?\d{1,4}))\Z"
@@ -349,7 +356,7 @@ def number_of(answer: str | float) -> Number | None:
                 percent, text = True, text[: m.start()]
         if m := _HALVES.search(text):
             if m.end() == len(text) or unit_of(text[m.end() :]) is not None:
-                base = _plain(text[: m.start()])
+                base = _plain(text[: m.start()]) or _in_words(text[: m.start()])
                 part = Fraction(1, _WORD_FRACTIONS[m[1].lower()])
                 return base and Number(base[0] + part, False, False, unit)
         written = text
@@ -394,7 +401,7 @@ def _plain(text: str) -> tuple[Fraction, bool] | None:
         cycle = m[4] or m[5] or m[9] or m[6] + (m[7] or "") + (m[8] or "")
         return _repeating(m[1], m[2], m[3], cycle), False
     if m := _DOTS.fullmatch(text):
-        return _repeating(m[1], m[2], m[3], m[4]), False
+        return _repeating(m[1], m[2], m[3], m[4] or m[5]), False
     if m := _POWERS.fullmatch(text):
         value = Fraction(m[1] or 1) * Fraction(10) ** int(m[4] or m[5])
         if m[1] and m[2]:

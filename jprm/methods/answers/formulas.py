@@ -10,7 +10,9 @@ from jprm.methods.answers.forms import CHANGES
 LONGEST = 2000
 """Characters of a statement that are read."""
 
-MATH = re.compile(r"\$\$.{1,1500}?\$\$|(?<!\\)\$[^$\n]{1,600}\$|\\\(.{1,600}?\\\)|\\\[.{1,1500}?\\\]", re.DOTALL)
+MATH = re.compile(
+    r"\$\$.{1,1500}?\$\$|(?<!\\)\$(?:[^$\n\\]|\\.){1,600}\$|\\\(.{1,600}?\\\)|\\\[.{1,1500}?\\\]", re.DOTALL
+)
 _END = re.compile(r"\.(?=\s|\Z)|\n|\Z")
 _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e|e\.g|cf|ca|[A-Z])\Z")
 
@@ -24,7 +26,7 @@ def is_money(inside: str) -> bool:
 
 
 _FILLER = re.compile(
-    r"(?:[\s:：,*>\"'“‘«「『`~]+|\.{2,}|(?:(?:therefore|thus|hence|then|so|simply|just|exactly|precisely"
+    r"(?:\\therefore(?![a-zA-Z])|[\s:：,*>=}\"'“‘«「『`~]+|\.{2,}|(?:(?:therefore|thus|hence|then|so|simply|just|exactly|precisely"
     r"|indeed|now|clearly|also|namely|approximately|about|around|roughly|nearly|approx\.?"
     r"|ca\.|circa|equal|given|found|a\s+total|in\s+total|total|simplified|to|be|as|by|of"
     r"|(?:the\s+)?(?:number|value|expression|point|interval|pair|fraction|vector|matrix|function|equation"
@@ -146,7 +148,7 @@ def _line_end(text: str, at: int) -> int:
 
 def _first_value(text: str, start: int, end: int) -> int | None:
     """Returns where the first number or formula with a digit, command or dollars begins."""
-    for m in re.finditer(r"[$\\]|(?<![\w.])[-+−]?[.]?\d|[√π∞½¼¾]", text[start:end]):
+    for m in re.finditer(r"[$\\]|(?<![\w.])[-+−]?(?:[.]?\d|\\(?=[a-z]))|[√π∞½¼¾]", text[start:end]):
         at = start + m.start()
         if _end_of_formula(text, at) > at:
             return at
@@ -155,7 +157,7 @@ def _first_value(text: str, start: int, end: int) -> int | None:
 
 _TOKEN = re.compile(
     r"(?P<math>\$\$.{1,1500}?\$\$|\\\(.{1,600}?\\\)|\\\[.{1,1500}?\\\])"
-    r"|(?P<dollar>\$[^$\n]{1,600}\$)"
+    r"|(?P<dollar>\$(?:[^$\n\\]|\\[^\n]){1,600}\$)"
     r"|(?P<environment>\\begin\s*\{(\w+)\*?\}.{0,1500}?\\end\s*\{\4\*?\})"
     r"|(?P<words>\\(?:text\w*|mbox|mathrm|mathbf|boldsymbol|operatorname|emph)\s*\{[^{}]*\})"
     r"|(?P<command>\\(?:[a-zA-Z]+|[{}$%,!;:| ]|\\))"
@@ -357,6 +359,7 @@ def _tidy(text: str) -> str:
     text = re.sub(r"\\[()]", "", re.sub(r"(?<!\\)\$", "", text))
     if not text.startswith("\\begin"):
         text = re.sub(r"^\\\[|\\\]$", "", text.strip())
+    text = re.sub(r"\A\\therefore(?![a-zA-Z])\s*", "", text)
     if "\\boxed" in text:
         text = re.sub(r"\\boxed\s*\{(.*)\}", r"\1", text, flags=re.DOTALL)
     text = text.strip()

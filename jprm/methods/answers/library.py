@@ -80,8 +80,6 @@ def _members(parsed: Any) -> list[Any] | None:
         members = list(parsed.args)
     elif isinstance(parsed, sympy.Interval):
         members = [parsed.start, parsed.end]
-    elif isinstance(parsed, sympy.Eq):
-        members = [parsed.rhs]
     return members if all(isinstance(member, sympy.Expr) for member in members) else None
 
 
@@ -89,7 +87,7 @@ def _numbers(parsed: Any) -> list[complex] | None:
     """Returns the numbers of an answer, each symbol as a fixed number that depends on its name; None without any."""
     import sympy
 
-    members = None if isinstance(parsed, sympy.Eq) else _members(parsed)
+    members = _members(parsed)
     if members is None:
         return None
     numbers = []
