@@ -1,5 +1,6 @@
 """Final answers: extraction, equivalence, and a time limit that no answer exceeds."""
 
+import collections
 import json
 import pathlib
 import threading
@@ -203,13 +204,13 @@ def test_answers_in_usual_endings_are_found_and_equal_themselves():
     answers = [json.loads(line)["answer"] for line in MATH500.read_text(encoding="utf-8").splitlines()]
     working = "We add 3 and 4, so that $x + 3 = 7$.\n"
     tried, wrong = 0, []
-    for among, stride in (("every_answer", 1), ("every_tenth_answer", 10)):
+    for among, stride in (("every_answer", 1), ("some_answers", 20)):
         for i, ending in enumerate(ENDINGS[among]):
-            for answer in answers[i % stride :: stride]:
-                tried += 1
+            for answer, times in collections.Counter(answers[i % stride :: stride]).items():
+                tried += times
                 found = extract_answer(working + ending.replace("X", answer))
                 if found != answer and not equivalent(answer, found):
-                    wrong.append((ending, answer, found))
+                    wrong += [(ending, answer, found)] * times
     assert tried >= 40 * 500 and len(wrong) <= tried / 100, wrong
 
 

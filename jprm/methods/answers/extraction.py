@@ -53,7 +53,7 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
     """Returns the final answer of a text and the rule that took it, see above. `form`: the only rule that counts."""
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
-    text = _bare(_after_thoughts(text))
+    text = _bare(text[end_of_thoughts(text) :])
     headed = _PRM800K.split(text)
     text = headed[-1]
     found = [*_boxes(text), *_tags(text), *_statements(text), *_headings(text)]
@@ -101,9 +101,10 @@ _WIDE = re.compile(r"[^\S\n]{3,}|\n{3,}")
 _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
 
-def _after_thoughts(text: str) -> str:
-    parts = _THOUGHTS.split(text)
-    return parts[-1] if parts[-1].strip() else "\n".join(parts)
+def end_of_thoughts(text: str) -> int:
+    """Returns where the thoughts of a text end; 0 where it has none, or nothing else."""
+    end = max((mark.end() for mark in _THOUGHTS.finditer(text)), default=0)
+    return end if text[end:].strip() else 0
 
 
 def _bare(text: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
+from jprm.methods.answers import end_of_thoughts
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.verify.programs import printed
@@ -24,6 +25,10 @@ from jprm.tree import as_written
 Asks = Literal["step", "steps", "first_error"]
 
 _FIELD = re.compile(r"\{(problem|steps|before|last|step|number|index|critique)\}")
+
+
+_BOXED = r"\\boxed\s{0,9}\{\s{0,9}(?:\\(?:text|math)[a-z]{0,6}\s?\{\s?)?"
+"""A box, with or without a font in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +62,7 @@ class JudgePrompt:
     none_before: str = ""
     step: str = "Step {number}: {step}"
     separator: str = "\n"
-    verdict: str = r"\\boxed\{(?:\\text\{)?([^\\}]*)"  # linear in the text: a box ends at the next backslash
+    verdict: str = _BOXED + r"([^\\{}]*)"  # linear in the text: a box ends at the next backslash or brace
     correct: tuple[str, ...] = ("yes",)
     incorrect: tuple[str, ...] = ("no",)
     scale: int = 0
@@ -152,7 +157,7 @@ THINKPRM = JudgePrompt(  # mukhal/ThinkPRM, utils/helper.py and prm/thinkprm_api
         " is correct. If the solution is incomplete, only verify the provided steps."
     ),
     asks="steps",
-    verdict=r"(?i)\\boxed\{\s*(correct|incorrect)\s*\}",  # other boxes are quoted from the solution
+    verdict="(?i)" + _BOXED + r"(correct|incorrect)[.!]?\s{0,9}\}",  # other boxes are quoted from the solution
     correct=("correct",),
     incorrect=("incorrect",),
     opening="Let's verify step by step:",
@@ -220,7 +225,7 @@ R_PRM = JudgePrompt(  # NJUNLP/R-PRM, src/prompts/GenPRM and src/reward-guide-se
     ),
     step="{step}",
     none_before="Since the Now Step is the first step, there are no Previous Steps.",
-    verdict=r"Is the step correct \(Yes/No\)\?\s*(Yes|No)",
+    verdict=r"Is the step correct \(Yes/No\)\?[\s*_]*(Yes|No)\b",
 )
 
 PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GENPRM, RUBRIC, SCALE, R_PRM)}
@@ -444,14 +449,14 @@ def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | 
     the first incorrect one.
     """
     text = text.partition(prompt.end)[0] if prompt.end else text
-    matches = list(re.finditer(prompt.verdict, text))
+    matches = list(re.compile(prompt.verdict).finditer(text, end_of_thoughts(text)))
     if not matches or any(match[1] is None for match in matches):
         return None
     if prompt.asks == "first_error":
-        index = matches[-1][1].strip()
-        if not re.fullmatch(r"-1|[0-9]{1,9}", index) or int(index) >= steps:
+        index = _INDEX.fullmatch(matches[-1][1].replace("\u2212", "-").replace("\u2013", "-"))
+        if not index or int(index[1]) >= steps:
             return None
-        first = int(index)
+        first = int(index[1])
         return [StepVerdict(True)] * (steps if first < 0 else first) + [StepVerdict(False)] * (first >= 0)
     if prompt.asks == "step":
         one = _verdict(prompt, matches[-1])
@@ -467,8 +472,14 @@ def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | 
     return judged if len(matches) == steps else None  # fewer leave steps out, more cannot be told apart
 
 
+_INDEX = re.compile(r"\s*(?:<?paragraph[_ ])?(-1|[0-9]{1,9})>?\.?\s*", re.IGNORECASE | re.ASCII)
+_REASON = re.compile(r"[.,;:!*].*", re.DOTALL)  # behind a word
+
+
 def _verdict(prompt: JudgePrompt, match: re.Match[str]) -> StepVerdict | None:
     word = match[1].strip().lower()
+    if word not in map(str.lower, (*prompt.correct, *prompt.incorrect)):
+        word = _REASON.sub("", word)
     if word in map(str.lower, prompt.correct):
         return StepVerdict(True, *match.span(1))
     return StepVerdict(False, *match.span(1)) if word in map(str.lower, prompt.incorrect) else None
