@@ -25,18 +25,22 @@ class ServeConfig(Listen):
         of its next request only the changed part computed; 0 for none.
       queue_seconds: Seconds of work that may wait. Further requests get status 503 and the time to come back after.
       answer_seconds: Seconds in which a request is answered, or gets status 504.
+      items: Texts, steps, nodes and samples of one request, together and at most; more get status 413.
+      critiques: Critiques that one request may ask of a judge, at most.
     """
 
     longest: int = 8192
     prefix_tokens: int = 4096
     queue_seconds: float = 30.0
     answer_seconds: float = 120.0
+    items: int = 4096
+    critiques: int = 1024
 
     def __post_init__(self):
         super().__post_init__()
         if self.prefix_tokens < 0:
             raise ValueError(f"prefix_tokens is {self.prefix_tokens}: it must be 0 or more")
-        for field in ("longest", "queue_seconds", "answer_seconds"):
+        for field in ("longest", "queue_seconds", "answer_seconds", "items", "critiques"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
 

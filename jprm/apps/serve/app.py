@@ -6,8 +6,10 @@ The port opens first. Then the models are loaded, and compiled while what is rea
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -48,6 +50,9 @@ from jprm.tree import read_records
 DRAIN_SECONDS = 60
 """How long requests may take to be answered after SIGTERM."""
 
+SWITCH_SECONDS = 0.001
+"""After which a thread that reads a large request gives way to others, a fifth of Python's own."""
+
 
 def serve(config: Served, say: Callable[[str], None] = print) -> None:
     """Serves models by their folders' names, and the curves of runs, until SIGTERM or Ctrl-C; answers what it admitted.
@@ -83,6 +88,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
             engines.append(JudgeEngine(load_judge_of_steps(path), config.longest, stem))
             say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
         begin(app, engines, prompts, load_policy(config.policy) if config.policy else None, read_with, known)
+        gc.freeze()  # what is loaded stays: to look through it again while a large request is read stops all others
         for engine in engines:
             engine.warm_up(say)
 
@@ -97,6 +103,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
             failure.append(error)
             server.should_exit = True
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     app.state.when_open = threading.Thread(target=load_or_end, name="jprm loading", daemon=True).start
     server.run()
     if failure:

@@ -23,20 +23,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import admit, answer, rule_of, server_of
+from jprm.apps.serve.score import Counted, admit, answer, rule_of, server_of
 from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.decoding.sample_cache import PolicyError
-from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.scored_files import identity
 from jprm.methods.search.files import accept, calibrate, record, way_of
-from jprm.methods.search.growing_tree import CHOICES, METHODS, Problem, find
+from jprm.methods.search.growing_tree import CHOICES, METHODS, GrowingTree, Problem, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.options import OptionError, values_of
 from jprm.tree import ReasoningTree, path_to
 
 BUDGET, MOST = 8192, 65536
 """Generated tokens of a request that names no budget, and at most."""
+
+AT_ONCE = 256
+"""Samples of one round, of which the length may not be known yet."""
+
+_ROUNDS = ("n", "simulations", "rounds", "max_steps")
+"""Options that say how long a search goes on, and not how much it samples at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +67,19 @@ async def chat(request: Request) -> Response:
     if asked.error_rate is not None and server.calibration is None:
         raise Refusal(400, "error_rate needs results with known answers: start the server with --calibration", "search")
     admit(request, engine)
-    loop, progress, gone = asyncio.get_running_loop(), asyncio.Queue(), []
-    policy = _Watched(server.writer.policy, gone, lambda state: loop.call_soon_threadsafe(progress.put_nowait, state))
-    future = server.writer.run(lambda: _searched(asked, policy, engine, server.calibration))
+    loop, progress = asyncio.get_running_loop(), asyncio.Queue()
+    future = server.writer.run(
+        lambda policy: _searched(asked, policy, engine, server.calibration),
+        lambda state: loop.call_soon_threadsafe(progress.put_nowait, state),
+    )
 
-    async def result() -> dict[str, Any]:
-        try:
-            return await answer(request, future)
-        except BaseException:  # late, or the client has gone: the search ends before its next samples
-            gone.append(True)
-            raise
+    async def result() -> dict[str, Any]:  # late, or the client has gone: the search ends before its next samples
+        return await answer(request, future)
 
     if asked.stream:
-        return StreamingResponse(_events(asked, engine, result, progress), media_type="text/event-stream")
+        return StreamingResponse(
+            _events(asked, engine, result, future.cancel, progress), media_type="text/event-stream"
+        )
     reply = await result()
     message = {"role": "assistant", "content": reply["content"], "refusal": reply["refusal"]}
     choice = {"index": 0, "message": message, "finish_reason": reply["finish_reason"], "logprobs": None}
@@ -83,7 +88,7 @@ async def chat(request: Request) -> Response:
 
 
 async def _events(
-    asked: Question, engine: Engine, result: Callable[[], Any], progress: asyncio.Queue
+    asked: Question, engine: Engine, result: Callable[[], Any], end: Callable[[], Any], progress: asyncio.Queue
 ) -> AsyncIterator[bytes]:
     """Yields progress while the search runs, then the answer, as server-sent events."""
     about = _about(engine, "chat.completion.chunk")
@@ -108,6 +113,7 @@ async def _events(
         return
     finally:
         ended.cancel()
+        end()
     delta = {"refusal": answer["refusal"]} if answer["refusal"] else {"content": answer["content"]}
     yield chunk(delta)
     yield chunk({}, answer["finish_reason"], search=answer["search"])
@@ -157,6 +163,10 @@ def _question(body: Mapping[str, Any], engine: Engine) -> Question:
             raise Refusal(400, f"search.{key} is {value!r}: between 0 and 1", "search")
     method = find(name)
     defaults = {"n": 8} if name == "best-of-n" else {}
+    for key, value in options.items():
+        most = budget if key in _ROUNDS else AT_ONCE  # a sample has a token at least
+        if type(value) is int and value > most:
+            raise Refusal(400, f"search.{key} is {value:,}: at most {most:,} with a budget of {budget:,}", "search")
     try:
         values_of(get_type_hints(method), options)
         config = SearchConfig(
@@ -168,39 +178,15 @@ def _question(body: Mapping[str, Any], engine: Engine) -> Question:
         )
     except (OptionError, TypeError, ValueError) as error:
         raise Refusal(400, f"search: {error}", "search") from None
+    tree = GrowingTree(Problem(texts["user"]), 0, budget, engine.prm.scale, engine.prm.semantics)
+    if (first := sum(ask.n for ask in next(config.method.steps(tree, config.rule)))) > AT_ONCE:
+        raise Refusal(400, f"search: its first round takes {first:,} samples: at most {AT_ONCE}", "search")
     stream = field(body, "stream_options", dict, default={})
     counts = bool(stream.get("include_usage"))
     return Question(texts["user"], config, error_rate, confidence, body.get("stream") is True, counts)
 
 
 # ---- The search.
-
-
-class _Gone(Exception):
-    """The client has gone, or its time is up."""
-
-
-@dataclasses.dataclass
-class _Watched:
-    """A policy that tells of its progress, and ends a search that nobody waits for."""
-
-    policy: Policy
-    gone: list[bool]
-    tell: Callable[[dict[str, int]], Any]
-    samples: int = 0
-    tokens: int = 0
-
-    def __post_init__(self):
-        self.name = self.policy.name
-
-    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Any, seed: int) -> list[list[Sample]]:
-        if self.gone:
-            raise _Gone
-        drawn = self.policy.sample(prefixes, n, until=until, seed=seed)
-        self.samples += sum(map(len, drawn))
-        self.tokens += sum(sample.tokens for samples in drawn for sample in samples)
-        self.tell({"samples": self.samples, "completion_tokens": self.tokens})
-        return drawn
 
 
 class _Scores:
@@ -221,7 +207,7 @@ class _Scores:
 
 
 def _searched(
-    asked: Question, policy: _Watched, engine: Engine, known: Sequence[Mapping[str, Any]] | None
+    asked: Question, policy: Counted, engine: Engine, known: Sequence[Mapping[str, Any]] | None
 ) -> dict[str, Any]:
     """Returns the answer's fields. Raises Refusal where the policy gives nothing."""
     scores, config = _Scores(engine), asked.config

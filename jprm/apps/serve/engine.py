@@ -13,14 +13,14 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from jprm.apps.web.http import Refusal
 from jprm.methods.decoding.cache import PrefixCache
-from jprm.score.scorer import PRM, SHORTEST, Prepared, row_lengths
+from jprm.score.scorer import PRM, SHORTEST, Batch, Prepared, row_lengths
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
 from jprm.tree import Node, ReasoningTree, chain_tree
 
@@ -30,6 +30,9 @@ BATCH_TOKENS = 8192
 PAUSE, PAUSE_SHARE = 0.01, 0.05
 """Seconds that a free device waits for one more job, where some wait, and at most what share of the last batch's time.
 Callers who ask again when they have an answer would else form two groups, whose batches of half the size alternate."""
+
+SHORT = BATCH_TOKENS // 4
+"""Tokens of work that is let in between the rows of longer work."""
 
 PROBLEMS = 4096
 """Problems whose tokens are counted once."""
@@ -65,7 +68,8 @@ class _Gathered:
     """Counts of the jobs that wait, or of a batch."""
 
     tokens: int = 0
-    shared: int = 0  # of these, tokens of problems that an earlier job has too
+    capped: int = 0  # of these, at most BATCH_TOKENS of a job
+    shared: int = 0  # tokens of problems that an earlier job has too
     jobs: collections.Counter[Problem] = dataclasses.field(default_factory=collections.Counter)  # by problem
 
     @property
@@ -80,6 +84,7 @@ class _Gathered:
     def add(self, job: _Job) -> None:
         self.shared += job.tokens - self.extra(job)
         self.tokens += job.tokens
+        self.capped += min(job.tokens, BATCH_TOKENS)
         self.jobs.update(job.problems.keys())
 
     def remove(self, job: _Job) -> None:
@@ -88,6 +93,7 @@ class _Gathered:
             if not self.jobs[problem]:
                 del self.jobs[problem]
         self.tokens -= job.tokens
+        self.capped -= min(job.tokens, BATCH_TOKENS)
         self.shared -= job.tokens - self.extra(job)
 
 
@@ -165,8 +171,9 @@ class Engine:
     Whenever the device is free, all that waits becomes a batch, up to BATCH_TOKENS; what the callers of the last batch
     ask next may still join it. While one runs, a batch that no later job could join is packed: a full one, or a job of
     its own. Trees of different callers share rows, and those with equal problems one tree, so that their common
-    prefixes are computed once. A job that fails is tried again by itself, and only the caller at fault sees the error.
-    After a failure that is not the caller's a chain is scored to see whether the device still works.
+    prefixes are computed once. Work of up to SHORT tokens does not wait for the end of longer work: it is let in
+    between two of its batches of rows. A job that fails is tried again by itself, and only the caller at fault sees the
+    error. After a failure that is not the caller's a chain is scored to see whether the device still works.
 
     Args:
       cache: from which a caller's next tree is scored without the tokens of the one before.
@@ -190,7 +197,9 @@ class Engine:
         self._jobs: collections.deque[_Job] = collections.deque()
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
-        self._running = self._closed = self._all_packed = self._trying = False
+        self._running = self._closed = self._all_packed = self._trying = self._letting_in = False
+        self._let_in_seconds = self._let_in_kept = 0.0  # of work that was let in so far
+        self._packing = 0  # tokens of the batch that is being packed
         self._threads = self._started()
 
     def _started(self) -> list[threading.Thread]:
@@ -218,6 +227,10 @@ class Engine:
             self.run(self._try)
         return self.failure
 
+    def critiques_of(self, trees: Sequence[ReasoningTree]) -> int:
+        """Returns the critiques that scoring the trees asks for: none, unless a judge scores."""
+        return 0
+
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
         """Returns the tokens of the trees, and at least two for each step, since rows have a slot for two tokens.
 
@@ -229,9 +242,9 @@ class Engine:
         for tree in trees:
             packed = token_tree(tree if alone or tree.of_messages else one_tree([tree])[0], self.prm.layout)
             longest = int(geometry(packed.length_R, packed.parent_R).depth_R.max(initial=0))
-            self.prm.check_length(longest, "the request")
-            if max(longest, 2 * int(chain_lengths(packed).max(initial=0))) > self.longest:
-                limit = f"{self.longest:,} tokens and {self.longest // 2:,} steps"
+            most = min(self.longest, self.prm.context or self.longest)
+            if longest > most or 2 * int(chain_lengths(packed).max(initial=0)) > self.longest:
+                limit = f"{most:,} tokens and {self.longest // 2:,} steps"
                 raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
             total += max(len(packed.tokens_N), 2 * len(packed.node_M))
             if not (alone or tree.of_messages) and len(self._problem_sizes) < PROBLEMS:
@@ -289,10 +302,16 @@ class Engine:
         """Tokens of the work that waits."""
         return self._waiting.tokens
 
-    def wait_seconds(self) -> float:
-        """Returns how long new work would wait, by the measured rate; 0 before anything was measured."""
+    def wait_seconds(self, tokens: int = 0) -> float:
+        """Returns how long new work of so many tokens would wait, by the measured rate; 0 before anything was measured.
+
+        Short work waits for a batch of each longer job at most.
+        """
         with self._changed:
-            return (self.waiting_tokens + self.busy_tokens) / self.rate if self.rate else 0.0
+            before = self.waiting_tokens + self.busy_tokens
+            if tokens <= SHORT:
+                before = self._waiting.capped + min(self.busy_tokens, 2 * BATCH_TOKENS)  # what is packed, and what runs
+            return before / self.rate if self.rate else 0.0
 
     def close(self) -> None:
         """Finishes what waits, then ends the threads."""
@@ -321,7 +340,7 @@ class Engine:
             except Exception as error:  # it is raised where the batch is run
                 run = functools.partial(_raise, error)
             with self._changed:
-                self._packed = batch, run
+                self._packed, self._packing = (batch, run), 0
                 self._changed.notify_all()
         with self._changed:
             self._all_packed = True
@@ -357,6 +376,7 @@ class Engine:
                         batch.append(job)
                         taken.add(job)
             self.busy_tokens += taken.tokens
+            self._packing = taken.tokens
             return batch
 
     def _prepared(self, batch: list[_Job]) -> Callable[[], Any]:
@@ -376,38 +396,88 @@ class Engine:
 
     def _outputs(self, prepared: Prepared) -> list[Outputs]:
         self.programs.need(prepared)
-        return self.prm.outputs_of(prepared)
+        return self.prm.outputs_of(dataclasses.replace(prepared, batches=self._between(prepared.batches)))
+
+    def _between(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yields the batches of rows, and lets short work in after each. For the device thread."""
+        for place, batch in enumerate(batches):
+            if place and not self._letting_in:
+                self._let_in()
+            yield batch
+
+    def _let_in(self) -> None:
+        """Runs short work that waits: up to SHORT tokens a job, and a batch of it in all."""
+        taken, size, packed = [], 0, None
+        with self._changed:
+            if self._packed and sum(job.tokens for job in self._packed[0]) <= BATCH_TOKENS:
+                packed, self._packed = self._packed, None
+                self._changed.notify_all()
+            for job in [job for job in self._jobs if job.tokens <= SHORT]:
+                if size + job.tokens > BATCH_TOKENS:
+                    break
+                self._jobs.remove(job)
+                self._waiting.remove(job)
+                if job.future.set_running_or_notify_cancel():
+                    taken.append(job)
+                    size += job.tokens
+            self.busy_tokens += size
+        if not taken and packed is None:
+            return
+        began, kept, self._letting_in = time.monotonic(), self.counts["cached_tokens"], True
+        if packed is not None:
+            self._ran(*packed)
+        for batch in ([job for job in taken if not job.alone], *([job] for job in taken if job.alone)):
+            if batch:
+                self._ran(batch, lambda batch=batch: self._prepared(batch)())
+        self._letting_in = False
+        self._let_in_seconds += time.monotonic() - began
+        self._let_in_kept += self.counts["cached_tokens"] - kept
 
     def _work(self) -> None:
         while taken := self._next():
-            (batch, run), began, cached = taken, time.monotonic(), self.counts["cached_tokens"]
-            waited = self.programs.waited
-            self._settle(batch, run)
+            self._ran(*taken)
             with self._changed:
-                now = time.monotonic()
-                tokens = sum(job.tokens for job in batch)
-                seconds = now - began - (self.programs.waited - waited)  # compiling is no part of the rate
-                kept = self.counts["cached_tokens"] - cached
-                self.counts["batches"] += 1
-                self.counts["device_seconds"] += seconds
-                self.counts["tokens"] += tokens - kept
-                self.counts["trees"] += sum(len(job.trees) for job in batch)
-                self._longest_pause = now + PAUSE_SHARE * seconds
-                self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
-                self.busy_tokens, self._running = self.busy_tokens - tokens, False
-                if tokens and not kept:  # with a cached prefix a few tokens take as long as many
-                    rate = max(tokens, SHORTEST) / max(seconds, 1e-6)  # the shortest row has its tokens in any case
-                    self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
+                self._running = False
                 self._changed.notify_all()
+
+    def _ran(self, batch: list[_Job], run: Callable[[], Any]) -> None:
+        """Runs a batch, and counts what it took."""
+        began, waited, let_in = time.monotonic(), self.programs.waited, self._let_in_seconds
+        cached = self.counts["cached_tokens"] - self._let_in_kept
+        self._settle(batch, run)
+        with self._changed:
+            now = time.monotonic()
+            tokens = sum(job.tokens for job in batch)
+            # Compiling is no part of the rate, nor is the work of others
+            seconds = now - began - (self.programs.waited - waited) - (self._let_in_seconds - let_in)
+            kept = self.counts["cached_tokens"] - self._let_in_kept - cached
+            self.counts["batches"] += 1
+            self.counts["device_seconds"] += seconds
+            self.counts["tokens"] += tokens - kept
+            self.counts["trees"] += sum(len(job.trees) for job in batch)
+            self._longest_pause = now + PAUSE_SHARE * seconds
+            self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
+            self.busy_tokens -= tokens
+            if tokens and not kept:  # with a cached prefix a few tokens take as long as many
+                rate = max(tokens, SHORTEST) / max(seconds, 1e-6)  # the shortest row has its tokens in any case
+                self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
+            self._changed.notify_all()
 
     def _next(self) -> tuple[list[_Job], Callable[[], Any]] | None:
         """Returns the batch that is packed, None when the engine has closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._packed is not None or self._all_packed)
-            taken, self._packed = self._packed, None
-            self._running = taken is not None
-            self._changed.notify_all()
-            return taken
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._packed is not None or self._all_packed or self._may_let_in())
+                if self._packed is not None or self._all_packed:
+                    taken, self._packed = self._packed, None
+                    self._running = taken is not None
+                    self._changed.notify_all()
+                    return taken
+            self._let_in()
+
+    def _may_let_in(self) -> bool:
+        """Returns whether short work waits while longer work is being packed."""
+        return self._packing > BATCH_TOKENS and any(job.tokens <= SHORT for job in self._jobs)
 
     def _settle(self, batch: list[_Job], run: Callable[[], Any]) -> None:
         try:

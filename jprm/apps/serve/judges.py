@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import dataclasses
+import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 from starlette.responses import Response, StreamingResponse
 
 from jprm.apps.serve.engine import Closed, Engine, Outputs
+from jprm.apps.serve.pieces import PIECE, InPieces, Work, started
 from jprm.apps.web.http import LAST_EVENT, Refusal, event
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.critiques import read, report
 from jprm.methods.judge.judge import Asked, Judge, Judgement, Rubric, judgement_of
 from jprm.methods.policy.openai_client import ServerPolicy
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, above_of
 
 THREADS = 8
 """Requests, or critiques of streamed ones, that a judge on a server writes at once. A judge in this process has one."""
@@ -32,14 +36,23 @@ class Judged(dict):
     report: dict[str, Any]
 
 
+TEXT = 2**26
+"""Characters of all questions of a request: each holds the steps before the one that it is about."""
+
+
 class JudgeEngine(Engine):
-    """Scores trees by a judge. Nothing is packed: a judge on a server has its own batches."""
+    """Scores trees by a judge. Nothing is packed: a judge on a server has its own batches.
+
+    Work is counted in pieces, of critiques that are written at once: those that wait or run, and how many a second a
+    thread has done.
+    """
 
     def __init__(self, judge: Judge | Rubric, longest: int, name: str):
         self.judge = judge
         super().__init__(cast(Any, judge), longest, name)
-        remote = isinstance(judge.policy, ServerPolicy)
-        self._pool = concurrent.futures.ThreadPoolExecutor(THREADS if remote else 1, f"jprm {name}")
+        self._threads_at_once = THREADS if isinstance(judge.policy, ServerPolicy) else 1
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._threads_at_once, f"jprm {name}")
+        self._pieces = 0  # of work that waits or runs
 
     def _started(self) -> list[threading.Thread]:
         return []
@@ -48,27 +61,81 @@ class JudgeEngine(Engine):
         pass
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns 0: the judge's own tokens are in its report."""
+        """Returns 0: the judge's own tokens are in its report. Raises ValueError for too long questions."""
+        if (total := sum(map(_characters, trees))) > TEXT:
+            raise ValueError(f"the judge's questions have {total:,} characters, and this server takes {TEXT:,}")
         return 0
 
-    def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
+    def critiques_of(self, trees: Sequence[ReasoningTree]) -> int:
+        return sum(one.samples * _questions(one, tree) for one in judges_of(self.judge).values() for tree in trees)
+
+    def wait_seconds(self, tokens: int = 0) -> float:
+        """Returns how long new work would wait for a thread, by the measured rate; 0 before anything was measured."""
+        return self._pieces / (self.rate * self._threads_at_once) if self.rate else 0.0
+
+    def ask(self, critiques: int, function: Callable[[Judge | Rubric], Any]) -> concurrent.futures.Future:
+        """Returns the future of what a function of the judge returns; a judge that nobody waits for asks no more."""
         if self._closed:
             raise Closed
-        return self._pool.submit(function)
+        pieces = -(-critiques // PIECE)
+
+        def run(work: Work) -> Any:
+            began = time.monotonic()
+            result = function(_in_pieces(self.judge, work))
+            if pieces:
+                rate = pieces / max(time.monotonic() - began, 1e-6)
+                self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
+            return result
+
+        self._count(pieces)
+        future = started(self._pool, run)
+        future.add_done_callback(lambda future: self._count(-pieces))
+        return future
+
+    def _count(self, pieces: int) -> None:
+        with self._changed:
+            self._pieces += pieces
 
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
-        return self.run(lambda: [judged(*each) for each in self.judge.reported(trees)])
+        return self.ask(self.critiques_of(trees), lambda judge: [judged(*each) for each in judge.reported(trees)])
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
-        return self.run(lambda: (judged(*self.judge.reported([tree])[0]), 0))
+        return self.ask(self.critiques_of([tree]), lambda judge: (judged(*judge.reported([tree])[0]), 0))
 
     def close(self) -> None:
         super().close()
         self._pool.shutdown()
+
+
+def judges_of(judge: Judge | Rubric) -> dict[str, Judge]:
+    """Returns the judge of every criterion; of a plain judge, itself by the name ""."""
+    return dict(judge.judges) if isinstance(judge, Rubric) else {"": judge}
+
+
+def _in_pieces(judge: Judge | Rubric, work: Work) -> Judge | Rubric:
+    """Returns the judge, whose policy looks between pieces whether somebody waits."""
+    if isinstance(judge, Rubric):
+        pieces = {name: _in_pieces(one, work) for name, one in judge.judges.items()}
+        return dataclasses.replace(judge, judges=pieces)
+    return dataclasses.replace(judge, policy=InPieces(judge.policy, work))
+
+
+def _questions(judge: Judge, tree: ReasoningTree) -> int:
+    """Returns the questions about a tree: one a step, or one a chain."""
+    steps = tree.steps
+    return len(steps) if judge.prompt.asks == "step" else len(steps) - len({*above_of(tree)} & {*steps})
+
+
+def _characters(tree: ReasoningTree) -> int:
+    """Returns the characters of the paths to all nodes together, each with the problem."""
+    length: list[int] = []
+    for node in tree.nodes:
+        length.append(len(node.text) + (length[node.parent] if node.parent >= 0 else len(tree.problem)))
+    return sum(length)
 
 
 def judged(outputs: Outputs, about: dict[str, Any]) -> Judged:
@@ -81,14 +148,14 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
     """Returns the answer that sends critiques as they are written, and then what `final` makes of all of them."""
     if not isinstance(engine, JudgeEngine):
         raise Refusal(400, "stream: a PRM's scores come at once; judges stream their critiques", "stream")
-    judge = engine.judge
-    judges = dict(judge.judges) if isinstance(judge, Rubric) else {"": judge}
+    judge, judges = engine.judge, judges_of(engine.judge)
     asked: dict[concurrent.futures.Future[list[list[Asked]]], str] = {}
     for name, one in judges.items():
         paths = one.paths(tree)
         # A conversation needs the critiques of earlier steps, so that it is one piece.
         for group in [paths] if one.prompt.converses else [[path] for path in paths]:
-            asked[engine.run(lambda one=one, group=group: one.critiques([tree], [group]))] = name
+            questions = functools.partial(_critiques, name=name, tree=tree, group=group)
+            asked[engine.ask(one.samples * len(group), questions)] = name
 
     async def events() -> AsyncIterator[bytes]:
         try:
@@ -115,6 +182,12 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
                 future.cancel()
 
     return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _critiques(
+    judge: Judge | Rubric, name: str, tree: ReasoningTree, group: Sequence[Sequence[int]]
+) -> list[list[Asked]]:
+    return judges_of(judge)[name].critiques([tree], [group])
 
 
 def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:

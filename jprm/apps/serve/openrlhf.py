@@ -13,7 +13,7 @@ import os
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.serve.score import admit, answer, chains, rule_of, server_of, tokens_of
+from jprm.apps.serve.score import admit, answer, chains, check_items, name_place, rule_of, server_of, tokens_of
 from jprm.apps.web.http import Refusal, field, json_of, worked
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
@@ -76,29 +76,40 @@ async def get_reward(request: Request) -> Response:
     engine = server.engine(body.get("model"))
     rule = rule_of(engine.prm, body.get("rule"))
     queries, prompts = field(body, "query", list), field(body, "prompts", list)
+    check_items(request, queries, "query", "query[{}]")
     if len(queries) != len(prompts) or not all(isinstance(text, str) for text in [*queries, *prompts]):
         raise Refusal(400, "query and prompts are two lists of texts, of the same length", "query")
     admit(request, engine)
 
     def read() -> tuple[list[ReasoningTree | None], int]:
-        pairs = enumerate(zip(prompts, queries, strict=True))
-        trees = [view.tree(prompt, query, f"query[{i}]") for i, (prompt, query) in pairs]
-        return trees, tokens_of(request, engine, [tree for tree in trees if tree])
+        trees = [
+            view.tree(prompt, query, f"query[{i}]")
+            for i, (prompt, query) in enumerate(zip(prompts, queries, strict=True))
+        ]
+        try:
+            return trees, tokens_of(request, engine, [tree for tree in trees if tree])
+        except Refusal as refusal:
+            if refusal.status == 400:
+                name_place(request, engine, "query", trees)
+            raise
 
-    trees, tokens = await worked(request, read)
+    trees, tokens = await worked(request, read, len(queries))
     outputs = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))
     scores = [next(outputs)["score"] if tree else None for tree in trees]
-    known = [
-        chains(engine.prm, tree, score_N, rule)[0]["score"]
-        for tree, score_N in zip(trees, scores, strict=True)
-        if tree is not None and score_N is not None
-    ]
-    if None in known:
-        raise Refusal(502, "no critique of a step could be read", "query")
-    left, lowest = iter(known), min([0.0, *known])
-    rewards = [lowest if score_N is None else next(left) for score_N in scores]
-    logs = {
-        "lowest_step": [lowest if score_N is None else float(score_N.min()) for score_N in scores],
-        "steps": [0.0 if score_N is None else float(len(score_N)) for score_N in scores],
-    }
-    return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": logs})
+
+    def response() -> Response:
+        known: list[float | None] = []
+        for i, (tree, score_N) in enumerate(zip(trees, scores, strict=True)):
+            value = None if tree is None or score_N is None else chains(engine.prm, tree, score_N, rule)[0]["score"]
+            if tree is not None and value is None:
+                raise Refusal(502, f"query[{i}]: no critique of a step could be read", "query")
+            known.append(value)
+        lowest = min([0.0, *(value for value in known if value is not None)])
+        rewards = [lowest if value is None else value for value in known]
+        logs = {
+            "lowest_step": [lowest if score_N is None else float(score_N.min()) for score_N in scores],
+            "steps": [0.0 if score_N is None else float(len(score_N)) for score_N in scores],
+        }
+        return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": logs})
+
+    return await worked(request, response, len(queries))

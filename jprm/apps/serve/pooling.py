@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import admit, answer, check_size, server_of, usage
+from jprm.apps.serve.score import admit, check_items, check_size, in_turn, server_of, usage
 from jprm.apps.web.http import Refusal, field, json_of, worked
 from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
@@ -31,6 +31,14 @@ _REFUSED = {
     "dimensions": "outputs of classes have no other dimensions",
     "normalize": "outputs of classes are not normalised",
 }
+"""Fields of vLLM that would not be followed, and why."""
+
+_FIELDS = {"model", "input", "task", "encoding_format", "embed_dtype", "endianness", "add_special_tokens", "user",
+           "request_id", "priority"}  # fmt: skip
+"""Fields that are followed, or change no output."""
+
+_ACTIVATION = ("use_activation", "activation", "softmax")
+"""Names that vLLM has had for whether outputs are probabilities, the newest first."""
 
 
 async def pooling(request: Request) -> Response:
@@ -70,21 +78,30 @@ async def _outputs(
     """Returns the engine, the chains of `input`, and each one's outputs at its `places`, (P, C) float32."""
     engine = server_of(request).engine(body.get("model"))
     _check(body, engine.prm)
+    several = body["input"] if isinstance(body.get("input"), list) else [body.get("input")]
+    if not all(type(x) is int for x in several[: engine.longest + 1]):
+        check_items(request, several, "input", "input[{}]")
     admit(request, engine)
-    chains = await worked(request, lambda: _chains(engine, body))
+    chains = await worked(request, lambda: _chains(engine, body), len(several))
     counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
     check_size(request, engine, sum(counts))
-    futures = [
-        engine.run(lambda ids=ids: engine.prm.token_logits(ids, places(engine.prm, ids)), count)
-        for ids, count in zip(chains, counts, strict=True)
-    ]
-    try:
-        outputs = [await answer(request, future) for future in futures]
-    finally:
-        for future in futures:
-            future.cancel()
-    raw = body.get("use_activation") is False
-    return engine, chains, outputs if raw else list(map(activated, outputs))
+    outputs = await in_turn(
+        request,
+        [
+            (
+                lambda ids=ids, count=count: engine.run(
+                    lambda: engine.prm.token_logits(ids, places(engine.prm, ids)), count
+                )
+            )
+            for ids, count in zip(chains, counts, strict=True)
+        ],
+    )
+    return engine, chains, outputs if _raw(body) else list(map(activated, outputs))
+
+
+def _raw(body: dict[str, Any]) -> bool:
+    """Returns whether logits are asked for, not probabilities."""
+    return any(body.get(name) is False for name in _ACTIVATION)
 
 
 def labels_of(prm: PRM) -> list[str]:
@@ -108,6 +125,9 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
     """Raises Refusal for fields that would not be followed exactly, and for models whose outputs are no classes."""
     if not isinstance(prm, PRM):
         raise Refusal(400, f"{prm.name}: has no logits, as a judge or a fused verifier; use /v1/score", "model")
+    for name in body.keys() - _FIELDS - _REFUSED.keys() - {*_ACTIVATION}:
+        if body[name] is not None:
+            raise Refusal(400, f"{name}: is not known here, and would not be followed: leave it out", name)
     if body.get("task") not in (None, "token_classify"):
         raise Refusal(400, f"task {body['task']!r}: this server has token_classify alone", "task")
     for name, why in _REFUSED.items():
@@ -117,9 +137,10 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
         "encoding_format": ("float", "base64"),
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
-        "use_activation": (True, False),
+        "add_special_tokens": (True, False),
+        **dict.fromkeys(_ACTIVATION, (True, False)),
     }.items():
-        if (value := body.get(name)) is not None and value not in values:
+        if (value := body.get(name)) is not None and (type(value) is not type(values[0]) or value not in values):
             raise Refusal(400, f"{name} {value!r}: use {' or '.join(map(str, values))}", name)
     if prm.ratio is not None:
         raise Refusal(400, f"{prm.name} is an implicit PRM, which has no logits: use /v1/score", "model")
@@ -127,7 +148,9 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
         raise Refusal(400, f"{prm.name} reads the ends of steps, which tokens do not tell: use /v1/score", "model")
     score = prm.readout.score
     classes = isinstance(score, Weighted) and score.activation == ("softmax" if len(score.factors) > 1 else "sigmoid")
-    if body.get("use_activation") is not False and not classes:
+    if len({body[name] for name in _ACTIVATION if body.get(name) is not None}) > 1:
+        raise Refusal(400, f"{' and '.join(_ACTIVATION)} are one field, and differ", "use_activation")
+    if not _raw(body) and not classes:
         raise Refusal(400, "use_activation: this model's logits are no classes; ask for false", "use_activation")
 
 
@@ -136,12 +159,18 @@ def _chains(engine: Engine, body: dict[str, Any]) -> list[list[int]]:
     sent = field(body, "input", (str, list))
     several = isinstance(sent, list) and not all(type(x) is int for x in sent)
     special = body.get("add_special_tokens") is not False
-    chains = [_ids(engine.prm, x, special) if isinstance(x, str) else x for x in (sent if several else [sent])]
-    for ids in chains:
+    chains = []
+    for i, one in enumerate(sent if several else [sent]):
+        where = f"input[{i}]" if several else "input"
+        ids = _ids(engine.prm, one, special) if isinstance(one, str) else one
         if not (isinstance(ids, list) and ids and all(type(x) is int for x in ids)):
-            raise Refusal(400, "input is a text, token ids, or a list of these, none of them empty", "input")
+            raise Refusal(400, f"{where}: input is a text, token ids, or a list of these, none of them empty", "input")
         if len(ids) > engine.longest:
-            raise Refusal(400, f"a chain has {len(ids):,} tokens, and this server takes {engine.longest:,}", "input")
+            reason = f"a chain has {len(ids):,} tokens, and this server takes {engine.longest:,}"
+            raise Refusal(400, f"{where}: {reason}", "input")
+        chains.append(ids)
+    if not chains:
+        raise Refusal(400, "input is a text, token ids, or a list of these, none of them empty", "input")
     return chains
 
 

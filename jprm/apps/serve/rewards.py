@@ -29,7 +29,17 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
-from jprm.apps.serve.score import admit, answer, finite, rule_of, server_of, tokens_of, usage
+from jprm.apps.serve.score import (
+    admit,
+    answer,
+    check_items,
+    finite,
+    name_place,
+    rule_of,
+    server_of,
+    tokens_of,
+    usage,
+)
 from jprm.apps.web.http import Refusal, field, json_of, worked
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.agents.records import content_of, is_trajectory
@@ -73,23 +83,29 @@ class Sample:
         if self.turns is not None:
             return self.turns[1]
         start_T, stop_T = np.array(self.tokens, np.int64).reshape(-1, 2).T
-        places = []
-        for j, (_, end) in enumerate(self.steps):
-            holding = np.flatnonzero((start_T < end) & (end <= stop_T))
-            if not len(holding):
-                raise Refusal(400, f"{where}: no token holds character {end - 1}, where step {j} ends", "offsets")
-            places.append(int(holding[-1]))
-        return places
+        full_K = np.flatnonzero(start_T < stop_T)  # the tokens that hold a character: they follow one another
+        end_P = np.array([end for _, end in self.steps], np.int64)
+        last_P = np.searchsorted(start_T[full_K], end_P) - 1  # the last one that begins before the end
+        held_P = (last_P >= 0) & (stop_T[full_K][last_P] >= end_P) if len(full_K) else np.zeros(len(end_P), bool)
+        if not held_P.all():
+            j = int(np.argmin(held_P))
+            raise Refusal(400, f"{where}: no token holds character {end_P[j] - 1}, where step {j} ends", "offsets")
+        return full_K[last_P].tolist()
 
 
 async def rewards(request: Request) -> Response:
     """Answers with the steps of every sample: span, token, score, named outputs, and by a credit their rewards."""
     body = await json_of(request)
     server, view = server_of(request), request.app.state.view
+    if extra := body.keys() - FIELDS:
+        raise Refusal(400, f"{min(extra)} is not known: send {', '.join(sorted(FIELDS))}", min(extra))
     engine = server.engine(body.get("model"))
     rule, config = rule_of(engine.prm, body.get("rule")), _credit(body, engine.prm)
     tokenizer = _tokenizer(server.tokenizers, body)
     sent = field(body, "samples", list)
+    check_items(request, sent, "samples", "samples[{}]")
+    if (ids := sum(_tokens(one) for one in sent)) > (most := TOKENS * server.config.items):
+        raise Refusal(413, f"the samples have {ids:,} tokens, and {most:,} at most: send them in parts", "samples")
     admit(request, engine)
 
     def read() -> tuple[list[Sample], list[list[int] | None], list[ReasoningTree], list[Place], int]:
@@ -98,11 +114,17 @@ async def rewards(request: Request) -> Response:
             for i, sample in enumerate(samples):
                 if sample.outcome is None:
                     raise Refusal(400, f"samples[{i}].outcome is absent, and credit.gate looks at it", "outcome")
-        places = [sample.places(f"samples[{i}]") for i, sample in enumerate(samples)]
         trees, chains = _one_tree_a_problem(samples)
-        return samples, places, trees, chains, tokens_of(request, engine, trees, alone=of_messages(trees))
+        try:
+            tokens = tokens_of(request, engine, trees, alone=of_messages(trees))
+        except Refusal as refusal:
+            if refusal.status == 400:
+                name_place(request, engine, "samples", [sample.tree for sample in samples])
+            raise
+        places = [sample.places(f"samples[{i}]") for i, sample in enumerate(samples)]
+        return samples, places, trees, chains, tokens
 
-    samples, places, trees, chains, tokens = await worked(request, read)
+    samples, places, trees, chains, tokens = await worked(request, read, len(sent))
     outputs = await answer(request, engine.score(trees, tokens, alone=of_messages(trees)))
 
     def response() -> Response:
@@ -126,12 +148,24 @@ async def rewards(request: Request) -> Response:
         return JSONResponse(content)
 
     try:
-        return await worked(request, response)
+        return await worked(request, response, len(sent))
     except ValueError as error:
         raise Refusal(400, str(error)) from None
 
 
 # ---- What a request asks for.
+
+FIELDS = {"model", "rule", "credit", "tokenizer", "samples"}
+
+TOKENS = 64
+"""Tokens of the caller that a request may hold, at most so many times the items."""
+
+
+def _tokens(sent: Any) -> int:
+    """Returns the caller's tokens in a sample as it was sent."""
+    lists = [sent.get(key) for key in ("ids", "offsets")] if isinstance(sent, dict) else []
+    return sum(len(each) for each in lists if isinstance(each, list))
+
 
 OPTIONS = {"weight": float, "temperature": float, "gamma": float, "offset": float, "gate": bool}
 """Fields of a credit that concern rewards. The others of `CreditConfig` make advantages of them, the trainer's work."""
@@ -292,6 +326,12 @@ def _offsets(offsets: Any, length: int, where: str) -> list[Span]:
         if not good or not 0 <= pair[0] <= pair[1] <= length:
             reason = f"is {pair!r}, not [start, end] with 0 <= start <= end <= {length}"
             raise Refusal(400, f"{where}.offsets[{k}] {reason}", "offsets")
+    before = (0, 0)
+    for k, (a, b) in enumerate(pairs):
+        if a < b:  # a special token has no character, and [0, 0] anywhere
+            if a < before[0] or b < before[1]:
+                raise Refusal(400, f"{where}.offsets[{k}] begins or ends before the token before it", "offsets")
+            before = (a, b)
     return [(a, b) for a, b in pairs]
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
+from jprm.apps.serve.pieces import InPieces, Work, started
 from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, worked
 from jprm.io.jsonl import dump
 from jprm.methods.decoding.sample_cache import PolicyError
@@ -61,6 +63,7 @@ async def score(request: Request) -> Response:
     engine, rule, caller = options_of(request, body)
     for name in ("model", "rule", CALLER):
         body.pop(name, None)
+    check_items(request, [body])
     admit(request, engine)
     streams = field(body, "stream", bool, default=False)
     body.pop("stream", None)
@@ -139,7 +142,31 @@ def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
 
 def _read(request: Request, engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
     tree = tree_of(record, "body")
-    return tree, tokens_of(request, engine, [tree])
+    try:
+        return tree, tokens_of(request, engine, [tree])
+    except Refusal as refusal:
+        if refusal.status == 400 and tree.kind == "pool":
+            name_place(request, engine, "samples", _samples(tree))
+        raise
+
+
+def _samples(tree: ReasoningTree) -> list[ReasoningTree]:
+    """Returns the samples of a pool, each as a tree."""
+    starts = [i for i, node in enumerate(tree.nodes) if node.parent < 0]
+    return [
+        ReasoningTree(
+            tree.problem, tuple(Node(k - 1, node.text) for k, node in enumerate(tree.nodes[a:b])), extra=tree.extra
+        )
+        for a, b in itertools.pairwise([*starts, len(tree.nodes)])
+    ]
+
+
+def name_place(request: Request, engine: Engine, what: str, trees: Sequence[ReasoningTree | None]) -> None:
+    """Raises the Refusal of the first tree that `tokens_of` refuses, with its place, such as `samples[3]`."""
+    for i, tree in enumerate(trees):
+        if tree is not None:
+            with placed(f"{what}[{i}]", what):
+                tokens_of(request, engine, [tree])
 
 
 async def _lines(request: Request) -> Response:
@@ -180,13 +207,28 @@ async def _lines(request: Request) -> Response:
 
 def _records(request: Request, engine: Engine, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
     """Returns the records with their trees and tokens. Every line is checked before the first is scored."""
+    sent = [(i, line) for i, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
+    if len(sent) > (most := server_of(request).config.items):
+        raise Refusal(413, f"{len(sent):,} lines, and this server takes {most:,} at once: send them in parts")
+    lines = [(i, json_in(line, f"line {i}")) for i, line in sent]
+    check_items(request, [record for _, record in lines], place="record {}")
     records = []
-    for number, line in enumerate(body.split(b"\n"), start=1):
-        if line.strip():
-            record = json_in(line, f"line {number}")
-            tree = tree_of(record, f"line {number}")
+    for i, record in lines:
+        with placed(f"line {i}"):
+            tree = tree_of(record, f"line {i}")
             records.append((record, tree, tokens_of(request, engine, [tree], alone=True)))
+    check_trees(request, engine, [tree for _, tree, _ in records])
     return records
+
+
+@contextlib.contextmanager
+def placed(where: str, param: str | None = None) -> Iterator[None]:
+    """Names the place, such as `samples[3]`, in a Refusal that does not name it."""
+    try:
+        yield
+    except Refusal as refusal:
+        message = refusal.message if refusal.message.startswith(where) else f"{where}: {refusal.message}"
+        raise Refusal(refusal.status, message, refusal.param or param, refusal.headers) from None
 
 
 def _written(chunk: Sequence[Any], results: Sequence[Outputs], engine: Engine) -> bytes:
@@ -200,26 +242,47 @@ async def rerank(request: Request) -> Response:
     body = await json_of(request)
     engine = server_of(request).engine(body.get("model"))
     rule, problem = rule_of(engine.prm, body.get("rule")), field(body, "query", str)
-    texts = [text.get("text") if isinstance(text, dict) else text for text in field(body, "documents", list)]
-    top = field(body, "top_n", int, default=len(texts) or 1)
+    sent = field(body, "documents", list)
+    top = field(body, "top_n", int, default=len(sent) or 1)
+    if not problem.strip():
+        raise Refusal(400, "query is empty", "query")
+    check_items(request, sent, "documents", "documents[{}]")
+    texts = [text.get("text") if isinstance(text, dict) else text for text in sent]
     admit(request, engine)
-    read = await worked(
-        request, lambda: [_read(request, engine, {"problem": problem, "response": text}) for text in texts]
-    )
-    tokens = sum(count for _, count in read)
-    check_size(request, engine, tokens)
-    scored_trees = await answer(request, engine.score([tree for tree, _ in read], tokens))
-    values = [
-        chains(engine.prm, tree, outputs["score"], rule)[0]["score"]
-        for (tree, _), outputs in zip(read, scored_trees, strict=True)
-    ]
-    if None in values:
-        raise Refusal(502, f"documents[{values.index(None)}]: no critique of a step could be read", "documents")
-    order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: max(top, 0)]
-    results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
-    if body.get("return_documents"):
-        results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
-    return JSONResponse({"model": engine.name, "results": results, "usage": usage(tokens)})
+
+    def read() -> tuple[list[ReasoningTree], list[int], int]:
+        """Returns the trees of documents that differ, the tree of each document, and the tokens."""
+        trees: list[ReasoningTree] = []
+        places, tokens, seen = [], 0, {}
+        for i, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                reason = "is empty" if isinstance(text, str) else f"is of type {type(text).__name__}, not str"
+                raise Refusal(400, f"documents[{i}] {reason}", "documents")
+            if text not in seen:
+                seen[text] = len(trees)
+                with placed(f"documents[{i}]", "documents"):
+                    trees.append(tree_of({"problem": problem, "response": text}, f"documents[{i}]"))
+                    tokens += tokens_of(request, engine, trees[-1:])
+            places.append(seen[text])
+        check_trees(request, engine, trees)
+        check_size(request, engine, tokens)
+        return trees, places, tokens
+
+    trees, places, tokens = await worked(request, read, len(texts))
+    outputs = await answer(request, engine.score(trees, tokens))
+
+    def response() -> Response:
+        ends = [chains(engine.prm, tree, each["score"], rule)[0] for tree, each in zip(trees, outputs, strict=True)]
+        values = [ends[place]["score"] for place in places]
+        if None in values:
+            raise Refusal(502, f"documents[{values.index(None)}]: no critique of a step could be read", "documents")
+        order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: max(top, 0)]
+        results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
+        if body.get("return_documents"):
+            results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
+        return JSONResponse({"model": engine.name, "results": results, "usage": usage(tokens)})
+
+    return await worked(request, response, len(texts))
 
 
 MOST = 64
@@ -317,19 +380,90 @@ def server_of(request: Request) -> Server:
     return request.app.state.server
 
 
-def admit(request: Request, engine: Engine) -> None:
-    """Raises Refusal (503, with the time to come back) where more work waits than the server takes."""
-    config, wait = server_of(request).config, engine.wait_seconds()
+def admit(request: Request, engine: Engine, tokens: int = 0) -> None:
+    """Raises Refusal (503, with the time to come back) where work of so many tokens would wait for too long."""
+    config, wait = server_of(request).config, engine.wait_seconds(tokens)
     if wait > config.queue_seconds:
         seconds = math.ceil(wait - config.queue_seconds)
         raise Refusal(503, f"{wait:.0f} seconds of work wait: come back later", headers={"Retry-After": str(seconds)})
 
 
+CHARACTERS = 64
+"""A text of more characters for every token of the longest chain is not tokenised: no tokenizer makes so few of it."""
+
+LENGTHS = 64
+"""The lengths of a request's chains together, in steps, at most so many times its items: an answer lists each chain."""
+
+
+def check_items(request: Request, records: Sequence[Any], param: str | None = None, place: str = "") -> None:
+    """Refuses what holds too much, before anything is made of it.
+
+    Args:
+      records: as they were sent: objects, or texts.
+      param: the field that they are in.
+      place: of a record, such as `documents[{}]` with its index.
+
+    Raises Refusal: 413 for more steps, nodes, samples, turns and records together than the server takes, 400 for a text
+    that no chain has room for.
+    """
+    config, left = server_of(request).config, itertools.count()
+    most = CHARACTERS * config.longest
+    for i, record in enumerate(records):
+        for item in _items(record):
+            if next(left) >= config.items:
+                what = f"more than {config.items:,} steps, samples and texts"
+                raise Refusal(413, f"{what}, which is what the server takes (--items): send them in parts", param)
+            if isinstance(item, str) and len(item) > most:
+                where = f"{place.format(i)} has" if place else "it has"
+                raise Refusal(
+                    400, f"{where} a text of {len(item):,} characters: no chain has more than {most:,}", param
+                )
+
+
+def _items(record: Any) -> Iterator[Any]:
+    """Yields the texts, steps, nodes, samples and turns that a record as it was sent holds."""
+    if not isinstance(record, dict):
+        yield record
+        return
+    yield from (record[key] for key in _TEXTS if isinstance(record.get(key), str))
+    for key in _LISTS:
+        if isinstance(inner := record.get(key), list):
+            for one in inner:
+                yield from _items(one)
+
+
+_LISTS = ("steps", "nodes", "completions", "messages", "samples")
+_TEXTS = ("problem", "prompt", "system", "response", "text", "content", "reasoning_content")
+"""Fields of records that hold items, and those whose texts become chains."""
+
+
+def check_trees(request: Request, engine: Engine, trees: Sequence[ReasoningTree]) -> None:
+    """Raises Refusal (413) for chains whose lengths together are too much to list, and too many critiques."""
+    config = server_of(request).config
+    total = sum(_lengths(tree) for tree in trees)
+    if total > LENGTHS * config.items:
+        most = f"{LENGTHS * config.items:,}"
+        raise Refusal(413, f"the chains have {total:,} steps together, and {most} at most: send them in parts")
+    if (critiques := engine.critiques_of(trees)) > config.critiques:
+        most = f"{config.critiques:,}"
+        raise Refusal(413, f"{critiques:,} critiques, and a request may ask for {most}: send it in parts")
+
+
+def _lengths(tree: ReasoningTree) -> int:
+    """Returns the sum of the chains' lengths, in nodes, without making the chains."""
+    depth, inner = [], set()
+    for node in tree.nodes:
+        depth.append(1 + (depth[node.parent] if node.parent >= 0 else 0))
+        inner.add(node.parent)
+    return sum(length for i, length in enumerate(depth) if i not in inner)
+
+
 def tokens_of(request: Request, engine: Engine, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
     """Returns the tokens of the trees, as `Engine.tokens_of`.
 
-    Raises Refusal (400) for a chain longer than the server or model takes, and as `check_size`.
+    Raises Refusal (400) for a chain longer than the server or model takes, and as `check_trees` and `check_size`.
     """
+    check_trees(request, engine, trees)
     try:
         tokens = engine.tokens_of(trees, alone)
     except ValueError as error:
@@ -339,25 +473,29 @@ def tokens_of(request: Request, engine: Engine, trees: Sequence[ReasoningTree], 
 
 
 def check_size(request: Request, engine: Engine, tokens: int) -> None:
-    """Raises Refusal (413) for work that by the measured rate takes longer than an answer may."""
+    """Raises Refusal for work that by the measured rate takes longer than an answer may (413), and as `admit`."""
     most = server_of(request).config.answer_seconds
     if engine.rate and tokens > most * engine.rate:
         seconds = tokens / engine.rate
         raise Refusal(
             413, f"{tokens:,} tokens take about {seconds:,.0f} seconds, and {most:g} at most: send it in parts"
         )
+    admit(request, engine, tokens)
 
 
-async def answer(request: Request, future: concurrent.futures.Future) -> Any:
+async def answer(request: Request, future: concurrent.futures.Future, deadline: float | None = None) -> Any:
     """Returns the future's result. Cancels it where the client goes away or the time is up.
+
+    `deadline`, by `time.monotonic`, is that of an answer that begins now where it is None.
 
     Raises Refusal: 504 when late, 499 when the client has gone, 400 for a request that the model refuses, 500
     for anything else that fails.
     """
     waiting, gone = asyncio.wrap_future(future), asyncio.ensure_future(_gone(request))
     seconds = server_of(request).config.answer_seconds
+    left = seconds if deadline is None else max(0.0, deadline - time.monotonic())
     try:
-        done, _ = await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({waiting, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if waiting in done:
             return waiting.result()
         raise Refusal(499, "the client has gone") if done else Refusal(504, f"no answer within {seconds:g} seconds")
@@ -375,6 +513,27 @@ async def answer(request: Request, future: concurrent.futures.Future) -> Any:
         waiting.cancel()
 
 
+async def in_turn(request: Request, pieces: Sequence[Callable[[], concurrent.futures.Future]]) -> list[Any]:
+    """Returns the results of the pieces of one request, which others' requests may come between.
+
+    One is begun while the one before it runs. All have the time of one answer. Raises Refusal as `answer`.
+    """
+    deadline = time.monotonic() + server_of(request).config.answer_seconds
+    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+    results = []
+    try:
+        for place, piece in enumerate(pieces):
+            waiting.append(piece())
+            if place:
+                results.append(await answer(request, waiting.popleft(), deadline))
+        if waiting:
+            results.append(await answer(request, waiting.popleft(), deadline))
+        return results
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -384,8 +543,22 @@ WAITING = 8
 """Requests that may wait for the policy."""
 
 
+class Counted(InPieces):
+    """A policy in pieces that counts what it draws, and tells of it."""
+
+    def __init__(self, policy: Policy, work: Work, tell: Callable[[dict[str, int]], Any]):
+        self.samples = self.tokens = 0
+
+        def drawn(piece: Sequence[Sequence[Sample]]) -> None:
+            self.samples += sum(map(len, piece))
+            self.tokens += sum(sample.tokens for samples in piece for sample in samples)
+            tell({"samples": self.samples, "completion_tokens": self.tokens})
+
+        super().__init__(policy, work, drawn)
+
+
 class Writer:
-    """A policy and its thread: it samples for one request at a time."""
+    """A policy and its thread: it samples for one request at a time, for as long as its client waits."""
 
     def __init__(self, policy: Policy):
         self.policy, self._room = policy, threading.Semaphore(WAITING)
@@ -393,14 +566,16 @@ class Writer:
 
     async def sample(self, request: Request, prefix: Prefix, n: int, until: Any, seed: int) -> list[Sample]:
         """Returns n samples. Raises Refusal: 503 where enough requests wait, else as `answer`."""
-        sample = functools.partial(self.policy.sample, [prefix], n, until=until, seed=seed)
-        return (await answer(request, self.run(sample)))[0]
+        work = self.run(lambda policy: policy.sample([prefix], n, until=until, seed=seed))
+        return (await answer(request, work))[0]
 
-    def run(self, function: Callable[[], Any]) -> concurrent.futures.Future:
-        """Returns the future of what a function returns in the policy's thread. Raises Refusal as `sample`."""
+    def run(
+        self, function: Callable[[Counted], Any], tell: Callable[[dict[str, int]], Any] = lambda state: None
+    ) -> Work:
+        """Returns the future of what a function of the policy returns in its thread. Raises Refusal as `sample`."""
         if not self._room.acquire(blocking=False):
             raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
-        future = self._thread.submit(function)
+        future = started(self._thread, lambda work: function(Counted(self.policy, work, tell)))
         future.add_done_callback(lambda future: self._room.release())
         return future
 

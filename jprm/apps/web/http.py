@@ -32,8 +32,12 @@ T = TypeVar("T")
 KEY = "JPRM_API_KEY"
 """The environment variable that holds the key, which a command line would show to all users of the machine."""
 
-DEEPEST = 100
-"""Objects and lists within each other, in a request."""
+DEEPEST, MOST = 100, 300_000
+"""Objects and lists within each other, and all of them, in a request."""
+
+
+LARGE, _OPENING = 1 << 18, re.compile(rb'\[|\{\s*["}]')
+"""Bytes of a body whose objects and lists are counted before it is read, and where each begins."""
 
 
 class Refusal(Exception):
@@ -117,18 +121,23 @@ class _Checked:
         await (refusal.response() if refusal else self.app)(scope, receive, send)
 
 
-SMALL = 1 << 14
-"""Bytes of a body whose work is done at once: to hand it to a thread and back takes as long, and a core."""
+SMALL, FEW = 1 << 14, 16
+"""Bytes of a body, and items in it, whose work is done at once: to hand it to a thread and back takes as long, and a
+core."""
 
 
-async def worked(request: Request, work: Callable[[], T]) -> T:
+async def worked(request: Request, work: Callable[[], T], items: int = 1) -> T:
     """Returns what `work` does with a request whose body is read: in a thread where it may take long."""
-    return work() if request.state.bytes <= SMALL else await asyncio.to_thread(work)
+    if request.state.bytes <= SMALL and items <= FEW:
+        return work()
+    return await asyncio.to_thread(work)
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the request's body. Raises Refusal where it is too large (413) or too slow (408)."""
+    """Returns the request's body. Raises Refusal where it is too large (413), too slow (408) or compressed (415)."""
     config, parts, size = request.app.state.listen, [], 0
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise Refusal(415, f"the body is encoded as {encoding}: send it as it is, without Content-Encoding")
     try:
         async with asyncio.timeout(config.body_seconds):
             async for part in request.stream():
@@ -163,11 +172,18 @@ async def json_of(request: Request) -> dict[str, Any]:
 
 
 def json_in(text: bytes, where: str) -> Any:
-    """Returns the JSON value of a text. Raises RecordError for anything else, Refusal for more than DEEPEST levels."""
+    """Returns the JSON value of a text.
+
+    Raises RecordError for anything else, Refusal for more than DEEPEST levels (400) or MOST objects and lists (413).
+    """
+    if len(text) > LARGE and sum(1 for _ in _OPENING.finditer(text)) > 2 * MOST:  # it is not even read
+        raise Refusal(413, f"{where}: holds more than {MOST:,} objects and lists: send it in parts")
     value = parse(text, where)
-    inner = [value]
+    inner, count = [value], 0
     for _ in range(DEEPEST):
         parents = [one for one in inner if isinstance(one, dict | list)]
+        if (count := count + len(parents)) > MOST:
+            raise Refusal(413, f"{where}: holds more than {MOST:,} objects and lists: send it in parts")
         inner = [child for one in parents for child in (one.values() if isinstance(one, dict) else one)]
     if any(isinstance(one, dict | list) for one in inner):
         raise Refusal(400, f"{where}: objects and lists are nested more than {DEEPEST} deep")

@@ -156,11 +156,12 @@ class GrowingTree:
         return draw
 
     def affordable(self, until: str) -> float:
-        """Returns how many more samples the budget allows, by the mean length so far; infinite until that is known."""
+        """Returns how many more samples the budget allows, by the mean length so far; until that is known, of a token
+        each."""
         total, count = self._tokens[until]
-        if self.budget is None or not total:
+        if self.budget is None:
             return math.inf
-        return (self.budget - self.spent) * count / total
+        return (self.budget - self.spent) * (count / total if total else 1)
 
     def release(self, nodes: Iterable[int]) -> None:
         """Declares that no method continues from these nodes. A later sample of the same step is a new node."""

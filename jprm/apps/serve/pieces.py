@@ -1,0 +1,72 @@
+"""Work in a thread that ends when nobody waits for it any more, since it looks between pieces whether its future was
+cancelled."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jprm.methods.policy.protocol import Policy, Prefix, Sample
+
+PIECE = 32
+"""Samples that a policy draws before it looks whether somebody still waits: as many as a server has at once."""
+
+
+class Work(concurrent.futures.Future):
+    """The future of work in a thread. A thread cannot be interrupted: `cancel` also asks work that runs to end."""
+
+    stopped = False
+
+    def cancel(self) -> bool:
+        self.stopped = True
+        return super().cancel()
+
+
+class Stopped(Exception):
+    """Nobody waits for the work."""
+
+
+def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Work], Any]) -> Work:
+    """Returns the future of what a function of its own future returns in a thread of the pool."""
+    work = Work()
+
+    def run() -> None:
+        if not work.set_running_or_notify_cancel():
+            return
+        try:
+            work.set_result(function(work))
+        except BaseException as error:
+            work.set_exception(error)
+
+    pool.submit(run)
+    return work
+
+
+@dataclasses.dataclass
+class InPieces:
+    """A policy that draws PIECE samples at a time, and raises `Stopped` where nobody waits for the next.
+
+    Samples have their numbers, so they are those of one call.
+    """
+
+    policy: Policy
+    work: Work
+    drawn: Callable[[Sequence[Sequence[Sample]]], Any] = lambda samples: None  # told of every piece
+
+    def __post_init__(self):
+        self.name = self.policy.name
+
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Any, seed: int) -> list[list[Sample]]:
+        samples: list[list[Sample]] = [[] for _ in prefixes]
+        for first in range(0, n, PIECE):
+            m = min(PIECE, n - first)
+            for i in range(0, len(prefixes), step := PIECE // m):
+                if self.work.stopped:
+                    raise Stopped
+                piece = self.policy.sample(prefixes[i : i + step], m, until=until, seed=seed + first)
+                self.drawn(piece)
+                for place, some in enumerate(piece, start=i):
+                    samples[place] += some
+        return samples

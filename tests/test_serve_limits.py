@@ -1,0 +1,294 @@
+"""What one request may ask for: bounds before any work, places in refusals, and work that ends with its client."""
+
+import threading
+import time
+
+import pytest
+from stub_server import reply
+from test_judge import YES, judge
+from test_serve import CHAIN, call, chains, engine, post, prm  # noqa: F401  (fixtures)
+from test_serve_faults import Running
+from test_serve_pooling import ids_of
+from toy_policy import Markov
+
+from jprm.apps.serve import ServeConfig, score
+from jprm.apps.serve.engine import BATCH_TOKENS, SHORT, Engine
+from jprm.apps.serve.judges import JudgeEngine
+from jprm.apps.serve.pieces import PIECE, InPieces, Stopped, Work
+from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.search.beam import Beam
+from jprm.methods.search.growing_tree import Problem
+from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
+
+FEW = ServeConfig(longest=256, items=20, critiques=4)
+Q = [{"role": "user", "content": "q"}]
+LONG = "1 " * 300
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/v1/score", {"problem": "a", "steps": ["x"] * 30}, 413, "20 steps"),
+        ("/v1/score", {"problem": "a", "samples": [{"steps": ["x"]}] * 30}, 413, "20 steps"),
+        ("/v1/score", {"problem": "a", "nodes": [{"parent": -1, "text": "x"}] * 30}, 413, "20 steps"),
+        ("/v1/score", {"problem": "a", "response": "x" * 20_000}, 400, "no chain has more"),
+        ("/v1/rerank", {"query": "a", "documents": ["x"] * 30}, 413, "20 steps"),
+        ("/v1/rerank", {"query": "a", "documents": ["x", "x" * 20_000]}, 400, "documents[1] has"),
+        ("/v1/rewards", {"samples": [{"problem": "q", "response": "x"}] * 30}, 413, "20 steps"),
+        ("/v1/rewards", {"samples": [{"problem": "q", "ids": [1] * 1000}]}, 413, "1,000 tokens"),
+        ("/get_reward", {"query": ["a x"] * 30, "prompts": ["a"] * 30}, 413, "20 steps"),
+        ("/pooling", {"input": [[1]] * 30}, 413, "20 steps"),
+        ("/v1/score", {"problem": "a", "steps": ["x"], "z": [[[]] * 1000] * 400}, 413, "300,000 objects"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_any_work(engine, monkeypatch, path, body, status, said):  # noqa: F811
+    monkeypatch.setattr(engine, "tokens_of", None)  # to call it would fail
+    (got,) = call(engine, post(path, body), config=FEW)
+    assert got.status_code == status and said in got.json()["error"]["message"], got.text
+
+
+def test_chains_that_are_long_together_are_not_listed(engine, monkeypatch):  # noqa: F811
+    """The answer lists every chain, so leaves after one spine have the spine once each."""
+    nodes = [{"parent": i - 1, "text": f"x{i}"} for i in range(10)]
+    nodes += [{"parent": 9, "text": f"y{i}"} for i in range(10)]
+    for lengths, status in ((11, 200), (10, 413)):  # of 10 chains of 11 steps, and at most so many times 10
+        monkeypatch.setattr(score, "LENGTHS", lengths / 3)
+        (got,) = call(
+            engine, post("/v1/score", {"problem": "a", "nodes": nodes}), config=ServeConfig(longest=256, items=30)
+        )
+        assert got.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "place"),
+    [
+        ("/v1/rerank", {"query": "q", "documents": ["a", ""]}, "documents", "documents[1] is empty"),
+        ("/v1/rerank", {"query": "q", "documents": ["a", None]}, "documents", "documents[1] is of type NoneType"),
+        ("/v1/rerank", {"query": "q", "documents": ["a", LONG]}, "documents", "documents[1]: a chain"),
+        ("/v1/rerank", {"query": " ", "documents": ["a"]}, "query", "query is empty"),
+        ("/v1/rewards", {"samples": [{"problem": "q", "response": x} for x in ("a", LONG)]}, "samples", "samples[1]"),
+        ("/v1/score", {"problem": "q", "samples": [{"steps": ["a"]}, {"steps": [LONG]}]}, "samples", "samples[1]"),
+        ("/get_reward", {"query": ["q a", "q " + LONG], "prompts": ["q", "q"]}, "query", "query[1]"),
+        ("/pooling", {"input": [[1], [1] * 300]}, "input", "input[1]"),
+        ("/pooling", {"input": [[1], []]}, "input", "input[1]"),
+        ("/v1/rewards", {"samples": [], "credits": "min_form"}, "credits", "credits is not known"),
+    ],
+)  # fmt: skip
+def test_a_refusal_of_many_names_the_one(engine, path, body, param, place):  # noqa: F811
+    (got,) = call(engine, post(path, body))
+    error = got.json()["error"]
+    assert got.status_code == 400 and error["param"] == param and place in error["message"]
+    assert "/" not in error["message"] and "--too-long" not in error["message"]
+
+
+def test_a_line_that_is_too_long_is_named(engine):  # noqa: F811
+    lines = b'{"problem": "q", "steps": ["a"]}\n\n{"problem": "q", "steps": ["' + b"1 " * 300 + b'"]}\n'
+    (got,) = call(engine, post("/v1/score", lines, headers={"content-type": "application/x-ndjson"}))
+    assert got.status_code == 400 and "line 3: a chain" in got.json()["error"]["message"]
+
+
+def test_equal_documents_are_scored_once(engine):  # noqa: F811
+    texts = ["\n".join(record["steps"]) for record in chains(3, seed=2)]
+    alone, many = call(
+        engine,
+        post("/v1/rerank", {"query": CHAIN["problem"], "documents": texts}),
+        post("/v1/rerank", {"query": CHAIN["problem"], "documents": texts * 50}),
+    )
+    assert alone.json()["usage"] == many.json()["usage"]
+    value = {result["index"]: result["relevance_score"] for result in alone.json()["results"]}
+    for result in many.json()["results"]:
+        assert result["relevance_score"] == pytest.approx(value[result["index"] % 3], abs=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP, br"])
+def test_a_compressed_body_is_refused_by_its_encoding(engine, encoding):  # noqa: F811
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    (got,) = call(engine, post("/v1/score", b"\x1f\x8b", headers=headers))
+    assert got.status_code == 415 and encoding.lower() in got.json()["error"]["message"]
+
+
+def test_pooling_follows_every_name_of_the_activation_or_refuses(engine, prm):  # noqa: F811
+    ids, _ = ids_of(prm)
+    names = ("use_activation", "activation", "softmax")
+    raw = [call(engine, post("/pooling", {"input": ids, name: False}))[0].json()["data"] for name in names]
+    on = [call(engine, post("/pooling", {"input": ids, name: True}))[0].json()["data"] for name in names]
+    assert raw[0] == raw[1] == raw[2] != on[0] == on[1] == on[2]
+    for more in ({"softmax": 0}, {"add_special_tokens": "false"}, {"softmax": True, "activation": False}, {"top_n": 1}):
+        (got,) = call(engine, post("/pooling", {"input": ids} | more))
+        assert got.status_code == 400, more
+
+
+# ---- Offsets: the place of a step's last character, without a scan of all tokens for each.
+
+
+def test_a_long_response_with_offsets_is_read_at_once(engine):  # noqa: F811
+    """A scan of all tokens for every step took 45 seconds for 50,000 steps."""
+    from jprm.apps.serve.rewards import Sample as Rewarded
+
+    n = 100_000
+    sample = Rewarded(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
+    begin = time.monotonic()
+    assert sample.places("") == list(range(0, 2 * n, 2)) and time.monotonic() - begin < 2
+
+
+def test_offsets_that_go_back_are_refused_and_those_without_characters_pass(engine):  # noqa: F811
+    sample = {"problem": "q", "response": "ab", "offsets": [[0, 0], [0, 1], [0, 0], [1, 2], [0, 0]]}
+    back = sample | {"offsets": [[1, 2], [0, 1]]}
+    good, bad = call(engine, post("/v1/rewards", {"samples": [sample]}), post("/v1/rewards", {"samples": [back]}))
+    assert good.json()["samples"][0]["steps"][0]["token"] == 3
+    assert bad.status_code == 400 and "offsets[1]" in bad.json()["error"]["message"]
+
+
+# ---- Searches.
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"method": "beam", "width": 1, "expand": 10**9},
+        {"method": "beam", "width": 100, "expand": 100},
+        {"method": "dvts", "subtrees": 10**9},
+        {"method": "particles", "particles": 10**9},
+        {"method": "particles", "particles": 300},
+        {"method": "mcts", "rollouts": 10**9},
+        {"method": "mcts", "rollouts": 300},
+        {"method": "mcts", "simulations": 10**9},
+        {"method": "refine", "drafts": 300},
+        {"method": "best-of-n", "n": 10**9},
+    ],
+)
+def test_counts_of_a_search_are_bounded_before_it_begins(engine, search):  # noqa: F811
+    policy = Markov()
+    (got,) = call(engine, post("/v1/chat/completions", {"messages": Q, "search": search}), policy=policy)
+    assert got.status_code == 400 and got.json()["error"]["param"] == "search" and policy.sampled == 0
+
+
+def test_a_budget_bounds_the_first_round(prm):  # noqa: F811
+    policy = Markov()
+    config = SearchConfig(Beam(1, 10**6), "min", budget=50)
+    ((_, tree),) = search([Problem("q")], policy, Rescorer(prm), config)
+    assert policy.sampled == 50 and tree.ended == "budget"
+
+
+def test_pieces_are_the_samples_of_one_call_and_end_when_stopped():
+    prefixes = [Prefix(f"q{i}") for i in range(5)]
+    for n in (1, 3, PIECE, 2 * PIECE + 1):
+        whole = Markov().sample(prefixes, n, until="step", seed=3)
+        assert InPieces(Markov(), Work()).sample(prefixes, n, until="step", seed=3) == whole
+    work, policy = Work(), Markov()
+    stopping = InPieces(policy, work, lambda piece: work.cancel())
+    with pytest.raises(Stopped):
+        stopping.sample(prefixes, 1000, until="step", seed=0)
+    assert policy.sampled == PIECE
+
+
+class Slow:
+    """A policy that takes its time for every piece."""
+
+    name, calls = "slow", 0
+
+    def sample(self, prefixes, n, *, until, seed):
+        self.calls += 1
+        time.sleep(0.2)
+        return [[Sample(("good",), 1, "stop")] * n for _ in prefixes]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": Q, "search": {"method": "beam", "width": 1, "expand": 256}}),
+        ("/v1/continue", {"problem": "q", "n": 64, "until": "end"}),
+    ],
+)
+def test_the_policys_work_ends_with_its_client(engine, path, body):  # noqa: F811
+    policy = Slow()
+    late = ServeConfig(longest=256, answer_seconds=0.1)
+    (got,) = call(engine, post(path, body), policy=policy, config=late)
+    assert got.status_code == 504
+    time.sleep(0.6)
+    assert policy.calls == 1
+
+
+# ---- Short work goes between the rows of long work.
+
+
+def test_short_work_is_let_in_between_the_rows_of_long_work(prm):  # noqa: F811
+    with Running(prm) as running:
+        running.score(CHAIN)
+        long = {"problem": "p", "samples": [{"steps": [f"{i} + 1 = {i + 1}"]} for i in range(3000)]}
+        thread = threading.Thread(target=running.score, args=(long,))
+        thread.start()
+        while running.engine.busy_tokens < BATCH_TOKENS:
+            time.sleep(0.01)
+        expected = prm.score(**CHAIN).tolist()
+        got = running.score(CHAIN).json()["record"]["scores"]
+        assert thread.is_alive() and got == pytest.approx(expected, abs=1e-6)
+        thread.join()
+        assert running.engine.waiting_tokens == running.engine.busy_tokens == 0
+
+
+def test_long_work_waits_for_all_and_short_work_for_a_batch_of_each(prm):  # noqa: F811
+    made = Engine(prm, 256, "tiny")
+    go = threading.Event()
+    try:
+        made.run(go.wait, tokens=10 * BATCH_TOKENS)
+        futures = [made.run(lambda: None, tokens=10 * BATCH_TOKENS) for _ in range(3)]
+        while not made.busy_tokens:
+            time.sleep(0.01)
+        made.rate = 1.0
+        assert made.wait_seconds(SHORT) <= 5 * BATCH_TOKENS < 40 * BATCH_TOKENS == made.wait_seconds(SHORT + 1)
+        go.set()
+        for future in futures:
+            future.result(60)
+    finally:
+        go.set()
+        made.close()
+
+
+# ---- Judges.
+
+
+@pytest.fixture
+def judged(serve):
+    made = JudgeEngine(judge(serve(lambda number, body: reply(YES))), 256, "judge")
+    yield made
+    made.close()
+
+
+def test_critiques_are_counted_before_any_is_asked_for(judged):
+    server = judged.judge.policy
+    steps = {"problem": "q", "steps": ["a"] * 5}
+    pool = {"problem": "q", "samples": [{"steps": ["a", "b"]}, {"steps": ["c"] * 3}]}
+    documents = {"query": "q", "documents": [f"x{i}" for i in range(5)]}
+    for path, body in (("/v1/score", steps), ("/v1/score", pool), ("/v1/rerank", documents)):
+        (got,) = call(judged, post(path, body), config=FEW)
+        assert got.status_code == 413 and "5 critiques" in got.json()["error"]["message"]
+    assert judged.rate == 0 and server is judged.judge.policy
+    (got,) = call(judged, post("/v1/score", steps | {"steps": ["a"] * 4}), config=FEW)
+    assert got.status_code == 200 and judged.rate > 0
+
+
+def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
+    go = threading.Event()
+    made = JudgeEngine(judge(serve(lambda number, body: (go.wait(30), reply(YES))[1])), 256, "judge")
+    try:
+        made.rate = 0.01  # pieces a second, of each of eight threads
+        work = [made.ask(PIECE, lambda judge: go.wait(30)) for _ in range(8)]
+        (got,) = call(made, post("/v1/score", CHAIN))
+        assert got.status_code == 503 and int(got.headers["retry-after"]) == 70
+        go.set()
+        for future in work:
+            future.result(30)
+        assert made.wait_seconds() == 0
+    finally:
+        go.set()
+        made.close()
+
+
+def test_critiques_that_nobody_waits_for_are_not_asked_for(serve):
+    server = serve(lambda number, body: (time.sleep(2), reply(YES))[1])
+    made = JudgeEngine(judge(server), 256, "judge")
+    late = ServeConfig(longest=256, answer_seconds=1.0)
+    (got,) = call(made, post("/v1/score", {"problem": "q", "steps": ["a"] * 300}), config=late)
+    made.close()
+    assert got.status_code == 504 and len(server.requests) == PIECE
