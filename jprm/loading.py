@@ -11,7 +11,7 @@ import jax
 from jprm.checkpoints import base, store
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.experiment import RUN, Experiment, kind_of, read_record, semantics
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Place, check_named, path_of
 from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
@@ -102,6 +102,7 @@ def _log_ratio(
             f"{folder / RUN}: its scores are log ratios to a reference model, and it names none. Write the model whose"
             " log-probabilities the data had into its field `reference`"
         )
+    check_named(folder / RUN, "reference", experiment.reference)
     LogRatio = find_part("jprm.methods.implicit:LogRatio", {}, "ratio")
 
     with jax.set_mesh(grid):

@@ -223,10 +223,20 @@ def _within(file: str, folder: str | os.PathLike) -> bool:
 
 
 def _unasked() -> str | None:
-    """Returns the current folder if Python put it into the search path, and neither PYTHONPATH nor the user did."""
-    here, named = os.getcwd(), [*sys.path[1:], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    silent = "" in sys.path or os.path.realpath(sys.path[0]) == here
-    return here if silent and here not in map(os.path.realpath, filter(None, named)) else None
+    """Returns the current folder if Python looks there unasked: neither PYTHONPATH nor the user names it.
+
+    An empty entry of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/x` leaves, names nothing, and nor does a relative one of
+    the search path.
+    """
+    here, variable = os.getcwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    empty = len(variable) > 1 and "" in variable
+    added = [path for path in sys.path[1:] if os.path.isabs(path)]
+    places = map(os.path.realpath, [*filter(None, variable), *([] if empty else added)])
+    looks = os.path.realpath(sys.path[0]) == here or any(
+        not os.path.isabs(path) and os.path.realpath(path) == here for path in sys.path
+    )
+    silent = looks or (empty and here in map(os.path.realpath, sys.path))
+    return here if silent and here not in places else None
 
 
 def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:

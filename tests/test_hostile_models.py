@@ -179,6 +179,21 @@ def test_not_even_where_the_search_path_has_it(stranger, monkeypatch, head):
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("variable", [":{jprm}", "{jprm}:", "{jprm}::/tmp"])
+@pytest.mark.parametrize("start", [["-m", "jprm"], ["-c", "import jprm.apps.cli as c, sys; sys.exit(c.main())"]])
+def test_an_empty_entry_of_pythonpath_names_no_folder(stranger, variable, start):
+    """PYTHONPATH=$PYTHONPATH:/x with nothing before has Python look in the current folder, which nobody named."""
+    named, marker = stranger
+    folder = named(head="beside:HEAD")
+    place = variable.replace("{jprm}", str(Path(jprm.__file__).parent.parent))
+    command = [sys.executable, *start, "score", "--model", folder.name, "--input", "x.jsonl", "--output", "y.jsonl"]
+    (folder.parent / "x.jsonl").write_text('{"problem": "p", "steps": ["s"]}\n')
+    done = subprocess.run(
+        command, cwd=folder.parent, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "current folder" in done.stderr and not marker.exists(), done.stderr
+
+
 def test_the_command_runs_no_code_of_a_strangers_run(stranger):
     named, marker = stranger
     folder = named(head="acme-prm-7b.evilmod:HEAD")

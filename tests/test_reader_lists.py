@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from refusing import refused
 
+from jprm.io import jsonl
 from jprm.io.jsonl import Rejects
 from jprm.methods.data.reader import read_items
 from jprm.methods.data.readers import find
@@ -56,6 +57,24 @@ def test_a_compressed_file_is_its_content_and_a_cut_one_is_refused(tmp_path):
             list(find("jsonl").read(tmp_path / name))
     (tmp_path / "f.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(list(read_records(tmp_path / "f.jsonl.gz"))) == 50
+
+
+def test_a_compressed_file_stands_for_no_more_than_a_machine_holds(tmp_path, monkeypatch):
+    """Three megabytes of gzip can be three gigabytes of blanks."""
+    monkeypatch.setattr(jsonl, "LINE_BYTES", 1000)
+    monkeypatch.setattr(jsonl, "WHOLE_BYTES", 4000)
+    line = json.dumps(ONE).encode() + b"\n"
+    file = tmp_path / "f.jsonl.gz"
+    file.write_bytes(gzip.compress(line * 1000))
+    assert len(list(read_records(file))) == 1000
+    for content in (line + b" " * 2000, line + b'"' + b"x" * 2000):
+        file.write_bytes(gzip.compress(content))
+        for read in (find("jsonl").read, read_records):
+            with pytest.raises(ValueError, match="f.jsonl.gz: has more than 1,000 bytes"):
+                list(read(file))
+    file.write_bytes(gzip.compress(b"[" + b",".join([line] * 1000) + b"]"))
+    with pytest.raises(ValueError, match="f.jsonl.gz: has more than 4,000 bytes"):
+        list(find("jsonl").read(file))
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):

@@ -32,7 +32,7 @@ class Slow:
         self.packed.release()
         if any(tree.problem == "bad" for tree in trees):
             raise ValueError("bad")
-        return types.SimpleNamespace(trees=trees, batches=[])
+        return scorer.Prepared(trees, [], [])
 
     def outputs_of(self, prepared):
         assert self.go.wait(60)

@@ -123,7 +123,7 @@ def test_slow_headers_are_cut_off(prm):  # noqa: F811
 
 def test_equal_samples_are_computed_once(prm):  # noqa: F811
     """100,000 samples of one step took 96 seconds, in which nobody else was served, and counted as one token."""
-    with Running(prm, items=20_000) as running:
+    with Running(prm, items=100_000) as running:
         first = running.score(CHAIN).json()["record"]["scores"]
         rate = running.engine.rate
         begin, body = time.monotonic(), {"problem": CHAIN["problem"], "samples": [{"steps": CHAIN["steps"]}] * 5000}

@@ -35,7 +35,7 @@ LONG = "1 " * 300
         ("/v1/rerank", {"query": "a", "documents": ["x"] * 30}, 413, "20 steps"),
         ("/v1/rerank", {"query": "a", "documents": ["x", "x" * 20_000]}, 400, "documents[1] has"),
         ("/v1/rewards", {"samples": [{"problem": "q", "response": "x"}] * 30}, 413, "20 steps"),
-        ("/v1/rewards", {"samples": [{"problem": "q", "ids": [1] * 1000}]}, 413, "1,000 tokens"),
+        ("/v1/rewards", {"samples": [{"problem": "q", "ids": [1] * 2000}]}, 413, "2,000 tokens"),
         ("/get_reward", {"query": ["a x"] * 30, "prompts": ["a"] * 30}, 413, "20 steps"),
         ("/pooling", {"input": [[1]] * 30}, 413, "20 steps"),
         ("/v1/score", {"problem": "a", "steps": ["x"], "z": [[[]] * 1000] * 400}, 413, "300,000 objects"),

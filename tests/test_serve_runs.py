@@ -183,3 +183,33 @@ def test_axe_finds_no_violation(page):
             page.run(script)
             assert violations(page) == [], (scheme, keys)
         page.press(ESCAPE)
+
+
+def test_a_pipe_or_a_device_among_runs_holds_no_thread(tmp_path):
+    """Each ask of the page would wait for a writer for ever, or read zeros until the memory is full."""
+    for name in ("pipe", "zeros"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.json").write_text('{"name": "e", "steps": 9}')
+    os.mkfifo(tmp_path / "pipe" / "metrics.jsonl")
+    (tmp_path / "zeros" / "metrics.jsonl").symlink_to("/dev/zero")
+    app = make_app([], ServeConfig(), shown=Runs([tmp_path]))
+    with TestClient(app, base_url="http://localhost") as client:
+        for name in ("pipe", "zeros"):
+            got = client.get("/v1/runs/metrics", params={"run": name})
+            assert got.status_code == 400 and "is not a file on disk" in got.json()["error"]["message"]
+            assert str(tmp_path) not in got.text
+        assert client.get("/v1/runs").status_code == 200
+
+
+def test_a_line_without_end_is_read_in_bounded_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("jprm.apps.serve.runs.PART", 50)
+    monkeypatch.setattr("jprm.apps.serve.runs.LONGEST_LINE", 100)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("x" * 310 + '\n{"step": 1}\n')
+    got, file, at, end, damaged = [], "", 0, 1, 0
+    while at < end:
+        part = read_lines(path, file, at)
+        assert part["next"] - at <= 150
+        got, file, at, end = got + part["lines"], part["file"], part["next"], part["end"]
+        damaged += part["damaged"]
+    assert got == [{"step": 1}] and damaged == 3

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import random
 
 import pytest
@@ -203,3 +204,40 @@ def test_shards_of_a_bucket(files, s3, tmp_path):
         assert verify(f"{s3}/in.jsonl", f"{s3}/out.jsonl", "--shard", f"{index}/2") == 0
     assert merge(*(f"{s3}/out.jsonl.0000{index}-of-00002" for index in range(2))) == 0
     assert path_of(f"{s3}/out.jsonl").read_bytes() == whole
+
+
+def forged(output, **changes):
+    """Changes the manifest of the first of two shards, and says what `merge` then answers."""
+    path = output.with_name(output.name + ".00000-of-00002.manifest.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | changes))
+    with pytest.raises(ValueError) as raised:
+        shards.merge([output.with_name(f"{output.name}.0000{i}-of-00002") for i in range(2)])
+    path.write_text(json.dumps(content))
+    return str(raised.value)
+
+
+def test_what_a_strangers_manifest_says_is_checked(files):
+    input, output, _ = files
+    for index in range(2):
+        assert verify(input, output, "--shard", f"{index}/2") == 0
+    stamp = json.loads(output.with_name(output.name + ".00000-of-00002.manifest.json").read_text())["source"]
+    address = "http://127.0.0.1:9/secret/in.jsonl"  # nobody listens: to ask there would be another error
+    assert "nothing is downloaded" in forged(output, source=stamp | {"input": address})
+    for changes in ({"unit": 10**24}, {"unit": 0}, {"seconds": "x"}, {"seconds": -1}, {"source": {"input": 3}}):
+        assert ".00000-of-00002.manifest.json" in forged(output, **changes), changes
+    assert not output.exists()
+
+
+def test_merge_waits_for_no_pipe_and_counts_no_endless_shards(files):
+    input, output, _ = files
+    for index in range(2):
+        assert verify(input, output, "--shard", f"{index}/2") == 0
+    first = output.with_name(output.name + ".00000-of-00002")
+    whole = [first, output.with_name(output.name + ".00001-of-00002")]
+    for path in (first, first.with_name(first.name + ".manifest.json")):
+        path.rename(path.with_suffix(".kept"))
+        os.mkfifo(path)
+        refused(ValueError, "not a file on disk", shards.merge, whole)
+        path.with_suffix(".kept").rename(path)
+    refused(ValueError, "99,999,999,999 shards", shards.merge, ["out.00000-of-99999999999"])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+import types
 import uuid
 
 import pytest
@@ -10,11 +11,13 @@ from buckets import objects
 from refusing import refused
 from tiny_run import chains
 
+from jprm import loading
 from jprm.apps import cli
 from jprm.io import storage
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import atomic_write, check_output, input_of
-from jprm.io.storage import Appended, Remote, path_of
+from jprm.io.storage import Appended, Remote, check_named, path_of
+from jprm.methods.formats.adapters.load import load as published
 from jprm.methods.scored_files import score_file
 from jprm.score.scorer import CHUNK
 
@@ -205,3 +208,32 @@ def test_the_input_is_no_output(folder):
 def test_what_is_not_there_is_one_line(line, said, capsys):
     assert cli.main(line.split()) == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "place", "good"),
+    [
+        ("/models/a/adapter.json", "/models/b", "", True),
+        ("/models/a/adapter.json", "b", "", True),
+        ("/models/a/adapter.json", "http://127.0.0.1:9/b", "", False),
+        ("/models/a/adapter.json", "gs://bucket/b", "", False),
+        ("gs://bucket/a/adapter.json", "gs://bucket/b", "", True),
+        ("gs://bucket/a/adapter.json", "gs://other/b", "", False),
+        ("gs://bucket/a/adapter.json", "s3://bucket/b", "", False),
+        ("/cache/a/adapter.json", "gs://bucket/b", "gs://bucket/a", True),
+        ("/cache/a/adapter.json", "gs://other/b", "gs://bucket/a", False),
+    ],
+)
+def test_a_file_of_a_folder_names_no_address_elsewhere(file, name, place, good):
+    if good:
+        check_named(file, "reference", name, place)
+    else:
+        refused(ValueError, "nothing is downloaded", check_named, file, "reference", name, place)
+
+
+def test_a_models_folder_names_no_address(tmp_path):
+    fields = {"like": "eurus", "reference": "http://127.0.0.1:9/secret/model"}
+    (tmp_path / "adapter.json").write_text(json.dumps(fields))
+    refused(ValueError, "nothing is downloaded", published, tmp_path)
+    experiment = types.SimpleNamespace(reference="http://127.0.0.1:9/secret/model")
+    refused(ValueError, "nothing is downloaded", loading._log_ratio, tmp_path, experiment, 0.1, None, None, None)

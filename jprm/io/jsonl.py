@@ -67,13 +67,39 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
+LINE_BYTES, WHOLE_BYTES = 2**28, 2**30
+"""The longest line, and the largest file that is read at once, out of gzip: three megabytes can stand for gigabytes."""
+
+
+class _TooLarge(ValueError):
+    """A piece of what was unpacked."""
+
+
+class _Unzipped(gzip.GzipFile):
+    """The content of a gzip file, of which no one call returns more than a machine can hold."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._bounded(super().read, WHOLE_BYTES, -1 if size is None else size)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._bounded(super().readline, LINE_BYTES, -1 if size is None else size)
+
+    def _bounded(self, call: Callable[[int], bytes], most: int, size: int) -> bytes:
+        content = call(size if 0 <= size <= most else most + 1)
+        if len(content) > most:
+            raise _TooLarge(f"has more than {most:,} bytes in one line or list once unpacked. Unpack it, and look")
+        return content
+
+
 @contextlib.contextmanager
 def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
     """Yields the content of a file, decompressed where its first bytes are gzip's. Raises ValueError where it ends."""
     compressed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
     try:
-        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file
+        yield cast(IO[bytes], _Unzipped(fileobj=file)) if compressed else file
+    except _TooLarge as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{os.fspath(path)}: is a gzip file that is cut off or damaged: {error}") from error
 

@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from jprm.io.outputs import (
     stored_request,
     write_json,
 )
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Place, check_named, path_of
 
 MANIFEST_VERSION = 1
 
@@ -46,6 +47,9 @@ INDEX_AND_COUNT = (
     ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
 )
 """Environment variables in which schedulers tell a process its place."""
+
+MOST = 100_000
+"""Shards of one output."""
 
 _NAME = re.compile(r"(.+)\.(\d{5,})-of-(\d{5,})")
 
@@ -177,6 +181,7 @@ def merge(
     paths: Sequence[str | os.PathLike],
     output: str | os.PathLike | None = None,
     lines: Callable[[Place], Iterator[bytes]] | None = None,
+    input: str | os.PathLike | None = None,
 ) -> Merged:
     """Writes the outputs of all shards as one file, in the order of the input that they divided.
 
@@ -186,6 +191,8 @@ def merge(
       paths: the shards' outputs; other files of their names (`OUT.*`) are passed over.
       output: the file to write. Default: the name without `.00003-of-00016`.
       lines: reads the input that was divided, by its path in the request. Default: `lines_of`.
+      input: the input that was divided, which the caller knows. Without it, the shards' word is taken for a file of
+        this machine, or of the bucket that they are in.
 
     Raises:
       ValueError: shards that are missing, not finished, given twice, or of different requests or inputs; results that
@@ -195,6 +202,8 @@ def merge(
     output = path_of(output) if output is not None else stem
     manifests = [_manifest(path) for path in paths]
     source, unit = manifests[0]["source"], manifests[0]["unit"]
+    if input is None or not path_of(input).is_same(source["input"]):
+        check_named(_beside(paths[0], ".manifest.json"), "source.input", source["input"])
     request = _one_request(paths, manifests) | source
     check_unchanged(request, "Run the shards again")
     results = [_Results(path) for path in paths]
@@ -281,6 +290,8 @@ def _complete(shards: Sequence[str | os.PathLike]) -> tuple[Place, list[Place]]:
         raise ValueError(f"shards of {len(stems)} outputs: {', '.join(f'{stem} in {count}' for stem, count in stems)}."
                          " Merge each alone")  # fmt: skip
     (stem, count), doubles = stems[0], collections.Counter(match[2] for match, _ in named)
+    if count > MOST:
+        raise ValueError(f"{named[0][1]}: is one of {count:,} shards, and {MOST:,} at most are merged")
     if twice := [index for index, times in doubles.items() if times > 1]:
         raise ValueError(f"{stem}.{twice[0]}-of-{count:05d}: given twice")
     paths = [Shard(index, count).of(stem) for index in range(count)]
@@ -302,12 +313,20 @@ def _beside(path: Place, end: str) -> Place:
 
 def _manifest(path: Place) -> dict[str, Any]:
     file = _beside(path, ".manifest.json")
+    for each in (file, path):
+        each.check_readable()
     try:
         content = json.loads(file.read_bytes())
         check_version(content["version"], MANIFEST_VERSION, file)
         if not all(isinstance(content[key], dict) for key in ("source", "settings", "counts")):
             raise TypeError("a part of it is no object")
-        int(content["unit"])
+        if not (type(content["unit"]) is int and 0 < content["unit"] < 2**31):
+            raise TypeError(f"unit is {content['unit']!r}")
+        seconds = content.get("seconds", 0.0)
+        if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+            raise TypeError(f"seconds is {seconds!r}")
+        if not isinstance(content["source"]["input"], str):
+            raise TypeError("source.input is no path")
         changed = content["output"] != path.checksum()
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file}: is no manifest of a shard ({error}). Run the shard's command again") from None

@@ -65,6 +65,24 @@ def named_in(file: str | os.PathLike, name: str) -> Place:
     return path_of(name) if is_remote(name) or os.path.isabs(name) else path_of(file).parent / name
 
 
+def check_named(file: str | os.PathLike, field: str, name: str | os.PathLike, place: str | os.PathLike = "") -> None:
+    """Refuses an address that a file names, unless the file is in that bucket: it may be a stranger's.
+
+    To read from an address of its choice would show the author who uses it, with the credentials of whoever does.
+
+    Args:
+      place: where the file is from, if `file` is a copy.
+
+    Raises ValueError.
+    """
+    bucket, own = (os.fspath(path).split("/")[:3] for path in (name, place or file))
+    if is_remote(name) and bucket != own:
+        raise ValueError(
+            f"{os.fspath(file)}: {field} is the address {os.fspath(name)}, and nothing is downloaded because a file"
+            " says so. Copy it to this machine and name its path there, or keep both in one bucket"
+        )
+
+
 class Local(pathlib.PosixPath):
     """A file or folder of this machine: a `pathlib.Path` with the methods in which a bucket differs (`Remote`)."""
 

@@ -118,7 +118,7 @@ def _in_shards(
         workers = how.workers or (1, 1)
         for _ in run_shards(lambda number: run(shards.Shard(number, count)), count, workers=workers, **resources):
             bar.add()
-    merge(tuple(os.fspath(shards.Shard(number, count).of(output)) for number in range(count)))
+    merge(tuple(os.fspath(shards.Shard(number, count).of(output)) for number in range(count)), input=source["input"])
 
 
 def _counted(work: Work, part: Part) -> dict[str, Any]:
@@ -162,6 +162,7 @@ def _devices() -> str:
 def merge(
     shards_: Annotated[Positional[tuple[str, ...]], arg(metavar="OUT.*")],
     output: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None,
+    input: Annotated[Path | None, arg(metavar="F", help_behavior_hint="")] = None,
 ) -> None:
     """Make one file of the outputs of all shards, in the order of their input, and add up what they cost.
 
@@ -175,8 +176,10 @@ def merge(
     Args:
         shards_: The shards' outputs. Other files of their names are passed over.
         output: The file to write. Default: the shards' name without its end.
+        input: The input that was divided, where it is in a bucket and the shards are not: nothing is downloaded because
+          the shards' manifests say so.
     """
-    merged = shards.merge(shards_, output, _lines)
+    merged = shards.merge(shards_, output, _lines, input)
     rejected = f", {merged.rejected} rejected" if merged.rejected else ""
     print(f"{merged.path}: {merged.records} records of {merged.shards} shards{rejected}")
     if merged.counts:

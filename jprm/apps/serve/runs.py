@@ -30,6 +30,8 @@ FILES |= files_of("jprm.apps.serve", "runs.css", "runs.js", at="/runs/")
 PART = 2**20
 """Bytes of metrics that one answer reads at most."""
 
+LONGEST_LINE = 2**24
+"""Bytes of a line beyond a part."""
 
 LOOK_SECONDS = 60
 """How often the folders are searched for what is not shown, which walks through all of them."""
@@ -85,7 +87,10 @@ async def metrics(request: Request) -> Response:
     start = request.query_params.get("from", "0")
     if not (start.isascii() and start.isdigit() and len(start) < 16):
         raise Refusal(400, "from is no number of bytes", "from")
-    lines = await asyncio.to_thread(read_lines, folder / METRICS, request.query_params.get("file", ""), int(start))
+    try:
+        lines = await asyncio.to_thread(read_lines, folder / METRICS, request.query_params.get("file", ""), int(start))
+    except ValueError as error:
+        raise Refusal(400, f"run {name!r}: {METRICS} {str(error).partition(': ')[2]}", "run") from None
     return JSONResponse(lines)
 
 
@@ -93,6 +98,7 @@ async def metrics(request: Request) -> Response:
 def _opened(path: Place) -> Iterator[tuple[IO[bytes], str, int]]:
     """Opens a file; yields it, what tells it from another of its name, and its size."""
     path = path_of(path)
+    path.check_readable()  # a pipe or a device in a folder that many share would hold the thread for ever
     if path.here is False:  # every object is a new one; those of one run begin with the same line
         content = path.read_bytes()
         yield io.BytesIO(content), hashlib.sha256(content.partition(b"\n")[0]).hexdigest()[:16], len(content)
@@ -106,7 +112,9 @@ def read_lines(path: Place, file: str, start: int) -> dict[str, Any]:
     """Returns the numbers of the whole lines after byte `start`: `file`, `from`, `next`, `end` of the file and `lines`.
 
     Half a line, which is still being written, is left for the next call. Whole lines that are no JSON objects are left
-    out and counted as `damaged`. Without a file there are no lines.
+    out and counted as `damaged`, and so is each part of an endless one. Without a file there are no lines.
+
+    Raises ValueError for a pipe or a device.
     """
     try:
         with _opened(path) as (opened, now, size):
@@ -114,9 +122,9 @@ def read_lines(path: Place, file: str, start: int) -> dict[str, Any]:
             opened.seek(start)
             data = opened.read(PART)
             whole = data[: data.rfind(b"\n") + 1]
-            while not whole and len(data) == PART and (more := opened.readline()):  # a line longer than a part
-                data += more
-                whole = data[: data.rfind(b"\n") + 1]
+            if not whole and len(data) == PART:  # a line longer than a part
+                data += opened.readline(LONGEST_LINE)
+                whole = data if len(data) == PART + LONGEST_LINE else data[: data.rfind(b"\n") + 1]
     except FileNotFoundError:
         return {"file": "", "from": 0, "next": 0, "end": 0, "lines": [], "damaged": 0}
     lines, damaged = [], 0

@@ -181,9 +181,7 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             file.seek(0)
-        head = file.read(1)
-        while head.isspace():
-            head = file.read(1)
+        head = file.read(1 << 20).lstrip()[:1]
     if path.suffix.lower() in (".csv", ".tsv"):
         yield from read_csv(path)
         return

@@ -45,6 +45,17 @@ OWN_TEMPLATE = """{{ bos_token or '' }}
 
 _ASKS_FOR_NONE = re.compile(r"content['\"\])]*\s*(is|is\s+not|==|!=)\s+none\b", re.IGNORECASE)
 """In a template that treats a content of null otherwise than an empty one, as DeepSeek's before V3.1."""
+CONTROL = re.compile(
+    r"<[|\uff5c][^<>\s]{1,60}>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>|<</?SYS>>|\[/?INST\]"
+    r"|\[/?(?:SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
+)
+"""Names of the control tokens of the families in use, which servers read in any text: as a new turn, or its end."""
+
+
+def guarded(text: str) -> str:
+    """Returns a text in which no control token is named: a blank stands after the first character of each name."""
+    return CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+
 
 _worker = Worker("jprm.methods.formats.chat_template")
 _PROBLEM = "jprm-problem-7f3a"

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from jprm.methods.answers import end_of_thoughts
 from jprm.methods.decoding.sample_cache import PolicyError
+from jprm.methods.formats.chat_template import guarded
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.verify.programs import printed
 from jprm.tree import as_written
@@ -80,9 +81,13 @@ class JudgePrompt:
         return "{critique}" in self.separator
 
     def filled(self, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
-        """Returns the question about a chain; `critiques` are those of all steps but the last, in a conversation."""
-        written = []
-        for i, text in enumerate(steps):
+        """Returns the question about a chain; `critiques` are those of all steps but the last, in a conversation.
+
+        Problem and steps are data: they name no control token (`guarded`), with which a step could write the judge's
+        turn.
+        """
+        written, problem = [], guarded(problem)
+        for i, text in enumerate(map(guarded, steps)):
             if i:
                 said = critiques[i - 1] if self.converses else ""
                 written.append(_fill(self.separator, {"critique": said, "number": str(i)}))
@@ -298,6 +303,8 @@ def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, s
 def _critique(sample: Sample) -> Critique:
     logprobs = sample.token_logprobs
     text, reason = "\n".join(sample.steps), sample.finish_reason
+    if text.startswith("<think>") and not _bare("".join(token for token, _ in logprobs[:8])).startswith("<think>"):
+        text = text.partition("</think>")[2].lstrip()  # the server's field of thoughts, which holds no verdict
     return Critique(sample.steps, text, sample.tokens, reason, 0, logprobs, 0, sample.error, sample.alternatives)
 
 

@@ -29,7 +29,8 @@ from typing import Any, Literal, TypeVar
 import httpx2
 
 from jprm.io.jsonl import shortened
-from jprm.methods.formats.chat_template import prompt_of
+from jprm.methods.agents.messages import THOUGHTS
+from jprm.methods.formats.chat_template import CONTROL, guarded, prompt_of
 from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
@@ -365,6 +366,12 @@ class ServerPolicy:
             reply = json.loads(content)
         except (ValueError, RecursionError):
             raise _Retry(f"the reply is not JSON: {self._short(text)}") from None
+        if isinstance(reply, Mapping) and reply.get("error") and not reply.get("choices"):  # a gateway's, with 200
+            error = reply["error"]
+            code = error.get("code") if isinstance(error, Mapping) else None
+            if isinstance(code, int) and 400 <= code < 500 and code not in _RETRY:
+                raise _Refused(f"{url}: error {code}: {self._short(text)}")
+            raise _Retry(f"status 200 with an error: {self._short(text)}")
         try:
             return read(reply)
         except ValueError as error:
@@ -400,8 +407,10 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
 
     `lead` are blank steps that the sample has begun with.
     """
-    prompt = config.prompt.replace("{problem}", prefix.problem)
-    written = "".join(step + config.delimiter for step in prefix.steps) + lead
+    # Where turns are marked by control tokens, a problem or a step that names one would begin a turn
+    data = guarded if config.endpoint == "chat" or CONTROL.search(config.prompt) else str
+    prompt = config.prompt.replace("{problem}", data(prefix.problem))
+    written = "".join(data(step) + config.delimiter for step in prefix.steps) + lead
     body: dict[str, Any] = {
         "model": config.model,
         "n": 1,
@@ -466,12 +475,24 @@ def _text(config: ServerConfig, reply: Any) -> str:
     message = choice.get("message")
     text = choice.get("text")
     if config.endpoint == "chat":
-        text = message.get("content") if isinstance(message, Mapping) else None
+        text = _with_thoughts(message) if isinstance(message, Mapping) else None
     if not isinstance(text, str):
         raise ValueError("the choice has no text")
     if not text.isascii() and re.search("[\ud800-\udfff]", text):  # no file can hold it
         raise ValueError("the text holds half a surrogate pair")
     return text
+
+
+def _with_thoughts(message: Mapping[str, Any]) -> Any:
+    """Returns a message's text after its thoughts in <think> tags, where the server has moved them to a field.
+
+    Thoughts without a text are not at their end.
+    """
+    text = message.get("content")
+    thoughts = next((said for name in THOUGHTS[:2] if isinstance(said := message.get(name), str) and said.strip()), "")
+    if not thoughts or not (text is None or isinstance(text, str)) or "</think" in (text or ""):
+        return text
+    return f"<think>\n{thoughts.strip()}" + (f"\n</think>\n\n{text}" if text else "")
 
 
 def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> tuple[Sample, str]:

@@ -249,7 +249,7 @@ timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd
 truncate umask uname unlink unlinkat vmsplice wait4 waitid write writev
 accept accept4 bind connect epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2
 getpeername getsockname getsockopt inotify_add_watch inotify_init inotify_init1 inotify_rm_watch listen pipe pipe2
-poll ppoll pselect6 recvfrom recvmmsg recvmsg select sendmmsg sendmsg sendto setsockopt shutdown socket socketpair
+poll ppoll pselect6 recvfrom recvmmsg recvmsg select sendmmsg sendmsg sendto setsockopt shutdown
 """
 _REFUSED = """
 fork vfork
@@ -262,12 +262,15 @@ _WITH: dict[str, tuple[dict[int, int], ...]] = {
     **{name: ({0: 0},) for name in
        ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")},
     "setpriority": ({0: 0, 1: 0},),
+    "socket": ({0: 1}, {0: 2}, {0: 10}),
+    "socketpair": ({0: 1},),
     "fcntl": tuple({1: command} for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)),
     "ioctl": tuple({1: command} for command in (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
 }  # fmt: skip
 """Calls that are allowed with these values of arguments, by their place. Limits, scheduling and priority may be changed
 of the caller alone (0; not of its group or user): a program may not slow or starve the process that forks the next one.
 `fcntl` duplicates descriptors, sets their flags, locks, and sizes pipes, but takes no lease on the machine's files.
+Sockets are of the families AF_UNIX, AF_INET and AF_INET6, which end at the sandbox's network: AF_VSOCK leads out of it.
 `ioctl` asks for a terminal (TCGETS, TCGETS2, TIOCGWINSZ) and for waiting bytes, and sets descriptors' flags, but not
 those of files (FS_IOC_SETFLAGS)."""
 

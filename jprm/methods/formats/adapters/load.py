@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.experiment import PUBLISHED, kind_of
 from jprm.io.folders import local_copy
-from jprm.io.storage import path_of
+from jprm.io.storage import check_named, path_of
 from jprm.methods.formats import huggingface
 from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.formats.adapters.record import FILE, Adapter
@@ -49,6 +49,8 @@ def load(
     place, folder = path_of(folder).resolve(), local_copy(folder)
     check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
+    for field, name in () if adapter else (("reference", a.reference), ("base", a.base)):
+        check_named(folder / FILE, field, name, place)
     a = labelled(a, folder) if a.labels else a
     usual: Dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     model = _Model(folder, a, dtype or usual, attention or suited("blocked"))
