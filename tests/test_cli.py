@@ -2,16 +2,19 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from refusing import refused
 
 from jprm.apps import cli
 from jprm.apps.cli.arguments import Commands
 from jprm.apps.cli.evaluate import OPTIONS
+from jprm.apps.web import Listen
 from jprm.methods.evaluate.benchmarks import find
 
 
@@ -217,3 +220,14 @@ def test_a_setting_without_key_or_value_is_refused(library, item, capsys):
     library("jprm.methods.data.prepare", prepare=lambda *args, **kwargs: None)
     assert cli.main(["prepare", "prm800k", "--source", "a", "--out", "b", "--set", item]) == 2
     assert "KEY=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken_is_one_line(host):
+    """A connection that was closed a moment ago, as of a server that is started again, takes none."""
+    http = pytest.importorskip("jprm.apps.web.http", reason="needs the extra `serve`")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with socket.create_connection(taken.getsockname()), taken.accept()[0]:
+            refused(OSError, f"port {port} of {host}: .*--port; 0 takes", http.listening, Listen(host=host, port=port))
+    assert http.listening(Listen(host=host, port=port))["port"] == port

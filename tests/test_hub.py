@@ -74,6 +74,10 @@ def test_a_model_of_the_hub_scores_as_the_same_folder_here(there, exported, one_
     assert len(there.asked) == asked  # a commit that is here asks nobody
 
 
+def test_a_server_calls_a_model_of_the_hub_by_its_name(there, exported):
+    assert (hub.name_of(path_of(PINNED)), hub.name_of(exported)) == ("mine", exported.name)
+
+
 def test_only_what_is_read_is_fetched(there):
     there.repositories["ana/mine"] |= {
         name: b"code" for name in ("pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "onnx/m.json")

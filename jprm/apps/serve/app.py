@@ -39,6 +39,7 @@ from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, ke
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.decoding.cache import PrefixCache
+from jprm.methods.formats.hub import name_of
 from jprm.methods.judge.load import load_judge_of_steps
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
@@ -112,7 +113,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
 
 def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
     """Returns the name of every path, by which requests name it. Raises ValueError where two are equal."""
-    names = [path_of(path).resolve().name for path in paths]
+    names = [name_of(path_of(path).resolve()) for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f"two {what} have one name: {', '.join(names)}. Rename a folder")
     return names

@@ -12,6 +12,7 @@ import json
 import mimetypes
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -245,7 +246,16 @@ def file_routes(files: Mapping[str, str]) -> list[Route]:
 
 
 def listening(config: Listen, **more: Any) -> dict[str, Any]:
-    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts."""
+    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts.
+
+    Raises OSError where the port cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        socket.create_server((config.host, config.port), family=family).close()
+    except OSError as error:
+        place, why = f"port {config.port} of {config.host}", error.strerror or error
+        raise OSError(f"{place}: {why}. Name another --port; 0 takes a free one") from None
     options = dict(host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False)
     return options | {"server_header": False} | more
 

@@ -67,6 +67,13 @@ def folder(address: str, names: Sequence[str] = ()) -> Local:
     return Local(there)
 
 
+def name_of(place: Place) -> str:
+    """Returns the name of a model's folder; of one that the Hub's cache holds, the model's name there."""
+    if place.parent.name == "snapshots":
+        return place.parent.parent.name.rpartition("--")[2]
+    return place.name
+
+
 def pinned(config: T) -> T:
     """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
     addresses = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore
