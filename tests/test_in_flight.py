@@ -1,5 +1,7 @@
 """Scoring with two batches in flight: the order of work, what the device waited, and the same bits as one by one."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -141,3 +143,11 @@ def test_nothing_is_compiled_where_the_device_would_wait(prm):
         assert len(compiled) >= 2 and all(name.startswith("jprm packing") for name in compiled)
         compiled.clear()
         assert list(prm.score_many(records)) == first and not compiled
+
+
+@pytest.mark.parametrize("code", ["in_flight(range(9), lambda item: lambda: item, Speed())", "ahead(iter(range(9)))"])
+def test_a_program_may_end_before_its_scores_do(code):
+    """As after `next(prm.score_many(records))`, whose generator is closed when the interpreter has no threads left."""
+    program = f"from jprm.score.scorer import Speed, ahead, in_flight; scores = {code}; next(scores)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -592,10 +593,20 @@ class Speed:
         )
 
 
+class _Thread(concurrent.futures.ThreadPoolExecutor):
+    """A thread that a block waits for, but not where the interpreter closes a generator as it ends: it is gone then."""
+
+    _ending = staticmethod(sys.is_finalizing)  # the module's names are gone too
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ending():
+            self.shutdown()
+
+
 def ahead(items: Iterable[T]) -> Iterator[T]:
     """Yields the items; a thread makes the next one meanwhile. What making an item raises is raised in its place."""
     end, items = object(), iter(items)
-    with concurrent.futures.ThreadPoolExecutor(1, "jprm packing") as thread:
+    with _Thread(1, "jprm packing") as thread:
         following = thread.submit(next, items, end)
         while (item := following.result()) is not end:
             following = thread.submit(next, items, end)
@@ -614,7 +625,7 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
     def fetched(fetch: Callable[[], R]) -> tuple[R, float]:
         return fetch(), speed.clock()
 
-    with concurrent.futures.ThreadPoolExecutor(1, "jprm fetching") as thread:
+    with _Thread(1, "jprm fetching") as thread:
         while True:
             while more and len(waiting) < BATCHES:
                 try:
