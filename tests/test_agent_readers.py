@@ -1,10 +1,13 @@
 """Logs of coding agents and transcripts of command-line agents, as the trajectories that they tell."""
 
+import io
 import json
 
 import pytest
+import rich.console
 
 from jprm.io.jsonl import RecordError
+from jprm.methods.data.prepare import prepare
 from jprm.methods.data.readers import find
 from jprm.tree import record_of, tree_of
 
@@ -250,3 +253,11 @@ def test_a_cut_transcript_is_refused_whole_or_skipped_whole(tmp_path):
 @pytest.mark.parametrize("name", ["swe_agent", "mini_swe_agent", "openhands", "claude_code", "codex", "atif"])
 def test_readers_say_what_they_leave_out(name):
     assert find(name).drops
+
+
+def test_preparing_prints_what_is_left_out(tmp_path):
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, CODEX)))
+    console = rich.console.Console(file=io.StringIO())
+    report = prepare("codex", [tmp_path / "s.jsonl"], tmp_path / "out", console=console)
+    assert (report.read, report.kept, report.steps) == (1, 1, 2)
+    assert f"left out of every record: {find('codex').drops}" in console.file.getvalue()

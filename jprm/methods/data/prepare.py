@@ -130,7 +130,7 @@ def prepare(
         report = _write(work, reader, files, request, console)
         _print(report, console)
         if reader.drops:
-            console.print(f"left out of every record: {reader.drops}", markup=False, highlight=False)
+            console.print(f"left out of every record: {reader.drops}", markup=False, highlight=False, soft_wrap=True)
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
         if changed := [path for path, sha256 in request.sha256.items() if sha256_of(local_copy(path)) != sha256]:
