@@ -128,7 +128,7 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
         for m, of in scorers.items()
     }
     result: dict[str, Any] = {}
-    drawn_of: dict[tuple[str, str], Any] = {}
+    drawn_of: dict[tuple[str, str, str], Any] = {}
     for s, split in splits.items():
         right_C = split.first_error_C < 0
         C = len(right_C)

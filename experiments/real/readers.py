@@ -89,15 +89,14 @@ def clue(fitting: Fitting) -> Score:
 
 def last_state(fitting: Fitting) -> Score:
     """A logistic regression on the last token's state; layer and regularisation have the least validation loss."""
-    best: tuple[float, int, Any] = (np.inf, 0, None)
+    candidates = []
     for layer in range(fitting.train[0].state_TLD.shape[1]):
         x_MD, valid_KD = (np.stack([x.state_TLD[-1, layer] for x in part]).astype(float) for part in
                           (fitting.train, fitting.valid))  # fmt: skip
         fitted = logistic(x_MD, fitting.train_right_M.astype(float), valid_KD, fitting.valid_right_K.astype(float))
-        loss = _loss(fitted(valid_KD), fitting.valid_right_K)
-        best = min(best, (loss, layer, fitted), key=lambda each: each[0])
-    _, layer, fitted = best
-    return lambda samples: _odds(fitted(np.stack([x.state_TLD[-1, layer] for x in samples]).astype(float)))
+        candidates.append((_loss(fitted(valid_KD), fitting.valid_right_K), layer, fitted))
+    _, layer, chosen = min(candidates, key=lambda candidate: candidate[0])
+    return lambda samples: _odds(chosen(np.stack([x.state_TLD[-1, layer] for x in samples]).astype(float)))
 
 
 def swift(fitting: Fitting, seed: int = 0, *, ends: bool = False) -> Score:

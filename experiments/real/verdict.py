@@ -41,6 +41,7 @@ from jprm.tree import ReasoningTree, read_trees
 HERE = pathlib.Path(__file__).parent
 LAYERS = (3, 6, 9, 12, 15, 18, 21, 24)
 SEEDS, FOLDS, DRAWS = 3, 5, 2000
+OTHERS = ("chatgpt", "llama13b", "llama7b")
 
 
 class Pool(NamedTuple):
@@ -90,7 +91,7 @@ def arms(own: Pool, seed: int) -> dict[str, Arm]:
     train, valid, calibration = parts["train"], parts["valid"], parts["calibration"]
     result = {name: of_number(score, calibration) for name, score in readers.UNTRAINED.items()}
     scores: dict[str, Any] = dict(readers.UNTRAINED)
-    crossed: dict[str, np.ndarray] = {}  # of the samples that train and choose, by readers of other folds
+    crossed: dict[str, Any] = {}  # of the samples that train and choose, by readers of other folds
     both = own.where(np.isin(own.bucket_M, range(8)))
     fold_M = both.chains.problem_M % FOLDS
     for name, fit in readers.FITTED.items():
@@ -110,7 +111,7 @@ def arms(own: Pool, seed: int) -> dict[str, Arm]:
     def with_scores(pool: Pool) -> Chains:
         return joined(pool, [score(pool.samples) for score in scores.values()])
 
-    known = joined(both, [crossed.get(name, scores[name](both.samples)) for name in scores])
+    known = joined(both, [crossed[name] if name in crossed else scores[name](both.samples) for name in scores])
     fused = fit_ranker(known.where(both.bucket_M < 7), known.where(both.bucket_M == 7))
     fused = calibrated(fused, with_scores(calibration))
     result["fused"] = Arm(lambda pool: fused.log_odds(with_scores(pool).x_MF))
@@ -181,11 +182,12 @@ def main(
         name: [tree for tree in read_trees(pools / f"{name}.jsonl.gz") if tree.nodes]
         for name in ("own_train", "own_test")
     }
-    for policy in ("chatgpt", "llama13b", "llama7b") if shared else ():
-        path = out / f"{policy}.jsonl"
-        out.mkdir(parents=True, exist_ok=True)
-        first_problems(shared / f"pools/gsm8k_{policy}_n19.jsonl", others, path)
-        trees[policy] = list(read_trees(path))
+    out.mkdir(parents=True, exist_ok=True)
+    if shared is not None:
+        for policy in OTHERS:
+            path = out / f"{policy}.jsonl"
+            first_problems(shared / f"pools/gsm8k_{policy}_n19.jsonl", others, path)
+            trees[policy] = list(read_trees(path))
     loaded = functools.cache(lambda: states.Base.load(base, LAYERS, (HERE / "prompt.txt").read_text().rstrip("\n")))
     for name, some in trees.items():
         with Bar(f"states of {name}", len(some)) as bar:
