@@ -119,6 +119,24 @@ def test_a_copy_in_int8_is_near(config):
     assert 0 < apart.mean() < 0.1  # of random weights, each off by up to 1/254 of the largest
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("groups", [(1, 1), (2,)])
+def test_parameters_that_are_taken_are_not_there_twice(dtype, groups):
+    config = dataclasses.replace(MODEL, layer_groups=groups)
+    mesh = make_mesh(MeshConfig(), DEVICES[:1])
+    kept, given = placed(weights(0.5, config), mesh), placed(weights(0.5, config), mesh)
+    embed, down = given["decoder"]["embed"], given["decoder"]["layers_0"]["down"]
+    copy = decode.decoding_copy(given, config, mesh, dtype, take=True)
+    assert given["decoder"] == {}
+    jax.tree.map(np.testing.assert_array_equal, copy, decode.decoding_copy(kept, config, mesh, dtype))
+    assert sorted(kept["decoder"]) == sorted(weights(0.5, config)["decoder"])
+    if dtype == "float32":  # what is stored already as it is to be is not copied
+        pointers = copy["decoder"]["embed"].unsafe_buffer_pointer(), embed.unsafe_buffer_pointer()
+        assert pointers[0] == pointers[1]
+        layer = copy["decoder"]["layers_0"]["down"]
+        assert (layer.unsafe_buffer_pointer() == down.unsafe_buffer_pointer()) == (groups == (1, 1))
+
+
 def test_an_unknown_type_is_refused():
     refused(ValueError, "dtype='int4'", SamplerConfig, dtype="int4")
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import types
 
 import jax
 import numpy as np
@@ -205,6 +206,16 @@ def test_a_step_ends_where_its_delimiter_does():
     assert ends(line, line, two, space, a, line, line) == 7  # what is blank before is no step
     assert ends(two, two, two) is None
     assert table.shape == (64, 4) and table.min() == -1
+
+
+def test_the_progress_table_is_that_of_letter_by_letter():
+    """Tokens without a letter of the delimiter, most of all, are not read letter by letter."""
+    texts = ["", "a", " ", "\t ", "ab c", "\n", "a\n", "\n\n", " \n a", "\r\n", "\u00a0", "\u2003x"]
+    tokenizer = types.SimpleNamespace(decode=lambda ids: texts[ids[0]], vocab_size=len(texts))
+    for delimiter in ("\n", "\n\n", "\n# "):
+        size = len(delimiter)
+        expected = [[sampler._advance(text, p % size, p >= size, delimiter) for p in range(2 * size)] for text in texts]
+        np.testing.assert_array_equal(progress_table(tokenizer, delimiter, len(texts)), expected)
 
 
 def test_templates_have_control_tokens_and_problems_have_none():

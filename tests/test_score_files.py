@@ -13,6 +13,7 @@ from tiny_run import chains, pool_of, trees
 import jprm
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
+from jprm.methods import scored_files
 from jprm.methods.evaluate.run import scorer as scorer_of
 from jprm.methods.label.files import label_teacher
 from jprm.methods.scored_files import identity, score_file
@@ -81,6 +82,9 @@ def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatc
     monkeypatch.setattr(jprm.loading, "make_mesh", make_mesh)  # all devices
     whole = jprm.load(tiny_run.folder, MeshConfig(fsdp=4, tensor=2))
     assert whole.mesh.size == 8 and identity(whole)["digests"] == identity(prm)["digests"]
+    before = identity(prm)["digests"]
+    monkeypatch.setattr(scored_files, "SUMMED_AT_ONCE", 16)  # large arrays are summed by parts
+    assert identity(prm)["digests"] == before
     permuted = jax.tree.map(lambda x: x[..., ::-1] + 1, prm.params)
     assert identity(dataclasses.replace(prm, params=permuted))["digests"] != identity(prm)["digests"]
 

@@ -209,6 +209,10 @@ def identity(prm: PRM | Scorer) -> dict[str, Any]:
     return about | ({} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)})
 
 
+SUMMED_AT_ONCE = 1 << 24
+"""Numbers of an array that a digest sums together."""
+
+
 def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
     """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
 
@@ -216,21 +220,26 @@ def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
     """
     content = hashlib.sha256()
     with jax.set_mesh(mesh):
-        sums = [np.asarray(x).tolist() for x in jax.tree.leaves(_sums(params))]
+        sums = [_sums_of(x) for x in jax.tree.leaves(params)]
     about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
     content.update(json.dumps([about, sums]).encode())
     content.update(saved_bytes(tokenizer))
     return content.hexdigest()[:16]
 
 
+def _sums_of(x: jax.Array) -> list[int]:
+    """Returns `_sums` of a whole array, of which a large one is not copied whole."""
+    if x.size <= SUMMED_AT_ONCE or not x.is_fully_replicated:
+        return np.asarray(_sums(x)).tolist()
+    rows = max(1, SUMMED_AT_ONCE * len(x) // x.size)
+    parts = [np.asarray(_sums(x[start : start + rows])) for start in range(0, len(x), rows)]
+    return np.sum(parts, axis=0, dtype=np.uint32).tolist()
+
+
 @jax.jit
-def _sums(params: Any) -> Any:
-    """Returns two sums of each array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
-
-    def of(x: jax.Array) -> jax.Array:
-        kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-        bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-        mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
-        return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])
-
-    return jax.tree.map(of, params)
+def _sums(x: jax.Array) -> jax.Array:
+    """Returns two sums of an array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+    mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
+    return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])

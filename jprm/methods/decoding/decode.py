@@ -373,21 +373,41 @@ def repeats(config: ModelConfig, tensor: int) -> int:
     return math.lcm(config.kv_heads, tensor) // config.kv_heads
 
 
-def decoding_copy(params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None) -> dict:
+def decoding_copy(
+    params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None, take: bool = False
+) -> dict:
     """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
 
     `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
     the type that it is stored as: beside the two models there are a few layers in transit at most. `move` is
-    `stored_here` by default.
+    `stored_here` by default. With `take` the dictionaries of `params` lose what has been copied, so that beside one
+    model there are a few layers at most.
     """
     times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
-    rest = {name: x for name, x in decoder.items() if not name.startswith("layers_")}
-    copy = move(lambda some: stored_rest(some, dtype), rest, mesh)
-    for layer, (group, index) in enumerate(layer_places(config)):
+    copy, places = {}, layer_places(config)
+
+    def moved(stored: Stored, part: Mapping) -> dict:
+        return move(dict if take and _is_stored(part, stored) else stored, part, mesh)
+
+    for layer, (group, index) in enumerate(places):
         stack = {role: decoder[f"layers_{group}"][role] for role in index}
-        copy[f"layers_{layer}"] = move(lambda stack, index=index: stored_layer(stack, index, times, dtype), stack, mesh)
+        copy[f"layers_{layer}"] = moved(lambda stack, index=index: stored_layer(stack, index, times, dtype), stack)
+        del stack
+        if take and all(other != group for other, _ in places[layer + 1 :]):
+            del decoder[f"layers_{group}"]
+    for name in sorted(name for name in decoder if not name.startswith("layers_")):  # everywhere in one order
+        copy |= moved(lambda some: stored_rest(some, dtype), {name: decoder[name]})
+        if take:
+            del decoder[name]
     others = {name: x for name, x in params.items() if name != "decoder"}
-    return {**move(lambda some: stored_rest(some, dtype), others, mesh), "decoder": copy}
+    return {**moved(lambda some: stored_rest(some, dtype), others), "decoder": copy}
+
+
+def _is_stored(part: Mapping, stored: Stored) -> bool:
+    """Returns whether a part is already as a sampler stores it: a layer alone, in the same types."""
+    return jax.tree.map(lambda x: (x.shape, x.dtype), dict(part)) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), jax.eval_shape(stored, part)
+    )
 
 
 def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
@@ -511,9 +531,8 @@ def next_token(
     logit_BV = head_logits(params, config, x_B1D[:, 0])
     key = jax.vmap(jax.random.fold_in)(key_B, s.begun_B + s.length_B)
     token_B = draw(key, logit_BV, temperature, top_p)
-    logprob_B = pick(logit_BV, token_B) - jax.nn.logsumexp(logit_BV, axis=1)
-    scaled_BV = logit_BV / (temperature or 1.0)
-    drawn_B = pick(scaled_BV, token_B) - jax.nn.logsumexp(scaled_BV, axis=1)
+    logprob_B, drawn_B = log_probabilities(logit_BV, token_B, temperature)
+    entropy_B = top_entropy(logit_BV / (temperature or 1.0), entropies) if entropies else None
     running_B = s.end_B == RUNNING
     progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))
     ends_B = stop_V.at[token_B].get(out_sharding=sharding("batch"))
@@ -536,7 +555,7 @@ def next_token(
         begun_B=s.begun_B,
         written_BN=write(s.written_BN, token_B),
         logprob_BN=write(s.logprob_BN, drawn_B),
-        entropy_BN=None if s.entropy_BN is None else write(s.entropy_BN, top_entropy(scaled_BV, entropies)),
+        entropy_BN=None if s.entropy_BN is None else write(s.entropy_BN, entropy_B),
         length_B=length_B,
         logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
         cache=cache,
@@ -636,9 +655,13 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
     """
     if temperature == 0:
         return jnp.argmax(logit_BV, axis=-1).astype(jnp.int32)
+    if top_p >= 1:  # weights of blocks, then of one block: those of all tokens are never written
+        top_B, logit_BNW = _blocks(logit_BV)
+        uniform_B2 = _uniform(key_B, 0)
+        block_B = _invert(uniform_B2[:, 0], _weights(logit_BNW, top_B, temperature))
+        weight_BW = jnp.exp((pick(logit_BNW, block_B) - top_B[:, None]) / temperature)
+        return block_B * _BLOCK + _invert(uniform_B2[:, 1], weight_BW)
     weight_BV = jnp.exp((logit_BV - jnp.max(logit_BV, axis=-1, keepdims=True)) / temperature)
-    if top_p >= 1:
-        return _from_weights(_uniform(key_B, 0), weight_BV)
     total_B = jnp.sum(weight_BV, axis=-1)
 
     def again(carry):
@@ -657,6 +680,21 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
     return jax.lax.while_loop(again, body, start)[2]
 
 
+def log_probabilities(
+    logit_BV: Float[Array, "B V"], token_B: Int[Array, " B"], temperature: float
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Returns the log-probability of each row's token under softmax(logit), and under softmax(logit / temperature).
+
+    Temperature 0 counts as 1.
+    """
+    top_B, logit_BNW = _blocks(logit_BV)
+    temperature_2 = jnp.array([1.0, temperature or 1.0])
+    # A pass for each: XLA for CPUs does not vectorise two sums of exponentials in one, nor the sum of such sums.
+    weight_2BN = jax.lax.map(lambda temperature: _weights(logit_BNW, top_B, temperature), temperature_2)
+    log_2B = (pick(logit_BV, token_B) - top_B) / temperature_2[:, None] - jnp.log(jnp.sum(weight_2BN, axis=-1))
+    return log_2B[0], log_2B[1]
+
+
 def top_entropy(logit_BV: Float[Array, "B V"], k: int) -> Float[Array, " B"]:
     """Returns the entropy, in nats, of softmax over the k largest logits of each row."""
     log_BK = jax.nn.log_softmax(jax.lax.top_k(logit_BV, min(k, logit_BV.shape[1]))[0])
@@ -670,6 +708,18 @@ def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:
 
 def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, round), (2,)))(key_B)
+
+
+def _blocks(logit_BV: Float[Array, "B V"]) -> tuple[Float[Array, " B"], Float[Array, "B N W"]]:
+    """Returns the largest logit of each row, and the logits in blocks, the last one filled with -inf."""
+    B, V = logit_BV.shape
+    padded_BV = jnp.pad(logit_BV, ((0, 0), (0, -V % _BLOCK)), constant_values=-jnp.inf)
+    return jnp.max(logit_BV, axis=-1), reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
+
+
+def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temperature: float) -> Float[Array, "B N"]:
+    """Returns the sum of exp((logit - top) / temperature) of every block."""
+    return jnp.sum(jnp.exp((logit_BNW - top_B[:, None, None]) / temperature), axis=-1)
 
 
 def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:

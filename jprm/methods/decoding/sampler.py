@@ -131,7 +131,7 @@ class Sampler:
 
     def __init__(
         self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str,
-        move: decode.Move | None = None,
+        move: decode.Move | None = None, take: bool = False,
     ):  # fmt: skip
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
@@ -148,16 +148,16 @@ class Sampler:
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
         stored = [options.dtype] if options.dtype else []
         self._digest = digest_of([sampled, options.delimiter, config, self.layout, *stored])[:12]
-        self.push(params, name)
+        self.push(params, name, take)
 
-    def push(self, params: Mapping, name: str) -> None:
+    def push(self, params: Mapping, name: str, take: bool = False) -> None:
         """Replaces the parameters by a copy of others, of the same model; nothing is compiled again.
 
         They may be on the mesh of several processes, which all push together. `name` says whose they are; the policy's
-        own name adds the options.
+        own name adds the options. `take` removes the parameters from their dictionaries (`decode.decoding_copy`).
         """
         self._params = None  # the old copy goes before the new one is made
-        self._params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move)
+        self._params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
@@ -514,7 +514,7 @@ def load_sampler(
     tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
     sampler_mesh = grid if mesh else mesh_by_heads(config, list(grid.devices.flat))
-    return Sampler(params, config, tokenizer, sampler_mesh, options, name)
+    return Sampler(params, config, tokenizer, sampler_mesh, options, name, take=True)
 
 
 # ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.
@@ -531,10 +531,15 @@ def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int
     Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
     more than white space before them: a blank step is no step. A delimiter may end inside a token.
     """
-    size = len(delimiter)
+    size, letters = len(delimiter), set(delimiter)
     table = np.zeros((vocab_size, 2 * size), np.int8)
     for token in range(vocab_size):
         text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
+        if text and letters.isdisjoint(text):  # most are
+            table[token] = size
+            if text.isspace():
+                table[token, :size] = 0
+            continue
         for progress in range(2 * size):
             table[token, progress] = _advance(text, progress % size, progress >= size, delimiter)
     return table

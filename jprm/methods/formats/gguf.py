@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import mmap
 import os
 import pathlib
 import re
@@ -347,14 +348,33 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 
 
+AT_ONCE = 1 << 16
+"""Numbers of a tensor that are dequantised together."""
+
+
 class Tensor(NamedTuple):
     shape: tuple[int, ...]  # row-major, (out, in)
     kind: GGMLQuantizationType
     data: np.ndarray  # uint8, mapped: (out, bytes of a row)
 
     def dequantized(self) -> np.ndarray:
-        """float32."""
-        return np.asarray(dequantize(self.data, self.kind), np.float32).reshape(self.shape)
+        """Returns the tensor in float32. A few rows at a time stay in the processor's caches."""
+        data_RB = self.data.reshape(-1, self.data.shape[-1])
+        array, some = np.empty((len(data_RB), self.shape[-1]), np.float32), max(1, AT_ONCE // self.shape[-1])
+        for start in range(0, len(data_RB), some):
+            rows = data_RB[start : start + some].reshape(1, -1)  # as one: gguf takes 16 rows at a time
+            array[start : start + some] = dequantize(rows, self.kind).reshape(-1, self.shape[-1])
+        _forget(self.data)
+        return array.reshape(self.shape)
+
+
+def _forget(data: np.ndarray) -> None:
+    """Drops the pages of a mapped file that have been read: they would count as memory of this process."""
+    base: Any = data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 class GGUF(NamedTuple):
