@@ -13,6 +13,7 @@ from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, e
 HERE = pathlib.Path(__file__).parent
 MATH500 = pathlib.Path("/work/shared/data/math500/test.jsonl")
 PAIRS = json.loads((HERE / "answer_pairs.json").read_text(encoding="utf-8"))
+STATEMENTS = json.loads((HERE / "answer_statements.json").read_text(encoding="utf-8"))
 ENDINGS = json.loads((HERE / "answer_endings.json").read_text(encoding="utf-8"))
 
 
@@ -196,6 +197,13 @@ def test_pairs_of_answers_are_judged_rightly():
     pairs = [(pair, True) for pair in PAIRS["equal"]] + [(pair, False) for pair in PAIRS["different"]]
     wrong = [pair for pair, same in pairs if equivalent(*pair) is not same]
     assert wrong == PAIRS["judged_wrongly"] and len(wrong) <= len(pairs) / 100
+
+
+def test_statements_with_other_words_and_hedges_are_judged_rightly():
+    """As for pairs: `judged_wrongly` lists those of the two other lists that are not."""
+    said = [(pair, True) for pair in STATEMENTS["state_it"]] + [(pair, False) for pair in STATEMENTS["do_not_state_it"]]
+    wrong = [[truth, text] for (truth, text), right in said if equivalent(truth, extract_answer(text)) is not right]
+    assert wrong == STATEMENTS["judged_wrongly"] and len(wrong) <= len(said) / 50
 
 
 def test_answers_in_usual_endings_are_found_and_equal_themselves():

@@ -106,7 +106,7 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
         return bool(text)
     if NUMBER.fullmatch(text) and NUMBER.fullmatch(other) or depth > 3:
         return False
-    for rule in (_times, _choices, _words, _bases, _relations, _alternatives, _chains, _names):
+    for rule in (_times, _choices, _words, _bases, _relations, _alternatives, _rounded, _chains, _names):
         if (verdict := rule(text, other, limit_s, depth)) is not None:
             return verdict
     text, other = _TRIG.sub(_IN_RADIANS, text), _TRIG.sub(_IN_RADIANS, other)
@@ -263,6 +263,16 @@ def _chains(text: str, other: str, limit_s: float, depth: int) -> bool | None:
             return None
         return all(_same(text, side, limit_s, depth + 1) for side in sides[1:])
     return all(side and _same(text, side, limit_s, depth + 1) for side in sides)
+
+
+def _rounded(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares a value with its rounding behind it, \\sqrt{2} \\approx 1.41: the value counts."""
+    exact, sign, approximate = other.partition("\\approx")
+    if not sign or "\\approx" in text or not exact.strip() or _NAMED.match(other):
+        return None
+    if _same(text, exact.strip(), limit_s, depth + 1):
+        return True
+    return number_of(exact) is None and number_of(text) is not None and _same(text, approximate, limit_s, depth + 1)
 
 
 def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:

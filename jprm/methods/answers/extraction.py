@@ -233,7 +233,7 @@ def _whole_or_item(text: str) -> str:
 
 # ---- Statements.
 
-_NOUN = r"(?:answers?|ans)"
+_NOUN = r"(?:answers?|ans|(?:correct|right|best)\s+(?:choice|option)(?:\s+(?:here|among\s+them))?)"
 _OF = (
     r"(?:\s+(?:to|of|for|in|here|that|we|i|you|which|when|as|rounded|then|therefore|thus|hence|so|now"
     r"|choice|option|part|key|letter|value|number)\b[^.\n:=?!]{0,100}?)?"
@@ -276,8 +276,8 @@ _WRONG = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"answers?\s+is\s+(?:(?:\w+ly\s+)?(?:not|never)\b[^.\n]*|[^.?\n]{1,60}(?:\?\s*(?:no|nope|not|wait)\b"
-    r"|\s(?:is|was)\s+(?:wrong|incorrect|false)\b))",
+    r"answers?\s+(?:(?:(?:isn|can)['’]t|cannot|is\s+(?:\w+ly\s+)?(?:not|never))\b[^.\n]*"
+    r"|[^.?\n]{1,60}(?:\?\s*(?:no|nope|not|wait)\b|\s(?:is|was)\s+(?:wrong|incorrect|false)\b))",
     re.IGNORECASE,
 )
 """A statement of what is not the answer."""

@@ -26,7 +26,7 @@ def is_money(inside: str) -> bool:
 
 
 _FILLER = re.compile(
-    r"(?:\\therefore(?![a-zA-Z])|[\s:：,*>=}\"'“‘«「『`~]+|\.{2,}|(?:(?:therefore|thus|hence|then|so|simply|just|exactly|precisely"
+    r"(?:\\therefore(?![a-zA-Z])|[\s:：,*>=}\"'“‘«「『`~]+|\.{2,}|(?:(?:that|therefore|thus|hence|then|so|simply|just|exactly|precisely"
     r"|indeed|now|clearly|also|namely|approximately|about|around|roughly|nearly|approx\.?"
     r"|ca\.|circa|equal|given|found|a\s+total|in\s+total|total|simplified|to|be|as|by|of"
     r"|(?:the\s+)?(?:number|value|expression|point|interval|pair|fraction|vector|matrix|function|equation"
@@ -59,7 +59,11 @@ _STOP = re.compile(
 _UNITY = re.compile(
     r"(?:\\?%|\s*(?:\\%|%|percent\b|per\s?cent\b)|\s*(?:\^\{?\\circ\}?|°)\s*[CF]?(?![a-zA-Z]))", re.IGNORECASE
 )
-_HEDGE = re.compile(r"[\s$]*[,(]?\s*(?:or|and/or|maybe|perhaps|possibly)\b[^.;\n]{0,60}?(?=[.;\n]|\Z)", re.IGNORECASE)
+_HEDGE = re.compile(
+    r"[\s$]*[,(]?\s*(?:or|and/or|maybe|perhaps|possibly)\b(?!\s+(?:about|approximately|approx|roughly|around|nearly)\b)"
+    r"(?:[^.;\n]|\.(?=\d)){0,60}?(?=\.(?!\d)|[;\n]|\Z)",
+    re.IGNORECASE,
+)
 _AND = re.compile(r"\s*(?:,\s*)?(?:and|or)\s+(?=[$\\\d(\[+\-−√π½]|[a-zA-Z]\s*=|[a-zA-Z](?![a-zA-Z' ]))")
 
 
@@ -108,7 +112,9 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
             return words, "value", close
         start, end = number, _end_of_formula(text, number)
     answer = text[start:end]
-    if (hedge := _HEDGE.match(text, end)) and (re.search(r"\d|\\|\$|\b[A-Z]\b", hedge[0])):
+    if (hedge := _HEDGE.match(text, end)) and re.search(
+        r"\d|\\|\$|\b[A-Z]\b|or (?:more|less|fewer|greater|higher|above)\b", hedge[0]
+    ):
         return _tidy(answer) + " " + _strip_math(hedge[0]).strip(" ,("), "value", hedge.end()
     if unit := _UNITY.match(text, end):
         return _tidy(answer) + unit[0].strip(), "value", unit.end()
@@ -118,7 +124,7 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
         and CHANGES.match(follow[1])
         and not re.match(
             r"\s+(?:and|or|i|is|are|was|were|be|if|but|to|from|for|with|where|only|not|unless|except|true|correct"
-            r"|can|than|x)\b(?!\s+(?:a|one)\s+(?:half|third|quarter))",
+            r"|can|than|x|more|less|fewer)\b(?!\s+(?:a|one)\s+(?:half|third|quarter))",
             text[end:],
             re.IGNORECASE,
         )
