@@ -21,7 +21,7 @@ from jprm.methods.implicit import LogRatio
 from jprm.model.config import ModelConfig
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
-from jprm.tree import chains_of, tree_of
+from jprm.tree import chains_of, record_of, tree_of
 
 CLOSE = 2e-6
 """Rows of other lengths and neighbours add in another order: some units in the last place of a float32 near one, and a
@@ -248,3 +248,18 @@ def test_a_checkpoint_that_is_damaged_or_of_another_model_says_what_is_wrong(tin
     shutil.rmtree(newest / "params" / "d")
     refused(ValueError, f"{newest}: ", jprm.load, folder)
     gc.collect()
+
+
+@pytest.mark.parametrize("records", ["chains.jsonl", {"problem": "p", "steps": ["a"]}])
+def test_what_are_no_records_is_refused_at_the_call(prm, records):
+    refused(ValueError, "takes records", prm.score_many, records)
+
+
+def test_arrays_and_tuples_are_lists(prm):
+    """As in `DataFrame.to_dict("records")` of a Parquet file."""
+    record = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7."], "labels": [1, 0]}
+    (expected,) = prm.score_many([record])
+    for steps, labels in ((np.array(record["steps"], object), np.array([1, 0])), (tuple(record["steps"]), (1, 0))):
+        (found,) = prm.score_many([record | {"steps": steps, "labels": labels}])
+        assert found["scores"] == expected["scores"]
+        assert record_of(tree_of(found)) == record_of(tree_of(expected))

@@ -239,6 +239,9 @@ def type_name(value: Any) -> str:
 
 
 def list_of(value: Any, where: str, field: str) -> list:
+    """Returns a list, a tuple or an array, as pandas and `datasets` have them, as a list."""
+    if isinstance(value, tuple) or type(value).__name__ == "ndarray":
+        value = list(value) if isinstance(value, tuple) else value.tolist()
     if not isinstance(value, list):
         raise RecordError(where, field, f"is {type_name(value)}, not a list", "Write a JSON list.")
     return value

@@ -183,9 +183,14 @@ class PRM:
 
         Raises:
           RecordError: a record that is not valid.
-          ValueError: a chain longer than the model takes.
+          ValueError: a chain longer than the model takes; at once, for one record or a file's name in place of records.
           FloatingPointError: a score that is not finite.
         """
+        if isinstance(records, str | os.PathLike | Mapping):
+            raise ValueError("score_many takes records, [{...}, ...]; those of a file are jprm.tree.read_records(FILE)")
+        return self._scored_many(records, speed)
+
+    def _scored_many(self, records: Iterable[dict[str, Any]], speed: Speed | None) -> Iterator[dict[str, Any]]:
         for prepared, results in self._read(ahead(self._chunks(records)), self.readout, speed):
             for record, tree, outputs in zip(prepared.records, prepared.trees, results, strict=True):
                 yield scored(record, tree, outputs)
