@@ -15,10 +15,12 @@ from jprm.apps.serve import ServeConfig, score
 from jprm.apps.serve.engine import BATCH_TOKENS, SHORT, Engine
 from jprm.apps.serve.judges import JudgeEngine
 from jprm.apps.serve.pieces import PIECE, InPieces, Stopped, Work
+from jprm.methods.judge.compare import Comparison
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
+from jprm.tree import tree_of
 
 FEW = ServeConfig(longest=256, items=20, critiques=4)
 Q = [{"role": "user", "content": "q"}]
@@ -266,6 +268,23 @@ def test_critiques_are_counted_before_any_is_asked_for(judged):
     assert judged.rate == 0 and server is judged.judge.policy
     (got,) = call(judged, post("/v1/score", steps | {"steps": ["a"] * 4}), config=FEW)
     assert got.status_code == 200 and judged.rate > 0
+
+
+@pytest.mark.parametrize(
+    ("compares", "rounds", "asked"), [("pairwise", 0, 20), ("pairwise", 1, 10), ("listwise", 0, 1)]
+)
+def test_questions_of_a_judge_that_compares_are_counted(serve, compares, rounds, asked):
+    server = serve(lambda number, body: reply(YES))
+    made = JudgeEngine(Comparison(judge(server).policy, compares, rounds=rounds), 256, "judge")
+    pool = {"problem": "q", "samples": [{"steps": [f"{i}"]} for i in range(5)]}
+    try:
+        assert made.critiques_of([tree_of(pool)]) == asked
+        (got,) = call(made, post("/v1/score", pool), config=FEW)
+        assert (got.status_code == 413) == (asked > 4) and (asked == 1 or not server.requests)
+        (got,) = call(made, post("/v1/score", pool | {"stream": True}))
+        assert got.status_code == 400
+    finally:
+        made.close()
 
 
 def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):

@@ -21,6 +21,7 @@ from jprm.apps.serve.engine import Closed, Engine, Outputs
 from jprm.apps.serve.pieces import PIECE, InPieces, Work, started
 from jprm.apps.web.http import LAST_EVENT, Refusal, event
 from jprm.methods.decoding.sample_cache import PolicyError
+from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import read, report
 from jprm.methods.judge.judge import Asked, Judge, Judgement, Rubric, judgement_of
 from jprm.methods.policy.openai_client import ServerPolicy
@@ -47,7 +48,7 @@ class JudgeEngine(Engine):
     thread has done.
     """
 
-    def __init__(self, judge: Judge | Rubric, longest: int, name: str):
+    def __init__(self, judge: Judge | Rubric | Comparison, longest: int, name: str):
         self.judge = judge
         super().__init__(cast(Any, judge), longest, name)
         self._threads_at_once = THREADS if isinstance(judge.policy, ServerPolicy) else 1
@@ -67,13 +68,15 @@ class JudgeEngine(Engine):
         return 0
 
     def critiques_of(self, trees: Sequence[ReasoningTree]) -> int:
+        if isinstance(self.judge, Comparison):
+            return self.judge.samples * sum(map(self.judge.questions, trees))
         return sum(one.samples * _questions(one, tree) for one in judges_of(self.judge).values() for tree in trees)
 
     def wait_seconds(self, tokens: int = 0) -> float:
         """Returns how long new work would wait for a thread, by the measured rate; 0 before anything was measured."""
         return self._pieces / (self.rate * self._threads_at_once) if self.rate else 0.0
 
-    def ask(self, critiques: int, function: Callable[[Judge | Rubric], Any]) -> concurrent.futures.Future:
+    def ask(self, critiques: int, function: Callable[[Any], Any]) -> concurrent.futures.Future:
         """Returns the future of what a function of the judge returns; a judge that nobody waits for asks no more."""
         if self._closed:
             raise Closed
@@ -116,7 +119,7 @@ def judges_of(judge: Judge | Rubric) -> dict[str, Judge]:
     return dict(judge.judges) if isinstance(judge, Rubric) else {"": judge}
 
 
-def _in_pieces(judge: Judge | Rubric, work: Work) -> Judge | Rubric:
+def _in_pieces(judge: Any, work: Work) -> Any:
     """Returns the judge, whose policy looks between pieces whether somebody waits."""
     if isinstance(judge, Rubric):
         pieces = {name: _in_pieces(one, work) for name, one in judge.judges.items()}
@@ -148,7 +151,10 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
     """Returns the answer that sends critiques as they are written, and then what `final` makes of all of them."""
     if not isinstance(engine, JudgeEngine):
         raise Refusal(400, "stream: a PRM's scores come at once; judges stream their critiques", "stream")
-    judge, judges = engine.judge, judges_of(engine.judge)
+    judge = engine.judge
+    if isinstance(judge, Comparison):
+        raise Refusal(400, "stream: this judge compares samples, and gives all scores at once", "stream")
+    judges = judges_of(judge)
     asked: dict[concurrent.futures.Future[list[list[Asked]]], str] = {}
     for name, one in judges.items():
         paths = one.paths(tree)

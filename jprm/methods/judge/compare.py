@@ -137,6 +137,13 @@ class Comparison(ByCritiques):
             results.append(({"score": _of_nodes(tree, some, [score_of[text] for text in said])}, report(judged)))
         return results
 
+    def questions(self, tree: ReasoningTree) -> int:
+        """Returns how many questions a tree takes, at most: samples of one text are one."""
+        count = len(chains_of(tree))
+        if self.compares == "listwise":
+            return int(count > 1)
+        return count * min(2 * (self.rounds or count), max(count - 1, 0))
+
     def _shown(self, count: int) -> Iterator[tuple[int, ...]]:
         """Yields which of `count` texts each question shows, in its order."""
         if self.compares == "listwise":
