@@ -206,13 +206,13 @@ def test_shards_of_a_bucket(files, s3, tmp_path):
     assert path_of(f"{s3}/out.jsonl").read_bytes() == whole
 
 
-def forged(output, **changes):
+def forged(merged, **changes):
     """Changes the manifest of the first of two shards, and says what `merge` then answers."""
-    path = output.with_name(output.name + ".00000-of-00002.manifest.json")
+    path = merged.with_name(merged.name + ".00000-of-00002.manifest.json")
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | changes))
     with pytest.raises(ValueError) as raised:
-        shards.merge([output.with_name(f"{output.name}.0000{i}-of-00002") for i in range(2)])
+        shards.merge([merged.with_name(f"{merged.name}.0000{i}-of-00002") for i in range(2)])
     path.write_text(json.dumps(content))
     return str(raised.value)
 
@@ -227,6 +227,15 @@ def test_what_a_strangers_manifest_says_is_checked(files):
     for changes in ({"unit": 10**24}, {"unit": 0}, {"seconds": "x"}, {"seconds": -1}, {"source": {"input": 3}}):
         assert ".00000-of-00002.manifest.json" in forged(output, **changes), changes
     assert not output.exists()
+
+
+def test_a_shard_that_was_cut_is_refused_though_its_checksum_is_forged(files):
+    input, output, _ = files
+    for index in range(2):
+        assert verify(input, output, "--shard", f"{index}/2") == 0
+    first = output.with_name(output.name + ".00000-of-00002")
+    first.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[:-1]))
+    assert "has changed" in forged(output, output=path_of(first).checksum())
 
 
 def test_merge_waits_for_no_pipe_and_counts_no_endless_shards(files):

@@ -155,7 +155,8 @@ def write_manifest(
     source = stored_request(_beside(output, ".input"))
     content = {
         "version": MANIFEST_VERSION, "shard": shard.index, "shards": shard.count, "unit": source.pop("unit"),
-        "source": source, "output": output.checksum(), "settings": dict(settings), "counts": dict(counts), **cost,
+        "source": source, "output": output.checksum(), "records": _count(output), "settings": dict(settings),
+        "counts": dict(counts), **cost,
     }  # fmt: skip
     write_json(_beside(output, ".manifest.json"), content)
 
@@ -330,7 +331,8 @@ def _manifest(path: Place) -> dict[str, Any]:
         changed = content["output"] != path.checksum()
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file}: is no manifest of a shard ({error}). Run the shard's command again") from None
-    if changed:
+    records = _count(path)
+    if changed or content.get("records", records) != records:
         raise ValueError(f"{path}: has changed since its command finished. Remove it and run the command again")
     return content
 
