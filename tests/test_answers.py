@@ -242,6 +242,9 @@ TEXTS = [
     (r"\boxed{3} and \boxed{5}", "3, 5", "box"),
     (r"\boxed{7} (in \boxed{})", "7", "box"),
     ('{"answer": "7"}', "7", "statement"),
+    ("A1: The result is 3.\nA2: She pays 3 + 4 = 7 dollars.", "7", "number"),  # the first is a step's result
+    ("A1: The total is 3+4=<<3+4=7>>7 eggs.", "7", "number"),
+    ("A7: That cannot be told.", None, None),
 ]
 
 

@@ -90,6 +90,7 @@ _HTML = re.compile(
     r"</?(?:b|i|u|em|strong|mark|span|code|p|div|font|center|big|small|h\d|tt|ins|math)(?:\s[^<>\n]{0,100})?>",
     re.IGNORECASE,
 )
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # of GSM8K's solutions
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _EMPHASIS = re.compile(
     r"(?<![\w)}\]*])\*{1,3}(?=[^\s*])|(?<=[^\s*])\*{1,3}(?![\w({\[*\\])|(?<![\w)}\]\\*])\*\*\s?|\*\*(?=\s"
@@ -114,7 +115,7 @@ def _bare(text: str) -> str:
         "\x0crac", "\\frac"
     )  # \b and \f of a string that was not escaped
     if "<" in text or "[" in text:
-        text = _BREAK.sub("\n", _HTML.sub("", _TOKENS.sub(" ", text)))
+        text = _BREAK.sub("\n", _HTML.sub("", _TOKENS.sub(" ", _CALCULATOR.sub("", text))))
     if not any(mark in text for mark in "*_`~"):
         return text
     out, at = [], 0
@@ -255,8 +256,7 @@ _ABROAD = re.compile(
     re.IGNORECASE,
 )
 _RESULT = re.compile(
-    rf"(?<![a-zA-Z\\])(?:(?:final|required|desired|correct|overall)\s+)?(?:result|solution|value|total"
-    rf"|conclusion|outcome)s?{_OF}{_IS}|总计\s*[:：]|[Tt]otal\s*[:：]",
+    rf"(?<![a-zA-Z\\])(?:(?:final|required|desired)\s+(?:result|solution|value|total)|results?|solutions?){_OF}{_IS}",
     re.IGNORECASE,
 )
 _REVERSE = re.compile(
@@ -300,6 +300,8 @@ def _statements(text: str) -> list[_Found]:
             if _HYPOTHETICAL.search(before):
                 continue
             rest = text[mark.end() : mark.end() + LONGEST]
+            if kind == "result" and "\n" in rest.strip():  # of an intermediate step
+                continue
             if not rest.strip(" \t\"'*_.:"):
                 if kind == "phrase" and (rest or mark[0][-1:] not in ":：=") and mark[0][-1:] != "-":
                     out.append(_Found(mark.start(), "", "statement", True))

@@ -398,11 +398,13 @@ def _joined_display(text: str) -> str:
     return MATH.sub(lambda m: m[0].replace("\n", " "), text)
 
 
+_LABEL = re.compile(r"\A\s*(?:[A-Z]\d{1,3}\s*:|step\s+\d{1,3}\s*[:.]|\d{1,3}[.)])\s+(?=\S)", re.IGNORECASE)
 _START = re.compile(r"[$\\\d√π∞½¼¾(\[.+−-]|(?<![a-zA-Z'’])[a-zA-Z](?![a-zA-Z'’])")
 
 
 def last_formula(line: str) -> str | None:
     """Returns the last number or formula of a line; of an equation of numbers its last side."""
+    line = _LABEL.sub("", line)
     last, at = "", 0
     for _ in range(300):
         m = _START.search(line, at)
@@ -422,6 +424,7 @@ def last_formula(line: str) -> str | None:
         digits = re.findall(r"-?\d+(?:[.,]\d+)*", line)
         return digits[-1] if digits else None
     sides = last.split("=")
-    if len(sides) > 1 and sides[-1].strip() and not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", sides[0])):
+    before = re.sub(r"\\[a-zA-Z]+", "", sides[0])
+    if len(sides) > 1 and sides[-1].strip() and not re.search(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", before):
         return _tidy(sides[-1])
     return last
