@@ -58,7 +58,7 @@ class Recurrent:
     """
 
     empty: Callable[[ModelConfig, int], tuple[tuple[tuple[int, ...], Any], ...]]
-    decode: Callable[..., tuple[Array, tuple[Array, ...]]]
+    decode: Callable[..., tuple[Array, tuple[Any, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)

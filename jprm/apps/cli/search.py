@@ -142,7 +142,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
         if options.by != "score" and (options.judge or unscored):
             raise ValueError("search: --by is for --model; a judge gives scores alone, and a majority needs none")
 
-        model = Once(lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge))
+        model: Once[Any] = Once(lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge))
         loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
 
         def work(part: Part) -> dict:

@@ -68,7 +68,7 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
         if step.get("step_id") != i + 1 or isinstance(step.get("step_id"), bool):
             raise RecordError(where, place + ".step_id", f"is {step.get('step_id')!r}", f"Steps count from 1: {i + 1}.")
         messages += _messages(step, where, place)
-    extra = document.get("extra") if isinstance(document.get("extra"), Mapping) else {}
+    extra = held if isinstance(held := document.get("extra"), Mapping) else {}
     ids = {key: document[key] for key in ("session_id", "trajectory_id") if isinstance(document.get(key), str)}
     outcome = {key: value for key, value in kept(extra, where).items() if key in ("outcome", "problem", "answer")}
     record = {**ids, "agent": about, **outcome, "messages": messages}

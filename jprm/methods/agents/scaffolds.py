@@ -27,7 +27,7 @@ class Conversation:
         """Whether the last turn is of the response with this key. None is of no other response."""
         return self._turn is not None and key is not None and key == self._key
 
-    def write(self, key: Any, text: str = "", thoughts: str = "", call: Record | None = None) -> None:
+    def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
         """Adds text, thoughts and a call to the last turn where it is of this response, else to a new one."""
         if not self.holds(key) or self._turn is None:
             self._turn, self._key = {"role": "assistant", "content": ""}, key
@@ -151,8 +151,8 @@ _SILENT_0 = ("change_agent_state", "agent_state_changed", "null", "recall", "con
 def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: str) -> list:
     """Adds an event of version 0; returns the tools that it names."""
     kind = event.get("action") or event.get("observation")
-    arguments = event.get("args") if isinstance(event.get("args"), Mapping) else {}
-    metadata = event.get("tool_call_metadata") if isinstance(event.get("tool_call_metadata"), Mapping) else {}
+    arguments = held if isinstance(held := event.get("args"), Mapping) else {}
+    metadata = held if isinstance(held := event.get("tool_call_metadata"), Mapping) else {}
     call_id = metadata.get("tool_call_id")
     if kind in _SILENT_0:
         return []
@@ -167,7 +167,7 @@ def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: st
     if event.get("source") != "agent":
         remedy = "Only messages of the user are read. Remove the event where the agent did not read it."
         raise RecordError(where, f"{field}.action", f"is {kind!r} of the {event.get('source')}", remedy)
-    response = metadata.get("model_response") if isinstance(metadata.get("model_response"), Mapping) else {}
+    response = held if isinstance(held := metadata.get("model_response"), Mapping) else {}
     choices = [choice for choice in response.get("choices") or [] if isinstance(choice, Mapping)]
     message = choices[0].get("message") if choices else None
     if isinstance(message, Mapping):
@@ -250,7 +250,7 @@ def _observed_1(event: Mapping[str, Any], where: str, within: str) -> str:
     raise RecordError(where, within + "observation", reason, "Write what the agent read as `content`.")
 
 
-def _tool_1(tool: Any) -> Record:
+def _tool_1(tool: Any) -> Mapping[str, Any]:
     """Returns a tool's schema, of a chat or of version 1's own form."""
     if not isinstance(tool, Mapping) or "function" in tool:
         return tool
