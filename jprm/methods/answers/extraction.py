@@ -58,14 +58,14 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
     text = headed[-1]
     found = [*_boxes(text), *_tags(text), *_statements(text), *_headings(text)]
     found = sorted(mark for mark in found if form in (None, mark.rule))
-    sure = [mark for mark in found if mark.sure]
-    for mark in reversed(sure or found):
-        return Extracted(mark.answer, mark.rule) if mark.answer else _NONE
+    if found:
+        last = ([mark for mark in found if mark.sure] or found)[-1]
+        return Extracted(last.answer, last.rule) if last.answer else _NONE
     if len(headed) > 1 and form in (None, "heading"):
         line = text.strip().partition("\n")[0]
         return Extracted(first_item(line)[0] or line.strip(), "heading") if line else _NONE
-    if form in (None, "number") and (last := last_number(_DENIED.sub("", text))):
-        return Extracted(last, "number")
+    if form in (None, "number") and (number := last_number(_DENIED.sub("", text))):
+        return Extracted(number, "number")
     return _NONE
 
 
