@@ -109,15 +109,20 @@ def request(folder: pathlib.Path, model: str) -> Callable[[], object]:
     from jprm.apps.serve.app import make_app
     from jprm.apps.serve.engine import Engine
 
-    engine, body = Engine(jprm.load(model), 256, "model"), (REPOSITORY / "examples/tiny_chain.jsonl").read_bytes()
-    app = make_app([engine], ServeConfig(longest=256), None, None, None)
+    chain, *_ = (REPOSITORY / "examples/tiny_chain.jsonl").read_bytes().splitlines()
+    prm = jprm.load(model)
 
-    async def send() -> None:
+    async def send(app) -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            reply = await client.post("/v1/score", content=body, headers={"content-type": "application/json"})
-            reply.raise_for_status()
+            reply = await client.post("/v1/score", content=chain, headers={"content-type": "application/json"})
+            assert reply.status_code == 200, reply.text
 
-    return lambda: asyncio.run(send())
+    def serve() -> None:
+        engine = Engine(prm, 1024, "model")  # its thread begins here, and is counted
+        asyncio.run(send(make_app([engine], ServeConfig(longest=1024), None, None, None)))
+        engine.close()
+
+    return serve
 
 
 def update(folder: pathlib.Path) -> Callable[[], object]:
