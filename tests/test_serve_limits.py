@@ -1,5 +1,6 @@
 """What one request may ask for: bounds before any work, places in refusals, and work that ends with its client."""
 
+import dataclasses
 import threading
 import time
 
@@ -227,6 +228,38 @@ def test_short_work_is_let_in_between_the_rows_of_long_work(prm):  # noqa: F811
         assert thread.is_alive() and got == pytest.approx(expected, abs=1e-6)
         thread.join()
         assert running.engine.waiting_tokens == running.engine.busy_tokens == 0
+
+
+def test_long_work_that_nobody_waits_for_ends(prm):  # noqa: F811
+    with Running(prm, answer_seconds=2.0) as running:
+        running.score(CHAIN)
+        running.engine.rate = 1e9  # it would be refused
+        long = {"problem": "p", "samples": [{"steps": [f"{i} + 1 = {i + 1}"] * 3} for i in range(900)]}
+        running.engine.prm = Slowly(prm)
+        assert running.score(long).status_code == 504
+        until = time.monotonic() + 20
+        while running.engine.busy_tokens:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert running.engine.counts["failures"] == 0 and not running.engine.failure
+
+
+class Slowly:
+    """A model whose batches of rows take a second each."""
+
+    def __init__(self, prm):  # noqa: F811
+        self.prm = prm
+
+    def __getattr__(self, name):
+        return getattr(self.prm, name)
+
+    def outputs_of(self, prepared):
+        def slow():
+            for batch in prepared.batches:
+                time.sleep(1)
+                yield batch
+
+        return self.prm.outputs_of(dataclasses.replace(prepared, batches=slow()))
 
 
 def test_long_work_waits_for_all_and_short_work_for_a_batch_of_each(prm):  # noqa: F811

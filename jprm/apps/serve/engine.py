@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jprm.apps.serve.pieces import Stopped, Work
 from jprm.apps.web.http import Refusal
 from jprm.methods.decoding.cache import PrefixCache
 from jprm.score.scorer import PRM, SHORTEST, Batch, Prepared, row_lengths
@@ -57,7 +58,7 @@ class _Job:
 
     trees: Sequence[ReasoningTree]
     tokens: int
-    future: concurrent.futures.Future
+    future: Work
     run: Callable[[], Any] | None = None
     alone: bool = False  # shares no batch with others
     problems: dict[Problem, int] = dataclasses.field(default_factory=dict)  # to their tokens, which a batch has once
@@ -68,7 +69,7 @@ class _Gathered:
     """Counts of the jobs that wait, or of a batch."""
 
     tokens: int = 0
-    capped: int = 0  # of these, at most BATCH_TOKENS of a job
+    short: int = 0  # of these, tokens of short jobs
     shared: int = 0  # tokens of problems that an earlier job has too
     jobs: collections.Counter[Problem] = dataclasses.field(default_factory=collections.Counter)  # by problem
 
@@ -84,7 +85,7 @@ class _Gathered:
     def add(self, job: _Job) -> None:
         self.shared += job.tokens - self.extra(job)
         self.tokens += job.tokens
-        self.capped += min(job.tokens, BATCH_TOKENS)
+        self.short += job.tokens if job.tokens <= SHORT else 0
         self.jobs.update(job.problems.keys())
 
     def remove(self, job: _Job) -> None:
@@ -93,7 +94,7 @@ class _Gathered:
             if not self.jobs[problem]:
                 del self.jobs[problem]
         self.tokens -= job.tokens
-        self.capped -= min(job.tokens, BATCH_TOKENS)
+        self.short -= job.tokens if job.tokens <= SHORT else 0
         self.shared -= job.tokens - self.extra(job)
 
 
@@ -200,6 +201,7 @@ class Engine:
         self._running = self._closed = self._all_packed = self._trying = self._letting_in = False
         self._let_in_seconds = self._let_in_kept = 0.0  # of work that was let in so far
         self._packing = 0  # tokens of the batch that is being packed
+        self._current: list[_Job] = []  # the batch that runs, without what is let in
         self._threads = self._started()
 
     def _started(self) -> list[threading.Thread]:
@@ -269,11 +271,11 @@ class Engine:
         """
         alone = alone or any(tree.of_messages for tree in trees)
         problems = {} if alone else {problem_of(tree): self._problem_tokens(tree) for tree in trees}
-        return self._add(_Job(trees, tokens, concurrent.futures.Future(), alone=alone, problems=problems))
+        return self._add(_Job(trees, tokens, Work(), alone=alone, problems=problems))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
         """Returns the future of what a function returns on the device thread."""
-        return self._add(_Job((), tokens, concurrent.futures.Future(), function, alone=True))
+        return self._add(_Job((), tokens, Work(), function, alone=True))
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
@@ -305,12 +307,12 @@ class Engine:
     def wait_seconds(self, tokens: int = 0) -> float:
         """Returns how long new work of so many tokens would wait, by the measured rate; 0 before anything was measured.
 
-        Short work waits for a batch of each longer job at most.
+        Short work waits for other short work, and of longer work for a batch at most.
         """
         with self._changed:
             before = self.waiting_tokens + self.busy_tokens
             if tokens <= SHORT:
-                before = self._waiting.capped + min(self.busy_tokens, 2 * BATCH_TOKENS)  # what is packed, and what runs
+                before = self._waiting.short + min(self.busy_tokens, BATCH_TOKENS)
             return before / self.rate if self.rate else 0.0
 
     def close(self) -> None:
@@ -402,6 +404,8 @@ class Engine:
         """Yields the batches of rows, and lets short work in after each. For the device thread."""
         for place, batch in enumerate(batches):
             if place and not self._letting_in:
+                if self._current and all(job.future.stopped for job in self._current):
+                    raise Stopped
                 self._let_in()
             yield batch
 
@@ -435,9 +439,10 @@ class Engine:
 
     def _work(self) -> None:
         while taken := self._next():
+            self._current = taken[0]
             self._ran(*taken)
             with self._changed:
-                self._running = False
+                self._running, self._current = False, []
                 self._changed.notify_all()
 
     def _ran(self, batch: list[_Job], run: Callable[[], Any]) -> None:
@@ -458,7 +463,8 @@ class Engine:
             self._longest_pause = now + PAUSE_SHARE * seconds
             self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
             self.busy_tokens -= tokens
-            if tokens and not kept:  # with a cached prefix a few tokens take as long as many
+            # With a cached prefix a few tokens take as long as many, and so does what is let in, in a row of its own
+            if tokens and not kept and not self._letting_in:
                 rate = max(tokens, SHORTEST) / max(seconds, 1e-6)  # the shortest row has its tokens in any case
                 self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
             self._changed.notify_all()
@@ -485,6 +491,8 @@ class Engine:
         except Exception as error:  # goes to the caller at fault; the device thread serves the others
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
+                if isinstance(error, Stopped):  # nobody waits, and nothing has failed
+                    return
                 self.counts["failures"] += len(batch[0].trees)
                 if not isinstance(error, ValueError) and batch[0].run != self._try:
                     self._try()
