@@ -46,10 +46,8 @@ def _prepare() -> Callable[[Any], Any]:
         truth, given = map(parsed, pair)
         if len(truth) < 2 or len(given) < 2:  # only the text, or nothing: our own comparison is as good
             return None
-        numbers = [coarse(text) for text in pair]
-        if (
-            numbers[0] is not None and numbers[1] is not None and _apart(*numbers, 1e-4, 1e-6)
-        ):  # much faster than `verify`
+        one, two = map(coarse, pair)
+        if one is not None and two is not None and _apart(one, two, 1e-4, 1e-6):  # much faster than `verify`
             return False
         if verify(truth, given, timeout_seconds=None):
             return not _differ(truth[0], given[0])
@@ -66,7 +64,7 @@ def _with_imaginary(parsed: Any) -> Any:
     """Returns an expression with its symbol i as the imaginary unit, None for one without it."""
     import sympy
 
-    if not isinstance(parsed, sympy.Expr) or not (at := {s: sympy.I for s in parsed.free_symbols if str(s) == "i"}):
+    if not isinstance(parsed, sympy.Expr) or not (at := [(s, sympy.I) for s in parsed.free_symbols if str(s) == "i"]):
         return None
     return parsed.subs(at).doit()
 
@@ -114,8 +112,8 @@ def _differ(truth: Any, given: Any) -> bool:
     if one is None or two is None or any(side.free_symbols or not side.is_number for side in one + two):
         return False
     if any(side.has(sympy.Float) for side in one + two):
-        values = _numbers(sympy.Tuple(*one)), _numbers(sympy.Tuple(*two))
-        return values[0] is not None and values[1] is not None and _apart(*values, 1e-300, ROUNDED)
+        of_one, of_two = _numbers(sympy.Tuple(*one)), _numbers(sympy.Tuple(*two))
+        return of_one is not None and of_two is not None and _apart(of_one, of_two, 1e-300, ROUNDED)
     one, two = ([side.doit() for side in sides] for sides in (one, two))
     if all(side.is_Rational for side in one + two):
         return set(one) != set(two)
