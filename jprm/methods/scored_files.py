@@ -233,7 +233,7 @@ def _sums_of(x: jax.Array) -> list[int]:
         return np.asarray(_sums(x)).tolist()
     rows = max(1, SUMMED_AT_ONCE * len(x) // x.size)
     parts = [np.asarray(_sums(x[start : start + rows])) for start in range(0, len(x), rows)]
-    return np.sum(parts, axis=0, dtype=np.uint32).tolist()
+    return np.stack(parts).sum(axis=0, dtype=np.uint32).tolist()
 
 
 @jax.jit

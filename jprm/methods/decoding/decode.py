@@ -555,7 +555,7 @@ def next_token(
         begun_B=s.begun_B,
         written_BN=write(s.written_BN, token_B),
         logprob_BN=write(s.logprob_BN, drawn_B),
-        entropy_BN=None if s.entropy_BN is None else write(s.entropy_BN, entropy_B),
+        entropy_BN=None if s.entropy_BN is None or entropy_B is None else write(s.entropy_BN, entropy_B),
         length_B=length_B,
         logprob_B=s.logprob_B + jnp.where(running_B, logprob_B, 0),
         cache=cache,

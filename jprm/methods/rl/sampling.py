@@ -149,13 +149,16 @@ class Ahead:
 class Samples(Protocol):
     """Whom the loop asks for samples. `ahead` are those of later updates that are there: a checkpoint holds them.
 
-    layout: how the policy's chains are written.
     waited: the seconds for which `settle` waited.
     """
 
-    layout: Layout
     waited: float
     ahead: list[Ahead]
+
+    @property
+    def layout(self) -> Layout:
+        """How the policy's chains are written."""
+        ...
 
     def push(self, params: Mapping, name: str) -> None:
         """Takes the policy's parameters."""
