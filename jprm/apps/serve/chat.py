@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import Counted, admit, answer, rule_of, server_of
+from jprm.apps.serve.score import Counted, admit, answer, check_items, rule_of, server_of
 from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.decoding.sample_cache import PolicyError
@@ -63,6 +63,7 @@ async def chat(request: Request) -> Response:
     if server.writer is None:
         raise Refusal(400, "this server has no policy: start it with --policy", "model")
     engine = server.engine(body.get("model"))
+    check_items(request, [body])
     asked = _question(body, engine)
     if asked.error_rate is not None and server.calibration is None:
         raise Refusal(400, "error_rate needs results with known answers: start the server with --calibration", "search")

@@ -296,6 +296,7 @@ async def alternatives(request: Request) -> Response:
     if server.writer is None:
         raise Refusal(400, "this server has no policy: start it with --policy", "model")
     engine, rule, caller = options_of(request, body)
+    check_items(request, [body])
     prefix, n, until, seed = _asked(body)
     admit(request, engine)
     samples = await server.writer.sample(request, prefix, n, until, seed)
