@@ -1,7 +1,7 @@
 """States and confidences of any base on a file of pools, computed once and resumably: what the readers read.
 
-    python experiments/real/states.py --base qwen0.5b.gguf --input pool.jsonl.gz --output runs/real/states/pool \\
-        --layers 3 6 9 12 15 18 21 24 --prompt experiments/real/prompt.txt
+    python experiments/real/states.py --base runs/models/qwen2.5-coder-0.5b.gguf --input pool.jsonl.gz \\
+        --output runs/real/states --layers 3 6 9 12 15 18 21 24 --prompt experiments/real/prompt.txt
 
 Each problem's samples are one tree, so that their prompt and common beginnings are computed once. A problem is one file
 of the output folder; a kill loses the one at work, and the same command continues. Progress goes by tokens.

@@ -1,6 +1,6 @@
 """The verdict on readers of states, from the kept pools: see README.md for the protocol.
 
-    python experiments/real/verdict.py --base runs/real/qwen2.5-coder-0.5b-instruct.gguf --out runs/real/verdict
+    python experiments/real/verdict.py --base runs/models/qwen2.5-coder-0.5b.gguf --out runs/real/verdict
 
 Pools are `pools/own_train.jsonl.gz` and `pools/own_test.jsonl.gz` beside this file, and with --shared the first
 problems of other policies. States that are missing are computed first, and resumably.
