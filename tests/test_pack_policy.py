@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_pack import LAYOUT, all_alone, chain_ids, longest, reasoning_trees
-from tiny import Characters
+from test_pack import LAYOUT, chain_ids, longest, reasoning_trees
+from tiny import Characters, one_chain_each
 
 from jprm.pack import pack, split, token_tree
 from jprm.token_tree import TokenTree
@@ -44,7 +44,7 @@ def check(tree, tokens, slots, chains):
         assert all(0 <= parent < run for run, parent in enumerate(part.tree.parent_R[1:], 1))
     packed = pack([given], tokens, slots, too_long="error", chains=chains)
     rows, report, found = packed.rows, packed.report, []
-    assert not chains or all_alone(rows)
+    assert not chains or one_chain_each(rows).all()
     assert np.array_equal(packed.node_BS >= 0, rows.weight > 0)
     for row, slot in zip(*np.nonzero(rows.weight), strict=True):
         end = rows.step_end[row, slot]

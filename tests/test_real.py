@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiments/real"))
-import published  # pyright: ignore[reportMissingImports]
-import readers  # pyright: ignore[reportMissingImports]
-import states  # pyright: ignore[reportMissingImports]
+import published_prms as published  # pyright: ignore[reportMissingImports]
+import state_readers as readers  # pyright: ignore[reportMissingImports]
+import token_states as states  # pyright: ignore[reportMissingImports]
 import verdict  # pyright: ignore[reportMissingImports]
 
 from jprm.methods.evidence import sources as evidence

@@ -116,14 +116,16 @@ def test_a_dead_policy_is_a_bad_gateway(serve):
 def test_what_a_dead_policy_said_of_several_steps_is_in_no_log(serve, caplog, monkeypatch):
     """It may quote the request, and asyncio logs what nobody has read."""
     engine = JudgeEngine(judge(serve(lambda number, body: (400, {}, {}))), 256, "judge")
-    submit = engine.run
+    submit = engine.ask
 
-    def failed(function, tokens=0):
-        future = submit(function)
+    def failed(critiques, function):
+        future = submit(critiques, function)
         concurrent.futures.wait([future])
         return future
 
-    monkeypatch.setattr(engine, "run", failed)  # so that all fail at once
+    monkeypatch.setattr(engine, "ask", failed)  # so that all fail at once
+    gc.collect()
+    caplog.clear()  # what other tests left
     (streamed,) = call(engine, post("/v1/score", CHAIN | {"stream": True}))
     engine.close()
     gc.collect()

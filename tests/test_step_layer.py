@@ -128,8 +128,8 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     np.testing.assert_allclose(small.score(chain["problem"], chain["steps"]), scores, atol=0.05)
     refused(ValueError, "computes", export, tmp_path / "run", tmp_path / "out")
     based = dataclasses.replace(run, base=str(tmp_path / "run"), lora=LoraConfig())
-    with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):  # the decoder goes on, the layer starts anew
-        np.testing.assert_array_equal(initial_state(based).trained["steps/kernel"], start)
+    with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):  # decoder, layer and head go on
+        np.testing.assert_array_equal(initial_state(based).trained["steps/kernel"], prm.params["steps"]["kernel"])
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_columns_of_any_name(tmp_path):
 def test_a_column_that_is_not_there_shows_those_that_are(tmp_path):
     path = as_parquet(tmp_path / "f.parquet", [FREE])
     refused(RecordError, "f.parquet:1: answers: .*gold='3'", read, "columns", path, **NAMES | {"answer": "answers"})
-    refused(ValueError, "missing steps", read, "columns", path, problem="question.text")
+    refused(RecordError, "f.parquet:1: steps: .*cot=", read, "columns", path, problem="question.text")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import numpy as np
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import readers  # pyright: ignore[reportMissingImports]
-import states  # pyright: ignore[reportMissingImports]
+import state_readers as readers  # pyright: ignore[reportMissingImports]
+import token_states as states  # pyright: ignore[reportMissingImports]
 
 from jprm.io.outputs import Bar, write_json
 from jprm.methods.evidence import sources as evidence

@@ -245,7 +245,7 @@
     at("empty-head").textContent = failed ? "Thank you" : waiting ? "Waiting for the server" : "No task left for now";
     at("empty-text").textContent = failed
       ? `You labelled ${screening.right} of ${screening.tasks} screening tasks as expected, which is not enough to go on.`
-      : waiting ? "Your ratings are kept in this browser. The next task comes with the connection." : "There is no task for you now. What others have not finished may come back: look again later. Thank you.";
+      : waiting ? "Your ratings are kept in this browser. The next task comes with the connection." : "There is no task for you now. What others have not finished may come back: look here later. Thank you.";
   }
 
   function rate(rating) {

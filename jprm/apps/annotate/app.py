@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +38,7 @@ from jprm.apps.web.http import (
     json_of,
     key_of,
     listening,
+    opened,
     page_route,
 )
 from jprm.tree import ReasoningTree
@@ -58,8 +58,7 @@ def serve(
     study = read(folder, annotators)
     with open_log(study.events) as log:
         app = make_app(study, log, config, key)
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        socket_ = socket.create_server((config.host, config.port), family=family)
+        socket_ = opened(config)
         host = f"[{config.host}]" if ":" in config.host else config.host
         address = f"http://{host}:{socket_.getsockname()[1]}"
         for name in study.config.annotators:

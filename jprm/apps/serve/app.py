@@ -35,7 +35,7 @@ from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
 from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of
 from jprm.apps.web import text_of_file
-from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, key_of, listening, page_route
+from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, key_of, listening, opened, page_route
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.decoding.cache import PrefixCache
@@ -120,7 +120,8 @@ def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
 
 
 def serving(config: ServeConfig) -> dict[str, Any]:
-    """Returns uvicorn's arguments."""
+    """Returns uvicorn's arguments. Raises OSError where the port cannot be had."""
+    opened(config).close()
     return listening(config, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30)
 
 

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from jprm.apps.web import Listen
-from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening
+from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening, opened
 from jprm.checkpoints import base
 from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.methods.policy.engine import log_probabilities
@@ -46,6 +46,7 @@ def serve(
     key = key_of(config)
     device = Device(load_sampler(model, options))
     say(f"{device.sampler.name}: samples on {device.sampler.mesh.size} devices, {options.rows} rows")
+    opened(config).close()
     listens = listening(config, timeout_keep_alive=600, log_level="warning")
     uvicorn.run(make_app(device, config, key), **listens)
 

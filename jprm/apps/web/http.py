@@ -245,17 +245,18 @@ def file_routes(files: Mapping[str, str]) -> list[Route]:
     return [page_route(path, bytes_of_file(file), file) for path, file in files.items()]
 
 
-def listening(config: Listen, **more: Any) -> dict[str, Any]:
-    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts.
-
-    Raises OSError where the port cannot be had.
-    """
+def opened(config: Listen) -> socket.socket:
+    """Returns a socket that listens. Raises OSError, in one line, where the port cannot be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        socket.create_server((config.host, config.port), family=family).close()
+        return socket.create_server((config.host, config.port), family=family)
     except OSError as error:
         place, why = f"port {config.port} of {config.host}", error.strerror or error
         raise OSError(f"{place}: {why}. Name another --port; 0 takes a free one") from None
+
+
+def listening(config: Listen, **more: Any) -> dict[str, Any]:
+    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts."""
     options = dict(host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False)
     return options | {"server_header": False} | more
 

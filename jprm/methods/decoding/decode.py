@@ -10,6 +10,7 @@ program reads in place. Decoding one token at a time is bound by reading weights
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -405,9 +406,11 @@ def decoding_copy(
 
 def _is_stored(part: Mapping, stored: Stored) -> bool:
     """Returns whether a part is already as a sampler stores it: a layer alone, in the same types."""
-    return jax.tree.map(lambda x: (x.shape, x.dtype), dict(part)) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), jax.eval_shape(stored, part)
-    )
+    with contextlib.ExitStack() as mesh:
+        for x in jax.tree.leaves(part)[:1]:
+            mesh.enter_context(jax.set_mesh(x.sharding.mesh))
+        new = jax.eval_shape(stored, part)
+    return jax.tree.map(lambda x: (x.shape, x.dtype), dict(part)) == jax.tree.map(lambda x: (x.shape, x.dtype), new)
 
 
 def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:

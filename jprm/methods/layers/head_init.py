@@ -74,7 +74,8 @@ def _scores_steps(path: str | os.PathLike) -> bool:
     if (kind := kind_of(path)) == "run":
         return bool(find(read(path_of(path) / RUN).model.head).channels)
     module = importlib.import_module(base.MODULES[kind])
-    return any(map(_STEP_HEAD.search, module.open_tensors(local_copy(path))))
+    file = module.open_tensors(local_copy(path))
+    return any(map(_STEP_HEAD.search, getattr(file, "tensors", file)))  # of GGUF, by name; of folders, iterable
 
 
 def labelled_steps(

@@ -243,7 +243,7 @@ class RemoteSampler(Sampler):
         self._reference: tuple[Any, ...] | None = None  # what the last push is tested by
         super().__init__(params, config, tokenizer, mesh, options, name)
 
-    def push(self, params: Mapping, name: str) -> None:
+    def push(self, params: Mapping, name: str, take: bool = False) -> None:
         """Writes the parameters, has the servers load them, and tests that they did.
 
         Process 0 writes. Every process tests: one address may be several servers, such as localhost on each host.

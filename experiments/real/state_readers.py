@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
-from states import Sample  # pyright: ignore[reportMissingImports]
+from token_states import Sample  # pyright: ignore[reportMissingImports]
 
 from jprm.methods.evidence.baselines import logistic
 
