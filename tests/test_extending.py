@@ -37,7 +37,7 @@ def folder(one_device, serve, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_run(tmp_path / "runs/tiny", dataclasses.replace(MODEL, qkv_bias=False), 0, 1.0)
     save_tokenizer(tmp_path / "runs/tiny/tokenizer.json")
-    (tmp_path / "runs/tiny/tokenizer_config.json").write_text("{}")
+    (tmp_path / "runs/tiny/tokenizer_config.json").write_text(json.dumps({"eos_token": "Ā"}))
     (tmp_path / "server.json").write_text(json.dumps({"url": serve(said).url, "model": "stub"}))
     before = set(sys.modules)
     yield tmp_path

@@ -20,7 +20,7 @@ NASTY = "<img src=x onerror=\"document.title='broken'\">"
 class Knowing:
     """In an engine's place: a step that holds 29 scores low, and each model a little differently."""
 
-    longest, waiting_tokens, rate = 256, 0, 0.0
+    longest, waiting_tokens, rate = 4096, 0, 0.0
 
     def __init__(self, name, low):
         self.name, self.low, self.seen = name, low, {}
@@ -28,6 +28,9 @@ class Knowing:
 
     def tokens_of(self, trees, alone=False):
         return sum(len(node.text.split()) for tree in trees for node in tree.nodes)
+
+    def critiques_of(self, trees):
+        return 0
 
     def wait_seconds(self, tokens=0):
         return 0.0
@@ -63,7 +66,7 @@ class Writes:
 
 @pytest.fixture(scope="module")
 def server():
-    app = make_app([Knowing("small", 0.12), Knowing("large", 0.04)], ServeConfig(longest=256), policy=Writes())
+    app = make_app([Knowing("small", 0.12), Knowing("large", 0.04)], ServeConfig(longest=4096), policy=Writes())
     with served(app, timeout_graceful_shutdown=5) as (_, port):
         yield f"http://127.0.0.1:{port}/"
 

@@ -329,4 +329,4 @@ def test_a_model_as_good_as_its_baselines_is_called_worse_as_often_as_the_pages_
         best_P = max(of_rivals, key=np.mean)
         less.append(mean_differences((of_model - best_P)[:, None], range(P), 0))
     worse, better = np.mean([x.high[0] < 0 for x in less]), np.mean([x.low[0] > 0 for x in less])
-    assert 0.06 < worse < 0.19 and better < 0.02
+    assert 0.05 < worse < 0.19 and better < 0.02  # 2.5 % each where the baseline is chosen beforehand

@@ -54,7 +54,7 @@ def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, An
     other = read(path_of(path) / RUN)
     if any(getattr(other.model, name) != getattr(experiment.model, name) for name in ("head", "head_hidden", "steps")):
         return {}
-    params = merge(store.load_params(path, other, jax.sharding.get_mesh())[0], other.lora)
+    params = merge(store.load_params(path, other, jax.sharding.get_mesh(), experiment.new_parameters)[0], other.lora)
     return {name: part for name, part in params.items() if name != "decoder"}
 
 
