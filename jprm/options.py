@@ -231,7 +231,7 @@ def _unasked() -> str | None:
     here, variable = os.getcwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     empty = len(variable) > 1 and "" in variable
     added = [path for path in sys.path[1:] if os.path.isabs(path)]
-    places = map(os.path.realpath, [*filter(None, variable), *([] if empty else added)])
+    places = [os.path.realpath(path) for path in [*filter(None, variable), *([] if empty else added)]]
     looks = os.path.realpath(sys.path[0]) == here or any(
         not os.path.isabs(path) and os.path.realpath(path) == here for path in sys.path
     )
