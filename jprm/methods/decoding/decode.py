@@ -545,10 +545,10 @@ def next_token(
 
     def write(x_BN: Array, new_B: Array) -> Array:
         """Writes a column, but for samples that have ended: theirs wait in the ring until they are collected."""
-        old_B1 = jax.lax.dynamic_slice_in_dim(x_BN, at, 1, 1)
+        both = new_B[:, None], jax.lax.dynamic_slice_in_dim(x_BN, at, 1, 1)
         if (place := sharding("batch", None)) is not None:
-            old_B1 = jax.sharding.reshard(old_B1, place)  # from jax 0.12 on a slice forgets how one row is split
-        return jax.lax.dynamic_update_slice_in_dim(x_BN, jnp.where(running_B[:, None], new_B[:, None], old_B1), at, 1)
+            both = jax.sharding.reshard(both, (place, place))  # from jax 0.12 on a slice forgets how one row is split
+        return jax.lax.dynamic_update_slice_in_dim(x_BN, jnp.where(running_B[:, None], *both), at, 1)
 
     return Samples(
         count=s.count + 1,
