@@ -11,7 +11,6 @@ import pytest
 from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, extract_answer
 
 HERE = pathlib.Path(__file__).parent
-MATH500 = pathlib.Path("/work/shared/data/math500/test.jsonl")
 PAIRS = json.loads((HERE / "answer_pairs.json").read_text(encoding="utf-8"))
 STATEMENTS = json.loads((HERE / "answer_statements.json").read_text(encoding="utf-8"))
 ENDINGS = json.loads((HERE / "answer_endings.json").read_text(encoding="utf-8"))
@@ -206,10 +205,9 @@ def test_statements_with_other_words_and_hedges_are_judged_rightly():
     assert wrong == STATEMENTS["judged_wrongly"] and len(wrong) <= len(said) / 50
 
 
-def test_answers_in_usual_endings_are_found_and_equal_themselves():
-    if not MATH500.exists():
-        pytest.skip("MATH-500's answers are not on this machine")
-    answers = [json.loads(line)["answer"] for line in MATH500.read_text(encoding="utf-8").splitlines()]
+def test_answers_in_usual_endings_are_found_and_equal_themselves(shared_data):
+    lines = (shared_data / "math500/test.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["answer"] for line in lines]
     working = "We add 3 and 4, so that $x + 3 = 7$.\n"
     tried, wrong = 0, []
     for among, stride in (("every_answer", 1), ("some_answers", 20)):
