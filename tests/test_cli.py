@@ -229,5 +229,18 @@ def test_a_port_that_is_taken_is_one_line(host):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with socket.create_connection(taken.getsockname()), taken.accept()[0]:
-            refused(OSError, f"port {port} of {host}: .*--port; 0 takes", http.listening, Listen(host=host, port=port))
-    assert http.listening(Listen(host=host, port=port))["port"] == port
+            refused(OSError, f"port {port} of {host}: .*--port; 0 takes", http.opened, Listen(host=host, port=port))
+    with http.opened(Listen(host=host, port=port)) as free:
+        assert free.getsockname()[1] == port
+
+
+@pytest.mark.parametrize("command", ["serve MODEL", "engine MODEL"])
+def test_a_server_on_a_port_that_is_taken_says_so_before_it_loads_anything(command, tmp_path, capsys):
+    pytest.importorskip("uvicorn", reason="needs the extra `serve`")
+    (tmp_path / "config.json").write_text("{}")
+    words = [str(tmp_path) if word.isupper() else word for word in command.split()]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main([*words, "--port", str(port)]) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: port {port} of 127.0.0.1: ") and "--port" in line

@@ -44,9 +44,9 @@ def serve(
     Raises ValueError for an address that others reach without a key, and for a folder that holds no policy.
     """
     key = key_of(config)
+    opened(config).close()
     device = Device(load_sampler(model, options))
     say(f"{device.sampler.name}: samples on {device.sampler.mesh.size} devices, {options.rows} rows")
-    opened(config).close()
     listens = listening(config, timeout_keep_alive=600, log_level="warning")
     uvicorn.run(make_app(device, config, key), **listens)
 
