@@ -78,9 +78,11 @@ def print_way(way: str, *run: str) -> None:
             threading.setprofile(None)
     rows = sorted(((*text_of(file, firsts), file) for file, firsts in entered.items()), reverse=True)
     functions, lines = sum(row[1] for row in rows), sum(row[0] for row in rows)
-    both = sum(a < b and (b, a) in pairs for a, b in pairs)
+    both = sorted((a, b) for a, b in pairs if a < b and (b, a) in pairs)
     print(f"{way}: {len(rows)} files, {functions} functions, {lines:,} lines of functions")
-    print(f"{len(pairs)} calls from file to file; {both} pairs of files call each other both ways")
+    print(f"{len(pairs)} calls from file to file; {len(both)} pairs of files call each other both ways")
+    for a, b in both:
+        print(f"  {a.removeprefix(PACKAGE)} and {b.removeprefix(PACKAGE)}")
     for lines, count, file in rows:
         print(f"  {lines:4} lines, {count:3} functions  {file.removeprefix(f'{REPOSITORY}/')}")
 

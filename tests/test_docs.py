@@ -9,7 +9,11 @@ import pytest
 from jprm.apps import cli
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = [page for pattern in ("*.md", "docs/**/*.md", "tpu/*.md") for page in sorted(REPOSITORY.glob(pattern))]
+PAGES = [
+    page
+    for pattern in ("*.md", "docs/**/*.md", "tpu/*.md", "experiments/**/*.md", "tests/statistics/*.md")
+    for page in sorted(REPOSITORY.glob(pattern))
+]
 
 
 def _text(page):

@@ -5,7 +5,7 @@
     python experiments/evidence/language_model.py steps --shared ../shared/data --out runs/language_model
 
 Model: SmolLM2-135M-Instruct (Q4_1, dequantised), frozen; its residual stream after layer 15 of 30, which validation
-problems of docs/studies/objectives.md chose before, at the end of each step. A chain's state is that at its last step.
+problems of experiments/objectives/ chose before, at the end of each step. A chain's state is that at its last step.
 
 Choice among samples (`choice`):
 

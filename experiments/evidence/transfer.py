@@ -3,7 +3,7 @@
     python experiments/evidence/transfer.py --pools ../shared/data/pools --solutions \
         ../shared/data/gsm8k/example_model_solutions.jsonl --out transfer.json
 
-Hardware: two CPU cores, about 4 minutes. Results: docs/studies/evidence.md.
+Hardware: two CPU cores, about 4 minutes. Results: experiments/evidence/README.md.
 
 Problems are those of GSM8K test: this is a study of transfer between policies. Rankers are fitted on problems whose
 normalised text has int(sha256(text), 16) % 1319 < 1000, votes are tested on the others, and of each policy only the

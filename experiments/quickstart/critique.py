@@ -9,7 +9,7 @@ judge that makes its authors' mistakes. It criticises every labelled step four t
 agrees with the formal checker, and another verifier learns from that alone, from the policy and for as many tokens as
 the quickstart's PRM. Both judge the steps of problems that no model has seen.
 
-What one run gave (seed 0) is in docs/studies/judges.md: AUROC of steps 64.8 % for authors'
+What one run gave (seed 0) is in experiments/quickstart/judges.md: AUROC of steps 64.8 % for authors'
 critiques, 74.5 % for kept ones, 98.5 % for the PRM. The stages took about 10 minutes of a busy machine of two cores.
 """
 

@@ -5,7 +5,7 @@
 
 Policy, PRM and verifier have the same decoder, so that a computed token is the unit of all costs. A budget pays for
 samples and for their scores: a PRM reads what the samples share once; the verifier reads every distinct step's question
-and writes a critique. What one run gave is in docs/studies/judges.md.
+and writes a critique. What one run gave is in experiments/quickstart/judges.md.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ GAMED = {  # accuracy in % at updates 0, 4, 8, 12 of the quickstart's runs with 
     "seed 1": (33.8, 31.5, 29.2, 26.9),
     "seed 2": (37.9, 33.1, 28.2, 23.4),
 }
-"""Start and update 12 of all, and update 8 of seed 0, are recorded (docs/studies/reinforcement_learning.md); lines
-between them."""
+"""Start and update 12 of all, and update 8 of seed 0, are recorded in
+experiments/quickstart/reinforcement_learning.md; lines between them."""
 
 CONCENTRATION = 2.0
 

@@ -10,7 +10,7 @@ Products take the inputs' dtype and sum in float32. Products of float32 are, as 
 precision under `jax.default_matmul_precision("highest")`. Powers are of two, which is the instruction that GPUs have.
 Memory is linear in T beside the tables, 4 bytes a pair of blocks.
 
-The kernels are written in Pallas and lowered by Triton. docs/studies/gpu_kernels.md says why, and what the
+The kernels are written in Pallas and lowered by Triton. experiments/bench/gpu_kernels.md says why, and what the
 compiled kernels take.
 """
 

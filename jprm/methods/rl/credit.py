@@ -138,7 +138,7 @@ def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " 
 
 
 # Baselines: rewards of every sample's segments to the advantages of the segments. They differ in the variance of the
-# gradient: docs/studies/credit.md has figures. C_j is the reward to go of segment j.
+# gradient: experiments/studies/credit.md has figures. C_j is the reward to go of segment j.
 
 
 def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
