@@ -318,9 +318,10 @@ def test_the_fraction_of_draws_ahead_is_uniform_without_a_difference():
 
 
 def test_a_model_as_good_as_its_baselines_is_called_worse_as_often_as_the_pages_say():
-    """Of 100 files of 100 pools about 12 %: the best of five baselines is chosen on the problems it is compared on."""
+    """The best of five baselines is chosen on the problems it is compared on: 9.1 % of 10,000 files of 100 pools are
+    called worse, 8.4 % of 30 pools, 9.2 % of 300 pools, and 0.1 % better."""
     less, P, N = [], 100, 16
-    for seed in range(100):
+    for seed in range(600):
         rng = np.random.default_rng(seed)
         right_PN = (rng.random((P, N)) < rng.beta(0.8, 0.8, (P, 1))).astype(float)
         sizes = np.full(P, N)
@@ -329,4 +330,5 @@ def test_a_model_as_good_as_its_baselines_is_called_worse_as_often_as_the_pages_
         best_P = max(of_rivals, key=np.mean)
         less.append(mean_differences((of_model - best_P)[:, None], range(P), 0))
     worse, better = np.mean([x.high[0] < 0 for x in less]), np.mean([x.low[0] > 0 for x in less])
-    assert 0.05 < worse < 0.19 and better < 0.02  # 2.5 % each where the baseline is chosen beforehand
+    assert abs(worse - 0.091) < 3 * (0.091 * 0.909 / 600) ** 0.5  # 2.5 % where the baseline is chosen beforehand
+    assert better < 0.01
