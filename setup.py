@@ -119,6 +119,8 @@ setuptools.setup(
         "tensorboard": ["tensorboardX>=2.6.5"],
         "wandb": ["wandb>=0.31.0"],
         "mlflow": ["mlflow>=3.17.2"],
+        "otlp": ["opentelemetry-exporter-otlp-proto-http>=1.45.2", "opentelemetry-sdk>=1.45.2"],
+        "langfuse": ["langfuse>=5.0.4"],  # brings what `otlp` needs
         "s3": S3,
         "gcs": GCS,
         "test": TEST,
