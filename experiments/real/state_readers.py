@@ -1,15 +1,14 @@
 """Readers of a sample's states and confidences: each gives a sample one number, higher for likelier right.
 
-Formulas are those of the papers' code. A `Reader` is fitted on samples of known outcome (some need none), scored on
-others. Fitting never sees the samples that are scored.
+Formulas are those of the papers' code. A reader is fitted on samples of known outcome (some need none) and scores
+others. Several fits on the same samples, such as those of cross-fitting, are trained side by side: the samples' states
+are read once for all.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +22,17 @@ from jprm.methods.evidence.baselines import logistic
 WINDOW = 32
 """Tokens of a window of confidence: DeepConf has 2,048, for chains a hundred times as long."""
 RIDGES = (1e-3, 1e-2, 1e-1)
-PASSES = (5, 10, 20, 40)
+PASSES = (3, 6, 12, 24)
 
-Score = Callable[[Sequence[Sample]], Float[np.ndarray, " M"]]
+Score = Callable[[Sequence[Sample]], Float[np.ndarray, "S M"]]
+"""Of M samples by each of S seeds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Fitting:
-    """Samples of known outcome: those that train, and those that choose what training leaves open."""
+class Fit(NamedTuple):
+    """Which of the samples of known outcome train, and which choose what training leaves open."""
 
-    train: Sequence[Sample]
-    train_right_M: Bool[np.ndarray, " M"]
-    valid: Sequence[Sample]
-    valid_right_K: Bool[np.ndarray, " K"]
+    train_M: Bool[np.ndarray, " M"]
+    valid_M: Bool[np.ndarray, " M"]
 
 
 def self_certainty(samples: Sequence[Sample]) -> Float[np.ndarray, " M"]:
@@ -66,98 +63,125 @@ def tail(samples: Sequence[Sample]) -> Float[np.ndarray, " M"]:
     return np.array([x.top_T[-WINDOW:].mean() for x in samples])
 
 
-def clue(fitting: Fitting) -> Score:
+def clue(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit]) -> list[Score]:
     """CLUE (2510.01591): the nearer of two centroids of the states' change from the prompt to the end, all layers.
 
     The score is the distance from the centroid of wrong samples less that from the right ones, the mean over layers of
     Euclidean distances. Nothing is trained.
     """
 
-    def change(x: Sample) -> np.ndarray:
-        return x.state_TLD[-1].astype(np.float32) - x.prompt_LD.astype(np.float32)
+    def changes(samples: Sequence[Sample]) -> Float[np.ndarray, "M L D"]:
+        return np.stack([x.state_TLD[-1].astype(np.float32) - x.prompt_LD.astype(np.float32) for x in samples])
 
-    delta_MLD, right_M = np.stack([change(x) for x in fitting.train]), fitting.train_right_M
-    right_LD, wrong_LD = delta_MLD[right_M].mean(0), delta_MLD[~right_M].mean(0)
+    delta_MLD, scores = changes(samples), []
+    for fit in fits:
+        centroids = [delta_MLD[fit.train_M & is_M].mean(0) for is_M in (~right_M, right_M)]
 
-    def score(samples: Sequence[Sample]) -> np.ndarray:
-        delta_MLD = np.stack([change(x) for x in samples])
-        far = [np.linalg.norm(delta_MLD - centroid, axis=-1).mean(-1) for centroid in (wrong_LD, right_LD)]
-        return far[0] - far[1]
+        def score(samples: Sequence[Sample], centroids=centroids) -> np.ndarray:
+            delta_MLD = changes(samples)
+            wrong_M, right_M = (np.linalg.norm(delta_MLD - x_LD, axis=-1).mean(-1) for x_LD in centroids)
+            return (wrong_M - right_M)[None]
 
-    return score
+        scores.append(score)
+    return scores
 
 
-def last_state(fitting: Fitting) -> Score:
+def last_state(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit]) -> list[Score]:
     """A logistic regression on the last token's state; layer and regularisation have the least validation loss."""
-    candidates = []
-    for layer in range(fitting.train[0].state_TLD.shape[1]):
-        x_MD, valid_KD = (np.stack([x.state_TLD[-1, layer] for x in part]).astype(float) for part in
-                          (fitting.train, fitting.valid))  # fmt: skip
-        fitted = logistic(x_MD, fitting.train_right_M.astype(float), valid_KD, fitting.valid_right_K.astype(float))
-        candidates.append((_loss(fitted(valid_KD), fitting.valid_right_K), layer, fitted))
-    _, layer, chosen = min(candidates, key=lambda candidate: candidate[0])
-    return lambda samples: _odds(chosen(np.stack([x.state_TLD[-1, layer] for x in samples]).astype(float)))
+
+    def ends(samples: Sequence[Sample], layer: int) -> np.ndarray:
+        return np.stack([x.state_TLD[-1, layer] for x in samples]).astype(float)
+
+    best: list[tuple[float, int, Any]] = [(np.inf, 0, None)] * len(fits)
+    for layer in range(samples[0].state_TLD.shape[1]):
+        x_MD = ends(samples, layer)
+        for k, fit in enumerate(fits):
+            parts = (x_MD[fit.train_M], right_M[fit.train_M].astype(float), x_MD[fit.valid_M])
+            fitted = logistic(*parts, right_M[fit.valid_M].astype(float))
+            loss = _loss(_odds(fitted(x_MD[fit.valid_M])), right_M[fit.valid_M])
+            best[k] = min(best[k], (loss, layer, fitted), key=lambda candidate: candidate[0])
+    return [
+        lambda samples, layer=layer, fitted=fitted: _odds(fitted(ends(samples, layer)))[None]
+        for _, layer, fitted in best
+    ]
 
 
-def swift(fitting: Fitting, seed: int = 0, *, ends: bool = False) -> Score:
+def swift(
+    samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit], seeds: Sequence[int] = (0,), *,
+    ends: bool = False,
+) -> list[Score]:  # fmt: skip
     """SWIFT (2505.12225): with h_t all layers' states, g_t = sigmoid(a h_t + b) and r_t = c h_t + d, a sample scores
     sum g_t r_t / sum g_t. Trained on outcomes by cross-entropy. With `ends`, only the last token of each step is read.
 
-    Ridge and passes have the least validation loss.
+    A fit's ridge and passes have the least validation loss. States are standardised by their own mean and spread.
     """
-    train, valid = (_flat(part, ends) for part in (fitting.train, fitting.valid))
-    mean_F = train.x_NF.mean(0, dtype=np.float64).astype(np.float32)
-    scale_F = train.x_NF.std(0, dtype=np.float64).astype(np.float32) + 1e-3
-    best: tuple[float, Any] = (np.inf, None)
-    for ridge in RIDGES:
-        for params in _trained(train, fitting.train_right_M, mean_F, scale_F, ridge, seed):
-            loss = _loss_of_odds(_gated(params, valid, mean_F, scale_F), fitting.valid_right_K)
-            if loss < best[0]:
-                best = loss, jax.tree.map(np.asarray, params)
-    params = best[1]
-    return lambda samples: _gated(params, _flat(samples, ends), mean_F, scale_F)
+    flat = _flat(samples, ends)
+    some_NF = flat.x_NF[:: max(1, len(flat.x_NF) // SPREAD)].astype(np.float32)
+    standard = some_NF.mean(0), some_NF.std(0) + 1e-3
+    chosen = [_trained(flat, right_M, fits, standard, seed) for seed in seeds]  # by seed and fit
+    return [
+        lambda samples, k=k: _gated(
+            jax.tree.map(lambda *x: np.stack(x, axis=-1), *(of_fits[k] for of_fits in chosen)),
+            _flat(samples, ends), standard,
+        ).T
+        for k in range(len(fits))
+    ]  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Flat:
-    """Tokens of many samples, one after the other."""
+class Flat(NamedTuple):
+    """Tokens of M samples, one after the other."""
 
-    x_NF: np.ndarray  # float16: all layers' states
-    sample_N: np.ndarray
+    x_NF: Float[np.ndarray, "N F"]  # float16: all layers' states
+    start_M: np.ndarray  # of each sample, and the end of the last: M + 1 of them
 
 
 def _flat(samples: Sequence[Sample], ends: bool) -> Flat:
     at = [x.end_K if ends else np.arange(len(x.state_TLD)) for x in samples]
     x_NF = np.concatenate([x.state_TLD[index].reshape(len(index), -1) for x, index in zip(samples, at, strict=True)])
-    return Flat(x_NF, np.repeat(np.arange(len(samples)), [len(index) for index in at]))
+    return Flat(x_NF, np.cumsum([0, *map(len, at)]))
 
 
-@functools.partial(jax.jit, static_argnums=5)
-def _scores(params: Mapping[str, Array], x_NF, sample_N, mean_F, scale_F, count: int) -> Array:
-    both_N2 = ((x_NF.astype(jnp.float32) - mean_F) / scale_F) @ params["kernel"] + params["bias"]
-    gate_N = jax.nn.sigmoid(both_N2[:, 0]) * (sample_N < count)
-    total_M = jax.ops.segment_sum(gate_N, sample_N, count + 1)[:count]
-    return jax.ops.segment_sum(gate_N * both_N2[:, 1], sample_N, count + 1)[:count] / jnp.maximum(total_M, 1e-6)
+def _scores(params: Mapping[str, Array], x_NF, sample_N, standard, count: int) -> Array:
+    """Returns the scores of `count` samples by each of G readers: (count, G)."""
+    mean_F, scale_F = standard
+    both_N2G = jnp.einsum("nf,fcg->ncg", (x_NF.astype(jnp.float32) - mean_F) / scale_F, params["kernel"])
+    both_N2G += params["bias"]
+    gate_NG = jax.nn.sigmoid(both_N2G[:, 0]) * (sample_N < count)[:, None]
+    total_MG = jax.ops.segment_sum(gate_NG, sample_N, count + 1)[:count]
+    return jax.ops.segment_sum(gate_NG * both_N2G[:, 1], sample_N, count + 1)[:count] / jnp.maximum(total_MG, 1e-6)
 
 
-BATCH, CELLS = 32, 2048
+SPREAD = 100_000
+"""Tokens, about, from which the states' mean and spread are taken."""
+BATCH, CELLS = 64, 4096
 """Samples of a batch, and the multiple of tokens to which it is padded."""
 
 
 def _batch(flat: Flat, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    parts = [np.flatnonzero(flat.sample_N == m) for m in members]
-    index, number = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    size = -(-len(index) // CELLS) * CELLS
-    x_NF = np.zeros((size, flat.x_NF.shape[1]), np.float16)
-    x_NF[: len(index)] = flat.x_NF[index]
-    return x_NF, np.pad(number, (0, size - len(number)), constant_values=BATCH)
+    """Returns the tokens of some samples, and of each its sample; BATCH for padding."""
+    parts = [np.arange(flat.start_M[m], flat.start_M[m + 1]) for m in members]
+    index_N = np.concatenate(parts)
+    sample_N = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    lacking = -len(index_N) % CELLS
+    return np.pad(index_N, (0, lacking)), np.pad(sample_N, (0, lacking), constant_values=BATCH)
 
 
-def _gated(params, flat: Flat, mean_F, scale_F) -> np.ndarray:
-    M, scores = int(flat.sample_N[-1]) + 1, []
+@jax.jit
+def _scores_of(params, x_NF, sample_N, standard) -> Array:
+    return _scores(params, x_NF, sample_N, standard, BATCH)
+
+
+@jax.jit
+def _scores_at(params, x_NF, index_N, sample_N, standard) -> Array:
+    return _scores(params, x_NF[index_N], sample_N, standard, BATCH)
+
+
+def _gated(params, flat: Flat, standard) -> Float[np.ndarray, "M G"]:
+    M, scores = len(flat.start_M) - 1, []
     for a in range(0, M, BATCH):
         members = np.arange(a, min(a + BATCH, M))
-        scores.append(np.asarray(_scores(params, *_batch(flat, members), mean_F, scale_F, BATCH))[: len(members)])
+        index_N, sample_N = _batch(flat, members)
+        scores.append(np.asarray(_scores_of(params, flat.x_NF[index_N], sample_N, standard))[: len(members)])
     return np.concatenate(scores)
 
 
@@ -167,35 +191,52 @@ RATE = 0.1
 
 
 @jax.jit
-def _step(params, state, x_NF, sample_N, mean_F, scale_F, right_B, weight_B, ridge):
+def _step(params, state, x_NF, index_N, sample_N, standard, right_B, weight_BG, ridge_G):
     def loss(params):
-        odds_B = _scores(params, x_NF, sample_N, mean_F, scale_F, BATCH)
-        each_B = jax.nn.softplus(odds_B) - right_B * odds_B
-        return jnp.sum(weight_B * each_B) / jnp.sum(weight_B) + ridge * jnp.sum(params["kernel"] ** 2)
+        odds_BG = _scores(params, x_NF[index_N], sample_N, standard, BATCH)
+        each_BG = jax.nn.softplus(odds_BG) - right_B[:, None] * odds_BG
+        mean_G = jnp.sum(weight_BG * each_BG, 0) / jnp.maximum(jnp.sum(weight_BG, 0), 1)
+        return jnp.sum(mean_G + ridge_G * jnp.sum(params["kernel"] ** 2, (0, 1)))  # readers share no parameter
 
     update, state = OPTIMISER.update(jax.grad(loss)(params), state)
     rate = RATE / x_NF.shape[1] ** 0.5
     return jax.tree.map(lambda x, change: x - rate * change, params, update), state
 
 
-def _trained(train: Flat, right_M, mean_F, scale_F, ridge: float, seed: int):
-    """Yields the parameters after each of PASSES."""
+def _trained(flat: Flat, right_M, fits: Sequence[Fit], standard, seed: int) -> list[dict[str, np.ndarray]]:
+    """Returns each fit's parameters with the least validation loss: of RIDGES, after one of PASSES."""
     rng = np.random.default_rng(seed)
-    F, M = train.x_NF.shape[1], len(right_M)
-    params = {"kernel": jnp.asarray(0.01 * rng.standard_normal((F, 2)) / np.sqrt(F), jnp.float32), "bias": jnp.zeros(2)}
-    state = OPTIMISER.init(params)
+    F, K, R = flat.x_NF.shape[1], len(fits), len(RIDGES)
+    train_MG, valid_MG = (np.repeat(np.stack(masks, axis=1), R, axis=1) for masks in zip(*fits, strict=True))
+    used = np.flatnonzero((train_MG | valid_MG).any(axis=1))
+    first_F2 = 0.01 * rng.standard_normal((F, 2)) / np.sqrt(F)
+    kernel_F2G = np.repeat(first_F2[:, :, None], K * R, axis=2).astype(np.float32)
+    params: Any = {"kernel": jnp.asarray(kernel_F2G), "bias": jnp.zeros((2, K * R))}
+    state, ridge_G = OPTIMISER.init(params), jnp.tile(jnp.array(RIDGES), K)
+    x_NF, standard = jnp.asarray(flat.x_NF), jax.tree.map(jnp.asarray, standard)
+    best: list[tuple[float, Any]] = [(np.inf, None)] * K
     for done in range(1, max(PASSES) + 1):
-        order_M = rng.permutation(M)
-        for a in range(0, M, BATCH):
-            members = order_M[a : a + BATCH]
-            lacking = BATCH - len(members)
-            right_B, weight_B = (
-                np.pad(x.astype(np.float32), (0, lacking)) for x in (right_M[members], np.ones(len(members)))
-            )
-            batch = *_batch(train, members), mean_F, scale_F
-            params, state = _step(params, state, *batch, right_B, weight_B, ridge)
-        if done in PASSES:
-            yield params
+        order = rng.permutation(used[train_MG[used].any(axis=1)])
+        for a in range(0, len(order), BATCH):
+            members = order[a : a + BATCH]
+            lacking = ((0, BATCH - len(members)),)
+            right_B = np.pad(right_M[members].astype(np.float32), lacking)
+            weight_BG = np.pad(train_MG[members].astype(np.float32), (*lacking, (0, 0)))
+            params, state = _step(params, state, x_NF, *_batch(flat, members), standard, right_B, weight_BG, ridge_G)
+        if done not in PASSES:
+            continue
+        judged = used[valid_MG[used].any(axis=1)]
+        parts = [judged[a : a + BATCH] for a in range(0, len(judged), BATCH)]
+        odds_JG = np.concatenate([
+            np.asarray(_scores_at(params, x_NF, *_batch(flat, part), standard))[: len(part)] for part in parts
+        ])  # fmt: skip
+        now = jax.tree.map(np.asarray, params)
+        for g in range(K * R):
+            valid_J = valid_MG[judged, g]
+            loss = _loss(odds_JG[valid_J, g], right_M[judged[valid_J]])
+            if loss < best[g // R][0]:
+                best[g // R] = loss, jax.tree.map(lambda x, g=g: x[..., g], now)
+    return [params for _, params in best]
 
 
 def _odds(p: np.ndarray) -> np.ndarray:
@@ -203,21 +244,17 @@ def _odds(p: np.ndarray) -> np.ndarray:
     return np.log(p) - np.log1p(-p)
 
 
-def _loss(p_K: np.ndarray, right_K: np.ndarray) -> float:
-    return _loss_of_odds(_odds(p_K), right_K)
-
-
-def _loss_of_odds(odds_K: np.ndarray, right_K: np.ndarray) -> float:
+def _loss(odds_K: np.ndarray, right_K: np.ndarray) -> float:
     return float(np.mean(np.logaddexp(0, odds_K) - right_K * odds_K))
 
 
-UNTRAINED: dict[str, Score] = {
+UNTRAINED: dict[str, Callable[[Sequence[Sample]], Float[np.ndarray, " M"]]] = {
     "log-probability": log_probability, "self-certainty": self_certainty,
     "lowest window": lowest_window, "tail": tail,
 }  # fmt: skip
-FITTED: dict[str, Callable[[Fitting, int], Score]] = {
-    "CLUE": lambda fitting, seed: clue(fitting),
-    "last state": lambda fitting, seed: last_state(fitting),
+FITTED: dict[str, Callable[[Sequence[Sample], np.ndarray, Sequence[Fit], Sequence[int]], list[Score]]] = {
+    "CLUE": lambda samples, right_M, fits, seeds: clue(samples, right_M, fits),
+    "last state": lambda samples, right_M, fits, seeds: last_state(samples, right_M, fits),
     "SWIFT": swift,
-    "SWIFT by steps": lambda fitting, seed: swift(fitting, seed, ends=True),
+    "SWIFT by steps": lambda samples, right_M, fits, seeds: swift(samples, right_M, fits, seeds, ends=True),
 }

@@ -4,7 +4,7 @@
         --output runs/real/states --layers 3 6 9 12 15 18 21 24 --prompt experiments/real/prompt.txt
 
 Each problem's samples are one tree, so that their prompt and common beginnings are computed once. A problem is one file
-of the output folder; a kill loses the one at work, and the same command continues. Progress goes by tokens.
+of the output folder; a kill loses the ones at work, and the same command continues. Progress goes by tokens.
 
 A file holds, for the tree's N tokens:
 
@@ -26,7 +26,7 @@ import functools
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -110,9 +110,20 @@ def _distributions(params, config: ModelConfig, x_ND, token_N):
     logp_NV = logit_NV - jax.nn.logsumexp(logit_NV, axis=1, keepdims=True)
     picked_N = jnp.take_along_axis(logp_NV, token_N[:, None], axis=1)[:, 0]
     certainty_N = -jnp.mean(logp_NV, axis=1) - jnp.log(logp_NV.shape[1])
-    top_N = -jnp.mean(jax.lax.top_k(logp_NV, TOP)[0], axis=1)
+    top_N = -jnp.mean(largest(logp_NV, TOP), axis=1)
     entropy_N = -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=1)
     return jnp.stack([picked_N, certainty_N, top_N, entropy_N])
+
+
+def largest(x_NV: Float[jax.Array, "N V"], k: int, block: int = 128) -> Float[jax.Array, "N k"]:
+    """Returns the k largest of each row: they are in the k blocks of the largest maxima, and only these are sorted."""
+    N, V = x_NV.shape
+    if V <= k * block:
+        return jax.lax.top_k(x_NV, k)[0]
+    x_NCU = jnp.pad(x_NV, ((0, 0), (0, -V % block)), constant_values=-jnp.inf).reshape(N, -1, block)
+    chosen_NK = jax.lax.top_k(x_NCU.max(axis=2), k)[1]
+    some_NKU = jnp.take_along_axis(x_NCU, chosen_NK[:, :, None], axis=1)
+    return jax.lax.top_k(some_NKU.reshape(N, -1), k)[0]
 
 
 def name_of(tree: ReasoningTree) -> str:
@@ -121,36 +132,42 @@ def name_of(tree: ReasoningTree) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray]:
+    """Returns what a problem's file holds, of the first `kept` groups of layers."""
+    written = token_tree(tree, base.layout)  # one tree a row: a longer row costs more in attention
+    size = padded_size(max(512, len(written.tokens_N)))
+    packed = pack([written], size, max(64, padded_size(len(written.run_M))), too_long="error")
+    if len(packed.rows.tokens) != 1:
+        raise ValueError(f"{written.name}: takes more than one row of {size} tokens")
+    state_BTLD, last_BTD = _streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), kept)
+    N, P = len(written.tokens_N), written.problem
+    until_N = packed.rows.until[0, :N]
+    before_N = _before(until_N)
+    numbers, parts = np.zeros((4, N), np.float32), []
+    for a in range(P, N, POSITIONS):
+        at = np.arange(a, min(a + POSITIONS, N))
+        padded = np.pad(at, (0, POSITIONS - len(at)), mode="edge")
+        x_ND = last_BTD[0, before_N[padded]]
+        parts.append((at, _distributions(base.params, base.config, x_ND, written.tokens_N[padded])))
+    for at, of_tokens in parts:
+        numbers[:, at] = np.asarray(of_tokens)[:, : len(at)]
+    end_of = {int(n): int(e) for n, e in zip(packed.node_BS[0], packed.rows.step_end[0], strict=True) if n >= 0}
+    return dict(
+        state_NLD=np.asarray(state_BTLD[0])[:N], until_N=until_N, problem=np.array(P),
+        logprob_N=numbers[0], certainty_N=numbers[1], top_N=numbers[2], entropy_N=numbers[3],
+        end_M=np.array([end_of[i] for i in range(len(tree.nodes))]),
+    )  # fmt: skip
+
+
 def compute(base: Base, kept: int, trees: Sequence[ReasoningTree], folder: pathlib.Path) -> Iterator[int]:
-    """Writes the files of trees that lack one; yields the tokens of each batch."""
+    """Writes the files of trees that lack one; yields the tokens of each."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [tree for tree in trees if tree.nodes and not (folder / f"{name_of(tree)}.npz").is_file()]
     for tree in missing:
-        written = token_tree(tree, base.layout)  # one tree a row: a longer row costs more in attention
-        size = padded_size(max(512, len(written.tokens_N)))
-        packed = pack([written], size, max(64, padded_size(len(written.run_M))), too_long="error")
-        if len(packed.rows.tokens) != 1:
-            raise ValueError(f"{written.name}: takes more than one row of {size} tokens")
-        state_BTLD, last_BTD = _streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), kept)
-        N, P = len(written.tokens_N), written.problem
-        until_N = packed.rows.until[0, :N]
-        before_N = _before(until_N)
-        numbers = np.zeros((4, N), np.float32)
-        for a in range(P, N, POSITIONS):
-            at = np.arange(a, min(a + POSITIONS, N))
-            padded = np.pad(at, (0, POSITIONS - len(at)), mode="edge")
-            of_tokens = _distributions(
-                base.params, base.config, last_BTD[0, before_N[padded]], written.tokens_N[padded]
-            )
-            numbers[:, at] = np.asarray(of_tokens)[:, : len(at)]
-        end_of = {int(n): int(e) for n, e in zip(packed.node_BS[0], packed.rows.step_end[0], strict=True) if n >= 0}
+        x = computed(base, kept, tree)
         with atomic_file(folder / f"{name_of(tree)}.npz") as stream:
-            np.savez(
-                stream, state_NLD=np.asarray(state_BTLD[0, :N]), until_N=until_N, problem=P,
-                logprob_N=numbers[0], certainty_N=numbers[1], top_N=numbers[2], entropy_N=numbers[3],
-                end_M=np.array([end_of[i] for i in range(len(tree.nodes))]),
-            )  # fmt: skip
-        yield N
+            np.savez(stream, **x)  # pyright: ignore[reportArgumentType]
+        yield len(x["until_N"])
 
 
 def _before(until_N: np.ndarray) -> np.ndarray:
@@ -167,7 +184,11 @@ def _before(until_N: np.ndarray) -> np.ndarray:
 def read(folder: pathlib.Path, tree: ReasoningTree) -> list[Sample]:
     """Returns a tree's chains in order. Raises FileNotFoundError where they were not computed."""
     with np.load(folder / f"{name_of(tree)}.npz") as file:
-        x = dict(file)
+        return samples_of(dict(file), tree)
+
+
+def samples_of(x: Mapping[str, np.ndarray], tree: ReasoningTree) -> list[Sample]:
+    """Returns a tree's chains in order, from what `computed` returned."""
     index_N, samples = np.arange(len(x["until_N"])), []
     for chain in chains_of(tree):
         end_K = x["end_M"][chain]
@@ -210,5 +231,4 @@ def main(
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_platforms", "cpu")
     tyro.cli(main)

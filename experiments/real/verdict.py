@@ -1,27 +1,23 @@
-"""The verdict on readers of states, from the kept pools: see README.md for the protocol.
+"""The verdict on readers of states, from kept pools and kept scores of their samples: see README.md for the protocol.
 
-    python experiments/real/verdict.py --base runs/models/qwen2.5-coder-0.5b.gguf --out runs/real/verdict
+    python experiments/real/verdict.py --out runs/real/verdict.json                   # two minutes
+    python experiments/real/verdict.py --out verdict.json --scores mine.jsonl         # of `reader_scores.py`
 
-Pools are `pools/own_train.jsonl.gz` and `pools/own_test.jsonl.gz` beside this file, and with --shared the first
-problems of other policies. States that are missing are computed first, and resumably.
+Pools are `pools/NAME.jsonl.gz` beside this file: `own_train`, `own_test`, and those of other policies.
 """
 
 from __future__ import annotations
 
-import functools
+import json
 import pathlib
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+import token_states as states  # pyright: ignore[reportMissingImports]
 import tyro
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import state_readers as readers  # pyright: ignore[reportMissingImports]
-import token_states as states  # pyright: ignore[reportMissingImports]
-
+from jprm.io.jsonl import read_lines
 from jprm.io.outputs import Bar, write_json
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.fit import bucket, policy_of
@@ -36,52 +32,68 @@ from jprm.methods.evidence.ranker import (
     vote_correct,
 )
 from jprm.methods.evidence.verifier import vote_weights
-from jprm.tree import ReasoningTree, read_trees
+from jprm.tree import read_trees
 
 HERE = pathlib.Path(__file__).parent
-LAYERS = (3, 6, 9, 12, 15, 18, 21, 24)
-SEEDS, FOLDS, DRAWS = 3, 5, 2000
-OTHERS = ("chatgpt", "llama13b", "llama7b")
+DRAWS = 2000
+ALONE = ("outcome PRM",)
+"""Trained on outcomes of the very problems that fit the fused verifier, so that it is not among its sources."""
 
 
 class Pool(NamedTuple):
-    """The samples of a file: text evidence and outcomes, states, the bucket of each sample's problem."""
+    """The samples of a file: text evidence and outcomes, each reader's scores by seed, the bucket of the problem."""
 
     chains: Chains
-    samples: list[Any]
+    score_SM: Mapping[str, np.ndarray]
     bucket_M: np.ndarray
 
     def where(self, chosen_M: np.ndarray) -> Pool:
-        some = [x for x, chosen in zip(self.samples, chosen_M, strict=True) if chosen]
-        return Pool(self.chains.where(chosen_M), some, self.bucket_M[chosen_M])
+        scores = {name: score_SM[:, chosen_M] for name, score_SM in self.score_SM.items()}
+        return Pool(self.chains.where(chosen_M), scores, self.bucket_M[chosen_M])
+
+    def score(self, name: str, seed: int) -> np.ndarray:
+        score_SM = self.score_SM[name]
+        return score_SM[seed % len(score_SM)]  # some have one for all seeds
 
 
-def read(name: str, trees: Sequence[ReasoningTree], folder: pathlib.Path) -> Pool:
+def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]) -> Pool:
+    """Raises SystemExit for a problem without scores."""
+    name = path.name.split(".")[0]
+    trees = [tree for tree in read_trees(path) if tree.nodes]
     policy = policy_of(name, trees, [evidence.find(source) for source in evidence.DEFAULT])
-    samples = [sample for tree in trees for sample in states.read(folder, tree)]
+    if missing := sum((name, states.name_of(tree)) not in scores for tree in trees):
+        raise SystemExit(f"error: {path}: {missing} problems have no scores; make them with reader_scores.py")
+    of_trees = [scores[name, states.name_of(tree)] for tree in trees]
+    by_reader = {
+        reader: np.concatenate([np.atleast_2d(of[reader]) for of in of_trees], axis=1) for reader in of_trees[0]
+    }
     bucket_M = np.array([bucket(tree.problem, 10) for tree in trees])[policy.chains.problem_M]
-    return Pool(policy.chains, samples, bucket_M)
+    return Pool(policy.chains, by_reader, bucket_M)
 
 
-class Arm(NamedTuple):
-    """What chooses: log odds of every sample of a pool; one for each seed."""
+def read_scores(paths: Sequence[pathlib.Path]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Returns the scores of every problem by pool and name; several files may hold different readers."""
+    scores: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in paths:
+        for _, line in read_lines(path):
+            record = json.loads(line)
+            scores.setdefault((record["pool"], record["problem"]), {}).update(record["scores"])
+    return scores
 
-    odds: Callable[[Pool], np.ndarray]
+
+Arm = Callable[[Pool], np.ndarray]
+"""What chooses: log odds of every sample of a pool."""
 
 
-def of_number(score: Callable[[Sequence[Any]], np.ndarray], calibration: Pool) -> Arm:
-    """Returns the arm of one number: its log odds by a logistic regression on samples that it was not fitted on."""
+def of_number(name: str, seed: int, calibration: Pool) -> Arm:
+    """Returns the arm of one reader: its log odds by a logistic regression on samples that it was not fitted on."""
 
     def column(pool: Pool) -> Chains:
-        return pool.chains._replace(x_MF=score(pool.samples)[:, None].astype(float))
+        return pool.chains._replace(x_MF=pool.score(name, seed)[:, None])
 
     ranker = Ranker.standardising(column(calibration).x_MF)
     ranker = calibrated(Ranker(ranker.mean_F, ranker.scale_F, np.ones(1)), column(calibration))
-    return Arm(lambda pool: ranker.log_odds(column(pool).x_MF))
-
-
-def fitting_of(train: Pool, valid: Pool) -> readers.Fitting:
-    return readers.Fitting(train.samples, train.chains.correct_M > 0.5, valid.samples, valid.chains.correct_M > 0.5)
+    return lambda pool: ranker.log_odds(column(pool).x_MF)
 
 
 def arms(own: Pool, seed: int) -> dict[str, Arm]:
@@ -89,32 +101,16 @@ def arms(own: Pool, seed: int) -> dict[str, Arm]:
     parts = {what: own.where(np.isin(own.bucket_M, tenths)) for what, tenths in
              (("train", range(7)), ("valid", [7]), ("calibration", [8, 9]))}  # fmt: skip
     train, valid, calibration = parts["train"], parts["valid"], parts["calibration"]
-    result = {name: of_number(score, calibration) for name, score in readers.UNTRAINED.items()}
-    scores: dict[str, Any] = dict(readers.UNTRAINED)
-    crossed: dict[str, Any] = {}  # of the samples that train and choose, by readers of other folds
-    both = own.where(np.isin(own.bucket_M, range(8)))
-    fold_M = both.chains.problem_M % FOLDS
-    for name, fit in readers.FITTED.items():
-        scores[name] = fit(fitting_of(train, valid), seed)
-        result[name] = of_number(scores[name], calibration)
-        crossed[name] = np.zeros(len(fold_M))
-        for fold in range(FOLDS):
-            rest = both.where(fold_M != fold)
-            kept = rest.where(rest.bucket_M < 7), rest.where(rest.bucket_M == 7)
-            crossed[name][fold_M == fold] = fit(fitting_of(*kept), seed)(both.where(fold_M == fold).samples)
+    result = {name: of_number(name, seed, calibration) for name in own.score_SM}
     text = calibrated(fit_ranker(train.chains, valid.chains), calibration.chains)
-    result["text"] = Arm(lambda pool: text.log_odds(pool.chains.x_MF))
+    result["text"] = lambda pool: text.log_odds(pool.chains.x_MF)
 
-    def joined(pool: Pool, columns: Sequence[np.ndarray]) -> Chains:
+    def together(pool: Pool) -> Chains:
+        columns = [pool.score(name, seed) for name in own.score_SM if name not in ALONE]
         return pool.chains._replace(x_MF=np.column_stack([pool.chains.x_MF, *columns]))
 
-    def with_scores(pool: Pool) -> Chains:
-        return joined(pool, [score(pool.samples) for score in scores.values()])
-
-    known = joined(both, [crossed[name] if name in crossed else scores[name](both.samples) for name in scores])
-    fused = fit_ranker(known.where(both.bucket_M < 7), known.where(both.bucket_M == 7))
-    fused = calibrated(fused, with_scores(calibration))
-    result["fused"] = Arm(lambda pool: fused.log_odds(with_scores(pool).x_MF))
+    fused = calibrated(fit_ranker(together(train), together(valid)), together(calibration))
+    result["fused"] = lambda pool: fused.log_odds(together(pool).x_MF)
     return result
 
 
@@ -136,7 +132,7 @@ def interval(value_SP: np.ndarray, seed: int = 0) -> dict[str, float]:
     return {"value": 100 * value_SP.mean(), "low": 100 * low, "high": 100 * high}
 
 
-def figures(pool: Pool, by_seed: Sequence[dict[str, Arm]]) -> dict[str, Any]:
+def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
     """Returns the figures of one policy's pools, by arm."""
     chains = pool.chains
     majority_P = vote_correct(chains, np.ones(len(chains.correct_M)))
@@ -147,7 +143,7 @@ def figures(pool: Pool, by_seed: Sequence[dict[str, Arm]]) -> dict[str, Any]:
         "any": 100 * float(np.mean(np.bincount(chains.problem_M, chains.correct_M) > 0)),
         "majority": interval(majority_P[None]), "arms": {},
     }  # fmt: skip
-    odds = {name: np.stack([arms[name].odds(pool) for arms in by_seed]) for name in by_seed[0]}
+    odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in by_seed[0]}
     votes = {
         name: np.stack([vote_correct(chains, vote_weights(odds_M, np.ones(len(odds_M)))) for odds_M in odds_SM])
         for name, odds_SM in odds.items()
@@ -165,59 +161,29 @@ def figures(pool: Pool, by_seed: Sequence[dict[str, Arm]]) -> dict[str, Any]:
 
 
 def main(
-    base: str, out: pathlib.Path, pools: pathlib.Path = HERE / "pools", shared: pathlib.Path | None = None,
-    others: int = 32, keep_states: bool = True,
-) -> None:  # fmt: skip
-    """Fit every reader on the policy's training pools and measure all on its test pools, and on other policies.
+    out: pathlib.Path, pools: pathlib.Path = HERE / "pools", scores: tuple[pathlib.Path, ...] = (), seeds: int = 3
+) -> None:
+    """Fit the verdict's arms on the policy's training pools, and measure all on its test pools and on other policies.
 
     Args:
-        base: The policy's model.
-        out: The folder of states and of `verdict.json`.
-        pools: The folder of `own_train.jsonl.gz` and `own_test.jsonl.gz`.
-        shared: The folder with `pools/` of other policies.
-        others: Problems of each other policy.
-        keep_states: Leave the states in the folder, some 15 MB a problem.
+        out: A file for the figures, as JSON.
+        pools: The folder of the pools.
+        scores: Files of scores; by default all `scores*.jsonl.gz` of the pools' folder.
+        seeds: Of readers that have any.
     """
-    trees = {
-        name: [tree for tree in read_trees(pools / f"{name}.jsonl.gz") if tree.nodes]
-        for name in ("own_train", "own_test")
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    if shared is not None:
-        for policy in OTHERS:
-            path = out / f"{policy}.jsonl"
-            first_problems(shared / f"pools/gsm8k_{policy}_n19.jsonl", others, path)
-            trees[policy] = list(read_trees(path))
-    loaded = functools.cache(lambda: states.Base.load(base, LAYERS, (HERE / "prompt.txt").read_text().rstrip("\n")))
-    for name, some in trees.items():
-        with Bar(f"states of {name}", len(some)) as bar:
-            missing = [t for t in some if not (out / "states" / f"{states.name_of(t)}.npz").is_file()]
-            bar.add(len(some) - len(missing))
-            for _ in states.compute(loaded(), len(LAYERS), missing, out / "states") if missing else ():
-                bar.add()
-    read_pools = {name: read(name, some, out / "states") for name, some in trees.items()}
-    by_seed = []
-    with Bar("fitting readers", SEEDS) as bar:
-        for seed in bar.follow(range(SEEDS)):
-            by_seed.append(arms(read_pools["own_train"], seed))
-    result = {name: figures(pool, by_seed) for name, pool in read_pools.items() if name != "own_train"}
-    write_json(out / "verdict.json", result)
+    known = read_scores(scores or sorted(pools.glob("scores*.jsonl.gz")))
+    others = sorted({pool for pool, _ in known} - {"own_train", "own_test"})
+    names = ["own_train", "own_test", *others]
+    with Bar("reading pools", len(names)) as bar:
+        read_pools = {name: read(pools / f"{name}.jsonl.gz", known) for name in bar.follow(names)}
+    with Bar("fitting arms", seeds) as bar:
+        by_seed = [arms(read_pools["own_train"], seed) for seed in bar.follow(range(seeds))]
+    with Bar("drawing intervals", len(names) - 1) as bar:
+        result = {
+            name: figures(read_pools[name], by_seed) for name in bar.follow([n for n in names if n != "own_train"])
+        }
+    write_json(out, result)
     show(result)
-
-
-def first_problems(path: pathlib.Path, count: int, out: pathlib.Path) -> None:
-    """Writes the pools of the first problems by their hash, each chain once."""
-    import hashlib
-
-    from jprm.io.jsonl import parse, read_lines, write_records
-
-    records = [parse(line, f"{path}:{number}") for number, line in read_lines(path)]
-    records.sort(key=lambda record: hashlib.sha256(record["problem"].encode()).hexdigest())
-    distinct = [
-        {**r, "samples": list({tuple(sample["steps"]): sample for sample in reversed(r["samples"])}.values())[::-1]}
-        for r in records[:count]
-    ]
-    write_records(out, distinct)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -236,5 +202,4 @@ def show(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_platforms", "cpu")
     tyro.cli(main)

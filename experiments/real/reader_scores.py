@@ -1,0 +1,130 @@
+"""Scores of pools by every reader of a base's states: from pools to `scores.jsonl.gz`, which the verdict reads.
+
+    python experiments/real/reader_scores.py --base runs/models/qwen2.5-coder-0.5b.gguf --output scores.jsonl.gz \\
+        --keep runs/real/states --other runs/real/chatgpt.jsonl
+
+Readers are fitted on `pools/own_train.jsonl.gz` (buckets 0 to 6 of 10 train, 7 chooses) and score that file's buckets
+8 and 9, `own_test.jsonl.gz` and the others. Buckets 0 to 7 are scored by readers of other folds of five, so that no
+score is of a reader that was fitted on its problem. A GPU takes minutes; two CPU cores an hour for each 50 problems, and
+with `--keep` a stopped command continues.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import state_readers as readers  # pyright: ignore[reportMissingImports]
+import token_states as states  # pyright: ignore[reportMissingImports]
+import tyro
+
+from jprm.io.jsonl import write_records
+from jprm.io.outputs import Bar
+from jprm.methods.evidence.fit import bucket
+from jprm.tree import ReasoningTree, chains_of, read_trees
+
+HERE = pathlib.Path(__file__).parent
+LAYERS = (3, 6, 9, 12, 15, 18, 21, 24)
+SEEDS, FOLDS, AT_ONCE = 3, 5, 3
+
+
+def main(
+    base: str, output: pathlib.Path, pools: pathlib.Path = HERE / "pools", other: tuple[pathlib.Path, ...] = (),
+    keep: pathlib.Path | None = None, layers: tuple[int, ...] = LAYERS,
+) -> None:  # fmt: skip
+    """Fit every reader on the policy's training pools, and score all pools.
+
+    Args:
+        base: The policy's model.
+        output: The file of scores.
+        pools: The folder of `own_train.jsonl.gz` and `own_test.jsonl.gz`.
+        other: Pools of other policies.
+        keep: A folder for states, some 20 MB a problem. They are not kept by default.
+        layers: Of the base, counted from 1.
+    """
+    prompt = (HERE / "prompt.txt").read_text().rstrip("\n")
+    states_of, records = reading(base, layers, prompt, keep), []
+    train = trees_of(pools / "own_train.jsonl.gz")
+    with Bar("states of own_train", len(train)) as bar:
+        by_problem = list(bar.follow(states_of(train)))
+    with Bar("fitting readers", len(readers.FITTED)) as bar:
+        fitted = fit(train, by_problem, bar)
+    for tree, samples in zip(train, by_problem, strict=True):
+        chosen = 0 if bucket(tree.problem, 10) > 7 else 1 + fold_of(tree)
+        records.append(record("own_train", tree, samples, {name: fits[chosen] for name, fits in fitted.items()}))
+    del by_problem
+    for path in (pools / "own_test.jsonl.gz", *other):
+        name, trees = path.name.split(".")[0], trees_of(path)
+        with Bar(f"scoring {name}", len(trees)) as bar:
+            for tree, samples in zip(trees, bar.follow(states_of(trees)), strict=True):
+                records.append(record(name, tree, samples, {name: fits[0] for name, fits in fitted.items()}))
+        write_records(output, records)  # what there is so far
+    print(f"{output}: written. {len(records)} problems")
+
+
+def trees_of(path: pathlib.Path) -> list[ReasoningTree]:
+    return [tree for tree in read_trees(path) if tree.nodes]
+
+
+def fold_of(tree: ReasoningTree) -> int:
+    return bucket("fold " + tree.problem, FOLDS)
+
+
+def reading(
+    base: str, layers: Sequence[int], prompt: str, folder: pathlib.Path | None
+) -> Callable[[Sequence[ReasoningTree]], Iterator[list[states.Sample]]]:
+    """Returns the function from trees to the states of each one's samples. A few are computed at once."""
+    loaded = states.Base.load(base, layers, prompt)
+
+    def samples(tree: ReasoningTree) -> list[states.Sample]:
+        if folder is None:
+            return states.samples_of(states.computed(loaded, len(layers), tree), tree)
+        for _ in states.compute(loaded, len(layers), [tree], folder):
+            pass
+        return states.read(folder, tree)
+
+    def of_trees(trees: Sequence[ReasoningTree]) -> Iterator[list[states.Sample]]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for a in range(0, len(trees), 8 * AT_ONCE):
+                yield from pool.map(samples, trees[a : a + 8 * AT_ONCE])
+
+    return of_trees
+
+
+def fit(trees: Sequence[ReasoningTree], by_problem: Sequence[list[Any]], bar: Bar) -> dict[str, list[readers.Score]]:
+    """Returns, of every reader, the scores of the fit on all training problems and of those without one fold each."""
+    samples = [sample for some in by_problem for sample in some]
+    right_M = np.array([right for tree in trees for right in rights(tree)])
+    sizes = [len(some) for some in by_problem]
+    tenth_M = np.repeat([bucket(tree.problem, 10) for tree in trees], sizes)
+    fold_M = np.repeat([fold_of(tree) for tree in trees], sizes)
+    fits = [readers.Fit(tenth_M < 7, tenth_M == 7)]
+    fits += [readers.Fit((tenth_M < 7) & (fold_M != fold), (tenth_M == 7) & (fold_M != fold)) for fold in range(FOLDS)]
+    fitted = {}
+    for name, reader in bar.follow(readers.FITTED.items()):
+        fitted[name] = reader(samples, right_M, fits, range(SEEDS))
+    return fitted
+
+
+def rights(tree: ReasoningTree) -> list[bool]:
+    return [tree.nodes[chain[-1]].correct is True for chain in chains_of(tree)]
+
+
+def record(pool: str, tree: ReasoningTree, samples: Sequence[Any], fitted: dict[str, readers.Score]) -> dict[str, Any]:
+    """Returns the scores of a problem's samples: of each reader a list, of those with several seeds one a seed."""
+    scores = {name: rounded(score(samples)) for name, score in readers.UNTRAINED.items()}
+    for name, score in fitted.items():
+        of_seeds = score(samples)
+        scores[name] = rounded(of_seeds[0]) if len(of_seeds) == 1 else list(map(rounded, of_seeds))
+    return {"pool": pool, "problem": states.name_of(tree), "scores": scores}
+
+
+def rounded(score_M: np.ndarray) -> list[float]:
+    return [float(f"{x:.5g}") for x in score_M]
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
