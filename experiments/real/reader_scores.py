@@ -5,8 +5,8 @@
 
 Readers are fitted on `pools/own_train.jsonl.gz` (buckets 0 to 6 of 10 train, 7 chooses) and score that file's buckets
 8 and 9, `own_test.jsonl.gz` and the others. Buckets 0 to 7 are scored by readers of other folds of five, so that no
-score is of a reader that was fitted on its problem. A GPU takes minutes; two CPU cores an hour for each 50 problems, and
-with `--keep` a stopped command continues.
+score is of a reader that was fitted on its problem. A GPU takes minutes; two CPU cores an hour for each 50 problems.
+With `--keep` a stopped command continues.
 """
 
 from __future__ import annotations

@@ -80,8 +80,9 @@ class Base:
             raise ValueError(f"--layers {' '.join(map(str, layers))}: give rising numbers from 1 to {depth}, of {path}")
         edges = [0, *layers, *([depth] if layers[-1] < depth else [])]
         groups = tuple(b - a for a, b in itertools.pairwise(edges))
+        attention = "gpu_kernel" if jax.default_backend() == "gpu" else "paths"
         config = bases.model_config(
-            path, layer_groups=groups, remat="nothing", attention="paths", attention_block=128, head="language"
+            path, layer_groups=groups, remat="nothing", attention=attention, attention_block=128, head="language"
         )
         with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
             params = jax.device_get(bases.load_language_model(path, config))
