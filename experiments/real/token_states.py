@@ -136,7 +136,7 @@ def name_of(tree: ReasoningTree) -> str:
 def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray]:
     """Returns what a problem's file holds, of the first `kept` groups of layers."""
     written = token_tree(tree, base.layout)  # one tree a row: a longer row costs more in attention
-    size = padded_size(max(512, len(written.tokens_N)))
+    size = -(-len(written.tokens_N) // POSITIONS) * POSITIONS
     packed = pack([written], size, max(64, padded_size(len(written.run_M))), too_long="error")
     if len(packed.rows.tokens) != 1:
         raise ValueError(f"{written.name}: takes more than one row of {size} tokens")
