@@ -1,19 +1,24 @@
 """The experiments on real models: published scores divided into chains, states read back, readers in closed form."""
 
+import json
 import pathlib
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiments/real"))
+import prm_scores  # pyright: ignore[reportMissingImports]
 import published_prms as published  # pyright: ignore[reportMissingImports]
+import reader_scores  # pyright: ignore[reportMissingImports]
 import state_readers as readers  # pyright: ignore[reportMissingImports]
+import step_labels  # pyright: ignore[reportMissingImports]
 import token_states as states  # pyright: ignore[reportMissingImports]
 import verdict  # pyright: ignore[reportMissingImports]
 
-from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.fit import policy_of
+from jprm.io.jsonl import write_records
+from jprm.io.outputs import Bar
 from jprm.statistics import auroc
 from jprm.tree import chain_tree, tree_of
 
@@ -95,53 +100,152 @@ def with_states(rng, right: bool) -> states.Sample:
     )
 
 
+@pytest.fixture
+def few_passes(monkeypatch):
+    monkeypatch.setattr(readers, "PASSES", (5, 12))
+    monkeypatch.setattr(readers, "RIDGES", (1e-2,))
+
+
 @pytest.mark.parametrize("name", readers.FITTED)
 def test_fitted_readers_find_what_tells_right_from_wrong(name):
     rng = np.random.default_rng(0)
     right_M = np.arange(120) % 3 > 0
     samples = [with_states(rng, right) for right in right_M]
-    fitting = readers.Fitting(samples[:60], right_M[:60], samples[60:80], right_M[60:80])
-    score_K = readers.FITTED[name](fitting, 0)(samples[80:])
-    assert auroc(score_K, right_M[80:]) > 0.9
+    index_M = np.arange(120)
+    fits = [readers.Fit(index_M < 60, (index_M >= 60) & (index_M < 80))]
+    for score_K in readers.FITTED[name](samples, right_M, fits, (0, 1))[0](samples[80:]):
+        assert auroc(score_K, right_M[80:]) > 0.9
+
+
+@pytest.mark.parametrize("name", readers.FITTED)
+def test_fits_side_by_side_are_those_by_themselves(name, few_passes):
+    rng = np.random.default_rng(3)
+    right_M = rng.random(60) < 0.5
+    samples = [with_states(rng, right) for right in right_M]
+    fits = [readers.Fit(np.arange(60) % 5 == k, np.arange(60) % 5 == 4) for k in range(3)]
+    together = readers.FITTED[name](samples, right_M, fits, (0,))
+    shift_M = np.arange(60) % 5 == 3  # of no use to the first two fits: their batches and states stay as they are
+    for k in range(2):
+        (alone,) = readers.FITTED[name](samples, np.where(shift_M, ~right_M, right_M), [fits[k]], (0,))
+        if name.startswith("SWIFT"):  # batches of other samples, so other rounding and steps: the order is what matters
+            order, same = np.argsort(alone(samples)[0]), np.argsort(together[k](samples)[0])
+            assert np.corrcoef(np.argsort(order), np.argsort(same))[0, 1] > 0.9
+        else:
+            np.testing.assert_allclose(together[k](samples), alone(samples), rtol=1e-6)
 
 
 def test_gates_weigh_tokens_as_the_formula_says():
     rng = np.random.default_rng(1)
-    samples = [with_states(rng, True) for _ in range(40)]
-    params = {"kernel": rng.standard_normal((6, 2)), "bias": rng.standard_normal(2)}
+    samples = [with_states(rng, True) for _ in range(70)]  # more than a batch
+    params = {"kernel": rng.standard_normal((6, 2, 3)), "bias": rng.standard_normal((2, 3))}
     by_hand = []
     for x in samples:
-        gate_T, reward_T = (x.state_TLD.reshape(-1, 6).astype(float) @ params["kernel"] + params["bias"]).T
-        gate_T = 1 / (1 + np.exp(-gate_T))
-        by_hand.append((gate_T * reward_T).sum() / gate_T.sum())
+        both_T2G = np.einsum("tf,fcg->tcg", x.state_TLD.reshape(-1, 6).astype(float), params["kernel"]) + params["bias"]
+        gate_TG = 1 / (1 + np.exp(-both_T2G[:, 0]))
+        by_hand.append((gate_TG * both_T2G[:, 1]).sum(0) / gate_TG.sum(0))
     flat = readers._flat(samples, ends=False)
-    np.testing.assert_allclose(readers._gated(params, flat, np.zeros(6), np.ones(6)), by_hand, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(readers._gated(params, flat, (np.zeros(6), np.ones(6))), by_hand, rtol=1e-4, atol=1e-5)
 
 
-def test_arms_choose_by_what_their_readers_find(monkeypatch):
-    monkeypatch.setattr(readers, "PASSES", (5,))
-    monkeypatch.setattr(readers, "RIDGES", (1e-2,))
-    rng = np.random.default_rng(2)
-    trees, samples = [], []
-    for number in range(60):
-        right_K = rng.random(6) < 0.4
-        answers = [12 if right else int(rng.integers(20, 23)) for right in right_K]
-        records = [
-            {"steps": [f"I add {i} things.", f"The answer is {a}."], "answer": str(a)} for i, a in enumerate(answers)
-        ]
-        trees.append(tree_of({"problem": f"How many, number {number}?", "answer": "12", "samples": records}))
-        samples += [with_states(rng, right) for right in right_K]
-    policy = policy_of("own", trees, [evidence.find("form")])
-    bucket_M = (np.arange(60) % 10)[policy.chains.problem_M]
-    pool = verdict.Pool(policy.chains, samples, bucket_M)
-    arms = verdict.arms(pool, seed=0)
-    result = verdict.figures(pool, [arms, arms])
+def test_the_largest_are_those_of_a_sort():
+    x_NV = np.random.default_rng(0).standard_normal((5, 5000)).astype(np.float32)
+    for k in (1, 20, 40):
+        np.testing.assert_array_equal(states.largest(jnp.asarray(x_NV), k), -np.sort(-x_NV, axis=1)[:, :k])
+
+
+def pools_of(path, problems, right_share=0.4):
+    """Writes a file of pools; returns whether each sample that has an answer is right."""
+    rng, rights = np.random.default_rng(2), []
+    with path.open("w") as file:
+        for number in range(problems):
+            samples = []
+            for i in range(6):
+                right = rng.random() < right_share
+                answer = 12 if right else int(rng.integers(20, 23))
+                cut = i == 0 and number % 4 == 1
+                steps = [f"I add {i} things.", f"The answer is {answer}."]
+                samples.append({"steps": steps, "answer": None if cut else str(answer), "correct": right and not cut})
+                rights += [] if cut else [right]
+            if number == 5:  # nothing to choose from
+                rights = rights[: -sum(x["answer"] is not None for x in samples)]
+                samples = [{**x, "answer": None, "correct": False} for x in samples]
+            record = {"problem": f"How many, number {number}?", "answer": "12", "samples": samples}
+            file.write(json.dumps(record) + "\n")
+    return np.array(rights)
+
+
+def test_arms_choose_by_what_their_readers_find(tmp_path, few_passes):
+    """From pools and states through kept scores to the verdict; samples and problems without answers count as wrong."""
+    rights = {name: pools_of(tmp_path / f"{name}.jsonl.gz", 60) for name in ("own_train", "own_test")}
+    rng, records = np.random.default_rng(4), []
+    for name, right_M in rights.items():
+        trees = reader_scores.trees_of(tmp_path / f"{name}.jsonl.gz", None)
+        samples = [with_states(rng, right) for right in right_M]
+        ends = np.cumsum([len(tree.nodes) // 2 for tree in trees])
+        by_problem = [samples[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        assert [right for tree in trees for right in reader_scores.rights(tree)] == right_M.tolist()
+        if name == "own_train":
+            with Bar("fitting", len(readers.FITTED)) as bar:
+                fitted = reader_scores.fit(trees, by_problem, bar)
+        for tree, some in zip(trees, by_problem, strict=True):
+            chosen = 1 + reader_scores.fold_of(tree) if name == "own_train" else 0
+            records.append(reader_scores.record(name, tree, some, {k: fits[chosen] for k, fits in fitted.items()}))
+    write_records(tmp_path / "scores_states.jsonl", records)
+    known = verdict.read_scores([tmp_path / "scores_states.jsonl"])
+    own, test = (verdict.read(tmp_path / f"{name}.jsonl.gz", known) for name in ("own_train", "own_test"))
+    assert test.lost == 1
+    arms = verdict.arms(own, seed=0)
+    result = verdict.figures(test, [arms, verdict.arms(own, seed=1)])
     assert result["problems"] == 60
     for name in ("SWIFT", "last state", "CLUE", "fused"):
         assert result["arms"][name]["vote less majority"]["low"] > 0
         assert result["arms"][name]["AUROC in problems"] > 90
     assert result["arms"]["text"]["vote less text"] == {"value": 0, "low": 0, "high": 0}
     assert abs(result["arms"]["tail"]["vote less majority"]["value"]) < 1e-9  # the same number for every sample
+
+
+def test_a_pool_ends_at_the_last_problem_that_all_readers_scored(tmp_path):
+    pools_of(tmp_path / "own_test.jsonl.gz", 12)
+    trees = reader_scores.trees_of(tmp_path / "own_test.jsonl.gz", None)
+
+    def known(*readers_of):
+        of = {}
+        for tree, names in zip(trees, readers_of, strict=False):
+            scores = {name: [0.5] * (len(tree.nodes) // 2) for name in names}
+            of["own_test", states.name_of(tree)] = scores
+        return of
+
+    pool = verdict.read(tmp_path / "own_test.jsonl.gz", known(*["ab"] * 4, *["a"] * 6))
+    assert int(pool.chains.problem_M.max()) + 1 == 4
+    with pytest.raises(SystemExit, match="1 problems lack scores"):
+        verdict.read(tmp_path / "own_test.jsonl.gz", known("ab", "a", "ab"))
+
+
+def test_a_prms_rule_is_the_one_that_ranks_held_out_samples(tmp_path):
+    """Least scores tell right from wrong here, last ones do not."""
+    pools_of(tmp_path / "own_train.jsonl", 80)
+    records = []
+    for number, line in enumerate((tmp_path / "own_train.jsonl").read_text().splitlines()):
+        record = json.loads(line)
+        for i, sample in enumerate(record["samples"]):
+            sample["scores"] = [0.9 if sample["correct"] else 0.2, 0.5 + 0.01 * ((7 * i + number) % 5)]
+        records.append(record)
+    write_records(tmp_path / "scored" / "own_train.jsonl", records)
+    prm_scores.main("PRM", (tmp_path / "scored/own_train.jsonl",), tmp_path / "scores.jsonl")
+    for tree in reader_scores.trees_of(tmp_path / "own_train.jsonl", None):
+        scores = verdict.read_scores([tmp_path / "scores.jsonl"])["own_train", states.name_of(tree)]["PRM"]
+        right = reader_scores.rights(tree)
+        if any(right) and not all(right):
+            assert min(x for x, is_right in zip(scores, right, strict=True) if is_right) > max(
+                x for x, is_right in zip(scores, right, strict=True) if not is_right
+            )
+
+
+def test_kept_scores_of_ratings_are_ahead_of_position_and_length(shared_data, capsys):
+    step_labels.main(shared_data)
+    printed = capsys.readouterr().out
+    assert "step AUROC: PRM 72.6 [69.7, 75.3]" in printed
+    assert "step AUROC: position and length 66.4 [62.1, 70.5]" in printed
 
 
 def test_the_best_sample_is_never_one_without_an_answer():

@@ -11,6 +11,7 @@ With `--keep` a stopped command continues.
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ import tyro
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import Bar
 from jprm.methods.evidence.fit import bucket
-from jprm.tree import ReasoningTree, chains_of, read_trees
+from jprm.tree import ReasoningTree, chains_of
 
 HERE = pathlib.Path(__file__).parent
 LAYERS = (3, 6, 9, 12, 15, 18, 21, 24)
@@ -33,7 +34,7 @@ SEEDS, FOLDS, AT_ONCE = 3, 5, 3
 
 def main(
     base: str, output: pathlib.Path, pools: pathlib.Path = HERE / "pools", other: tuple[pathlib.Path, ...] = (),
-    keep: pathlib.Path | None = None, layers: tuple[int, ...] = LAYERS,
+    keep: pathlib.Path | None = None, layers: tuple[int, ...] = LAYERS, problems: int | None = None,
 ) -> None:  # fmt: skip
     """Fit every reader on the policy's training pools, and score all pools.
 
@@ -44,10 +45,11 @@ def main(
         other: Pools of other policies.
         keep: A folder for states, some 20 MB a problem. They are not kept by default.
         layers: Of the base, counted from 1.
+        problems: Only the first ones of every file.
     """
     prompt = (HERE / "prompt.txt").read_text().rstrip("\n")
     states_of, records = reading(base, layers, prompt, keep), []
-    train = trees_of(pools / "own_train.jsonl.gz")
+    train = trees_of(pools / "own_train.jsonl.gz", problems)
     with Bar("states of own_train", len(train)) as bar:
         by_problem = list(bar.follow(states_of(train)))
     with Bar("fitting readers", len(readers.FITTED)) as bar:
@@ -57,7 +59,7 @@ def main(
         records.append(record("own_train", tree, samples, {name: fits[chosen] for name, fits in fitted.items()}))
     del by_problem
     for path in (pools / "own_test.jsonl.gz", *other):
-        name, trees = path.name.split(".")[0], trees_of(path)
+        name, trees = path.name.split(".")[0], trees_of(path, problems)
         with Bar(f"scoring {name}", len(trees)) as bar:
             for tree, samples in zip(trees, bar.follow(states_of(trees)), strict=True):
                 records.append(record(name, tree, samples, {name: fits[0] for name, fits in fitted.items()}))
@@ -65,8 +67,8 @@ def main(
     print(f"{output}: written. {len(records)} problems")
 
 
-def trees_of(path: pathlib.Path) -> list[ReasoningTree]:
-    return [tree for tree in read_trees(path) if tree.nodes]
+def trees_of(path: pathlib.Path, problems: int | None) -> list[ReasoningTree]:
+    return [tree for tree in itertools.islice(states.answered(path), problems) if tree.nodes]
 
 
 def fold_of(tree: ReasoningTree) -> int:

@@ -36,6 +36,7 @@ import tyro
 from jaxtyping import Float, Int
 
 from jprm.checkpoints import base as bases
+from jprm.io.jsonl import parse, read_lines
 from jprm.io.outputs import Bar, atomic_file
 from jprm.methods.formats.chat_template import prompt_of
 from jprm.model.config import ModelConfig
@@ -45,7 +46,7 @@ from jprm.model.transformer import Layers, embed, head_logits, norm_scale, plans
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, padded_size
 from jprm.tokenizer import Layout, load_tokenizer, prompt_layout
-from jprm.tree import ReasoningTree, chains_of, read_trees
+from jprm.tree import ReasoningTree, chains_of, tree_of
 
 POSITIONS = 512
 """Tokens whose distributions over the vocabulary are in memory at once."""
@@ -125,6 +126,14 @@ def largest(x_NV: Float[jax.Array, "N V"], k: int, block: int = 128) -> Float[ja
     chosen_NK = jax.lax.top_k(x_NCU.max(axis=2), k)[1]
     some_NKU = jnp.take_along_axis(x_NCU, chosen_NK[:, :, None], axis=1)
     return jax.lax.top_k(some_NKU.reshape(N, -1), k)[0]
+
+
+def answered(path: pathlib.Path) -> Iterator[ReasoningTree]:
+    """Yields a file's pools without samples that have no answer, which nothing can choose. A pool may be left empty."""
+    for number, line in read_lines(path):
+        record = parse(line, f"{path}:{number}")
+        samples = [sample for sample in record["samples"] if sample.get("answer") is not None]
+        yield tree_of({**record, "samples": samples}) if samples else ReasoningTree(record["problem"], ())
 
 
 def name_of(tree: ReasoningTree) -> str:
@@ -221,7 +230,7 @@ def main(
         prompt: A text with {problem}, the user's message of the base's chat template.
     """
     try:
-        trees = list(itertools.islice(read_trees(input), problems))
+        trees = [tree for tree in itertools.islice(answered(input), problems) if tree.nodes]
         loaded = Base.load(base, layers, prompt.read_text().rstrip("\n"))
         sizes = [len(token_tree(tree, loaded.layout).tokens_N) for tree in trees]
         with Bar(output.name, sum(sizes)) as bar:

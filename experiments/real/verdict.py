@@ -32,7 +32,6 @@ from jprm.methods.evidence.ranker import (
     vote_correct,
 )
 from jprm.methods.evidence.verifier import vote_weights
-from jprm.tree import read_trees
 
 HERE = pathlib.Path(__file__).parent
 DRAWS = 2000
@@ -41,11 +40,15 @@ ALONE = ("outcome PRM",)
 
 
 class Pool(NamedTuple):
-    """The samples of a file: text evidence and outcomes, each reader's scores by seed, the bucket of the problem."""
+    """The samples of a file: text evidence and outcomes, each reader's scores by seed, the bucket of the problem.
+
+    lost: problems of which no sample has an answer. Every arm is wrong there.
+    """
 
     chains: Chains
     score_SM: Mapping[str, np.ndarray]
     bucket_M: np.ndarray
+    lost: int = 0
 
     def where(self, chosen_M: np.ndarray) -> Pool:
         scores = {name: score_SM[:, chosen_M] for name, score_SM in self.score_SM.items()}
@@ -57,18 +60,27 @@ class Pool(NamedTuple):
 
 
 def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]) -> Pool:
-    """Raises SystemExit for a problem without scores."""
-    name = path.name.split(".")[0]
-    trees = [tree for tree in read_trees(path) if tree.nodes]
+    """Returns the pool of the problems up to the last one that all readers have scored.
+
+    Raises SystemExit where one before it is not scored.
+    """
+    name, trees = path.name.split(".")[0], list(states.answered(path))
+    of_trees = [scores.get((name, states.name_of(tree)), {}) for tree in trees]
+    readers = {reader for of in of_trees for reader in of}
+    whole = [i for i, of in enumerate(of_trees) if of.keys() == readers]
+    some = [i for i in range(whole[-1] + 1) if trees[i].nodes]
+    if some != whole:
+        raise SystemExit(
+            f"error: {path}: {len(some) - len(whole)} problems lack scores; make them with reader_scores.py"
+        )
+    lost = whole[-1] + 1 - len(whole)
+    trees, of_trees = [trees[i] for i in whole], [of_trees[i] for i in whole]
     policy = policy_of(name, trees, [evidence.find(source) for source in evidence.DEFAULT])
-    if missing := sum((name, states.name_of(tree)) not in scores for tree in trees):
-        raise SystemExit(f"error: {path}: {missing} problems have no scores; make them with reader_scores.py")
-    of_trees = [scores[name, states.name_of(tree)] for tree in trees]
     by_reader = {
-        reader: np.concatenate([np.atleast_2d(of[reader]) for of in of_trees], axis=1) for reader in of_trees[0]
+        reader: np.concatenate([np.atleast_2d(of[reader]) for of in of_trees], axis=1) for reader in sorted(readers)
     }
     bucket_M = np.array([bucket(tree.problem, 10) for tree in trees])[policy.chains.problem_M]
-    return Pool(policy.chains, by_reader, bucket_M)
+    return Pool(policy.chains, by_reader, bucket_M, lost)
 
 
 def read_scores(paths: Sequence[pathlib.Path]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -135,21 +147,23 @@ def interval(value_SP: np.ndarray, seed: int = 0) -> dict[str, float]:
 def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
     """Returns the figures of one policy's pools, by arm."""
     chains = pool.chains
-    majority_P = vote_correct(chains, np.ones(len(chains.correct_M)))
-    size_P = np.bincount(chains.problem_M)
+
+    def every(value_P: np.ndarray) -> np.ndarray:
+        return np.append(value_P, np.zeros(pool.lost))
+
+    majority_P = every(vote_correct(chains, np.ones(len(chains.correct_M))))
+    right_P = every(np.bincount(chains.problem_M, chains.correct_M))
     result: dict[str, Any] = {
-        "problems": len(size_P), "samples": len(chains.correct_M),
-        "mean": 100 * float(np.mean(np.bincount(chains.problem_M, chains.correct_M) / size_P)),
-        "any": 100 * float(np.mean(np.bincount(chains.problem_M, chains.correct_M) > 0)),
+        "problems": len(right_P), "answers": len(chains.correct_M), "any": 100 * float(np.mean(right_P > 0)),
         "majority": interval(majority_P[None]), "arms": {},
     }  # fmt: skip
     odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in by_seed[0]}
     votes = {
-        name: np.stack([vote_correct(chains, vote_weights(odds_M, np.ones(len(odds_M)))) for odds_M in odds_SM])
+        name: np.stack([every(vote_correct(chains, vote_weights(odds_M, np.ones(len(odds_M))))) for odds_M in odds_SM])
         for name, odds_SM in odds.items()
     }
     for name, odds_SM in odds.items():
-        best_SP = np.stack([best_correct(chains, odds_M) for odds_M in odds_SM])
+        best_SP = np.stack([every(best_correct(chains, odds_M)) for odds_M in odds_SM])
         areas = [auroc_in_problems(odds_M, pairs_of(chains)) for odds_M in odds_SM] if mixed_problems(chains) else []
         result["arms"][name] = {
             "vote": interval(votes[name]), "vote less majority": interval(votes[name] - majority_P),
@@ -192,7 +206,7 @@ def show(result: dict[str, Any]) -> None:
 
     for name, of in result.items():
         print(f"\n{name}: {of['problems']} problems, majority {text(of['majority'])}")
-        print(f"  of one sample {of['mean']:.1f}, of any {of['any']:.1f}; points:")
+        print(f"  of any {of['any']:.1f}; points:")
         for arm, row in of["arms"].items():
             less, best, over = (
                 text(row[key]) for key in ("vote less majority", "best less majority", "vote less text")
