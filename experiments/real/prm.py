@@ -35,7 +35,7 @@ def experiment() -> Experiment:
         objective="cross_entropy",
         optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=10, decay="cosine", b2=0.98, weight_decay=0.01),
         probe_rows=64,
-        steps=150,
+        steps=90,
         log_every=5,
         valid_every=50,
         checkpoint_every=1000,
