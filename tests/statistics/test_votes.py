@@ -5,12 +5,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy
+from refusing import refused
 from toy_search import Script, Table
 
 from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.votes import answer_classes
-from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.best_of_n import BestOfN, stays_ahead
 from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
@@ -106,3 +108,22 @@ def test_many_distinct_expressions_take_seconds():
 @pytest.mark.parametrize("truth", ["0.5", 0.5, r"\frac12"])
 def test_correctness_by_answer_is_equivalence(truth):
     np.testing.assert_array_equal(pools_of([pool([*HALVES, "3", None], truth)]).correct_PN, [[1] * 5 + [0, 0]])
+
+
+def test_the_mass_ahead_is_that_of_the_beta_distribution():
+    for first in range(12):
+        for second in range(first + 1):
+            exact = scipy.special.betaincc(first + 1, second + 1, 0.5)
+            assert stays_ahead(first, second) == pytest.approx(exact, abs=1e-12)
+
+
+def test_a_vote_stops_when_it_is_decided():
+    texts = [f"The answer is {answer}." for answer in [1, 1, 2, 1, 1, 1, 1, 1, *[2] * 56]]
+    scores = Table(dict.fromkeys(texts, 0.5))
+    for decided, drawn in ((0.0, 64), (0.8, 4), (0.95, 8)):
+        policy, config = Script({(): texts}), SearchConfig(BestOfN(64, decided), "prod", "majority")
+        ((_, tree),) = search([Problem("p", "1", {})], policy, scores, config)
+        assert len(tree.draws) == drawn
+        assert tree.ended == ("decided" if drawn < 64 else "done")
+    refused(ValueError, "decided stops a majority", SearchConfig, BestOfN(8, 0.9), "prod", "best")
+    refused(ValueError, "probability below 1", BestOfN, 8, 1.0)
