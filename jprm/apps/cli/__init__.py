@@ -154,11 +154,11 @@ def tokenise(
         part: Write each N-th shard from the I-th on, from 0, as one of N machines; `auto` and `auto/N` read I from a
             Kubernetes, Slurm or Batch job with an index. The last one to finish completes the folder.
     """
-    from jprm.experiment import load
     from jprm.io.shards import shard_of
     from jprm.methods.data.stored_trees import tokenise
+    from jprm.methods.formats.rebase import loaded
 
-    report = tokenise(load(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
+    report = tokenise(loaded(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
     print(
         f"{out}: {report.written} of {report.shards} shards, {report.records:,} records, {report.tokens:,} tokens in"
         f" {report.steps:,} steps ({report.labelled:,} labelled), {report.bytes / 1e6:,.1f} MB"
@@ -195,12 +195,12 @@ def train(
             bucket or on a file system that all share. Default: one process.
     """
     from jprm import multihost
-    from jprm.experiment import load
     from jprm.methods.formats.hub import pinned
+    from jprm.methods.formats.rebase import loaded
     from jprm.train import train
 
     with run_of(distributed):
-        result = train(pinned(load(experiment, set_)), workdir)
+        result = train(pinned(loaded(experiment, set_)), workdir)
     if multihost.is_first():
         figures = [f"{name} {result[name]:.4g}" for name in ("loss", "valid_loss", "valid_auroc") if name in result]
         print(f"{workdir}: {result['step']:,} steps, {', '.join(figures)}")

@@ -211,13 +211,14 @@ def run_grid(
       Stopped: after SIGTERM, when the state of the current run is saved.
     """
     from jprm import multihost
-    from jprm.experiment import load, override
+    from jprm.experiment import load
     from jprm.methods.formats.hub import pinned
+    from jprm.methods.formats.rebase import rebased
     from jprm.train import train
     from jprm.train.log import Diverged
 
     base, workdir = load(path), path_of(workdir)
-    runs = {name: pinned(override(base, point)) for name, point in grid(settings).items()}
+    runs = {name: pinned(rebased(base, point)) for name, point in grid(settings).items()}
     diverged = []
     for i, (name, experiment) in enumerate(runs.items(), start=1):
         folder = workdir / name
@@ -300,6 +301,7 @@ def plan(
     from jprm.experiment import load
     from jprm.io.outputs import check_output, write_json
     from jprm.methods.evaluate.blocks import show
+    from jprm.methods.formats.rebase import loaded
     from jprm.methods.rl.config import RLExperiment
 
     if to is not None:
@@ -314,10 +316,10 @@ def plan(
             planned = updates.plan(load(experiment, set_, RLExperiment), there, say)
             shown = updates.tables(planned)
         elif search:
-            plans, best = steps.search(load(experiment, set_), there, say=say, **options)
+            plans, best = steps.search(loaded(experiment, set_), there, say=say, **options)
             planned, shown = {"plans": plans, "best": best}, steps.tables_of_search(plans, best)
         else:
-            planned = steps.plan(load(experiment, set_), there, say=say, **options)
+            planned = steps.plan(loaded(experiment, set_), there, say=say, **options)
             shown = steps.tables(planned)
     show(shown)
     if to is not None:
