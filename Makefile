@@ -164,16 +164,16 @@ train-prm800k: install data/prm800k.prepared
 
 # The pool's first 250 of 1,319 problems: scoring all of them takes most of an hour on 2 cores.
 evaluate-prm800k: install
-	$(BIN)/jprm eval steps --model $(RUN) --data $(PRM800K)/phase1_test.jsonl --neutral positive --json $(RUN)/steps.json
+	$(BIN)/jprm eval steps --model $(RUN) --input $(PRM800K)/phase1_test.jsonl --neutral positive --output $(RUN)/steps.json
 	test -f $(RUN)/pool.jsonl || head -n 250 $(POOL) > $(RUN)/pool.jsonl
-	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(RUN)/pool.jsonl --json $(RUN)/best_of_n.json
-	$(BIN)/jprm eval processbench --model $(RUN) --data $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json \
-	  --calibrate $(PROCESSBENCH)/gsm8k.json --json $(RUN)/processbench.json
+	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(RUN)/pool.jsonl --output $(RUN)/best_of_n.json
+	$(BIN)/jprm eval processbench --model $(RUN) --input $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json \
+	  --calibrate $(PROCESSBENCH)/gsm8k.json --output $(RUN)/processbench.json
 
 # Every twentieth line is for validation; training excludes its problems.
 HELD_OUT := data/prm800k_held_out.jsonl
 TESTED = $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json $(PRM800K)/phase1_test.jsonl
-PREPARE = $(BIN)/jprm prepare prm800k --overwrite --source
+PREPARE = $(BIN)/jprm prepare prm800k --overwrite --input
 POLICY = human_written=unlabelled control_questions=drop
 
 # The marker is written last: a stopped preparation starts again.
@@ -182,8 +182,8 @@ data/prm800k.prepared: | install
 	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }
 	mkdir -p data
 	awk 'NR % 20 == 0' $(PRM800K)/phase1_train.jsonl > $(HELD_OUT)
-	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --out data/prm800k --set $(POLICY)
-	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --out data/prm800k_valid --set $(POLICY)
+	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --output data/prm800k --set $(POLICY)
+	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --output data/prm800k_valid --set $(POLICY)
 	@touch $@
 
 clean:

@@ -36,7 +36,7 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
         return list(read_records(path))
     if not (path / REPORT).is_file():
         what = f"is not a prepared folder: it has no {REPORT}" if path.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --source FILE --out {path}`.")
+        raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --input FILE --output {path}`.")
     return PreparedRecords(path)
 
 

@@ -132,7 +132,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     if not kinds:
         has = shortened(", ".join(f"`{key}`" for key in record), 200) or "nothing"
         remedy = "A chain has `steps`, a pool `samples`, a tree `nodes`, free text `response`, a chat `messages`. Other"
-        remedy += " names: jprm prepare columns --source FILE --out DIR --set problem=NAME steps=NAME, then give DIR"
+        remedy += " names: jprm prepare columns --input FILE --output DIR --set problem=NAME steps=NAME, then give DIR"
         raise RecordError(where, "record", f"has {has}: it is neither chain, pool nor tree", remedy)
     if kinds == ["trajectory"] or kinds == ["tree"] and _has_roles(record["nodes"]):
         return _messages().tree_of_messages(record, where)

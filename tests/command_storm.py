@@ -110,7 +110,7 @@ for line in sys.stdin:
 """Imports jprm once, and runs `CHILD` in a fork for every line."""
 
 COMMANDS = {  # name: the arguments, and the final names that the command writes
-    "prepare": ("prepare jsonl --source {inputs}/trees.jsonl --out prepared", ("prepared",)),
+    "prepare": ("prepare jsonl --input {inputs}/trees.jsonl --output prepared", ("prepared",)),
     "train": ("train {inputs}/experiment.py --workdir model", ()),
     "score": ("score --model model --input {inputs}/chains.jsonl --output scored.jsonl", ("scored.jsonl",)),
     "label mc": (
@@ -128,11 +128,11 @@ COMMANDS = {  # name: the arguments, and the final names that the command writes
         ("best.jsonl",),
     ),
     "eval suite": (
-        "eval suite --model model --suite {inputs}/suite.json --out results",
+        "eval suite --model model --suite {inputs}/suite.json --output results",
         ("results/results.json", "results/scores/easy.jsonl", "results/scores/pool.jsonl"),
     ),
     "convert": ("convert model exported", ("exported",)),
-    "report": ("report results --out report.html --figures figures", ("report.html",)),
+    "report": ("report results --output report.html --figures figures", ("report.html",)),
     "rl": ("rl {inputs}/rl.py --workdir learnt", ()),
 }
 

@@ -61,7 +61,7 @@ COMMANDS = {  # name: arguments, the output, and its edits: file, text before, t
          "data": ("inputs/problems.jsonl", "1+2", "1+1")},
     ),
     "eval suite": (
-        "eval suite --model model --suite {inputs}/suite.json --out results", "results",
+        "eval suite --model model --suite {inputs}/suite.json --output results", "results",
         {"config": CONFIG, "data": ("inputs/pool.jsonl", " 3", " 4")},
     ),
     "train": (

@@ -112,7 +112,7 @@ def test_figures_of_agents_are_shown_and_need_no_model(tmp_path):
         for task, label, outcome in [("a", 0, 1), ("a", 1, 0), ("b", 1, 1), ("b", None, 1)]
     ]  # fmt: skip
     write_records(tmp_path / "runs.jsonl", records)
-    command = ["eval", "agents", "--data", str(tmp_path / "runs.jsonl"), "--json", str(tmp_path / "out.json")]
+    command = ["eval", "agents", "--input", str(tmp_path / "runs.jsonl"), "--output", str(tmp_path / "out.json")]
     assert main(command) == 0
     report = json.loads((tmp_path / "out.json").read_text())
     assert set(report) == {"trials", "first_bad", "too_long"}

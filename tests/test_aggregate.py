@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 
-from jprm.score.aggregate import LOG_ODDS_CLIP, RULES, aggregate, rank_keys
+from jprm.score.aggregate import LOG_ODDS_CLIP, RULES, aggregate, by_every_rule, rank_keys
 
 SHAPE = (6, 9)  # one shape, one compilation
 # XLA flushes subnormal numbers to zero, whose logarithm is another
@@ -33,7 +34,7 @@ def brute_force(score_P):
 @given(hnp.arrays(np.float32, SHAPE, elements=PROBABILITY), hnp.arrays(bool, SHAPE))
 @settings(deadline=None, max_examples=100)
 def test_every_rule_equals_its_definition(score_BP, mask_BP):
-    found = aggregate(
+    found = by_every_rule(
         jnp.asarray(np.where(mask_BP, score_BP, np.nan)), jnp.asarray(mask_BP)
     )  # what is masked is unread
     assert tuple(sorted(found)) == tuple(sorted(RULES))
@@ -46,7 +47,7 @@ def test_every_rule_equals_its_definition(score_BP, mask_BP):
 
 def test_a_probability_of_zero_or_one_keeps_its_step():
     score_BP, mask_BP = jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.25], [1.0, 1.0, 1.0]]), jnp.ones((3, 3), bool)
-    found = aggregate(score_BP, mask_BP)
+    found = by_every_rule(score_BP, mask_BP)
     np.testing.assert_array_equal(found["prod"], [0, 0.25, 1])
     np.testing.assert_array_equal(found["mean_log"][jnp.array([0, 2])], [0, 1])
     np.testing.assert_array_equal(found["mean"], np.float32([2 / 3, 0.75, 1]))  # three steps, not two
@@ -57,14 +58,30 @@ def test_rank_keys_order_long_chains_whose_products_underflow():
     score_BP = np.full((2, 400), 0.5, np.float32)
     score_BP[0, 7] = 0.75
     mask_BP = np.ones(score_BP.shape, bool)
-    assert (aggregate(score_BP, mask_BP)["prod"] == 0).all()
+    assert (by_every_rule(score_BP, mask_BP)["prod"] == 0).all()
     key_B = rank_keys(score_BP, mask_BP)["prod"]
     assert key_B[0] > key_B[1] > -np.inf
 
 
 def test_a_nan_score_stays_in_its_row():
-    found = aggregate(jnp.array([[jnp.nan, 0.5], [0.5, 0.5]]), jnp.ones((2, 2), bool))
+    found = by_every_rule(jnp.array([[jnp.nan, 0.5], [0.5, 0.5]]), jnp.ones((2, 2), bool))
     for rule in set(RULES) - {"last", "max", "min"}:
         assert np.isnan(found[rule][0])
     for rule in RULES:
         assert found[rule][1] == pytest.approx(brute_force([0.5, 0.5])[rule], abs=1e-6)
+
+
+def test_a_person_names_one_rule():
+    """One chain gives a number, several of any lengths an array; each equals its definition."""
+    chains = [[0.9, 0.8], [0.5], [0.25, 0.5, 1.0]]
+    for rule in RULES:
+        wanted = np.array([brute_force(chain)[rule] for chain in chains])
+        if rule == "sum_log_odds":
+            wanted = 1 / (1 + np.exp(-wanted))
+        np.testing.assert_allclose(aggregate(chains, rule), wanted, rtol=1e-5)
+        np.testing.assert_allclose([aggregate(np.array(chain), rule) for chain in chains], wanted, rtol=1e-5)
+    assert aggregate([0.9, 0.8], "min") == 0.8 and isinstance(aggregate((0.9, 0.8), "mean"), float)
+    assert np.isnan(aggregate([], "min")) and np.isnan(aggregate([0.5, np.nan], "min"))
+    refused(ValueError, "it must be one of min", aggregate, [0.5], "median")
+    refused(ValueError, "it must be one of min", aggregate, np.ones((2, 2)), np.ones((2, 2), bool))
+    refused(ValueError, "needs probabilities", aggregate, [-0.5], "prod")

@@ -155,12 +155,14 @@ def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps({"own.py:OWN": {"data": [toy_file.name]}}))
     out = tmp_path / "out"
-    assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(suite), "--out", str(out)]) == 0
+    assert (
+        cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(suite), "--output", str(out)]) == 0
+    )
     results = json.loads((out / "results.json").read_text())
     assert interval(results["own_score"]["mean"]) in capsys.readouterr().out
     assert results["others"] == {"own_score": {"benchmark": f"{tmp_path / 'own.py'}:OWN", "title": "Own <scores>"}}
     (tmp_path / "own.py").write_text("raise SystemExit('ran')")
-    assert cli.main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+    assert cli.main(["report", str(out), "--output", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     mean = results["own_score"]["mean"]
     assert re.search("<h2[^>]*>Own &lt;scores&gt;<", page) and f"{mean['value']:.4g} [{mean['low']:.4g}, " in page

@@ -12,7 +12,7 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.apps.cli.arguments import Commands
+from jprm.apps.cli.arguments import SYNONYMS, Commands, options_of
 from jprm.apps.cli.evaluate import OPTIONS
 from jprm.apps.web import Listen
 from jprm.methods.evaluate.benchmarks import find
@@ -27,6 +27,17 @@ def commands(group):
 
 
 COMMANDS = list(commands(cli.app))
+
+OWN = """
+import dataclasses
+from jprm.methods.evaluate.benchmark import Benchmark, CommandOptions, Files
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    data: Files
+
+OWN = Benchmark(name="own", title="Own", options=Options, run=lambda options: {})
+"""
 
 
 @pytest.fixture
@@ -83,18 +94,59 @@ def test_help_needs_no_array_library():
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["score", "--modle", "x"], "--modle"),
-        (["score", "--model", "x"], "--input"),
-        (["eval", "steps", "--model", "x", "--data", "y", "--json", "z"], "--neutral"),
-        (["eval", "steps", "--model", "x", "--data", "y", "--json", "z", "--neutral", "maybe"], "'maybe'"),
-        (["prepare", "prm800k", "--source", "x", "--out", "y", "--on-error", "ignore"], "'ignore'"),
+        ("score --modle x", "jprm score has no option --modle. Did you mean --model?"),
+        ("score --model x", "jprm score: --input F.jsonl|DIR, --output G.jsonl are missing; `jprm score --help`"),
+        ("eval steps --model x --input y", "--neutral"),
+        ("eval steps --model x --input y --neutral maybe", "--neutral is 'maybe': positive, negative or drop"),
+        ("prepare prm800k --input x --output y --on-error ignore", "--on-error is 'ignore': stop or skip"),
+        ("sample --policy p --input x --output y --n many", "--n"),
     ],
 )
-def test_a_wrong_command_line_is_named(args, said, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(args)
-    assert stop.value.code == 2
-    assert said in capsys.readouterr().err
+def test_a_wrong_command_line_is_one_line(args, said, capsys):
+    assert cli.main(args.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+def test_one_thing_has_one_name_in_all_commands():
+    """The names that docs/contributing.md states; those that commands had before are taken and shown nowhere."""
+    page = (Path(__file__).parents[1] / "docs" / "contributing.md").read_text()
+    for words in COMMANDS:
+        group = cli.app
+        for word in words:
+            group = group.registered[word][0]
+        if isinstance(group, Commands):
+            continue
+        options = options_of(group)
+        assert not set(options) & (set(SYNONYMS) - {"shards"}), words
+        for name in {"on-error", "shard", "at-once"} & set(options):
+            assert f"`--{name}" in page
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("prepare NAME --source a b --out=c", "prepare NAME --input a b --output=c"),
+        ("eval steps --model m --data a --json b --neutral drop --too-long error",
+         "eval steps --model m --input a --output b --neutral drop --on-error stop"),
+        ("tokenise e.py --out a --shards 2 --part 0/2", "tokenise e.py --output a --files 2 --shard 0/2"),
+        ("label mc --policy p --input a --output b --rollouts r --estimate soft --k 2 --trees_at_once 3 --shards 2",
+         "label mc --policy p --input a --output b --rollouts r --estimate soft --n 2 --at-once 3 --shards 2"),
+        ("search filter --input a --calibration b --output c --error-rate 0.1",
+         "search filter --input a --calibrate b --output c --error-rate 0.1"),
+    ],
+)  # fmt: skip
+def test_the_names_that_options_had_are_taken(old, new):
+    assert cli.app.renamed(old.split()) == new.split()
+
+
+def test_an_option_of_a_users_own_keeps_its_name(tmp_path, monkeypatch):
+    """The words are those of the user's class, not synonyms."""
+    (tmp_path / "own.py").write_text(OWN)
+    name = f"{tmp_path}/own.py:OWN"
+    cli.add_benchmark(cli.evaluations, name)
+    assert cli.app.renamed(["eval", name, "--data", "a"]) == ["eval", name, "--data", "a"]
+    refused(ValueError, "no option --outputs. Did you mean --output", cli.app.renamed, ["eval", name, "--outputs", "a"])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +168,7 @@ def test_a_report_is_written_whole_and_printed(library, tmp_path):
     calls = []
     library("jprm.methods.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N)
     target = tmp_path / "new" / "report.json"
-    assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 0
+    assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--output", str(target)]) == 0
     benchmark = find("best_of_n")
     assert calls == [(benchmark, OPTIONS["best_of_n"](input=Path("s.jsonl"), to=target))]
     assert json.loads(target.read_text()) == BEST_OF_N
@@ -127,7 +179,7 @@ def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
     library("jprm.methods.evaluate.run", run=lambda benchmark, options: {"auroc": float("nan")})
     target = tmp_path / "report.json"
     target.write_text("{}")
-    assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--json", str(target)]) == 2
+    assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--output", str(target)]) == 2
     assert target.read_text() == "{}"
 
 
@@ -218,7 +270,7 @@ def test_ctrl_c_says_that_the_same_command_continues(library, capsys):
 @pytest.mark.parametrize("item", ["phase", "=1", ""])
 def test_a_setting_without_key_or_value_is_refused(library, item, capsys):
     library("jprm.methods.data.prepare", prepare=lambda *args, **kwargs: None)
-    assert cli.main(["prepare", "prm800k", "--source", "a", "--out", "b", "--set", item]) == 2
+    assert cli.main(["prepare", "prm800k", "--input", "a", "--output", "b", "--set", item]) == 2
     assert "KEY=VALUE" in capsys.readouterr().err
 
 

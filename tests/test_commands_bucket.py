@@ -96,7 +96,7 @@ def test_a_page_in_a_bucket_is_the_one_on_disk(suites, tiny_run, bucket, tmp_pat
     page = (bucket / "page.html").read_text().replace(str(bucket), str(tmp_path))
     assert page.replace(f"{tmp_path}/run", str(tiny_run.folder)) == (tmp_path / "page.html").read_text()
     assert sorted((bucket / "figures").names()) == sorted(file.name for file in (tmp_path / "figures").iterdir())
-    assert cli.main(["report", f"{bucket}/out", "--out", f"{bucket}/out/results.json"]) == 2
+    assert cli.main(["report", f"{bucket}/out", "--output", f"{bucket}/out/results.json"]) == 2
 
 
 def killed_everywhere(monkeypatch, bucket, run, before=lambda folder: None, between=lambda folder: None):

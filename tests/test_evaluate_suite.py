@@ -44,7 +44,7 @@ def write(folder, suite):
 def done(tiny_run, folder, short_rows):  # noqa: F811
     out = folder / "out"
     assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(folder / "suite.json"),
-                     "--out", str(out)]) == 0  # fmt: skip
+                     "--output", str(out)]) == 0  # fmt: skip
     return out
 
 
@@ -149,7 +149,7 @@ def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, c
         "".join(json.dumps({"problem": p, "steps": ["s"]}) + "\n" for p in ("Q1  3", "What is\\, 2?", "new"))
     )
     line = ["--data", tmp_path / "train.jsonl", "--benchmark", folder / "easy.json", folder / "rated.jsonl"]
-    assert cli.main(["eval", "contamination", *map(str, line), "--json", str(out)]) == 0
+    assert cli.main(["eval", "contamination", *map(str, line), "--output", str(out)]) == 0
     easy, rated = json.loads(out.read_text())["benchmarks"].values()
     assert (easy["n"], easy["shared"], easy["examples"][0]["problem"]) == (12, 1, "q1 3")
     assert (rated["n"], rated["shared"]) == (5, 1) and rated["examples"][0]["in"] == str(tmp_path / "train.jsonl")

@@ -40,7 +40,7 @@ def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, tmp_path, capsys):
                 (place / name).write_bytes(text.encode())
     found = []
     for name, folder in (("disk", tmp_path / "runs"), ("bucket", bucket)):
-        assert main(["runs", str(folder), "--json", str(tmp_path / f"{name}.json")]) in (0, None)
+        assert main(["runs", str(folder), "--output", str(tmp_path / f"{name}.json")]) in (0, None)
         found.append((tmp_path / f"{name}.json").read_text().replace(str(folder), "RUNS"))
         assert "rate=0.02" in capsys.readouterr().out
     assert json.loads(found[0]) == json.loads(found[1])

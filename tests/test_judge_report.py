@@ -58,7 +58,7 @@ def test_a_judges_suite_and_its_page(serve, tmp_path):
     (tmp_path / "prm/results.json").write_text(json.dumps(whole))
     assert len(read_scores(tmp_path / "prm", whole)["chains"]) == 12
     both = [str(tmp_path / name) for name in ("prm", "judged")]
-    assert cli.main(["report", *both, "--out", str(tmp_path / "page.html")]) == 0
+    assert cli.main(["report", *both, "--output", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     data = json.loads(re.search(r'<script type="application/json" id="chains">(.*?)</script>', page)[1])
     assert len(data["items"]) == 8  # what both have scored

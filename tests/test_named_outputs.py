@@ -133,7 +133,7 @@ def test_kinds_are_learnt_scored_and_filtered(trained):
         assert kept["scores"] == expected
         vetoed += expected.count(0.0)
     assert vetoed > 5
-    command = ["eval", "classes", "--model", str(trained / "run"), "--data", str(trained / "valid.jsonl")]
+    command = ["eval", "classes", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl")]
     assert cli.main([*command, "--json", str(trained / "classes.json")]) == 0
 
 

@@ -29,12 +29,12 @@ COMMANDS = {
     "teacher": "label teacher --model {model} --input {input} --output {out}",
     "consensus": "label consensus --input other.jsonl --other {input} --output {out}",
     "search": "search best-of-n --policy {model} --model {model} --input {input} --budget 9 --output {out}",
-    "filter": "search filter --input {input} --calibration other.jsonl --error-rate 0.1 --output {out}",
-    "steps": "eval steps --model {model} --neutral positive --data {input} --json {out}",
-    "calibration": "eval calibration --neutral drop --model {model} --data {input} --calibrate {input} --json {out}",
+    "filter": "search filter --input {input} --calibrate other.jsonl --error-rate 0.1 --output {out}",
+    "steps": "eval steps --model {model} --neutral positive --input {input} --output {out}",
+    "calibration": "eval calibration --neutral drop --model {model} --input {input} --calibrate {input} --output {out}",
     "drift": f"eval {STUDIES}/drift.py:DRIFT {{input}} other.jsonl --json {{out}}",
-    "report": "report {model} --out {out}",
-    "plan": "plan {input} --topology v5e-16 --json {out}",
+    "report": "report {model} --output {out}",
+    "plan": "plan {input} --topology v5e-16 --output {out}",
 }
 RECORD = '{"problem": "p", "steps": ["1 + 1 = 2"], "labels": [1], "answer": "2", "search": {"chosen": 0}}\n'
 
@@ -91,7 +91,7 @@ def listed(folder):
 
 def test_a_suite_is_not_its_own_result(folder, no_model, capsys):
     pathlib.Path("results.json").write_text('{"neutral": "drop", "steps": {"data": ["input.jsonl"]}}')
-    assert cli.main("eval suite --model model --suite results.json --out .".split()) == 2
+    assert cli.main("eval suite --model model --suite results.json --output .".split()) == 2
     assert "results.json" in capsys.readouterr().err
     assert pathlib.Path("results.json").exists()
 
@@ -101,7 +101,7 @@ def test_a_suite_keeps_its_results_until_the_model_is_there(folder, capsys):
     pathlib.Path("suite.json").write_text('{"processbench": {"data": "easy.json", "calibrate": "easy.json"}}')
     pathlib.Path("out").mkdir()
     pathlib.Path("out/results.json").write_text("{}")
-    assert cli.main("eval suite --model nowhere --suite suite.json --out out".split()) == 2
+    assert cli.main("eval suite --model nowhere --suite suite.json --output out".split()) == 2
     assert "nowhere" in capsys.readouterr().err
     assert pathlib.Path("out/results.json").read_text() == "{}"
 

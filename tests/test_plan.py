@@ -183,7 +183,7 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     tpu("v5e-8")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it
     out = tmp_path / "plan.json"
-    line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --json {out}"
+    line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --output {out}"
     with optimised():
         assert cli.main(line.split()) == 0
     found = json.loads(out.read_text())
@@ -212,7 +212,7 @@ def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):
     tpu("v5e-8")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     out = tmp_path / "plan.json"
-    line = f"plan {file} --topology v5e-8 --slices 2 --set mesh.data=2 data.rows=16 data.micro_rows=16 --json {out}"
+    line = f"plan {file} --topology v5e-8 --slices 2 --set mesh.data=2 data.rows=16 data.micro_rows=16 --output {out}"
     with optimised():
         assert cli.main(line.split()) == 0
     plan, model = json.loads(out.read_text()), load(file, []).model

@@ -14,7 +14,7 @@ def test_a_plan_for_gpus(file, options, tmp_path, monkeypatch):  # noqa: F811
     pytest.importorskip("jax_plugins.xla_cuda12", reason="needs XLA's compiler for CUDA: the extra `gpu-aot`")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     out, sets = tmp_path / "plan.json", "" if "--set" in options else " --set"
-    line = f"plan {file} --topology h100-8 --json {out}{options}{sets} model.attention=gpu_kernel data.tokens=1024"
+    line = f"plan {file} --topology h100-8 --output {out}{options}{sets} model.attention=gpu_kernel data.tokens=1024"
     with optimised():
         assert cli.main(line.split()) == 0
     found = json.loads(out.read_text())

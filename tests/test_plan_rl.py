@@ -36,7 +36,7 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it
     out = tmp_path / "plan.json"
     with optimised():
-        assert cli.main(f"plan {file} --rl --topology v5e-8 --json {out}".split()) == 0
+        assert cli.main(f"plan {file} --rl --topology v5e-8 --output {out}".split()) == 0
     found, printed = json.loads(out.read_text()), capsys.readouterr().out
     model = dataclasses.replace(POLICY, width=128, heads=8, kv_heads=8, head_dim=16, mlp_width=256)
     resident, programs = found["resident"], found["programs"]

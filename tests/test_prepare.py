@@ -266,7 +266,7 @@ print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
 @pytest.mark.parametrize("setting", ["out=x", "name=x", "console=x", "overwrite=True", "sha256=x"])
 def test_the_command_takes_no_argument_of_prepare_for_an_option(tmp_path, capsys, setting):
     source = lines(tmp_path / "s.jsonl", chain("p"))
-    command = ["prepare", "jsonl", "--source", str(source), "--out", str(tmp_path / "out"), "--set", setting]
+    command = ["prepare", "jsonl", "--input", str(source), "--output", str(tmp_path / "out"), "--set", setting]
     assert cli.main(command) == 2
     assert "unknown" in capsys.readouterr().err and not (tmp_path / "out").exists()
 

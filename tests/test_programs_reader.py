@@ -108,6 +108,6 @@ def test_statements_keep_texts_whole(tmp_path):
 
 def test_prepare_asks_what_a_step_is(tmp_path, capsys):
     (tmp_path / "f.jsonl").write_text(json.dumps(OWN) + "\n")
-    command = ["prepare", "programs", "--source", str(tmp_path / "f.jsonl"), "--out", str(tmp_path / "out")]
+    command = ["prepare", "programs", "--input", str(tmp_path / "f.jsonl"), "--output", str(tmp_path / "out")]
     assert cli.main(command) == 2
     assert "'statements'" in capsys.readouterr().err

@@ -233,5 +233,5 @@ def test_broken_csv_names_its_row(tmp_path, content):
 
 def test_columns_of_other_names_are_told_how_to_be_read(tmp_path):
     (tmp_path / "f.jsonl").write_text(json.dumps({"question": "p", "solution": "a"}))
-    with pytest.raises(RecordError, match=r"`question`, `solution`.*jprm prepare columns --source"):
+    with pytest.raises(RecordError, match=r"`question`, `solution`.*jprm prepare columns --input"):
         list(read_records(tmp_path / "f.jsonl"))

@@ -56,7 +56,7 @@ def test_a_full_standard_output_is_one_line():
 def test_a_name_that_is_not_utf8_is_refused_before_any_work(tmp_path, capsys):
     name = os.fsdecode(b"n\xff.jsonl")
     (tmp_path / name).write_text(CHAIN)
-    assert cli.main(["prepare", "jsonl", "--source", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
+    assert cli.main(["prepare", "jsonl", "--input", str(tmp_path / name), "--output", str(tmp_path / "out")]) == 2
     assert "n\\udcff.jsonl': is not UTF-8" in capsys.readouterr().err
     assert os.listdir(tmp_path) == [name]
 

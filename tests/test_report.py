@@ -98,7 +98,7 @@ def folders(tmp_path_factory):
 def written(folders, tmp_path_factory):
     """(the page of two models, the folder of its figures)."""
     out = tmp_path_factory.mktemp("page")
-    line = ["report", *map(str, folders), "--out", str(out / "report.html"), "--figures", str(out / "figures")]
+    line = ["report", *map(str, folders), "--output", str(out / "report.html"), "--figures", str(out / "figures")]
     assert cli.main(line) == 0
     return out / "report.html", out / "figures"
 
@@ -373,7 +373,7 @@ def test_formulas_bring_their_script_and_other_pages_do_not_grow(browser, writte
     files = records(3.0)
     files["gsm8k"][0]["problem"], files["gsm8k"][0]["steps"][0] = r"What is $\frac{1}{2}$?", r"It is \[ x^2. \]" + NASTY
     folder = write_folder(tmp_path / "math", files, "math")
-    assert cli.main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    assert cli.main(["report", str(folder), "--output", str(tmp_path / "report.html")]) == 0
     requests_of(browser), browser.logs("browser")
     browser.size(1200, 900)
     browser.open((tmp_path / "report.html").as_uri())
@@ -389,7 +389,7 @@ def test_axe_finds_no_violation(browser, tmp_path):
     files, script = records(3.0), axe_script()
     files["gsm8k"][0]["problem"], files["gsm8k"][0]["steps"][0] = r"What is $\frac{1}{2}$?", f"It is {WIDE}"
     folder = write_folder(tmp_path / "math", files, "math")
-    assert cli.main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    assert cli.main(["report", str(folder), "--output", str(tmp_path / "report.html")]) == 0
     browser.open((tmp_path / "report.html").as_uri())
     browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
     for scheme in browser.schemes():

@@ -50,7 +50,7 @@ def test_a_scored_file_holds_what_score_many_gives(prm, score, input_file, tmp_p
 def test_a_prepared_folder_is_scored_as_its_records(prm, input_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("jprm.loading.load", lambda *_, **__: prm)
     folder, out = tmp_path / "prepared", tmp_path / "out.jsonl"
-    assert cli.main(["prepare", "jsonl", "--source", str(input_file), "--out", str(folder)]) == 0
+    assert cli.main(["prepare", "jsonl", "--input", str(input_file), "--output", str(folder)]) == 0
     command = ["score", "--model", "m", "--output", str(out), "--input"]
     assert cli.main([*command, str(folder)]) == 0
     assert list(read_records(out)) == list(prm.score_many(read_records(input_file)))

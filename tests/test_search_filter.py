@@ -60,7 +60,7 @@ def test_too_few_results_accept_nothing():
 
 def test_the_command(tmp_path, capsys):
     new, known, out = files(tmp_path, results(500, 0), results(200, 1, "q"))
-    args = ["search", "filter", "--input", str(new), "--calibration", str(known), "--output", str(out)]
+    args = ["search", "filter", "--input", str(new), "--calibrate", str(known), "--output", str(out)]
     assert cli.main([*args, "--error-rate", "0.2", "--confidence", "0.9"]) == 0
     records = list(read_records(out))
     taken = [record["search"] for record in records if record["search"]["accepted"]]

@@ -13,7 +13,7 @@ from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import best, choose, record, vote
 from jprm.methods.search.growing_tree import GrowingTree, Problem
 from jprm.methods.search.lockstep import SearchConfig, search
-from jprm.score.aggregate import RULES, aggregate, rank_keys
+from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.tree import record_of, tree_of
 
 TABLE = {(): ["a", "b", "c~", "a"], ("a",): ["The answer is 1."], ("b",): ["The answer is 2."]}
@@ -34,7 +34,7 @@ def test_chain_scores_are_those_of_the_aggregation(rule):
     value_N, key_N = tree.chain_scores([0, 2, 3, 4, -1], rule)
     score_BP = np.array([[0.5, 0, 0], [0.5, 0, 1], [0.5, 0.25, 0]], np.float32)
     mask_BP = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]], bool)
-    expected = np.asarray(aggregate(score_BP, mask_BP)[rule])
+    expected = np.asarray(by_every_rule(score_BP, mask_BP)[rule])
     if rule == "sum_log_odds":
         expected = 1 / (1 + np.exp(-expected))
     np.testing.assert_allclose(value_N[:3], expected, rtol=1e-6)  # float32

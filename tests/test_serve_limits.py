@@ -81,7 +81,7 @@ def test_a_refusal_of_many_names_the_one(engine, path, body, param, place):  # n
     (got,) = call(engine, post(path, body))
     error = got.json()["error"]
     assert got.status_code == 400 and error["param"] == param and place in error["message"]
-    assert "/" not in error["message"] and "--too-long" not in error["message"]
+    assert "/" not in error["message"] and "--on-error" not in error["message"]
 
 
 def test_a_line_that_is_too_long_is_named(engine):  # noqa: F811

@@ -306,7 +306,7 @@ def test_a_pipe_without_a_writer_is_refused(alarm, prm, tmp_path, capsys, monkey
         ["label", "teacher", "--model", "m", "--input", str(pipe), "--output", out],
         ["label", "mc", *policy, "--rollouts", str(tmp_path / "r.jsonl"), "--estimate", "soft"],
         ["search", "best-of-n", *policy, "--model", "m", "--budget", "10"],
-        ["eval", "processbench", "--model", "m", "--data", str(pipe), "--calibrate", str(pipe), "--json", out],
+        ["eval", "processbench", "--model", "m", "--input", str(pipe), "--calibrate", str(pipe), "--output", out],
     ):
         status = cli.main(command)
         said = capsys.readouterr().err

@@ -45,7 +45,7 @@ def swept(tmp_path_factory):
         preempted = len(trained) == 2
         whole(experiment, workdir, [lambda line: preempted and os.kill(os.getpid(), signal.SIGTERM)])
 
-    line = ["sweep", folder / "e.py", "--workdir", folder / "runs", "--json", folder / "runs.json"]
+    line = ["sweep", folder / "e.py", "--workdir", folder / "runs", "--output", folder / "runs.json"]
     line += ["--set", f"optimizer.learning_rate={','.join(RATES)}", "seed=3"]
     with one_device(), pytest.MonkeyPatch.context() as patch:
         make_step = training.make_step

@@ -209,7 +209,7 @@ def test_a_file_of_the_hub_is_downloaded_with_its_checksum(tmp_path, monkeypatch
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
         source = "hf://datasets/o/n@abc/data/f.parquet"
-        command = ["prepare", "trl", "--source", source, "--out", str(tmp_path / "out")]
+        command = ["prepare", "trl", "--input", source, "--output", str(tmp_path / "out")]
         assert cli.main(command) == 2
         assert f"{source}: no SHA-256 is known for it" in capsys.readouterr().err
         assert cli.main([*command, "--sha256", right]) == 0

@@ -36,7 +36,7 @@ def rows(folder):
 def test_rows_hold_what_records_hold(tmp_path):
     records = [POOL, *chains(3), *trees(2), pool_of(chains(2))]
     write_records(tmp_path / "in.jsonl", records)
-    assert cli.main(["tabulate", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out"), "--rows", "3"]) == 0
+    assert cli.main(["tabulate", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out"), "--rows", "3"]) == 0
     table = rows(tmp_path / "out")
     first, second, empty = table[:3]
     assert (first["steps"], first["scores"], first["answer"], first["gold"]) == (["a", "b"], [0.25, 1e-9], "3", "3")
@@ -62,7 +62,7 @@ def test_rows_hold_what_records_hold(tmp_path):
 
 def test_tables_that_are_there_are_not_replaced(tmp_path, capsys):
     write_records(tmp_path / "in.jsonl", chains(2))
-    command = ["tabulate", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out")]
+    command = ["tabulate", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out")]
     assert cli.main(command) == 0
     before = rows(tmp_path / "out")
     assert cli.main(command) == 2 and rows(tmp_path / "out") == before
@@ -70,7 +70,7 @@ def test_tables_that_are_there_are_not_replaced(tmp_path, capsys):
 
 def test_a_bad_record_leaves_no_table(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(json.dumps(chains(1)[0]) + '\n{"problem": "p", "steps": 3}\n')
-    assert cli.main(["tabulate", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out")]) == 2
+    assert cli.main(["tabulate", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out")]) == 2
     assert "in.jsonl:2" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -116,7 +116,7 @@ def test_best_of_n_of_tables_is_that_of_the_records(tmp_path):
     reports = []
     for input in ("in.jsonl", "tables"):
         out = tmp_path / f"{input}.report.json"
-        assert cli.main(["eval", "best-of-n", "--input", str(tmp_path / input), "--json", str(out)]) == 0
+        assert cli.main(["eval", "best-of-n", "--input", str(tmp_path / input), "--output", str(out)]) == 0
         reports.append(json.loads(out.read_text()))
     assert reports[0]["rules"].keys() == reports[1]["rules"].keys()
     for key in ("majority", "pass_at_n", "mean_accuracy", "n_samples", "without_answer", "without_steps", "paired"):
@@ -135,7 +135,7 @@ def test_tables_without_what_best_of_n_needs_are_refused(tmp_path, harm, capsys)
     else:
         records[1] = chains(1)[0]
     tables.write(records, tmp_path / "tables")
-    command = ["eval", "best-of-n", "--input", str(tmp_path / "tables"), "--json", str(tmp_path / "out.json")]
+    command = ["eval", "best-of-n", "--input", str(tmp_path / "tables"), "--output", str(tmp_path / "out.json")]
     assert cli.main(command) == 2 and "record" in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
 
@@ -166,7 +166,7 @@ def test_calibration_of_tables_is_that_of_the_records(tmp_path, kind):
     expected = calibration.calibration_report({"data": trees[0]}, trees[1], "negative", 0)
     paths = tmp_path / "data", tmp_path / "fitted"
     assert calibration.tables_report([paths[0]], [paths[1]], "negative", 0) == expected
-    command = ["eval", "calibration", "--data", str(paths[0]), "--calibrate", str(paths[1]), "--neutral", "negative"]
+    command = ["eval", "calibration", "--input", str(paths[0]), "--calibrate", str(paths[1]), "--neutral", "negative"]
     assert cli.main([*command, "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["raw"] == expected["raw"]
 
@@ -184,7 +184,7 @@ def test_tables_without_what_calibration_needs_are_refused(tmp_path, harm, capsy
     if harm == "column":
         (file,) = (tmp_path / "tables").glob("*.parquet")
         pq.write_table(pq.read_table(file).drop_columns(["semantics"]), file)
-    command = ["eval", "calibration", "--data", str(tmp_path / "tables"), "--calibrate", str(tmp_path / "tables")]
+    command = ["eval", "calibration", "--input", str(tmp_path / "tables"), "--calibrate", str(tmp_path / "tables")]
     more = ["--store", "platt"] if harm == "store" else []
     assert cli.main([*command, "--neutral", "drop", "--json", str(tmp_path / "out.json"), *more]) == 2
     named = {"column": "semantics", "store": "--model"}.get(harm, "record")

@@ -55,7 +55,7 @@ def prepare(folder: pathlib.Path, tree: pathlib.Path) -> None:
     sums = [(i % 4, i // 4 % 4) for i in range(48)]
     problems = [{"id": f"{i}", "problem": f"{a}+{b}", "answer": str(a + b)} for i, (a, b) in enumerate(sums)]
     write(folder / "inputs/tasks.jsonl", problems)
-    run(tree, folder, "prepare jsonl --source inputs/trees.jsonl --out prepared --exclude inputs/valid.jsonl")
+    run(tree, folder, "prepare jsonl --input inputs/trees.jsonl --output prepared --exclude inputs/valid.jsonl")
     run(tree, folder, f"train inputs/run.py --workdir policy --set {POLICY}")
     run(tree, folder, f"train inputs/run.py --workdir model --set {MODEL} steps=4")
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float
 from tyro.conf import arg
 
-from jprm.methods.evaluate.benchmark import Benchmark, CommandOptions, Report, TooLong
+from jprm.methods.evaluate.benchmark import Benchmark, Report, ScoringOptions
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of, shown_n
 from jprm.methods.evaluate.blocks import Table, interval, last, left_out_words, percent
 from jprm.methods.evaluate.votes import vote_accuracy
@@ -213,7 +213,7 @@ def _drawn_steps(tree: ReasoningTree, n: int, rng: np.random.Generator) -> list[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(CommandOptions):
+class Options(ScoringOptions):
     """Equal cost: reward models against majority vote, where samples and their scores are both paid for.
 
     Best of n by a model, and a vote weighted by it, take as many samples as a majority's budget buys with scoring. A
@@ -228,8 +228,6 @@ class Options(CommandOptions):
     """The folders of trained models."""
     input: Annotated[Path, arg(metavar="POOL.jsonl")]
     """Pools of samples with answers and known correctness."""
-    too_long: TooLong = "error"
-    """Stop at a pool with a chain beyond a model's context, or leave such pools out for all models and count them."""
     policy_parameters: float
     """Parameters of the model that wrote the samples, without its embedding table."""
     policy_tokens_per_second: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None

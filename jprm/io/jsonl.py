@@ -20,8 +20,8 @@ _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 
 _GZIP = b"\x1f\x8b"
 _REFUSED = (
-    (_TABLES, "is a Parquet or Arrow file, where JSON Lines are read. Read it with `jprm prepare jsonl --source FILE"
-     " --out DIR` (or `columns`; the extra `parquet`), and give DIR where a command takes prepared folders"),
+    (_TABLES, "is a Parquet or Arrow file, where JSON Lines are read. Read it with `jprm prepare jsonl --input FILE"
+     " --output DIR` (or `columns`; the extra `parquet`), and give DIR where a command takes prepared folders"),
     (b"version https://git-lfs.github.com/spec/", "is a git-LFS pointer, which stands for a file that was not"
      " downloaded. Run `git lfs pull` in its repository, or download the file itself"),
     ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh", b"PK\x03\x04"), "is compressed (zstd, xz, bzip2 or ZIP): unpack it"

@@ -8,13 +8,14 @@ chain will end correct, covers the whole chain in its `last` step (Zhang et al. 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, RULES, Scale
+from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, RULES, Rule, Scale
 
 DEFAULT_RULE = {
     "correctness": "prod",
@@ -33,8 +34,24 @@ SOFT_MIN_TEMPERATURE = 0.1
 """Of `soft_min`: `turn_process_reward_logits_to_reward` of CJReinforce/PURE, openrlhf/utils/utils.py."""
 
 
+def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
+    """Returns the score of a chain from its steps' scores, as a float; of several chains of any lengths, an array.
+
+    What the rules are is told by `by_every_rule`; the sum of log-odds is given as a probability. NaN where a chain has
+    no step, or one without a score. Raises ValueError for another rule, and a rule that the scores do not fit.
+
+    >>> jprm.aggregate([0.5, 0.25], "min"), jprm.aggregate([[0.5, 0.25], [0.75]], "last").tolist()
+    (0.25, [0.25, 0.75])
+    """
+    if not isinstance(rule, str) or rule not in RULES:
+        raise ValueError(f"rule is {rule!r}: it must be one of {', '.join(RULES)}")
+    several = bool(len(scores)) and all(np.ndim(each) for each in scores)
+    value_N = chain_scores(scores if several else [scores], rule)[0]
+    return value_N if several else float(str(np.float32(value_N[0])))  # 0.8, not float32's 0.800000011920929
+
+
 @jax.jit
-def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
+def by_every_rule(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
     """Returns the score of each of B chains of up to P >= 1 steps by every rule of `RULES`, in float32.
 
     With p_i the scores of a chain's k steps, those where the mask is true: `min`, `max`, `mean` and `last` as named;
@@ -43,11 +60,6 @@ def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
     `mean_log` is exp(sum log p_i / k), the length-normalised product; `sum_log_odds` is sum log(p_i / (1 - p_i)),
     clipped to `LOG_ODDS_CLIP`. The last three take probabilities; a probability of exactly 0 or 1 counts as such and
     gives no NaN. A chain without a step has -inf by every rule, so no argmax chooses it.
-
-    >>> import numpy as np
-    >>> chains = jprm.aggregate(np.array([[0.5, 0.5], [0.25, 0.0]]), np.array([[True, True], [True, False]]))
-    >>> chains["prod"].tolist(), chains["last"].tolist()
-    ([0.25, 0.25], [0.5, 0.25])
     """
     value = rank_keys(score_BP, mask_BP)
     # exp(-inf) is 0, a real product of a step at 0: the empty chain needs its -inf back.
@@ -59,7 +71,7 @@ def aggregate(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
 
 @jax.jit
 def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns what `aggregate` does, with `prod` and `mean_log` as logarithms: the same order, for sorting and argmax.
+    """Returns `by_every_rule` with `prod` and `mean_log` as logarithms: the same order, for sorting and argmax.
 
     A product of a few hundred steps underflows float32: chains that are not tied would look tied.
     """
@@ -117,7 +129,7 @@ def chain_scores(
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """Returns (score, key) of N chains, each given as its steps' scores.
 
-    `score` is as in `jprm.score.aggregate.aggregate`, but a sum of log-odds becomes a probability. `key` is as in
+    `score` is as in `by_every_rule`, but a sum of log-odds becomes a probability. `key` is as in
     `rank_keys`. Rules that multiply probabilities take the scores' weights (`Scale.weights`). Both are NaN for a chain
     without steps and where a step's score is not finite.
 

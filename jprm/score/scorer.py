@@ -419,7 +419,7 @@ class PRM:
         if self.context is not None and tokens > self.context:
             raise ValueError(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
-                " Leave it out (--on-error skip, evaluations: --too-long skip), or use a model with a longer context"
+                " Leave it out (--on-error skip), or use a model with a longer context"
             )
 
 

@@ -137,7 +137,7 @@ def test_stored_scores_are_read_on_their_own_scale(tmp_path, capsys):
     """Scores below 0 are refused with the fix; `--adapter`, or the request beside the file, says what they mean."""
     path, out = tmp_path / "scored.jsonl", tmp_path / "out.json"
     write_records(path, pools(0, -1.0))
-    call = ["eval", "best-of-n", "--input", str(path), "--json", str(out)]
+    call = ["eval", "best-of-n", "--input", str(path), "--output", str(out)]
     assert cli.main(call) == 2 and "adapter" in capsys.readouterr().err
     assert not out.exists()
     expected = best_of_n_report(map(tree_of, pools(0, -1.0)), 0, scale=PURE) | {"too_long": 0}

@@ -6,6 +6,7 @@ library (a bad record, a missing file, an unsupported combination) is one `error
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
 import os
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO, cast
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
@@ -27,6 +28,7 @@ from jprm.apps.cli.arguments import (
     Distributed,
     Files,
     Folder,
+    Help,
     JudgeFile,
     Number,
     OneModel,
@@ -56,10 +58,10 @@ DESCRIPTION = """Train, evaluate and use process reward models: models that scor
 a chain of reasoning.
 
 A first run, from step labels to figures:
-  jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
+  jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \\
     --set human_written=unlabelled control_questions=drop
   jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
-  jprm eval steps --model runs/prm800k_smollm2 --data phase1_test.jsonl --neutral positive --json steps.json
+  jprm eval steps --model runs/prm800k_smollm2 --input phase1_test.jsonl --neutral positive
 
 JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints the version."""
 
@@ -75,8 +77,8 @@ app = Commands()
 @app.command
 def prepare(
     name: Annotated[Positional[str], arg(metavar="NAME")],
-    source: Annotated[tuple[str, ...], arg(metavar="FILE|URL ...")],
-    out: Folder,
+    input: Annotated[tuple[str, ...], arg(metavar="FILE|URL ...")],
+    output: Folder,
     exclude: Files = (),
     sha256: Annotated[tuple[str, ...], arg(metavar="HEX ...", help_behavior_hint="")] = (),
     on_error: OnError = "stop",
@@ -90,22 +92,22 @@ def prepare(
     Prints what was read, kept and rejected, and why. A stopped command leaves no data set.
 
     For example:
-      jprm prepare prm800k --source phase1_train.jsonl --out data/prm800k \\
+      jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \\
         --set human_written=unlabelled control_questions=drop
-      jprm prepare gsm8k --source train.jsonl --out data/gsm8k --exclude processbench/gsm8k.json \\
+      jprm prepare gsm8k --input train.jsonl --output data/gsm8k --exclude processbench/gsm8k.json \\
         --set calculator_marks=strip
-      jprm prepare jsonl --source mine.jsonl --out data/mine --on-error skip
-      jprm prepare columns --source mine.parquet --out data/mine --set problem=question steps=solution.steps
+      jprm prepare jsonl --input mine.jsonl --output data/mine --on-error skip
+      jprm prepare columns --input mine.parquet --output data/mine --set problem=question steps=solution.steps
 
     Args:
         name: The source's kind: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
             programs, pools, trl, text, jsonl, or columns for records of other names; of agents openai, anthropic, otel,
             verifiers, atif, swe_agent, mini_swe_agent, openhands, claude_code, codex, tau_bench, who_and_when; or your
             own reader, module:NAME or FILE.py:NAME.
-        source: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
+        input: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
             downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
             hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
-        out: The folder to write, also in a bucket. It must hold no other data set, unless --overwrite is given.
+        output: The folder to write, also in a bucket. It must hold no other data set, unless --overwrite is given.
         exclude: Benchmark files, whose problems are left out and counted. Problems are compared by normalised text.
         sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
@@ -121,52 +123,51 @@ def prepare(
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
         raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
     checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite, "duplicates": duplicates, "near": near}
-    prepare(name, source, out, exclude=exclude, **checked, **options)
+    prepare(name, input, output, exclude=exclude, **checked, **options)
 
 
 @app.command
 def tokenise(
     experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
-    out: Folder,
-    source: Annotated[tuple[str, ...], arg(metavar="DIR|F.jsonl ...", help_behavior_hint="")] = (),
+    output: Folder,
+    input: Annotated[tuple[str, ...], arg(metavar="DIR|F.jsonl ...", help_behavior_hint="")] = (),
     set_: Settings = (),
-    shards: Count = None,
+    files: Count = None,
     workers: Count = None,
-    part: Annotated[str, arg(metavar="I/N", help_behavior_hint="")] = "0/1",
+    shard: Annotated[str, arg(metavar="I/N", help_behavior_hint="")] = "0/1",
 ) -> None:
     """Write records as shards of tokens, which training reads without tokenising; continues a stopped command.
 
     Each process of a run then reads its own shards, from a bucket too.
 
     For example:
-      jprm tokenise experiments/prm800k_smollm2.py --out gs://BUCKET/tokens/prm800k
-      jprm tokenise experiments/pod.py --source data/shepherd --out gs://BUCKET/tokens/shepherd --part auto/16
+      jprm tokenise experiments/prm800k_smollm2.py --output gs://BUCKET/tokens/prm800k
+      jprm tokenise experiments/pod.py --input data/shepherd --output gs://BUCKET/tokens/shepherd --shard auto/16
       jprm train experiments/pod.py --workdir gs://BUCKET/runs/pod --distributed auto \\
         --set 'data.train=["gs://BUCKET/tokens/prm800k","gs://BUCKET/tokens/shepherd"]' 'data.mixture=[2,1]'
 
     Args:
         experiment: The file whose tokenizer, target, data.supervise, data.extras and data.weight decide the tokens.
-        out: The folder to write, also in a bucket.
-        source: Folders that `jprm prepare` wrote, or JSONL files. Default: the experiment's data.train.
+        output: The folder to write, also in a bucket.
+        input: Folders that `jprm prepare` wrote, or JSONL files. Default: the experiment's data.train.
         set_: Values that replace the experiment's.
-        shards: How many files. Default: of about 16 million tokens.
+        files: How many files. Default: of about 16 million tokens.
         workers: Processes that tokenise. Default: one for each core.
-        part: Write each N-th shard from the I-th on, from 0, as one of N machines; `auto` and `auto/N` read I from a
+        shard: Write each N-th file from the I-th on, from 0, as one of N machines; `auto` and `auto/N` read I from a
             Kubernetes, Slurm or Batch job with an index. The last one to finish completes the folder.
     """
     from jprm.io.shards import shard_of
     from jprm.methods.data.stored_trees import tokenise
     from jprm.methods.formats.rebase import loaded
 
-    report = tokenise(loaded(experiment, set_), out, source, shards=shards, workers=workers, part=shard_of(part))
+    report = tokenise(loaded(experiment, set_), output, input, shards=files, workers=workers, part=shard_of(shard))
     print(
-        f"{out}: {report.written} of {report.shards} shards, {report.records:,} records, {report.tokens:,} tokens in"
+        f"{output}: {report.written} of {report.shards} files, {report.records:,} records, {report.tokens:,} tokens in"
         f" {report.steps:,} steps ({report.labelled:,} labelled), {report.bytes / 1e6:,.1f} MB"
     )
     if report.written < report.shards:
-        print(
-            f"{report.shards - report.written} shards are of other parts; the last part to finish completes the folder"
-        )
+        left = report.shards - report.written
+        print(f"{left} files are of other shards of the work; the last one to finish completes the folder")
 
 
 @app.command
@@ -403,7 +404,7 @@ def rl(
     correct answers fall, the policy games the PRM: the run ends, with the best parameters restored.
 
     DIR is then a policy, which `jprm search --policy DIR` takes. DIR/best is the policy of the best evaluation,
-    DIR/rl.json the verdict and every figure, and `jprm report DIR --out PAGE.html` their page.
+    DIR/rl.json the verdict and every figure, and `jprm report DIR --output PAGE.html` their page.
 
     For example:
       jprm rl experiments/quickstart/rl.py --workdir runs/rl
@@ -486,7 +487,9 @@ def engine(
 app.command(
     evaluations := evaluation(),
     name="eval",
-    help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.",
+    help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.\n\nFor example:\n"
+    "  jprm eval steps --model runs/prm --input phase1_test.jsonl --neutral positive\n"
+    "  jprm eval best-of-n --model runs/prm --input pool.jsonl --output best_of_n.json",
 )
 for _command in (merge, tabulate, report, runs, table, sweep, serve, plan, rl, engine):
     app.command(_command)
@@ -494,16 +497,30 @@ app.command(
     label,
     name="label",
     help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), outcomes, teacher, judge,"
-    " consensus; reference, a frozen model's log-probabilities; and critique, training data of generative verifiers.",
+    " consensus; reference, a frozen model's log-probabilities; and critique, training data of generative verifiers."
+    "\n\nFor example:\n  jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl\n"
+    "  jprm label teacher --model runs/prm --input chains.jsonl --output soft.jsonl",
 )
 app.command(
     annotate,
     name="annotate",
-    help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.",
+    help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.\n\n"
+    "For example:\n  jprm annotate serve studies/one --input queue.jsonl --annotators ana ben",
 )
-app.command(fuse, name="fuse", help="Fit a verifier that weighs evidence from many sources.")
+app.command(
+    fuse,
+    name="fuse",
+    help="Fit a verifier that weighs evidence from many sources.\n\nFor example:\n"
+    "  jprm fuse fit small.jsonl large.jsonl --output runs/fused",
+)
 app.command(sample)
-app.command(search, name="search", help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.")
+app.command(
+    search,
+    name="search",
+    help=f"Find a chain for each problem: {', '.join(METHODS)}; and filter the results.\n\nFor example:\n"
+    "  jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 8192 --n 16 \\\n"
+    "    --output best.jsonl",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -523,7 +540,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 _check_addresses(args)
                 _add_own(*args[:2])
-                app.cli(prog="jprm", description=DESCRIPTION, args=args)
+                shown = contextlib.redirect_stdout(cast(TextIO, Help(sys.stdout)))
+                with shown if {"-h", "--help"} & set(args) else contextlib.nullcontext():
+                    app.cli(prog="jprm", description=DESCRIPTION, args=args)
             return 0
         finally:
             print(end="", flush=True)  # fails here rather than when the interpreter ends

@@ -10,11 +10,12 @@ import shutil
 import signal
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, TextIO, cast
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import SubcommandApp
 
@@ -32,6 +33,11 @@ Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
 
+SYNONYMS = {
+    "data": "input", "source": "input", "out": "output", "json": "output", "part": "shard", "k": "n", "shards": "files",
+    "problems-at-once": "at-once", "trees-at-once": "at-once", "too-long": "on-error", "calibration": "calibrate",
+}  # fmt: skip
+"""What options were called in some commands, and their names in all: still taken where a command has no such option."""
 
 ADDRESSES = ConstructorRegistry()
 
@@ -72,13 +78,23 @@ class Commands(SubcommandApp):
             return lambda func: self.command(func, name=name, help=help)
         if inspect.isfunction(func):
             func.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(func.__doc__ or ""))
-        self.registered[name or func.__name__] = func, help or " ".join((func.__doc__ or "").split("\n\n")[0].split())
+        self.registered[name or func.__name__] = func, help or func.__doc__ or ""
         return func
 
     def cli(self, *, args: Sequence[str], **options: Any) -> Any:
         self._check(args)
         self._describe(args)
-        return super().cli(args=args, registry=ADDRESSES, **options)
+        return super().cli(args=self.renamed(args), registry=ADDRESSES, **options)
+
+    def renamed(self, args: Sequence[str], group: str = "jprm") -> list[str]:
+        """Returns the words with today's names of options. Raises ValueError for an unknown or a missing option."""
+        known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
+        if not args or args[0].startswith("-"):
+            return list(args)
+        word, rest = args[0].replace("_", "-"), args[1:]
+        if isinstance(known[word], Commands):
+            return [args[0], *known[word].renamed(rest, f"{group} {word}")]
+        return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest)]
 
     def _check(self, args: Sequence[str], group: str = "jprm") -> None:
         """Raises ValueError for a word that is no command of the group, with those that are spelt like it."""
@@ -95,14 +111,135 @@ class Commands(SubcommandApp):
 
     def _describe(self, args: Sequence[str]) -> None:
         """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
-        for name, (func, sentence) in self.registered.items():
+        for name, (func, about) in self.registered.items():
             chosen = [word.replace("_", "-") for word in args[:1]] == [name.replace("_", "-")]
-            whole = chosen and not isinstance(func, Commands)
-            if whole:
-                func.__doc__ = _wrapped(func.__doc__ or "")
-            super().command(func, name=name, help=None if whole else sentence)
+            sentence = " ".join(about.split("\n\n")[0].split())
             if isinstance(func, Commands):
+                super().command(func, name=name, help=_wrapped(about) if chosen else sentence)
                 func._describe(args[1:] if chosen else [])
+                continue
+            if chosen:
+                func.__doc__ = _wrapped(func.__doc__ or "")
+                for hint in typing.get_type_hints(func).values():
+                    _join_lines(hint)
+            super().command(func, name=name, help=None if chosen else sentence)
+
+
+class Option(NamedTuple):
+    """An option of a command: its name, what stands for its value, whether it must be given, and what it may be."""
+
+    name: str
+    metavar: str
+    required: bool
+    choices: tuple[str, ...]
+    number: type | None  # int or float
+
+    def check(self, value: str) -> None:
+        """Raises ValueError for a value that the option cannot have."""
+        if self.choices and value not in self.choices:
+            *first, last = self.choices
+            raise ValueError(f"--{self.name} is {value!r}: {', '.join(first)} or {last}")
+        try:
+            if self.number:
+                self.number(value)
+        except ValueError:
+            whole = "a whole number" if self.number is int else "a number"
+            raise ValueError(f"--{self.name} is {value!r}: it must be {whole}") from None
+
+
+def options_of(func: Callable[..., Any]) -> dict[str, Option]:
+    """Returns the options of a command by their names. Fields of a group (`arg(name="")`) are options of their own."""
+    hints, found = typing.get_type_hints(func, include_extras=True), {}
+    for parameter in inspect.signature(func).parameters.values():
+        found |= _options(parameter.name, hints.get(parameter.name, Any), parameter.default is parameter.empty)
+    return found
+
+
+def _options(name: str, hint: Any, required: bool, within: str = "") -> dict[str, Option]:
+    kind, *marks = (hint.__origin__, *hint.__metadata__) if hasattr(hint, "__metadata__") else (hint,)
+    written = [mark for mark in marks if hasattr(mark, "metavar")]  # what `arg` makes
+    if dataclasses.is_dataclass(kind):
+        within += "" if any(mark.name == "" for mark in written) else f"{name}."
+        hints = typing.get_type_hints(kind, include_extras=True)
+        absent = {field.name: is_required(field) for field in dataclasses.fields(kind)}
+        found = [_options(each, hints[each], absent[each], within) for each in absent]
+        return {key: value for options in found for key, value in options.items()}
+    if _positional(marks):
+        return {}
+    name = within + next((mark.name for mark in written if mark.name), name).strip("_").replace("_", "-")
+    metavar = next((mark.metavar for mark in written if mark.metavar), "")
+    kinds = [kind] if typing.get_origin(kind) is tuple else [kind, *typing.get_args(kind)]
+    literals = [each for each in kinds if typing.get_origin(each) is Literal]
+    number = next((each for each in kinds if each in (int, float)), None)
+    return {
+        name: Option(name, metavar, required, tuple(map(str, typing.get_args(literals[0]))) if literals else (), number)
+    }
+
+
+def is_required(field: dataclasses.Field) -> bool:
+    """Returns whether a dataclass's field has no default."""
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _positional(marks: Sequence[Any]) -> bool:
+    return any(mark is each for mark in marks for each in cast(Any, Positional[int]).__metadata__)
+
+
+def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -> list[str]:
+    """Returns a command's words with today's names of its options."""
+    words, given, last, more = [], set(), None, f"; `{command} --help` explains all"
+    for word in args:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name == "help" or name.startswith("tyro-"):
+            if last and last.name == "on-error" and word == "error":
+                word = "stop"  # as it was called beside `--too-long`
+            if last:
+                last.check(word)
+            words.append(word)
+            last = None
+            continue
+        name = name.replace("_", "-")
+        name = name if name in options else SYNONYMS.get(name, name)
+        last = options.get(name) or options.get(name.removeprefix("no-"))
+        if last is None:
+            near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
+            meant = f". Did you mean {' or '.join(f'--{each}' for each in near)}?" if near else more
+            raise ValueError(f"{command} has no option {word.partition('=')[0]}{meant}")
+        given.add(name)
+        words.append(f"--{name}{equals}{value}")
+        if equals:
+            last.check(value)
+            last = None
+    if not {"-h", "--help"} & set(args):
+        missing = [f"--{x.name} {x.metavar}".strip() for x in options.values() if x.required and x.name not in given]
+        if missing:
+            raise ValueError(f"{command}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing{more}")
+    return words
+
+
+KEPT = "\u200b"
+"""What stands before a line that begins with a letter, since tyro would join it to the one before. `Help` drops it."""
+
+
+class Help:
+    """Standard output for help, without `KEPT`."""
+
+    def __init__(self, to: TextIO):
+        self._to = to
+
+    def write(self, text: str) -> int:
+        return self._to.write(text.replace(KEPT, ""))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._to, name)
+
+
+def _join_lines(kind: Any) -> None:
+    """Makes the description of each of a dataclass's fields one line: tyro would keep lines that begin with a mark."""
+    for each in inspect.getmro(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else ():
+        about, mark, rest = (each.__doc__ or "").partition("Attributes:")
+        if mark:
+            each.__doc__ = about + mark + re.sub(r"\n {8,}", " ", rest)
 
 
 def _wrapped(doc: str) -> str:
@@ -110,17 +247,19 @@ def _wrapped(doc: str) -> str:
     width = max(40, shutil.get_terminal_size().columns)
     about, arguments, rest = doc.partition("\n\nArgs:")
     paragraphs = about.split("\n\n")
-    # tyro joins lines that begin with a letter: a space without width stands before it.
-    filled = [textwrap.fill(text, width).replace("\n", "\n\u200b") for text in paragraphs]
+    filled = [textwrap.fill(text, width).replace("\n", f"\n{KEPT}") for text in paragraphs]
     examples = ["\n " in text or text.startswith(" ") for text in paragraphs]
     wrapped = [text if kept else fill for text, fill, kept in zip(paragraphs, filled, examples, strict=True)]
     return "\n\n".join(wrapped) + arguments + rest
 
 
-def command(run: Callable[[Any, Any], None], config: type, options: type, **types: Any) -> Callable[..., None]:
-    """Returns the command `run(options, chosen)`: `chosen` has a config's fields as options, its docstring is the help.
+def command(
+    run: Callable[[Any, Any, Any], None], config: type, options: type, how: Any, undivided: Any, **types: Any
+) -> Callable[..., None]:
+    """Returns the command `run(options, chosen, how)`: `chosen` has a config's fields as options, and its docstring.
 
-    `types` replaces the types of fields that the command line writes differently.
+    `how` is the type of the options that divide the work over machines, which come last. `types`
+    replaces the types of fields that the command line writes differently.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     fields = [(name, type_, defaults[name]) for name, type_ in types.items()]
@@ -128,11 +267,12 @@ def command(run: Callable[[Any, Any], None], config: type, options: type, **type
     unchecked = {"__doc__": "", "__post_init__": lambda self: None}
     kind = dataclasses.make_dataclass(config.__name__, fields, bases=(config,), frozen=True, namespace=unchecked)
 
-    def call(options: Any, chosen: Any) -> None:
+    def call(options: Any, chosen: Any, how: Any = undivided) -> None:
         check_outputs(options)
-        run(options, chosen)
+        run(options, chosen, how)
 
     call.__annotations__ = {"options": Annotated[options, arg(name="")], "chosen": Annotated[kind, arg(name="")]}
+    call.__annotations__["how"] = how
     call.__doc__ = config.__doc__
     return call
 

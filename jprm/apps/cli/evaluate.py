@@ -6,15 +6,25 @@ The benchmarks themselves are imported when they run.
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from jprm.apps.cli.arguments import Commands, Folder, check_outputs
+from jprm.apps.cli.arguments import Commands, Folder, check_outputs, is_required
 from jprm.io.storage import path_of
-from jprm.methods.evaluate.benchmark import Adapter, CommandOptions, File, Files, ModelOptions, Neutral, TooLong
+from jprm.methods.evaluate.benchmark import (
+    Adapter,
+    CommandOptions,
+    Data,
+    File,
+    Files,
+    ModelOptions,
+    Neutral,
+    ScoringOptions,
+)
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, find
 
 
@@ -35,7 +45,7 @@ def add(app: Commands, name: str) -> None:
 def suite(
     model: Annotated[tuple[str, ...], arg(metavar="DIR ...")],
     suite: Annotated[Path, arg(metavar="SUITE.json")],
-    out: Folder,
+    output: Folder,
 ) -> None:
     """All benchmarks that a file names: scored once, computed in one go, ready for `jprm report`.
 
@@ -46,14 +56,14 @@ def suite(
     section with the key "FILE.py:NAME", relative to the suite's file.
 
     For example:
-      jprm eval suite --model runs/mine --suite suite.json --out results/mine
-      jprm eval suite --model runs/prm runs/orm --suite suite.json --out results
+      jprm eval suite --model runs/mine --suite suite.json --output results/mine
+      jprm eval suite --model runs/prm runs/orm --suite suite.json --output results
 
     Args:
         model: The folder of a trained model, or the JSON file of a judge, as for `jprm score --judge`. Of several, each
             gets a folder of its name in the output.
         suite: What to evaluate on. Its paths are relative to itself.
-        out: The folder for results.json and the scores.
+        output: The folder for results.json and the scores.
     """
     from jprm.io.outputs import check_output
     from jprm.methods.evaluate.blocks import show
@@ -64,14 +74,14 @@ def suite(
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
     for folder, name in zip(model, names, strict=True):
-        target = out / name if len(model) > 1 else out
+        target = output / name if len(model) > 1 else output
         check_output(target / "results.json", suite)
         show(tables(run_suite(folder, wanted, target, print), wanted.benchmarks))
         print(f"{target / 'results.json'}: written")
 
 
 def _command(name: str) -> Callable[[Any], None]:
-    """Returns the command of a benchmark, which writes its report as JSON and prints its tables."""
+    """Returns the command of a benchmark, which prints its tables and writes its report as JSON where asked."""
 
     def command(options) -> None:
         from jprm.io.outputs import write_json
@@ -80,12 +90,19 @@ def _command(name: str) -> Callable[[Any], None]:
 
         check_outputs(options)
         benchmark = find(name)
-        report = run(benchmark, options)
-        write_json(options.to, report)
+        with tempfile.TemporaryDirectory(prefix="jprm-eval-") as unkept:  # of scores, where no report is written
+            to = options.to or Path(unkept) / "report.json"
+            report = run(benchmark, dataclasses.replace(options, to=to))
+        if options.to:
+            write_json(options.to, report)
         show(benchmark.tables(report))
-        print(f"{options.to}: written")
+        if options.to:
+            print(f"{options.to}: written")
 
     options = OPTIONS.get(name) or find(name).options
+    # Required ones first: fields of base classes, which all evaluations have, would come before them.
+    fields = options.__dataclass_fields__
+    options.__dataclass_fields__ = dict(sorted(fields.items(), key=lambda item: not is_required(item[1])))
     command.__annotations__["options"] = Annotated[options, arg(name="")]
     command.__doc__ = options.__doc__
     return command
@@ -96,10 +113,10 @@ class ProcessBench(ModelOptions):
     """ProcessBench: find the first wrong step, or report that there is none. F1 as published.
 
     For example:
-      jprm eval processbench --model DIR --data gsm8k.json math.json --calibrate gsm8k.json --json processbench.json
+      jprm eval processbench --model DIR --input gsm8k.json math.json --calibrate gsm8k.json --output processbench.json
     """
 
-    data: Files
+    data: Data
     """ProcessBench files; each is a key of the report."""
     calibrate: File
     """The file on which the tuned threshold is chosen; the report gives F1 at the model's own threshold beside it."""
@@ -110,10 +127,10 @@ class PRMBench(ModelOptions):
     """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
 
     For example:
-      jprm eval prmbench --model DIR --data prmbench/*.jsonl --json prmbench.json
+      jprm eval prmbench --model DIR --input prmbench/*.jsonl --output prmbench.json
     """
 
-    data: Files
+    data: Data
     """PRMBench files, of any of its classes."""
 
 
@@ -122,10 +139,10 @@ class Steps(ModelOptions):
     """Steps with human labels: AUROC, average precision and first-error accuracy.
 
     For example:
-      jprm eval steps --model DIR --data phase1_test.jsonl --neutral positive --json steps.json
+      jprm eval steps --model DIR --input phase1_test.jsonl --neutral positive --output steps.json
     """
 
-    data: Files
+    data: Data
     """Files of rated steps, in the PRM800K format or jprm's own, and prepared folders."""
     neutral: Neutral
     """What a neutral rating counts as. There is no default: results under different policies do not compare."""
@@ -138,26 +155,26 @@ class Agents(ModelOptions):
     Trials with outcomes: pass^k, and the trial that scores choose. Bad turns: the turn and the agent that scores blame.
 
     For example:
-      jprm eval agents --model DIR --data hotpotqa.jsonl --calibrate bfcl.jsonl --json agents.json
-      jprm eval agents --data tau_bench_gpt4o_airline.jsonl --json pass_k.json
+      jprm eval agents --model DIR --input hotpotqa.jsonl --calibrate bfcl.jsonl --output agents.json
+      jprm eval agents --input tau_bench_gpt4o_airline.jsonl --output pass_k.json
     """
 
     model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """The folder of a trained model that scores the files. Without it the scores are those that they hold, such as of
     `jprm score`; without scores the report has what needs none."""
-    data: Files
+    data: Data
     """Trajectories with labels or outcomes: files of AgentProcessBench, tau-bench or Who&When, or jprm's own."""
     calibrate: Files = ()
     """Trajectories on which the two thresholds are fitted; without them both are the model's own threshold."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BestOfN(CommandOptions):
+class BestOfN(ScoringOptions):
     """Best of n: the exact expected accuracy for every n and every aggregation rule, beside majority vote and pass@n.
 
     For example:
-      jprm eval best-of-n --input scored.jsonl --json best_of_n.json
-      jprm eval best-of-n --model DIR --input pool.jsonl --json best_of_n.json
+      jprm eval best-of-n --input scored.jsonl --output best_of_n.json
+      jprm eval best-of-n --model DIR --input pool.jsonl --output best_of_n.json
     """
 
     input: Annotated[Path, arg(metavar="F.jsonl")]
@@ -167,8 +184,6 @@ class BestOfN(CommandOptions):
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
     stored scores mean; by default `jprm score` left that beside them."""
-    too_long: TooLong = "error"
-    """Stop at a pool with a chain beyond the model's context, or leave such pools out and count them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,16 +191,16 @@ class Calibration(ModelOptions):
     r"""Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that fix it.
 
     For example:
-      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json calibration.json
-      jprm eval calibration --model DIR --data math.json --calibrate gsm8k.json --neutral drop --json c.json \
+      jprm eval calibration --model DIR --input math.json --calibrate gsm8k.json --neutral drop --output c.json
+      jprm eval calibration --model DIR --input math.json --calibrate gsm8k.json --neutral drop --output c.json \
         --store platt
-      jprm eval calibration --data scored_tables --calibrate other_tables --neutral drop --json calibration.json
+      jprm eval calibration --input scored_tables --calibrate other_tables --neutral drop --output calibration.json
     """
 
     model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
     """The folder of a trained model that scores the files. Without it they are folders of `jprm tabulate` with scores
     and labels, of which a million pools are read in bounded memory."""
-    data: Files
+    data: Data
     """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
     calibrate: Files
     """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
@@ -206,7 +221,7 @@ class Diagnostics(ModelOptions):
     fluent nonsense. On pools: scores that follow length, and accuracy lost by choosing among more.
 
     For example:
-      jprm eval diagnostics --model DIR --chains gsm8k.json math.json --pools pool.jsonl --json diagnostics.json
+      jprm eval diagnostics --model DIR --chains gsm8k.json math.json --pools pool.jsonl --output diagnostics.json
     """
 
     chains: Files = ()
@@ -220,10 +235,10 @@ class Contamination(CommandOptions):
     """Contamination: which problems of benchmarks occur in training data, by normalised text.
 
     For example:
-      jprm eval contamination --data phase1_train.jsonl --benchmark math.json gsm8k.json --json contamination.json
+      jprm eval contamination --input phase1_train.jsonl --benchmark math.json gsm8k.json --output contamination.json
     """
 
-    data: Files
+    data: Data
     """Source files that a model was or will be trained on."""
     benchmark: Files
     """Benchmark files."""
@@ -237,10 +252,10 @@ class Classes(ModelOptions):
     those of the model's outputs.
 
     For example:
-      jprm eval classes --model DIR --data types.jsonl --calibrate types_dev.jsonl --json classes.json
+      jprm eval classes --model DIR --input types.jsonl --calibrate types_dev.jsonl --output classes.json
     """
 
-    data: Files
+    data: Data
     """Files of chains with classes."""
     calibrate: Files = ()
     """Files from which the thresholds are taken that the figures of F1 use beside 0.5."""

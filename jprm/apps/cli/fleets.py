@@ -192,7 +192,7 @@ def merge(
 
 def tabulate(
     input: Annotated[Positional[Path], arg(metavar="F.jsonl|DIR")],
-    out: Folder,
+    output: Folder,
     rows: int = 200_000,
 ) -> None:
     """Write records as a folder of Parquet tables, which DuckDB, pandas and `datasets` read without parsing JSON.
@@ -201,12 +201,12 @@ def tabulate(
     `jprm eval best-of-n --input DIR` reads pools from them with bounded memory.
 
     For example:
-      jprm tabulate scored.jsonl --out scored_tables
+      jprm tabulate scored.jsonl --output scored_tables
       duckdb -c "select avg(correct::int) from 'scored_tables/*.parquet'"
 
     Args:
         input: Chains, pools or trees, one per line, or a folder that `jprm prepare` wrote.
-        out: The folder to write, also in a bucket.
+        output: The folder to write, also in a bucket.
         rows: Rows of a file.
     """
     from jprm.methods.data import tables
@@ -217,5 +217,5 @@ def tabulate(
         raise ValueError(f"--rows is {rows}: a file has at least one")
     records = data.load(input) if path_of(input).is_dir() else read_records(input)
     with Bar(f"tables of {path_of(input).name}", None) as bar:
-        written = tables.write(bar.follow(records), out, rows, stored_scale(input))
-    print(f"{out}: {written} rows")
+        written = tables.write(bar.follow(records), output, rows, stored_scale(input))
+    print(f"{output}: {written} rows")

@@ -51,27 +51,28 @@ class RolloutOptions:
     input: Input
     output: Output
     rollouts: Annotated[Path, arg(metavar="R.jsonl")]
-    how: Divided = UNDIVIDED
     environment: Annotated[str | None, arg(metavar="FILE.py:NAME")] = None
     turns: int = 16
 
 
-def label_mc(files: Any, chosen: Any) -> None:
+def label_mc(files: Any, chosen: Any, how: Any) -> None:
     from jprm.methods.label.files import label_monte_carlo
 
     adaptive = Adaptive(*chosen.adaptive) if chosen.adaptive else None
     config = built(MonteCarloConfig, chosen, adaptive=adaptive)
     together = config.trees_at_once if config.tokens else 1  # trees that share a budget
-    _by_rollouts("label mc", label_monte_carlo, files, config, together)
+    _by_rollouts("label mc", label_monte_carlo, files, config, together, how)
 
 
-def label_omega(files: Any, chosen: Any) -> None:
+def label_omega(files: Any, chosen: Any, how: Any) -> None:
     from jprm.methods.label.files import label_omega
 
-    _by_rollouts("label omega", label_omega, files, built(OmegaConfig, chosen), 1)
+    _by_rollouts("label omega", label_omega, files, built(OmegaConfig, chosen), 1, how)
 
 
-def _by_rollouts(command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int) -> None:
+def _by_rollouts(
+    command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int, how: Any
+) -> None:
     from jprm.methods.agents.acting import policy_of
 
     loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
@@ -81,7 +82,7 @@ def _by_rollouts(command: str, label: Callable[..., dict], files: RolloutOptions
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
         return label(policy, part.input, part.output, part.more[0], config)
 
-    divided(command, files.how, work, files.input, files.output, files.rollouts, unit=unit)
+    divided(command, how, work, files.input, files.output, files.rollouts, unit=unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +99,9 @@ class CritiqueOptions:
     input: Input
     output: Output
     critiques: Annotated[Path, arg(metavar="K.jsonl")]
-    how: Divided = UNDIVIDED
 
 
-def label_critique(files: Any, chosen: Any) -> None:
+def label_critique(files: Any, chosen: Any, how: Any) -> None:
     from jprm.methods.judge.load import load_plain_judge
     from jprm.methods.label.files import label_critique
 
@@ -113,13 +113,19 @@ def label_critique(files: Any, chosen: Any) -> None:
         part.settings = {**judge.identity, **dataclasses.asdict(config)}
         return label_critique(judge, part.input, part.output, part.more[0], config)
 
-    divided("label critique", files.how, work, files.input, files.output, files.critiques)
+    divided("label critique", how, work, files.input, files.output, files.critiques)
 
 
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
-label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, adaptive=AdaptiveNumbers, tokens=Number))
-label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, budget=Count))
-label.command(name="critique")(command(label_critique, CritiqueConfig, CritiqueOptions, threshold=Number))
+Rollouts = Annotated[int, arg(name="n")]
+AtOnce = Annotated[int, arg(name="at-once")]
+MONTE_CARLO = {"k": Rollouts, "adaptive": AdaptiveNumbers, "tokens": Number, "trees_at_once": AtOnce}
+OMEGA = {"k": Rollouts, "budget": Count, "problems_at_once": AtOnce}
+label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, Divided, UNDIVIDED, **MONTE_CARLO))
+label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, Divided, UNDIVIDED, **OMEGA))
+label.command(name="critique")(
+    command(label_critique, CritiqueConfig, CritiqueOptions, Divided, UNDIVIDED, threshold=Number, trees_at_once=AtOnce)
+)
 
 
 @label.command(name="verify")
@@ -409,26 +415,26 @@ def annotate_serve(
 
 @annotate.command(name="report")
 def annotate_report(
-    study: Study, json: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None
+    study: Study, output: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None
 ) -> None:
     """Tell what the labels are worth: agreement, known and repeated tasks, drift, and time.
 
     For example:
-      jprm annotate report studies/one --json report.json
+      jprm annotate report studies/one --output report.json
 
     Args:
         study: The folder of the study, which may be served meanwhile.
-        json: A file for all figures, and the tasks on which two annotators differ.
+        output: A file for all figures, and the tasks on which two annotators differ.
     """
     from jprm.apps.annotate.quality import figures, tables, tasks_of
     from jprm.io.outputs import check_output, write_json
     from jprm.methods.evaluate.blocks import show
 
-    if json:
-        check_output(json)
+    if output:
+        check_output(output)
     report = figures(tasks_of(study))
-    if json:
-        write_json(json, report)
+    if output:
+        write_json(output, report)
     show(tables(report))
 
 
@@ -444,7 +450,7 @@ def annotate_export(
 
     For example:
       jprm annotate export studies/one --output labelled.jsonl --disagreements cut
-      jprm prepare jsonl --source labelled.jsonl --out data/labelled
+      jprm prepare jsonl --input labelled.jsonl --output data/labelled
 
     Args:
         study: The folder of the study, which may be served meanwhile.

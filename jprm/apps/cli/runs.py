@@ -20,7 +20,7 @@ from jprm.io.storage import Place, path_of
 if TYPE_CHECKING:
     from jprm.experiment import Experiment
 
-Json = Annotated[Path | None, arg(name="json", metavar="OUT", help_behavior_hint="")]
+Json = Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavior_hint="")]
 
 
 def runs(
@@ -31,7 +31,7 @@ def runs(
 
     For example:
       jprm runs runs/short runs/long
-      jprm runs runs/rates --json rates.json
+      jprm runs runs/rates --output rates.json
 
     Args:
         folder: Runs of `jprm train`, finished or not, or folders of runs, such as a sweep's; also in a bucket.
@@ -107,7 +107,7 @@ def sweep(
         workdir: The folder for the runs, on this machine or in a bucket.
         set_: Values that replace the experiment's, by their path in its configuration; several, separated by commas,
             for a field that varies.
-        to: A file for the comparison, as of `jprm runs --json`.
+        to: A file for the comparison, as of `jprm runs --output`.
         distributed: For several processes, as in `jprm train`.
     """
     from jprm import multihost
@@ -122,7 +122,7 @@ def sweep(
 
 def report(
     folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
-    out: Annotated[Path, arg(metavar="PAGE.html")],
+    output: Annotated[Path, arg(metavar="PAGE.html")],
     figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
 ) -> None:
     """One page with verdict, figures and every chain with its scores: a single file that works without a network.
@@ -130,19 +130,19 @@ def report(
     Several folders of one suite are compared on one page.
 
     For example:
-      jprm report results/mine --out report.html
-      jprm report results/prm results/orm --out report.html --figures figures
-      jprm report runs/rl --out rl.html
+      jprm report results/mine --output report.html
+      jprm report results/prm results/orm --output report.html --figures figures
+      jprm report runs/rl --output rl.html
 
     Args:
         folder: What `jprm eval suite` wrote, or runs of `jprm rl`.
-        out: The page to write.
+        output: The page to write.
         figures: A folder to write every figure into, as SVG.
     """
     from jprm.apps.report.page import report
 
-    report(folder, out, figures)
-    print(f"{out}: written")
+    report(folder, output, figures)
+    print(f"{output}: written")
 
 
 # ---------------------------------------------------------------------------------------------------- a grid of runs
@@ -272,7 +272,7 @@ def plan(
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5e-64 --scoring
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --slices 2 --set mesh.data=2 data.micro_rows=32
-      jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --json plans.json
+      jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --output plans.json
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology h100-8 --set model.attention=gpu_kernel
       jprm plan rl.py --rl --topology v5e-64

@@ -124,13 +124,12 @@ class SearchOptions:
     seed: int = 0
     at_once: int = 32
     on_error: OnError = "stop"
-    how: Divided = UNDIVIDED
     environment: Annotated[str | None, arg(metavar="FILE.py:NAME")] = None
     turns: int = 16
 
 
-def _searching(method: type) -> Callable[[Any, Any], None]:
-    def run(options: SearchOptions, settings: Any) -> None:
+def _searching(method: type) -> Callable[[Any, Any, Any], None]:
+    def run(options: SearchOptions, settings: Any, how: Any) -> None:
         from jprm.methods.agents.acting import TurnScorer, policy_of
         from jprm.methods.scored_files import identity
         from jprm.methods.search.best_of_n import BestOfN
@@ -160,7 +159,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
             files, scored_by = (part.input, part.output), identity(prm) | by
             return search_file(policy, scorer, scored_by, *files, config, on_error=options.on_error)
 
-        divided("search", options.how, work, options.input, options.output)
+        divided("search", how, work, options.input, options.output)
 
     return run
 
@@ -168,7 +167,7 @@ def _searching(method: type) -> Callable[[Any, Any], None]:
 def add(name: str) -> None:
     """Adds the command of a method: one of `METHODS`, or the user's own."""
     method = find(name)
-    search.command(name=name)(command(_searching(method), method, SearchOptions))
+    search.command(name=name)(command(_searching(method), method, SearchOptions, Divided, UNDIVIDED))
 
 
 for _name in METHODS:
@@ -178,7 +177,7 @@ for _name in METHODS:
 @search.command(name="filter")
 def conformal_filter(
     input: Annotated[Path, arg(metavar="RESULTS.jsonl")],
-    calibration: Annotated[Path, arg(metavar="KNOWN.jsonl")],
+    calibrate: Annotated[Path, arg(metavar="KNOWN.jsonl")],
     output: Annotated[Path, arg(metavar="F.jsonl")],
     error_rate: float,
     confidence: float = 0.9,
@@ -189,18 +188,18 @@ def conformal_filter(
     guarantee holds for problems like those, searched the same way. If no threshold gives it, nothing is accepted.
 
     For example:
-      jprm search filter --input best.jsonl --calibration known.jsonl --error-rate 0.1 --output accepted.jsonl
+      jprm search filter --input best.jsonl --calibrate known.jsonl --error-rate 0.1 --output accepted.jsonl
 
     Args:
         input: A file that `jprm search` wrote.
-        calibration: The same search's results for other problems, whose answers are known.
+        calibrate: The same search's results for other problems, whose answers are known.
         output: The records of the input, with `accepted` under `search`.
         error_rate: Fraction of accepted answers that may be incorrect.
         confidence: Fraction of calibration sets for which that holds.
     """
     from jprm.methods.search.files import filter_file
 
-    print_counts(filter_file(input, calibration, output, error_rate, confidence), output)
+    print_counts(filter_file(input, calibrate, output, error_rate, confidence), output)
 
 
 # ------------------------------------------------------------------------------------------------------------ jprm fuse
@@ -211,7 +210,7 @@ fuse = Commands()
 @fuse.command
 def fit(
     pools: Annotated[Positional[tuple[Path, ...]], arg(metavar="POOLS.jsonl ...")],
-    out: Folder,
+    output: Folder,
     sources: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("arithmetic", "numbers", "form", "pool"),
     seed: int = 0,
 ) -> None:
@@ -222,12 +221,12 @@ def fit(
     takes a model's place in `jprm score`, `eval`, `search`, `label teacher`, `serve` and `rl`.
 
     For example:
-      jprm fuse fit small.jsonl large.jsonl --out runs/fused
-      jprm fuse fit small.jsonl large.jsonl --sources arithmetic numbers form pool prm=runs/prm --out runs/fused
+      jprm fuse fit small.jsonl large.jsonl --output runs/fused
+      jprm fuse fit small.jsonl large.jsonl --sources arithmetic numbers form pool prm=runs/prm --output runs/fused
 
     Args:
         pools: Pools of samples with `correct`, or with the problem's and the samples' `answer`.
-        out: The folder to write verifier.json into.
+        output: The folder to write verifier.json into.
         sources: arithmetic, numbers, form and pool read text alone; stored and logprob what the records hold (scores of
             steps, log-probabilities); prm=DIR and judge=P.json score with a model; verdicts=python, coq and tests run
             what a chain is; module:NAME or FILE.py:NAME is a source of your own.
@@ -239,7 +238,7 @@ def fit(
 
     for path in pools:
         check_input(path)
-    verifier = fit_verifier(pools, sources, out=out, seed=seed, tell=lambda line: print(line, file=sys.stderr))
+    verifier = fit_verifier(pools, sources, out=output, seed=seed, tell=lambda line: print(line, file=sys.stderr))
     names = evidence.names(verifier.sources)
     width = max(map(len, names))
     print(f"{'log odds for each standard deviation':>{width}}")
@@ -257,4 +256,4 @@ def fit(
         print(f"cost of {name}: {1e3 * cost['seconds'] / chains:.2f} ms a chain{spent}")
     vote = verifier.vote
     print(f"vote: power {vote.power:g}, agreement {vote.agreement:g}, distance {vote.distance:g}")
-    print(f"{out}: written")
+    print(f"{output}: written")

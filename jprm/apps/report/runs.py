@@ -133,7 +133,7 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
     hidden = comparison["left_out"]
     yield from (f"not shown: {one['folder']} {one['reason']}" for one in hidden[:LEFT_OUT])
     if len(hidden) > LEFT_OUT:
-        yield f"not shown: {len(hidden) - LEFT_OUT} more, in the file of --json"
+        yield f"not shown: {len(hidden) - LEFT_OUT} more, in the file of --output"
 
 
 def names_of(folders: Sequence[str]) -> list[str]:

@@ -75,7 +75,7 @@ class Served(ServeConfig):
     policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None
     view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None
     tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()
-    calibration: Annotated[Path | None, arg(metavar="KNOWN.jsonl", help_behavior_hint="")] = None
+    calibration: Annotated[Path | None, arg(name="calibrate", metavar="KNOWN.jsonl", help_behavior_hint="")] = None
     adapter: Name = None
     dtype: StoredAs = None
     attention: Name = None

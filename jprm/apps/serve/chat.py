@@ -4,7 +4,7 @@
 
 The policy of `--policy` writes steps, the model scores them, and a method of `jprm search` decides. With `stream` the
 answer begins with chunks of progress, which have an empty delta and a field `search`. With `error_rate` the answer is a
-refusal where the conformal filter does not accept it, by results that `--calibration` names.
+refusal where the conformal filter does not accept it, by results that `--calibrate` names.
 
 The search runs in the policy's thread. Its scores come from the engine, which serves other requests between.
 """
@@ -66,7 +66,7 @@ async def chat(request: Request) -> Response:
     check_items(request, [body])
     asked = _question(body, engine)
     if asked.error_rate is not None and server.calibration is None:
-        raise Refusal(400, "error_rate needs results with known answers: start the server with --calibration", "search")
+        raise Refusal(400, "error_rate needs results with known answers: start the server with --calibrate", "search")
     admit(request, engine)
     loop, progress = asyncio.get_running_loop(), asyncio.Queue()
     future = server.writer.run(

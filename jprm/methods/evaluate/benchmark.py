@@ -19,6 +19,8 @@ from jprm.tree import ReasoningTree
 
 File = Annotated[Path, arg(metavar="FILE")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+Data = Annotated[tuple[Path, ...], arg(name="input", metavar="FILE ...")]
+"""The files that are evaluated on: `--input` of a command."""
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Neutral = Literal["positive", "negative", "drop"]
 TooLong = Literal["error", "skip"]
@@ -31,20 +33,31 @@ Scores = Mapping[str, Sequence[ReasoningTree]]
 class CommandOptions:
     """Options that every evaluation takes."""
 
-    to: Annotated[Path, arg(name="json", metavar="OUT")]
-    """Where to write the report."""
+    to: Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavior_hint="")] = None
+    """Where to write the report; scores are kept beside it. Without it the tables are printed, and nothing is kept."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelOptions(CommandOptions):
+class ScoringOptions(CommandOptions):
+    """Options of an evaluation that may score files first."""
+
+    on_error: Literal["stop", "skip"] = "stop"
+    """Stop at a record with a chain that is longer than the model reads, or leave such records out and count them."""
+
+    @property
+    def too_long(self) -> TooLong:
+        """What becomes of a record that is longer than the model reads, as suites call it."""
+        return "skip" if self.on_error == "skip" else "error"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(ScoringOptions):
     """Options of an evaluation that scores files with one model."""
 
     model: Annotated[str, arg(metavar="DIR")]
     """The folder of a trained model, also in a bucket."""
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, a JSON file, module:NAME or FILE.py:NAME."""
-    too_long: TooLong = "error"
-    """Stop at a record with a chain beyond the model's context, or leave such records out and count them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ from jprm.methods.evaluate.blocks import (
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
-from jprm.score.aggregate import RULES, aggregate, rank_keys
+from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, group_numbers, jsonable, mean_differences, mean_draws
 from jprm.statistics import interval as interval_of
@@ -275,7 +275,7 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
     """Returns what orders the chains and what they weigh in a vote, by rule."""
     weight_BP = score_BP if scale.weight == "score" else scale.weights(score_BP).astype(np.float32)
     key = dict(rank_keys(weight_BP, mask_BP))
-    weight = {rule: np.asarray(value_B, float) for rule, value_B in aggregate(weight_BP, mask_BP).items()}
+    weight = {rule: np.asarray(value_B, float) for rule, value_B in by_every_rule(weight_BP, mask_BP).items()}
     # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
     weight["prod"] = np.prod(weight_BP, 1, float, where=mask_BP)
     weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative

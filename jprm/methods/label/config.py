@@ -32,7 +32,7 @@ class MonteCarloConfig:
 
     Attributes:
       estimate: The fraction of correct rollouts (soft), or whether any is correct (hard).
-      k: Rollouts per prefix.
+      k: Rollouts per prefix (k in papers).
       seed: Number of the first rollout.
       z: Half-width of the confidence intervals in standard errors; 1.96 gives 95 %.
       adaptive: Further rollouts while the confidence interval holds THRESHOLD: at most MOST per prefix, and MEAN per
@@ -79,7 +79,7 @@ class OmegaConfig:
       beta: In Q.
       length: L of Q, in tokens.
       c_puct: Weight of exploration.
-      k: Rollouts per state.
+      k: Rollouts per state (k in papers).
       searches: Binary searches per problem, at most.
       budget: Rollouts per problem, at most. A search that the budget ends keeps the states that it has valued.
       seed: Number of the first rollout.
