@@ -177,6 +177,7 @@ def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypa
 
 
 def test_one_compilation_a_bucket(policy, chains):
+    policy.sample([Prefix("d"), Prefix("b", ("d",))], 3, until="end", seed=0)  # rows of one sample each
     before = decode.decode_samples._cache_size(), decode.prefill._cache_size()
     for text in ("d", "a longer problem", "z" * 40):
         for until in ("step", "end"):

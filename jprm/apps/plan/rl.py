@@ -291,7 +291,8 @@ def _sampling(
     `problems` are of one host. Each is a function, its arguments, and how often an update runs it.
     """
     split = row_parts(mesh)
-    m, most = sampler.jobs_at_once(problems, config.samples, config.sampler_rows, split)
+    alone = config.tokens - config.max_tokens <= config.max_tokens
+    m, most = sampler.jobs_at_once(problems, config.samples, config.sampler_rows, split, alone)
     jobs = problems * -(-config.samples // m)
     prompts, distinct = (split * padded_size(-(-min(most, n) // split)) for n in (jobs, problems))
     batches = -(-jobs // most)

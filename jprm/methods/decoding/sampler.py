@@ -184,11 +184,13 @@ class Sampler:
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
         """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
-        m, most = jobs_at_once(len(prefixes), n, self.options.rows, self._devices)
+        prompts = list(map(self.prompt, prefixes))
+        alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens
+        m, most = jobs_at_once(len(prefixes), n, self.options.rows, self._devices, alone)
         jobs = [
             Job(tuple(prompt), text_hash(prefix, stream), tuple(range(i * n + j, i * n + min(j + m, n))),
                 tuple((seed + k) % 2**32 for k in range(j, min(j + m, n))))
-            for i, (prefix, prompt) in enumerate(zip(prefixes, map(self.prompt, prefixes), strict=True))
+            for i, (prefix, prompt) in enumerate(zip(prefixes, prompts, strict=True))
             for j in range(0, n, m)
         ]  # fmt: skip
         jobs.sort(key=lambda job: len(job.prompt))  # prompts of like length together
@@ -560,14 +562,15 @@ def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
 # ---- Batches.
 
 
-def jobs_at_once(prefixes: int, n: int, rows: int, devices: int) -> tuple[int, int]:
+def jobs_at_once(prefixes: int, n: int, rows: int, devices: int, alone: bool = False) -> tuple[int, int]:
     """Returns the samples of a job, and the jobs of a batch.
 
     A job is a prompt and up to m of its n samples: as many as may share one copy of its keys, fewer if some devices
-    would have none.
+    would have none; one where samples are `alone`. A row of several takes no other sample before its longest has ended,
+    which costs more than copies of a prompt's keys do where the prompt is no longer than the samples.
     """
     rows = max(rows, devices)
-    m = min(padded_size(n), 1 << (rows // devices).bit_length() - 1)
+    m = 1 if alone else min(padded_size(n), 1 << (rows // devices).bit_length() - 1)
     while m > 1 and prefixes * -(-n // m) < devices:
         m //= 2
     return m, devices * max(1, 1 << (rows // m // devices).bit_length() - 1)
