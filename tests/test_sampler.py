@@ -177,7 +177,8 @@ def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypa
 
 
 def test_one_compilation_a_bucket(policy, chains):
-    policy.sample([Prefix("d"), Prefix("b", ("d",))], 3, until="end", seed=0)  # rows of one sample each
+    for text in ("d", "z" * 40):  # rows of one sample each, and rows of several after a prompt longer than samples
+        policy.sample([Prefix(text), Prefix("b", (text,))], 3, until="end", seed=0)
     before = decode.decode_samples._cache_size(), decode.prefill._cache_size()
     for text in ("d", "a longer problem", "z" * 40):
         for until in ("step", "end"):
