@@ -18,6 +18,7 @@ import subprocess
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import tyro
@@ -59,7 +60,7 @@ def main(
     with gzip.open(HERE / "pools/own_test.jsonl.gz", "rt") as file:
         texts = [json.loads(line)["problem"] for _, line in zip(range(problems), file, strict=False)]
     prompt = (HERE / "prompt.txt").read_text().rstrip("\n")
-    result = {"threads": threads, "problems": problems, "samples": samples, "tokens": tokens}
+    result: dict[str, Any] = {"threads": threads, "problems": problems, "samples": samples, "tokens": tokens}
     result["llama.cpp"] = of_server(model, server_python, texts, prompt, samples, tokens, slots, threads, port)
     print(json.dumps(result), flush=True)
     result["jprm"] = of_sampler(model, texts, prompt, samples, tokens, rows)
@@ -71,9 +72,12 @@ def of_sampler(
     model: pathlib.Path, texts: list[str], prompt: str, samples: int, tokens: int, rows: int
 ) -> dict[str, float]:
     compiling = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, seconds, **_: compiling.append(seconds) if name.endswith("backend_compile_duration") else None
-    )
+
+    def listen(event: str, duration_secs: float, **kwargs: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiling.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     options = SamplerConfig(temperature=0.8, max_tokens=tokens, prompt=prompt, chat=True, rows=rows)
     policy = load_sampler(model, options)
     loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -99,7 +103,7 @@ def of_server(
         jobs = [(prompt.replace("{problem}", text), seed) for text in texts for seed in range(samples)]
         start = time.perf_counter()
         with ThreadPoolExecutor(slots) as pool:
-            counts = list(pool.map(lambda job: asked(port, *job, tokens), jobs))
+            counts = list(pool.map(lambda job: asked(port, job[0], job[1], tokens), jobs))
         seconds = time.perf_counter() - start
         status = pathlib.Path(f"/proc/{server.pid}/status").read_text()
         peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])

@@ -159,7 +159,7 @@ BATCH, CELLS = 64, 4096
 
 def _batch(flat: Flat, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of some samples, and of each its sample; BATCH for padding."""
-    parts = [np.arange(flat.start_M[m], flat.start_M[m + 1]) for m in members]
+    parts = [np.arange(int(flat.start_M[m]), int(flat.start_M[m + 1])) for m in members]
     index_N = np.concatenate(parts)
     sample_N = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     lacking = -len(index_N) % CELLS

@@ -75,7 +75,9 @@ def place_scores(train: list[ReasoningTree], test: list[ReasoningTree]) -> list[
 
     def loss(w_F: np.ndarray) -> tuple[float, np.ndarray]:
         odds_M = x_MF @ w_F
-        return np.mean(np.logaddexp(0, odds_M) - right_M * odds_M), x_MF.T @ (expit(odds_M) - right_M) / len(odds_M)
+        return float(np.mean(np.logaddexp(0, odds_M) - right_M * odds_M)), x_MF.T @ (expit(odds_M) - right_M) / len(
+            odds_M
+        )
 
     w_F = minimize(loss, np.zeros(x_MF.shape[1]), method="L-BFGS-B", jac=True).x
     return [rows(rows_of_place(tree)) @ w_F for tree in test]
