@@ -117,7 +117,7 @@ def rights(tree: ReasoningTree) -> list[bool]:
 
 def record(pool: str, tree: ReasoningTree, samples: Sequence[Any], fitted: dict[str, readers.Score]) -> dict[str, Any]:
     """Returns the scores of a problem's samples: of each reader a list, of those with several seeds one a seed."""
-    scores = {name: rounded(score(samples)) for name, score in readers.UNTRAINED.items()}
+    scores: dict[str, Any] = {name: rounded(score(samples)) for name, score in readers.UNTRAINED.items()}
     for name, score in fitted.items():
         of_seeds = score(samples)
         scores[name] = rounded(of_seeds[0]) if len(of_seeds) == 1 else list(map(rounded, of_seeds))
