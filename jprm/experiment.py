@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import os
 import pathlib
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -240,10 +241,20 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
         for parent in parents:
             place = place.get(parent) if isinstance(place, dict) else None
         if not isinstance(place, dict) or (leaf not in place and parents != ["objective_options"]):
-            known = ", ".join(place) if isinstance(place, dict) else ", ".join(tree)
-            raise ValueError(f"--set {assignment!r}: not of the form a.b=value with a known field; fields: {known}")
+            known = place if isinstance(place, dict) else tree
+            near = [path for path in _paths(tree) if path.rpartition(".")[2] == leaf]
+            near = near or [".".join([*parents, each]) for each in difflib.get_close_matches(leaf, known)]
+            meant = f"did you mean {' or '.join(near)}?" if near else f"the fields there are {', '.join(known)}"
+            raise ValueError(f"--set {assignment!r}: {key} is no field; {meant}")
         place[leaf] = value
     return from_json(type(experiment), tree)
+
+
+def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Yields the path of every field, `a.b`."""
+    for name, value in tree.items():
+        yield within + name
+        yield from _paths(value, f"{within}{name}.") if isinstance(value, Mapping) else ()
 
 
 def read(path: str | os.PathLike) -> Experiment:
@@ -435,6 +446,8 @@ def kind_of(path: str | os.PathLike) -> Kind:
         )
     if not path.exists():
         what = "Give a model's folder, a GGUF file or hf://OWNER/NAME@REVISION"
+        if re.fullmatch(r"[\w-]+/[\w.-]+", os.fspath(path)) and not path.parent.exists():
+            what = f"Of the Hugging Face Hub it is hf://{path}"
         raise FileNotFoundError(f"{path}: no such file or folder. {what}")
     if path.suffix != ".gguf":
         raise ValueError(f"{path}: not a .gguf file. Give the folder that holds {PUBLISHED}")

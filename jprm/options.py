@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib
@@ -75,7 +76,11 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
             return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
         return value
-    wanted = f"one of {', '.join(map(str, args))}" if origin is Literal else f"a {_name(kind)}"
+    wanted = (
+        f"one of {', '.join(map(str, args))}"
+        if origin is Literal
+        else f"{'an' if _name(kind)[0] in 'aio' else 'a'} {_name(kind)}"
+    )
     raise OptionError(where, f"{value!r} is not {wanted}")
 
 
@@ -167,7 +172,9 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
     place, colon, attribute = (entry or name).rpartition(":")
     if not colon:
         forms = "module:NAME or FILE.py:NAME" if files else "module:NAME"
-        raise ValueError(f"{what}={name!r} is not one of {', '.join(registry)}, nor of the form {forms}")
+        near = difflib.get_close_matches(name, registry, n=2)
+        meant = f". Did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"{what}={name!r} is not one of {', '.join(registry)}, nor of the form {forms}{meant}")
     if files and place.endswith(".py"):
         part = _of_file(pathlib.Path(place), attribute, f"{what}={name!r}")
     else:

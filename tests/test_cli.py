@@ -15,6 +15,7 @@ from jprm.apps import cli
 from jprm.apps.cli.arguments import SYNONYMS, Commands, options_of
 from jprm.apps.cli.evaluate import OPTIONS
 from jprm.apps.web import Listen
+from jprm.methods.data.readers import READERS
 from jprm.methods.evaluate.benchmarks import find
 
 
@@ -121,6 +122,20 @@ def test_one_thing_has_one_name_in_all_commands():
         assert not set(options) & (set(SYNONYMS) - {"shards"}), words
         for name in {"on-error", "shard", "at-once"} & set(options):
             assert f"`--{name}" in page
+
+
+def test_the_help_of_prepare_names_every_reader():
+    names = cli.prepare.__doc__.split("kind.")[1].split("FILE.py:NAME")[0]
+    assert not set(READERS) - set(names.replace(",", " ").replace(";", " ").replace(".", " ").split())
+
+
+def test_an_evaluation_needs_no_file_to_be_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    samples = [{"steps": ["a"], "scores": [score], "answer": answer, "correct": answer == "1"}
+               for score, answer in ((0.9, "1"), (0.1, "2"))]  # fmt: skip
+    Path("pool.jsonl").write_text(json.dumps({"problem": "p", "answer": "1", "samples": samples}) + "\n")
+    assert cli.main(["eval", "best-of-n", "--input", "pool.jsonl"]) == 0
+    assert "pass@n" in capsys.readouterr().out and os.listdir() == ["pool.jsonl"]
 
 
 @pytest.mark.parametrize(

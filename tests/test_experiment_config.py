@@ -99,8 +99,9 @@ def test_one_group_of_layers_follows_their_number():
 @pytest.mark.parametrize(
     "assignment, message",
     [
-        ("model.laers=3", "--set"),
-        ("modl.layers=3", "fields"),
+        ("model.laers=3", "model.laers is no field; did you mean model.layers"),
+        ("learning_rate=1", "did you mean optimizer.learning_rate"),
+        ("modl.layers=3", "did you mean model.layers"),
         ("steps", "KEY=VALUE"),
         ("steps=ten", "steps: 'ten'"),
         ("steps=0", "steps=0"),
@@ -114,7 +115,7 @@ def test_one_group_of_layers_follows_their_number():
         ("optimizer.learning_rate=NaN", "optimizer.learning_rate=nan"),
         ("optimizer.freeze=(", "optimizer.freeze='\\('"),
         ("optimizer.rate_factors=[[\"*\", 1]]", "optimizer.rate_factors='\\*'"),
-        ("objective_options.beta.x=1", "known field"),
+        ("objective_options.beta.x=1", "no field"),
         ("target.neutral=none", "labels='rating'"),
     ],
 )  # fmt: skip

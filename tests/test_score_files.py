@@ -198,7 +198,7 @@ def test_records_beyond_the_context_stop_or_go_to_the_rejects(prm, input_file, t
     write_records(whole, [short[0], long, *short[1:]])
     prm = dataclasses.replace(prm, context=120)
     short = [record for record in short if prm.fits(record)]
-    refused(ValueError, "reads 120", score_file, prm, whole, out)
+    refused(ValueError, "whole.jsonl:2: .*reads 120", score_file, prm, whole, out)
     assert "1 rejected" in score_file(prm, whole, out, on_error="skip")
     assert list(read_records(out)) == list(prm.score_many(short))
     assert list(read_records(f"{out}.rejects")) == [long]

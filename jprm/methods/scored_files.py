@@ -27,7 +27,7 @@ from jprm.io.storage import Growing, path_of
 from jprm.methods.agents import atif
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.score.scorer import CHUNK, PRM, Scorer, Speed, score_many
+from jprm.score.scorer import CHUNK, PRM, LongChain, Scorer, Speed, score_many
 from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import RecordError, read_records
 
@@ -77,13 +77,26 @@ def score_file(
         rejects = stack.enter_context(Rejects(folder / (output.name + ".rejects")))
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
         records = iter(lines) if on_error == "stop" else _fitting(prm, lines, rejects)
-        there = write_scores(prm, records, output, request, total, mapped, speed)
+        try:
+            there = write_scores(prm, records, output, request, total, mapped, speed)
+        except LongChain as error:
+            raise ValueError(
+                f"{_line_of_long(prm, input) if prepared is None else os.fspath(input)}: {error}"
+            ) from None
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
     again = f" ({there} were there already)" if there else ""
     written = multihost.first(lambda: sum(1 for _ in read_lines(output)))
-    return f"{output}: {written} records scored{again}{rejected}" + (f"; {speed}" if speed.tokens else "")
+    what = "record" if written == 1 else "records"
+    return f"{output}: {written} {what} scored{again}{rejected}" + (f"; {speed}" if speed.tokens else "")
+
+
+def _line_of_long(prm: PRM | Scorer, path: str | os.PathLike) -> str:
+    """Returns FILE:LINE of a file's first record that the model does not read whole."""
+    pairs = zip(read_lines(path), read_records(path), strict=False)
+    long = (number for (number, _), record in pairs if isinstance(prm, PRM) and not prm.fits(record))
+    return f"{os.fspath(path)}:{next(long, '?')}"
 
 
 def _fitting(prm: PRM | Scorer, records: Iterable[dict[str, Any]], rejects: Rejects) -> Iterator[dict[str, Any]]:

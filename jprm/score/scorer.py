@@ -415,12 +415,16 @@ class PRM:
         return geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0) <= self.context
 
     def check_length(self, tokens: int, where: str) -> None:
-        """Raises ValueError for a chain of more tokens than the model takes."""
+        """Raises LongChain for a chain of more tokens than the model takes."""
         if self.context is not None and tokens > self.context:
-            raise ValueError(
+            raise LongChain(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
                 " Leave it out (--on-error skip), or use a model with a longer context"
             )
+
+
+class LongChain(ValueError):
+    """A chain of more tokens than the model takes."""
 
 
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:

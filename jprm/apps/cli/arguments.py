@@ -286,6 +286,8 @@ def check_outputs(options: Any) -> None:
     """Refuses options whose output files are no files, or others of their paths (`check_output`)."""
     paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
     for name in {"output", "to", "rollouts", "critiques"} & paths.keys():
+        if paths[name] == (None,):
+            continue
         others = [path for other, values in paths.items() if other != name for path in values]
         check_output(paths[name][0], *(path for path in others if isinstance(path, os.PathLike)))
 

@@ -153,7 +153,7 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
         shown = "absent or null" if value is None else type(value).__name__
-        raise RecordError(where, within + path, f"is {shown}, not {wanted}", "Is this file of the named source?")
+        raise RecordError(where, within + path, f"is {shown}, not {wanted}", "Is this another kind of file?")
     return value
 
 
