@@ -9,8 +9,8 @@ after them ("Orchestrator (thought)") and without case. Predictions of scores:
     below            the first turn below the threshold, else the lowest
 
 and without a model: the `first`, `second` and `last` turn, the `longest`, and `any` turn at random, whose figures are
-expectations. `any agent` is the chance of an agent at random among those of the trajectory (Zhang et al. 2025, arXiv
-2505.00212: 29.1 % on the generated half of Who&When).
+expectations. `any agent` is the chance of an agent at random among those of the trajectory. Who&When is of Zhang et al.
+2025, arXiv 2505.00212.
 """
 
 from __future__ import annotations
