@@ -6,6 +6,7 @@ The benchmarks themselves are imported when they run.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,7 @@ def suite(
     model: Annotated[tuple[str, ...], arg(metavar="DIR ...")],
     suite: Annotated[Path, arg(metavar="SUITE.json")],
     output: Folder,
+    input: Folder = Path("data"),
 ) -> None:
     """All benchmarks that a file names: scored once, computed in one go, ready for `jprm report`.
 
@@ -58,18 +60,22 @@ def suite(
     For example:
       jprm eval suite --model runs/mine --suite suite.json --output results/mine
       jprm eval suite --model runs/prm runs/orm --suite suite.json --output results
+      jprm eval suite --model runs/mine --suite standard --input benchmarks --output results/mine
 
     Args:
         model: The folder of a trained model, or the JSON file of a judge, as for `jprm score --judge`. Of several, each
             gets a folder of its name in the output.
-        suite: What to evaluate on. Its paths are relative to itself.
+        suite: What to evaluate on. Its paths are relative to itself. `standard` is ProcessBench, PRMBench, MR-Ben and
+            BIG-Bench-Mistake, of which the files that are there are used and the others named.
         output: The folder for results.json and the scores.
+        input: The folder of `standard`, which has processbench/, prmbench/, mrben/ and big_bench_mistake/ with the
+            files as they are published.
     """
     from jprm.io.outputs import check_output
     from jprm.methods.evaluate.blocks import show
-    from jprm.methods.evaluate.suite import read_suite, run_suite, tables
+    from jprm.methods.evaluate.suite import read_suite, run_suite, standard_suite, tables
 
-    wanted = read_suite(suite)
+    wanted = standard_suite(input) if os.fspath(suite) == "standard" else read_suite(suite)
     names = [path_of(folder).resolve().name for folder in model]
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
@@ -132,6 +138,30 @@ class PRMBench(ModelOptions):
 
     data: Data
     """PRMBench files, of any of its classes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MRBen(ModelOptions):
+    """MR-Ben: whether a solution is right (MCC), and its first wrong step. Reasons are left out.
+
+    For example:
+      jprm eval mr-ben --model DIR --input mrben/*.json --output mr_ben.json
+    """
+
+    data: Data
+    """MR-Ben files, of any of its subjects."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BigBenchMistake(ModelOptions):
+    """BIG-Bench-Mistake: the first mistake, or that there is none, beside programs that decide four of its five tasks.
+
+    For example:
+      jprm eval big-bench-mistake --model DIR --input big_bench_mistake/*.jsonl --output mistakes.json
+    """
+
+    data: Data
+    """BIG-Bench-Mistake files, of any of its tasks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,6 +294,8 @@ class Classes(ModelOptions):
 OPTIONS: dict[str, type] = {
     "processbench": ProcessBench,
     "prmbench": PRMBench,
+    "mr_ben": MRBen,
+    "big_bench_mistake": BigBenchMistake,
     "steps": Steps,
     "classes": Classes,
     "agents": Agents,

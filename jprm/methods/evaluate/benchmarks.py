@@ -8,6 +8,8 @@ from jprm.options import find_part
 BENCHMARKS: dict[str, Benchmark | str] = {
     "processbench": "jprm.methods.evaluate.processbench:BENCHMARK",
     "prmbench": "jprm.methods.evaluate.prmbench:BENCHMARK",
+    "mr_ben": "jprm.methods.evaluate.mistakes:MR_BEN",
+    "big_bench_mistake": "jprm.methods.evaluate.mistakes:BIG_BENCH_MISTAKE",
     "steps": "jprm.methods.evaluate.steps:BENCHMARK",
     "classes": "jprm.methods.evaluate.classes:BENCHMARK",
     "agents": "jprm.methods.evaluate.agents:BENCHMARK",

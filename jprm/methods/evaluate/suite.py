@@ -29,9 +29,11 @@ import jprm
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
+from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
+from jprm.methods.evaluate.prmbench import CLASSES as PRMBENCH
 from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, seen_by, source_of
 from jprm.methods.evaluate.steps import NEUTRAL
 from jprm.score import scorer as scorers
@@ -62,8 +64,47 @@ class Suite:
 def read_suite(path: PathLike) -> Suite:
     """Reads a suite's file. Raises ValueError that names file and field, FileNotFoundError for a missing file."""
     path = path_of(path)
+    return suite_of(parse(path.read_bytes(), os.fspath(path)), path)
+
+
+STANDARD: dict[str, tuple[str, ...]] = {
+    "processbench": tuple(f"processbench/{name}.json" for name in ("gsm8k", "math", "olympiadbench", "omnimath")),
+    "prmbench": (
+        *(f"prmbench/prm800k_test_p1_4o_{name}.jsonl" for name in PRMBENCH if name != "multi_solutions"),
+        "prmbench/prm_test_p12_multi_solutions.jsonl",
+    ),
+    "mr_ben": tuple(
+        f"mrben/{name}.json" for name in ("biology", "chemistry", "coding", "logic", "medicine", "physics")
+    ),
+    "big_bench_mistake": tuple(f"big_bench_mistake/{name}.jsonl" for name, _ in TASKS),
+}
+"""The files of `standard_suite`, as their authors name them. MR-Ben's math has the name of ProcessBench's, and is not
+among them."""
+
+
+def standard_suite(folder: PathLike) -> Suite:
+    """Returns the suite of the published benchmarks in a folder; all that is not there is `absent`.
+
+    Raises FileNotFoundError where none of the files is there.
+    """
+    folder = path_of(folder)
+    there = {section: [name for name in names if (folder / name).is_file()] for section, names in STANDARD.items()}
+    sections: dict[str, Any] = {section: {"data": names} for section, names in there.items() if names}
+    if not sections:
+        raise FileNotFoundError(
+            f"{folder}: has none of the standard suite's files, such as {STANDARD['processbench'][0]}"
+        )
+    if "processbench" in sections:
+        sections["processbench"]["calibrate"] = sections["processbench"]["data"][0]
+    absent = (os.fspath(folder / name) for section, names in STANDARD.items() for name in names
+              if name not in there[section])  # fmt: skip
+    return dataclasses.replace(suite_of({"neutral": "positive", **sections}, folder / "standard"), absent=tuple(absent))
+
+
+def suite_of(suite: Any, path: Place) -> Suite:
+    """Returns the suite that the content of a file describes, whose paths are relative to it."""
     where = os.fspath(path)
-    suite, others = _named(parse(path.read_bytes(), where), path)
+    suite, others = _named(suite, path)
     benchmarks = registered() | {name: benchmark for name, (_, benchmark) in others.items()}
     known = {name: benchmark for name, benchmark in benchmarks.items() if benchmark.figures}
     if not isinstance(suite, dict) or not set(suite) & set(known):

@@ -1,0 +1,106 @@
+"""Readers of benchmarks that name the first mistake of a chain: MR-Ben and BIG-Bench-Mistake.
+
+Records are as ProcessBench's: labelled 1 before the first wrong step, 0 at it and null after it, with `first_error`, -1
+for none. `task` is the subject or the task, by which figures are told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jprm.methods.data.reader import NoOptions, Reader, Record, take, until_error
+from jprm.tree import RecordError
+
+# ---- MR-Ben (Zeng et al. 2024, arXiv 2406.13975; dvlab-research/Mr-Ben).
+
+_NUMBER = re.compile(r"\s*Step\s*(\d+)")
+
+
+def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields one solution: a step is an entry of its list that is not blank; of a program, a line that is not.
+
+    The first error is the step that begins with the number given, of a program the first line of the text given. Where
+    no line has it, `first_error` is null and no step is labelled: the program is wrong, and where is not known.
+    """
+    said = take(item, "Model_Solution_Correctness", str, where)
+    if said not in ("correct", "incorrect"):
+        raise RecordError(where, "Model_Solution_Correctness", f"is {said!r}", "Is this file of MR-Ben?")
+    steps = item.get("Model_Solution_Steps")
+    code = isinstance(steps, str)
+    steps = steps.split("\n") if code else take(item, "Model_Solution_Steps", list, where)
+    steps = [step for step in steps if isinstance(step, str) and step.strip()]
+    if not steps:
+        raise RecordError(where, "Model_Solution_Steps", "has no step", "Is the file whole?")
+    first: int | None = -1
+    if said == "incorrect":
+        first = _first(steps, take(item, "Model_Solution_First_Error_Step", str, where), code, where)
+    question, choices = take(item, "Question", str, where), item.get("Options")
+    names = {"id": "Question_UUID", "generator": "Sampled_Model"}
+    yield {
+        "problem": f"{question}\n{choices}" if choices else question,
+        "steps": steps,
+        "labels": [None] * len(steps) if first is None else until_error(first, len(steps), said == "correct"),
+        "correct": said == "correct",
+        "first_error": first,
+        "task": take(item, "Subject", str, where),
+        **{key: item[name] for key, name in names.items() if name in item},
+    }
+
+
+def _first(steps: list[str], named: str, code: bool, where: str) -> int | None:
+    """Returns the place of the step that is named, None for a line that is not in a program."""
+    if code:
+        return next((i for i, line in enumerate(steps) if line.strip() == named.strip()), None)
+    numbers = [match and match[1] for match in map(_NUMBER.match, steps)]
+    if named.strip() not in numbers:
+        field = "Model_Solution_First_Error_Step"
+        raise RecordError(where, field, f"is {named!r}, and no step has that number", "Is the file whole?")
+    return numbers.index(named.strip())
+
+
+# ---- BIG-Bench-Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake).
+
+TASKS = (
+    ("dyck_languages", re.compile(r"[\s()\[\]{}<>]+")),
+    ("multistep_arithmetic", re.compile(r"[\s()\d*+-]+=\s*")),
+    ("tracking_shuffled_objects", re.compile(r".*\bAt the end of .*\bOptions:.*", re.DOTALL)),
+    ("logical_deduction", re.compile(r".*\bOptions:.*", re.DOTALL)),
+    ("word_sorting", re.compile(r"[^\n]+")),
+)
+"""The tasks, by what all of an input is; the first that fits."""
+
+
+def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields one chain of PaLM 2 with its first mistake as people found it, which a wrong answer may lack.
+
+    Steps without text are left out: no person found a mistake in one.
+    """
+    problem, steps = take(item, "input", str, where), take(item, "steps", list, where)
+    first = item.get("mistake_index", "")
+    first = -1 if first is None else take(item, "mistake_index", int, where)
+    if not -1 <= first < len(steps) or not steps:
+        remedy = "It is the index of the first mistake, null if there is none."
+        raise RecordError(where, "mistake_index", f"is {first}, for {len(steps)} steps", remedy)
+    if first >= 0 and not str(steps[first]).strip():
+        raise RecordError(where, "mistake_index", f"is {first}, a step without text", "Is the file whole?")
+    first -= sum(not str(step).strip() for step in steps[: max(first, 0)])
+    steps = [step for step in steps if not isinstance(step, str) or step.strip()]
+    answer = item.get("answer")  # null where the chain has none
+    answer = {} if answer is None else {"answer": take(item, "answer", str, where)}
+    correct = bool(answer) and answer["answer"].strip() == take(item, "target", str, where).strip()
+    yield {
+        "problem": problem,
+        "steps": steps,
+        "labels": until_error(first, len(steps), True),
+        "correct": correct,
+        "first_error": first,
+        "task": next(name for name, whole in TASKS if whole.fullmatch(problem.strip())),
+        "target": item["target"],
+        **answer,
+    }
+
+
+MR_BEN = Reader(parse_mr_ben, drops="reasons, corrections and answers")
+BIG_BENCH_MISTAKE = Reader(parse_big_bench_mistake)

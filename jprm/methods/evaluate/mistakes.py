@@ -1,0 +1,237 @@
+"""MR-Ben and BIG-Bench-Mistake: is a solution right, and where is its first mistake?
+
+The prediction is the first step whose score is below the model's threshold, and that there is no mistake if none is.
+
+    mcc               Matthews' correlation of "no mistake" with the solution being correct; 0 where it is 0 / 0
+    error_accuracy    of the chains with a mistake whose place is known, those whose prediction is exactly it
+    correct_accuracy  of the chains without one, those that are said to have none
+    f1                the harmonic mean of these two, ProcessBench's
+    accuracy          of the chains whose place is known, or that have none: those whose prediction is right
+
+MR-Ben (Zeng et al. 2024, arXiv 2406.13975, `script/evaluate.py` and `script/utils.py`) adds a fifth of max(0, mcc),
+three tenths of `error_accuracy` and a half of the accuracy of reasons, which a score does not give: the first two are
+reported, and `mr_score` has the two parts of it. Its script leaves the place in programs to a judge of reasons; here it
+is the line. BIG-Bench-Mistake (Tyen et al. 2024, arXiv 2311.08516) has `accuracy`, which it calls mistake finding.
+
+Baselines: no chain has a mistake; all have one at their first step; position, length and the like, with thresholds
+fitted to the other folds (`jprm.methods.evaluate.processbench.cross_fit`), beside the model's own scores with such
+thresholds; and `checker`, the programs of `jprm.methods.verify.puzzles`, on the tasks that they decide.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jprm.methods.evaluate import baselines
+from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
+from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.processbench import cross_fit
+from jprm.methods.evaluate.scored import ScoreError, harmonic_mean, scores_of
+from jprm.methods.verify.puzzles import first_mistake
+from jprm.statistics import difference, draws, interval, ratio, weighted_mean
+from jprm.tree import ReasoningTree
+
+KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
+
+
+class Chains(NamedTuple):
+    """N chains. `first_N` is the index of the first mistake, -1 for none, -2 where its place is not known."""
+
+    problem: Sequence[str]
+    task_N: np.ndarray
+    first_N: Int[np.ndarray, " N"]
+    correct_N: Bool[np.ndarray, " N"]  # what a verdict on the whole chain is held against
+    scores: Sequence[Float[np.ndarray, " _"]]
+
+
+def chains_of_files(trees: Sequence[ReasoningTree]) -> Chains:
+    """Returns scored chains with `first_error` and `task`. Raises ScoreError."""
+    first = []
+    for i, tree in enumerate(trees):
+        place = tree.extra.get("first_error", "")
+        if not (place is None or type(place) is int and -1 <= place < len(tree.nodes)):
+            raise ScoreError(f"record {i}: first_error is {place!r}, not null, -1 or the index of a step")
+        first.append(-2 if place is None else place)
+    if not first:
+        raise ScoreError("no record")
+    tasks = np.array([str(tree.extra.get("task", "")) for tree in trees])
+    first_N, scores = np.array(first), scores_of(trees, [f"record {i}" for i in range(len(trees))])
+    return Chains([tree.problem for tree in trees], tasks, first_N, first_N == -1, scores)
+
+
+def predicted(scores: Sequence[Float[np.ndarray, " _"]], threshold: float) -> Int[np.ndarray, " N"]:
+    """Returns the first step below the threshold, -1 where none is."""
+    return np.array([int(np.argmax(low)) if (low := score_P < threshold).any() else -1 for score_P in scores])
+
+
+def mcc(
+    said_N: Bool[np.ndarray, " N"], true_N: Bool[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
+) -> Float[np.ndarray, "*R"]:
+    """Returns Matthews' correlation under each row of weights; 0 where one of its four sums is 0, as MR-Ben has it."""
+    tp, tn = weight_RN @ (said_N & true_N), weight_RN @ (~said_N & ~true_N)
+    fp, fn = weight_RN @ (said_N & ~true_N), weight_RN @ (~said_N & true_N)
+    return np.nan_to_num(ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))))
+
+
+def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
+    """Returns the figures of all chains and of each task, with 95 % intervals over problems, beside baselines.
+
+    `ahead` is the F1 of the cross-fitted scores less that of the best baseline, paired. `mr_score` is 0.2 max(0,
+    mcc) + 0.3 `error_accuracy`, of 0.5 at most.
+    """
+    chains = chains_of_files(trees)
+    own_N = predicted(chains.scores, threshold)
+    told = np.array([-3 if (place := _checked(tree)) is None else place for tree in trees])
+    report: dict[str, Any] = {"threshold": threshold, **_figures(chains, own_N, seed)}
+    report["mr_score"] = {
+        "value": 0.2 * max(0.0, report["mcc"]["value"]) + 0.3 * (report["error_accuracy"]["value"] or 0)
+    }
+    report["tasks"] = {
+        str(task): _figures(chains, own_N, seed, chains.task_N == task) for task in sorted(set(chains.task_N))
+    }
+    none_N = np.full(len(trees), -1)
+    report["baselines"] = {
+        "none": _figures(chains, none_N, seed),
+        "first step": _figures(chains, np.zeros_like(none_N), seed),
+    }
+    known_N = chains.first_N >= -1
+    right = {"none": none_N == chains.first_N, "first step": chains.first_N == 0}
+    some = np.flatnonzero(known_N)
+    scores_of_some = {"scores": [chains.scores[i] for i in some], **baselines.of_steps([trees[i] for i in some])}
+    for name, scores in scores_of_some.items():
+        right_N = _cross_fitted(chains, some, scores, seed)
+        if right_N is not None:
+            right[name] = right_N
+    fitted = {name: _drawn(chains, right_N, known_N, seed) for name, right_N in right.items()}
+    rows = report["baselines"]
+    for name, by_key in fitted.items():
+        if name == "scores":
+            report["cross_fit"] = {key: interval(drawn).json() for key, drawn in by_key.items()}
+        elif name not in rows:
+            rows[name] = {key: interval(drawn).json() for key, drawn in by_key.items()}
+    if "scores" in fitted:
+        best = max(
+            (name for name in fitted if name != "scores"), key=lambda name: np.nan_to_num(fitted[name]["f1"].value)
+        )
+        less = difference(fitted["scores"]["f1"], fitted[best]["f1"])
+        report["ahead"] = less.json() | {"baseline": best}
+    if (some_N := told > -3).any():
+        rows["checker"] = _figures(chains, told, seed, some_N)
+        report["checker"] = {
+            str(task): _figures(chains, told, seed, some_N & (chains.task_N == task))
+            for task in sorted(set(chains.task_N[some_N]))
+        }
+    return report
+
+
+def _checked(tree: ReasoningTree) -> int | None:
+    return first_mistake(str(tree.extra.get("task")), tree.problem, [node.text for node in tree.nodes])
+
+
+def _cross_fitted(chains: Chains, some: np.ndarray, scores: Sequence[np.ndarray], seed: int) -> np.ndarray | None:
+    """Returns whether the chains with these indices are predicted right at other folds' threshold; None for too few."""
+    right_N = np.zeros(len(chains.first_N), bool)
+    try:
+        right_N[some] = cross_fit(chains.first_N[some], scores, [chains.problem[i] for i in some], seed)[0]
+    except ScoreError:
+        return None
+    return right_N
+
+
+def _drawn(chains: Chains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
+    """Returns the draws of the accuracies of predictions, of the chains `of_N` whose place is known."""
+    some_N = of_N & (chains.first_N >= -1)
+    error_N, none_N = (some_N & part_N for part_N in (chains.first_N >= 0, chains.first_N == -1))
+    of: dict[str, Any] = {
+        key: functools.partial(_mean, right_N, part_N)
+        for key, part_N in (("error_accuracy", error_N), ("correct_accuracy", none_N), ("accuracy", some_N))
+    }
+    of["f1"] = lambda w: harmonic_mean(of["error_accuracy"](w), of["correct_accuracy"](w))
+    return {key: draws(of[key], chains.problem, seed=seed) for key in KEYS[1:]}
+
+
+def _mean(right_N: np.ndarray, of_N: np.ndarray, weight_RN: np.ndarray) -> Any:
+    return weighted_mean(right_N, weight_RN * of_N)
+
+
+def _figures(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray | None = None) -> dict[str, Any]:
+    of_N = np.ones(len(predicted_N), bool) if of_N is None else of_N
+    said_N = predicted_N == -1
+    drawn = {
+        "mcc": draws(lambda w: mcc(said_N, chains.correct_N, w * of_N), chains.problem, seed=seed),
+        **_drawn(chains, predicted_N == chains.first_N, of_N, seed),
+    }
+    first_N = chains.first_N[of_N]
+    counts = {"n": int(of_N.sum()), "n_error": int((first_N != -1).sum()), "n_not_located": int((first_N == -2).sum())}
+    return counts | {key: interval(one, fraction=key != "mcc").json() for key, one in drawn.items()}
+
+
+def figures(request: Request) -> Report:
+    trees = [tree for trees in request.data.values() for tree in trees]
+    return mistakes_report(trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
+
+
+def _rows(report: Report) -> Iterator[list[Cell] | None]:
+    yield ["all", *(report[key] for key in KEYS)]
+    for task, row in report["tasks"].items():
+        yield [f"  {words(task)}", *(row[key] for key in KEYS)]
+    yield None
+    if "cross_fit" in report:
+        yield ["cross-fitted", *(report["cross_fit"].get(key, "") for key in KEYS)]
+    for name, row in report["baselines"].items():
+        yield [f"baseline: {name}", *(row.get(key, "") for key in KEYS)]
+    for task, row in report.get("checker", {}).items():
+        yield [f"  checker: {words(task)}", *(row[key] for key in KEYS)]
+
+
+def tables(report: Report) -> Iterator[Table]:
+    columns = ("", "MCC", "mistake found [95 %]", "none found where none is [95 %]", "F1 [95 %]", "both [95 %]")
+    title = f"{report['n']} chains, {report['n_error']} with a mistake" + left_out_words(report)
+    yield Table(title, columns, list(_rows(report)))
+
+
+def _section(name: str, models: Sequence[Model]) -> Iterator[Block]:
+    for model in models:
+        (table,) = tables(model.results[name])
+        yield Table(f"{model.name}: {table.title}", table.columns, table.rows)
+    yield Note(
+        "A mistake is found where the first step below the threshold is exactly it. MCC: correlation of the verdict on"
+        " the whole solution with the truth. Cross-fitted, and baselines: thresholds fitted to other folds."
+    )
+
+
+def _headline(name: str, title: str, key: str, results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield title, results[name][key]
+
+
+def _against_trivial(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    if less := results[name].get("ahead"):
+        yield f"{title}, F1", less["baseline"], less
+
+
+MR_BEN = Benchmark(
+    name="mr_ben",
+    title="MR-Ben",
+    tables=tables,
+    figures=figures,
+    reader="mr_ben",
+    section=functools.partial(_section, "mr_ben"),
+    headline=functools.partial(_headline, "mr_ben", "MR-Ben, first mistake found, %", "error_accuracy"),
+    against_trivial=functools.partial(_against_trivial, "mr_ben", "MR-Ben"),
+)
+
+BIG_BENCH_MISTAKE = Benchmark(
+    name="big_bench_mistake",
+    title="BIG-Bench-Mistake",
+    tables=tables,
+    figures=figures,
+    reader="big_bench_mistake",
+    section=functools.partial(_section, "big_bench_mistake"),
+    headline=functools.partial(_headline, "big_bench_mistake", "BIG-Bench-Mistake, mistake finding, %", "accuracy"),
+    against_trivial=functools.partial(_against_trivial, "big_bench_mistake", "BIG-Bench-Mistake"),
+)

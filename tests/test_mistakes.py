@@ -1,0 +1,188 @@
+"""MR-Ben and BIG-Bench-Mistake: readers, the programs that decide four tasks, and figures in closed form."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.readers import find
+from jprm.methods.evaluate.mistakes import mcc, mistakes_report, predicted
+from jprm.methods.evaluate.run import source
+from jprm.methods.evaluate.suite import STANDARD, standard_suite
+from jprm.methods.verify.puzzles import first_mistake, value_of
+from jprm.tree import tree_of
+
+SOLUTION = {
+    "Question_UUID": "q", "Subject": "college_physics", "Question": "What?", "Options": "A: one\nB: two",
+    "Model_Solution_Steps": ["Step 1: a", "", "Step 2: b", "Solution: B"], "Sampled_Model": "m",
+    "Model_Solution_Correctness": "incorrect", "Model_Solution_First_Error_Step": "2",
+}  # fmt: skip
+PROGRAM = SOLUTION | {
+    "Model_Solution_Steps": "def f():\n\n    return 2", "Model_Solution_First_Error_Step": "  return 2",
+    "Subject": "coding",
+}  # fmt: skip
+
+
+def read(name, item):
+    reader = find(name)
+    return list(reader.parse(item, "f:1", reader.options()))
+
+
+def test_mr_ben_is_read_by_the_numbers_of_steps_and_lines_of_programs():
+    (one,) = read("mr_ben", SOLUTION)
+    assert (one["steps"], one["labels"], one["first_error"]) == (
+        ["Step 1: a", "Step 2: b", "Solution: B"],
+        [1, 0, None],
+        1,
+    )
+    assert one["problem"] == "What?\nA: one\nB: two" and one["correct"] is False and one["task"] == "college_physics"
+    (one,) = read("mr_ben", PROGRAM)
+    assert (one["steps"], one["first_error"]) == (["def f():", "    return 2"], 1)
+    (one,) = read("mr_ben", PROGRAM | {"Model_Solution_First_Error_Step": "x = 1"})
+    assert one["first_error"] is None and one["labels"] == [None, None]
+    (one,) = read(
+        "mr_ben", SOLUTION | {"Model_Solution_Correctness": "correct", "Model_Solution_First_Error_Step": "N/A"}
+    )
+    assert one["first_error"] == -1 and one["labels"] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "name, item, field",
+    [
+        ("mr_ben", SOLUTION | {"Model_Solution_First_Error_Step": "7"}, "Model_Solution_First_Error_Step"),
+        ("mr_ben", SOLUTION | {"Model_Solution_Correctness": "maybe"}, "Model_Solution_Correctness"),
+        ("mr_ben", SOLUTION | {"Model_Solution_Steps": [""]}, "Model_Solution_Steps"),
+        ("big_bench_mistake", {"input": "( (", "steps": ["a"], "mistake_index": 1, "target": ")"}, "mistake_index"),
+        ("big_bench_mistake", {"input": "( (", "steps": ["", "a"], "mistake_index": 0, "target": ")"}, "mistake_index"),
+    ],
+)
+def test_what_is_of_another_form_is_refused(name, item, field):
+    with pytest.raises(RecordError) as error:
+        read(name, item)
+    assert error.value.field == field
+
+
+def test_steps_without_text_are_left_out_and_the_place_moves():
+    item = {"input": "( (", "steps": ["a", " ", "b"], "mistake_index": 2, "answer": None, "target": ") )"}
+    (one,) = read("big_bench_mistake", item)
+    assert (one["steps"], one["first_error"], one["task"]) == (["a", "b"], 1, "dyck_languages")
+    assert one["correct"] is False and "answer" not in one
+
+
+SWAPS = (
+    "Alice, Bob, and Claire are friends. At the start, they each buy a book: Alice gets Emma, Bob gets Dune, and Claire"
+    " gets The Odyssey.\nFirst, Alice and Bob swap books. Then, Bob and Claire swap books. At the end of the semester,"
+    " Bob has\nOptions:\n(A) Emma.\n(B) Dune.\n(C) The Odyssey."
+)
+BRACKETS = ["stack: empty", "( ; stack: (", "[ ; stack: ( [", 'The final stack is "( [".',
+            'We will need to pop out "[", "(" one by one', 'So, we need "]" and ")". So the answer is ] )']  # fmt: skip
+SUMS = ['This equation can be written as "A - B", where A = (1 + 2) and B = (2 * 4).',
+        "Let's calculate A = (1 + 2) = 3.", "Let's calculate B = (2 * 4) = 8.",
+        "Then, the final equation is A - B = 3 - 8 = -5. So the answer is -5"]  # fmt: skip
+TRADES = ["At the start: Alice: Emma, Bob: Dune, Claire: The Odyssey.", "Alice and Bob swap: Alice: Dune, Bob: Emma.",
+          "Bob and Claire swap: Bob: The Odyssey, Claire: Emma.", "Bob has The Odyssey. The answer is (C)"]  # fmt: skip
+WORDS = ['The first letter: "tea": "t" (20). "sun": "s" (19). "ten": "t" (20).',
+         'We now have: (19) "sun" < (20) ["tea" ? "ten"].', 'We now have: (1) "tea" < (14) "ten" for the subpart.'
+         ' Hence, we have "sun" < "tea" < "ten".', "The answer is sun tea ten"]  # fmt: skip
+
+
+WRONG = {
+    "dyck_languages": ["[ ; stack: [", "[ ; stack: [", 'The final stack is "[".', 'pop out "(", "["',
+                       "the answer is ) ]"],
+    "multistep_arithmetic": [SUMS[0].replace("A - B", "A + B"), SUMS[1] + " = 4", SUMS[2].replace("= 8", "= 6"),
+                             SUMS[3].replace("-5", "5")],
+    "tracking_shuffled_objects": [TRADES[0].replace("Emma", "Dune"), TRADES[1].replace("Emma", "Dune"),
+                                  TRADES[2].replace("Claire: Emma", "Claire: Dune"), "the answer is (A)"],
+    "word_sorting": [WORDS[0].replace("(19)", "(18)"), WORDS[1].replace(' ? "ten"', ""),
+                     WORDS[2].replace('"tea" < "ten"', '"ten" < "tea"'), "The answer is sun ten tea"],
+}  # fmt: skip
+"""A wrong step for each of the last steps."""
+
+
+@pytest.mark.parametrize(
+    "task, problem, steps",
+    [
+        ("dyck_languages", "( [", BRACKETS),
+        ("multistep_arithmetic", "((1 + 2) - (2 * 4)) =", SUMS),
+        ("tracking_shuffled_objects", SWAPS, TRADES),
+        ("word_sorting", "tea sun ten", WORDS),
+    ],
+)
+def test_programs_find_the_first_mistake(task, problem, steps):
+    assert first_mistake(task, problem, steps) == -1
+    for place, step in enumerate(WRONG[task], start=len(steps) - len(WRONG[task])):
+        assert first_mistake(task, problem, [*steps[:place], step, *steps[place + 1 :]]) == place
+
+
+def test_a_task_without_a_program_is_not_decided():
+    assert first_mistake("logical_deduction", "...", ["..."]) is None
+    assert value_of("A * (2 - -B)", {"A": 3, "B": 4}) == 18
+    assert [value_of(text, {}) for text in ("1 / 2", "A", "2 ** 9", "f(1)", "1.5", "")] == [None] * 6
+
+
+def test_mcc_is_mr_bens_own():
+    rng = np.random.default_rng(0)
+    metrics = pytest.importorskip("sklearn.metrics")
+    for _ in range(20):
+        said, true = rng.random(30) < rng.random(), rng.random(30) < rng.random()
+        assert mcc(said, true, np.ones((1, 30)))[0] == pytest.approx(metrics.matthews_corrcoef(true, said))
+    assert mcc(np.ones(4, bool), np.array([True, False, True, False]), np.ones((1, 4)))[0] == 0
+
+
+def tree(first, scores, task="a", problem=""):
+    steps = [f"Step {i}" for i in range(len(scores))]
+    record = {"problem": problem or f"p{first}{scores}", "steps": steps, "scores": scores}
+    return tree_of(record | {"first_error": first, "task": task})
+
+
+def test_figures_in_closed_form():
+    trees = [
+        tree(-1, [0.9, 0.8]),  # right
+        tree(-1, [0.9, 0.2]),  # a mistake is said to be at 1
+        tree(1, [0.9, 0.2]),  # right
+        tree(0, [0.9, 0.2], "b"),  # at 1, and it is at 0
+        tree(None, [0.9, 0.9], "b"),  # of unknown place, and said to have none
+    ]
+    assert predicted([np.array([0.9, 0.2, 0.1]), np.array([0.9])], 0.5).tolist() == [1, -1]
+    report = mistakes_report(trees, 0.5, 0)
+    assert (report["n"], report["n_error"], report["n_not_located"]) == (5, 3, 1)
+    values = {key: report[key]["value"] for key in ("error_accuracy", "correct_accuracy", "f1", "accuracy")}
+    assert values == {"error_accuracy": 0.5, "correct_accuracy": 0.5, "f1": 0.5, "accuracy": 0.5}
+    # called correct and so: 1; called wrong and so: 2; the others: 1 and 1
+    assert report["mcc"]["value"] == pytest.approx((1 * 2 - 1 * 1) / np.sqrt(2 * 2 * 3 * 3))
+    assert report["mr_score"]["value"] == pytest.approx(0.2 / 6 + 0.3 * 0.5)
+    assert report["tasks"]["b"]["error_accuracy"]["value"] == 0
+    assert report["baselines"]["none"]["accuracy"]["value"] == 0.5
+
+
+def test_the_published_files_are_read_whole_and_programs_decide_them(shared_data):
+    counts = {"physics": (667, 348, 0), "chemistry": (848, 466, 0), "coding": (238, 164, 13)}
+    for name, wanted in counts.items():
+        records = source("mr_ben").records(shared_data / f"mrben/{name}.json")
+        places = [record["first_error"] for record in records]
+        assert (len(places), sum(place != -1 for place in places), places.count(None)) == wanted
+    least = {
+        "dyck_languages": 0.98,
+        "multistep_arithmetic": 0.9,
+        "tracking_shuffled_objects": 0.88,
+        "word_sorting": 0.65,
+    }
+    for name, bar in least.items():
+        records = source("big_bench_mistake").records(shared_data / f"big_bench_mistake/{name}.jsonl")
+        assert {record["task"] for record in records} == {name}
+        right = [first_mistake(name, one["problem"], one["steps"]) == one["first_error"] for one in records]
+        assert np.mean(right) >= bar
+
+
+def test_the_standard_suite_takes_what_is_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="processbench/gsm8k.json"):
+        standard_suite(tmp_path)
+    for name in ("processbench/math.json", "mrben/physics.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(json.dumps([]))
+    suite = standard_suite(tmp_path)
+    assert {section: [path.name for path in paths] for section, paths in suite.data.items()} == {
+        "processbench": ["math.json"], "mr_ben": ["physics.json"]}  # fmt: skip
+    assert [path.name for path in suite.calibrate["processbench"]] == ["math.json"]
+    assert len(suite.absent) == sum(map(len, STANDARD.values())) - 2
