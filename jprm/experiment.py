@@ -32,6 +32,9 @@ VERSION = 2
 LOG_RATIO = "log_ratio"
 """The attribute of an objective whose model scores by a log ratio to its reference, and its key in experiment.json."""
 
+_RECOMPUTED = ("full", "attention")
+"""`ModelConfig.remat` under which the backward pass keeps no matrix of a layer."""
+
 _UNRECORDED = ("implicit", "jprm.objectives.implicit:implicit")
 """Objectives of runs that have such scores and do not say so: before 0.2 the name was the sign. Their beta was 0.05."""
 
@@ -110,14 +113,18 @@ class Experiment:
         that defines its own, `objective=f"{__file__}:function"`. The run keeps a copy of the file.
     objective_options: the objective's hyperparameters that differ from their defaults, by name.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
+    base_dtype: what the base's decoder is stored as while adapters, or the head alone, are trained. In a smaller type
+        than float32 it is not saved with the run, which reads it again from `base`; and a matrix is dequantised, and
+        its adapter added, when its layer is computed: model.remat is `full` or `attention`.
     new_parameters: a pattern of the decoder's parameters that `base` has no weights for and that start at random: those
         of a layer that was added to the decoder. A parameter without weights that it does not match is an error.
     reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
         not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
-    reference_dtype: what the reference's decoder is stored as; adapters that train on it share its float32.
+    reference_dtype: what the reference's decoder is stored as; adapters that train on it share it, where the base is
+        stored so too.
     tokenizer: a file or a folder.
     local_checkpoints: a folder on a disk or in the memory (/dev/shm/...) of every host, for checkpoints every
-        `local_every` steps between those of the run's folder (`jprm.checkpoints.local`). Several processes, and
+        `local_every` steps between those of the run's folder (`jprm.methods.local_checkpoints`). Several processes, and
         mesh.data of 2 or more.
     stall_action: what the watchdog does then: `report` which process the others wait for, or also `abort`: a process
         that makes no step ends, whatever holds it, and its launcher starts it again.
@@ -133,6 +140,7 @@ class Experiment:
     optimizer: OptimizerConfig
     steps: int
     base: str = ""
+    base_dtype: Dtype = "float32"
     reference: str = ""
     reference_dtype: Dtype = "float32"
     objective_options: Mapping[str, Any] = FrozenDict()
@@ -157,6 +165,11 @@ class Experiment:
         object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be positive")
+        if self.rereads and (not self.base or self.model.product_layers or self.model.remat not in _RECOMPUTED):
+            raise ValueError(
+                f"base_dtype={self.base_dtype!r} needs a base, model.remat {' or '.join(_RECOMPUTED)}, and"
+                " model.product_layers=0: all else keeps what the base's matrices stand for, of every layer"
+            )
         if self.probe_rows < 0:
             raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
         if self.probe_rows and self.model.head_hidden:
@@ -177,6 +190,11 @@ class Experiment:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
+
+    @property
+    def rereads(self) -> bool:
+        """Whether the base's decoder is no part of checkpoints, and read from `base` whenever the run is opened."""
+        return self.base_dtype != "float32"
 
     @property
     def task(self) -> ObjectiveConfig:

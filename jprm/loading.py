@@ -44,7 +44,8 @@ def load(
       mesh: how the devices are used; by default each has a part of the parameters and takes rows of its own.
       dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32, or
         bfloat16 on a GPU. bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of
-        float32's memory, with an error that `tests/test_int8.py` measures.
+        float32's memory, nf4 a little more than an eighth: docs/models.md says what they cost. `gguf` is how a run
+        may have been trained, and no type to ask for here.
       adapter: how to read a published model (`jprm.methods.formats.adapters`): the name of a record, a JSON file,
         `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
@@ -77,11 +78,11 @@ def load(
         )
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # every process scores by itself
     with jax.set_mesh(grid):
-        params, step = store.load_params(folder, experiment, grid)
+        params, step = store.load_params(folder, experiment, grid, stored=dtype is None)
         params, model = merge(params, experiment.lora), experiment.model
         if dtype is not None:
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
-    computed = model.dtype if dtype in (None, "int8") else dtype
+    computed = dtype if dtype in ("float32", "bfloat16") else model.dtype
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
     fields = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)

@@ -25,7 +25,7 @@ def test_the_hyper_parameters_of_smollm2(smollm2_gguf):
 def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), also=None, quantised=None, **fields):
     """A GGUF file of `decoder`, heads in llama.cpp's order where the architecture has it.
 
-    With `quantised`, a type, the matrices of layers are random blocks of it.
+    With `quantised`, a type, the matrices of layers are random blocks of it; or a tensor's name to its type.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.layers)
@@ -78,8 +78,12 @@ def write(path, config, decoder, architecture="llama", leave_out=(), extra=(), a
     for name in extra:
         tensors[name] = np.zeros(config.width, np.float32)
     for name, value in tensors.items():
-        if quantised and name.startswith("blk.") and value.ndim == 2:
-            writer.add_tensor(name, blocks(quantised, value.shape), raw_dtype=quantised)
+        if isinstance(quantised, dict):
+            kind = quantised.get(name)
+        else:
+            kind = quantised if name.startswith("blk.") and value.ndim == 2 else None
+        if kind is not None:
+            writer.add_tensor(name, blocks(kind, value.shape), raw_dtype=kind)
         elif name not in leave_out:
             kind = np.int8 if value.dtype == np.int8 else np.float32
             writer.add_tensor(name, np.ascontiguousarray(value, dtype=kind))
@@ -167,9 +171,8 @@ def blocks(kind, shape, seed=0):
     """Random blocks of a quantisation type, of which every scale is a small number."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     data = np.random.default_rng(seed).integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
-    for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q8_0": (0,)}[
-        kind.name
-    ]:
+    scales = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q5_1": (0, 2)}
+    for at in scales.get(kind.name, (0,)):
         data[..., at + 1] = data[..., at + 1] % 16 + 16  # the exponent of a float16, whose low byte is the one before
     return data.reshape(shape[0], -1)
 

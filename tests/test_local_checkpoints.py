@@ -12,7 +12,7 @@ from refusing import refused
 from tiny_run import experiment, lines, make_data, untimed, write_experiment
 
 import jprm
-from jprm.checkpoints.local import check
+from jprm.methods.local_checkpoints import check
 from jprm.model.mesh import MeshConfig, make_mesh
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxtyping import Array
 from jprm.model import layers
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import put, spec
-from jprm.model.parameters import Dtype, Int8, held, join, new_parameters, quantized, summed_axes
+from jprm.model.parameters import Dtype, held, join, new_parameters, summed_axes, wide
 from jprm.model.transformer import axes_of, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
@@ -96,6 +97,7 @@ def load(
     read: Callable[[str, str], np.ndarray],
     dtype: Dtype = "float32",
     new: str = "",
+    stored: Callable[[str, list[str], tuple[int, ...]], Any] | None = None,
 ) -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
@@ -107,6 +109,8 @@ def load(
       shape_of: its name to its shape, (out, in); all are checked before the first is read.
       read: role and name to the tensor, in any float type, rotary pairs at (i, i + H/2).
       new: a pattern of parameters that files of this format do not have, which are left out.
+      stored: a matrix's role, its tensors' names, a layer each, and one's shape here, to the stack as the file has it:
+        a tree of arrays, of which every device gets all. None: nothing is kept as in the file.
     """
     shapes = file_shapes(config)
     model = flatten_dict(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), sep="/")
@@ -125,15 +129,22 @@ def load(
     params: dict = {}
     for part, shape in wanted.items():
         if not isinstance(shape, Mapping):
+            if stored and part == "embed":
+                params[part] = _everywhere(stored(part, [name_of(part, None)], shape.shape[1:]))
+                continue
             params[part] = _held(part, _place(part, get(part, None, shape.shape)), dtype)
             continue
         of_role = stacks[int(part.removeprefix("layers_"))]
         params[part] = {}
         for role, stack in shape.items():
+            if stored and role in summed_axes() and role not in wide():
+                names = [name_of(role, at) for at in of_role[role][2]]
+                params[part][role] = _everywhere(stored(role, names, stack.shape[1:]))
+                continue
             array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
             for i, at in enumerate(of_role[role][2]):
                 layer = _place(role, get(role, at, stack.shape[1:]), axes_of(role)[1:])
-                array = _fill(array, layer, i, summed_axes().get(role, ()))
+                array = _fill(array, layer, i, role, dtype)
             params[part][role] = array
     return params
 
@@ -152,8 +163,13 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(shape.shape, shape.dtype, out_sharding=None if shape.sharding is None else shape.sharding.spec)
 
 
-@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _fill(stack: Array | Int8, layer: Array, i: Array, summed: tuple[int, ...]) -> Array | Int8:
+def _everywhere(tree: Any) -> Any:
+    mesh = jax.sharding.get_mesh()
+    return jax.tree.map(jnp.asarray, tree) if mesh.empty else put(tree, jax.NamedSharding(mesh, spec()))
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4), donate_argnums=0)
+def _fill(stack: Any, layer: Array, i: Array, role: str, dtype: Dtype) -> Any:
     """Replaces the i-th layer of `stack` in place."""
-    stored = quantized(layer, summed) if isinstance(stack, Int8) else layer.astype(stack.dtype)
+    stored = held(role, layer, dtype)
     return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, i, 0), stack, stored)

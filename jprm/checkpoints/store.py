@@ -25,11 +25,18 @@ from orbax.checkpoint import v1 as ocp
 
 from jprm import multihost
 from jprm.experiment import Experiment
+from jprm.io.jsonl import parse
+from jprm.io.outputs import digest
 from jprm.io.storage import Place, Remote, cache_folder, path_of
 from jprm.model import parameters, transformer
 from jprm.model.parameters import join, new_parameters
+from jprm.options import find_part
 
 FOLDER = "checkpoints"
+
+DIGESTS = "digests.json"
+"""In a run's folder: digests of its data and of the user's own parts of its model, by path and by field; and of a base
+that is read again, as `base`."""
 
 
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
@@ -132,16 +139,20 @@ def _newest(checkpoints: Checkpoints) -> Iterator[int]:
         ) from error
 
 
-def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, new: str = "") -> tuple[dict, int]:
+def load_params(
+    folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, new: str = "", stored: bool = False
+) -> tuple[dict, int]:
     """Returns the newest checkpoint's parameters on the mesh, LoRA matrices unmerged, and its step.
 
-    Parameters that it lacks are left out where the pattern `new` matches them; else they are a ValueError.
+    Parameters that it lacks are left out where the pattern `new` matches them; else they are a ValueError. A base that
+    the run reads again (`Experiment.rereads`) is as the run stores it with `stored`, else in float32.
     """
 
     def init(key: jax.Array) -> dict:
         adapters = parameters.init_adapters(experiment.lora, experiment.model, experiment.optimizer.freeze, key)
         return join(flatten_dict(transformer.init(experiment.model, key), sep="/"), adapters)
 
+    base = _base(folder, experiment, stored) if experiment.rereads else {}
     with open_checkpoints(folder) as checkpoints:
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)),
@@ -149,10 +160,22 @@ def load_params(folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, n
         )
         with _newest(checkpoints) as latest:
             metadata = checkpoints.checkpointables_metadata(latest).metadata["params"]
+        wanted = {path: x for path, x in wanted.items() if path not in base}
         there = wanted if metadata is None else flatten_dict(metadata, sep="/")  # None: damaged, as `restore` says
         left_out = new_parameters(folder, wanted.keys() - there.keys(), new)
         wanted = join({path: x for path, x in wanted.items() if path not in left_out})
-        return restore(checkpoints, {"params": wanted})["params"], checkpoints.latest.step
+        params = restore(checkpoints, {"params": wanted})["params"]
+        return join(flatten_dict(params, sep="/"), base), checkpoints.latest.step
+
+
+def _base(folder: str | os.PathLike, experiment: Experiment, stored: bool) -> dict[str, Any]:
+    """Returns the base's decoder as a flat dict. Raises ValueError where it is not what the run was trained on."""
+    digests, path = path_of(folder) / DIGESTS, path_of(experiment.base)
+    if parse(digests.read_bytes(), str(digests)).get("base") != digest(path.contents()):
+        raise ValueError(f"{path}: changed since {folder} was trained on it. Restore it, or name a copy as its base")
+    load_decoder = find_part("jprm.checkpoints.base:load_decoder", {}, "base")
+    decoder = load_decoder(path, experiment.model, experiment.base_dtype, experiment.new_parameters)
+    return flatten_dict({"decoder": decoder if stored else parameters.widened(decoder)}, sep="/")
 
 
 # ---- Checkpoints in a bucket: whole where they hold `commit_success.txt`, which is written last and removed first.

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-Dtype = Literal["float32", "bfloat16", "int8"]
-"""How parameters are stored."""
+Dtype = Literal["float32", "bfloat16", "int8", "nf4", "gguf"]
+"""How parameters are stored; `gguf` is as they are in a GGUF file."""
 
 FileDtype = Literal["float32", "bfloat16", "float16"]
 """What numbers are written as."""

@@ -300,8 +300,9 @@ def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     other. XLA would copy everything to all devices if it did both at once. With several parts of `data`, XLA by itself
     could give every device the gradient of the full table.
     """
-    place, mesh = stream(tokens_BT), jax.typeof(table_VD).sharding.mesh
-    if place is None or table_VD.shape[1] == 1 or mesh.size == mesh.shape["data"]:
+    place, table = stream(tokens_BT), jax.typeof(table_VD).sharding
+    mesh, whole = table.mesh, not any(table.spec)
+    if place is None or whole or table_VD.shape[1] == 1 or mesh.size == mesh.shape["data"]:
         return table_VD.at[tokens_BT].get(out_sharding=place)
 
     def own(table_VD, tokens_BT):

@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jprm.model import Dtype, layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find as find_head
 from jprm.model.mesh import sharding
+from jprm.options import find_part
 
 
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
@@ -57,10 +58,11 @@ def join(*flat: dict) -> dict:
     return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")
 
 
-# ---------------------------------------------------------------------------------------------------- bfloat16 and int8
+# ---------------------------------------------------------------------------------------------------- smaller types
 #
-# A matrix in int8 has one scale per channel and takes a quarter of its float32 memory. Each layer's weights are
-# dequantised when the layer is computed; products and sums stay in the computation's dtype.
+# A matrix in int8 has one scale per channel and takes a quarter of its float32 memory; in blocks of 4 bits an eighth
+# (`jprm.methods.formats.blocks`). Each layer's weights are dequantised when the layer is computed; products and sums
+# stay in the computation's dtype.
 
 
 @functools.cache
@@ -95,22 +97,35 @@ def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
     return Int8(values, scale)
 
 
-def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Array | Int8:
+def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
     """Returns a decoder parameter as it is stored. Norms are float32, other vectors float32 unless dtype is bfloat16.
 
-    Raises ValueError for another type, and in int8 for a role whose summed axes are not known.
+    What is no array has `astype`. Of a model in nf4 the embedding has bfloat16, as bitsandbytes leaves it.
+
+    Raises ValueError for another type, for gguf, and in int8 and nf4 for a role whose summed axes are not known.
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
-    if dtype == "int8" and role in summed_axes() and role not in wide():
+    matrix = role in summed_axes() and role not in wide()
+    if dtype == "int8" and matrix:
         return quantized(x, summed_axes()[role])
-    known = role in wide() or role.endswith(("norm", "bias")) or role in layers.builtin()
-    if dtype == "int8" and not known:
+    if dtype == "nf4" and matrix and role != "embed":
+        return find_part("jprm.methods.formats.blocks:nf4", {}, "nf4")(role, x)
+    if dtype == "gguf" and matrix:
+        raise ValueError("dtype='gguf' keeps the blocks of a GGUF file, and these weights have none; use nf4 or int8")
+    known = role in wide() or role.endswith(("norm", "bias")) or role in layers.builtin() or role == "embed"
+    if dtype in ("int8", "nf4") and not known:
         raise ValueError(
-            f"dtype='int8': the axes that products with {role!r} sum over are not known. Add them to"
+            f"dtype={dtype!r}: the axes that products with {role!r} sum over are not known. Add them to"
             " jprm.model.parameters.summed_axes, or use bfloat16"
         )
-    return x.astype("bfloat16" if dtype == "bfloat16" and not (role in wide() or role.endswith("norm")) else "float32")
+    small = dtype == "nf4" and role == "embed" or dtype == "bfloat16" and not (role in wide() or role.endswith("norm"))
+    return x.astype("bfloat16" if small else "float32")
+
+
+def widened(decoder: dict) -> dict:
+    """Returns the parameters that a stored decoder stands for, in float32."""
+    return jax.tree.map(lambda w: w.astype(jnp.float32), decoder, is_leaf=lambda w: hasattr(w, "astype"))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -233,12 +248,30 @@ def check_adapted(paths: Iterable[str], freeze: str) -> None:
         )
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """W + scale A B of a matrix that is stored in a smaller type: summed, in float32, when its layer is computed."""
+
+    w: Any
+    a: Array
+    b: Array
+    role: str = dataclasses.field(metadata=dict(static=True))
+    scale: float = dataclasses.field(metadata=dict(static=True))
+
+    def astype(self, dtype) -> Array:
+        return _sum(self.role, self.w.astype(jnp.float32), self.a, self.b, self.scale).astype(dtype)
+
+
 def merge(params: Mapping, config: LoraConfig) -> dict:
-    """Returns the plain model's parameters: each matrix W with an adapter becomes W + scale A B, in float32."""
+    """Returns the plain model's parameters: each matrix W with an adapter becomes W + scale A B, in float32.
+
+    One that is stored in a smaller type becomes `Adapted`.
+    """
     if not config.rank:
         return dict(params)
 
-    def merged(stack: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, Array]:
+    def merged(stack: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, Any]:
         return {
             role: with_adapter(role, w, stack, config.scale) if role + A in stack else w for role, w in plain.items()
         }
@@ -258,13 +291,22 @@ def without_adapters(decoder: Mapping) -> dict:
     }
 
 
-def with_adapter(role: str, w: Array, stack: Mapping[str, Array], scale: float) -> Array:
-    """Returns W + scale A B in full float32 precision, which is not the default of a TPU's matrix products."""
-    ab = jnp.einsum(
-        products()[role], stack[role + A], stack[role + B], precision="highest",
-        out_sharding=sharding(*layers.weight_of(role).places),
-    )  # fmt: skip
-    return w + scale * ab
+def with_adapter(role: str, w: Any, stack: Mapping[str, Array], scale: float) -> Array | Adapted:
+    """Returns W + scale A B; see `merge`."""
+    a, b = stack[role + A], stack[role + B]
+    whole = getattr(w, "dtype", None) == jnp.float32
+    return _sum(role, w, a, b, scale) if whole else Adapted(w, a, b, role, scale)
+
+
+def _sum(role: str, w: Array, a: Array, b: Array, scale: float) -> Array:
+    """Returns W + scale A B in full float32 precision, which is not the default of a TPU's matrix products.
+
+    Of a stack of layers, or of one.
+    """
+    product, places = products()[role], layers.weight_of(role).places
+    if w.ndim < len(places):
+        product, places = product.replace("L", ""), places[1:]
+    return w + scale * jnp.einsum(product, a, b, precision="highest", out_sharding=sharding(*places))
 
 
 # --------------------------------------------------------------------------------------------------------------- FLOPs

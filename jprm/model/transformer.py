@@ -37,7 +37,6 @@ from jprm.model.mesh import (
     split_in_chunks,
     stream,
 )  # fmt: skip
-from jprm.model.parameters import Int8
 from jprm.rows import Rows
 
 AXES: dict[str, tuple[str | None, ...]] = {
@@ -66,6 +65,8 @@ def _param(
     places: tuple[str | None, ...] = (),
 ) -> Any:  # fmt: skip
     """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if that is None."""
+    if module.has_variable("params", name) and not isinstance(w := module.get_variable("params", name), Array):
+        return w  # stored in another shape, which Flax would refuse
     place = sharding(*(places or axes_of(name)))
     if callable(value):
         return module.param(
@@ -87,14 +88,14 @@ def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: M
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
 
-def cast_weights(layer: Mapping[str, Array | Int8], config: ModelConfig, index: int) -> dict[str, Array]:
+def cast_weights(layer: Mapping[str, Any], config: ModelConfig, index: int) -> dict[str, Array]:
     """Returns the parameters of layer `index` in the computation's dtype, norms as factors in float32."""
     weights = {role: weight for role, (weight, _) in layers.roles(config, index).items()}
 
-    def of_role(role: str, w: Array | Int8) -> Array:
+    def of_role(role: str, w: Any) -> Array:
         if weights[role].value is None:
-            return norm_scale(cast(Array, w), config)
-        return cast(Array, w) if weights[role].wide else w.astype(config.dtype)
+            return norm_scale(w, config)
+        return w if weights[role].wide else w.astype(config.dtype)
 
     return {role: of_role(role, w) for role, w in layer.items()}
 
@@ -110,9 +111,7 @@ REMAT = {
 }
 
 
-def block(
-    x_BTD, layer: Mapping[str, Array | Int8], plans: Mapping[str, Any], settings, config: ModelConfig, index: int
-):
+def block(x_BTD, layer: Mapping[str, Any], plans: Mapping[str, Any], settings, config: ModelConfig, index: int):
     """Applies a layer: its mixer, then its MLP, each after a norm, before one, or both, and added to the stream.
 
     plans, settings: by kind, `Kind.plan` and the layer's entry of `Kind.settings`; index: which layer of the pattern.
@@ -165,9 +164,8 @@ class Layers(nn.Module):
         c, stacks = self.config, layers.stacks(self.config, self.first, self.stop)
         stack = {role: _layer_param(self, role, c, *of_role) for role, of_role in stacks.items()}
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
-        stack = {
-            role: w if stacks[role][0].wide or isinstance(w, Int8) else w.astype(c.dtype) for role, w in stack.items()
-        }
+        plain = {role: w for role, w in stack.items() if isinstance(w, Array) and not stacks[role][0].wide}
+        stack |= {role: w.astype(c.dtype) for role, w in plain.items()}
         settings = jax.tree.map(lambda x_L: jnp.asarray(x_L[self.first : self.stop]), settings_of(c))
         totals: dict[str, Array] = {}
         for first, stop, config in _rematerialised(c, self.first, self.stop):

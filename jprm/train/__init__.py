@@ -40,6 +40,7 @@ from jprm.io.storage import Place, path_of
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import model_flops, peak
 from jprm.objectives import Judged, Objective, divisor, means, names
+from jprm.options import find_part
 from jprm.rows import Rows
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train.batches import (
@@ -104,7 +105,8 @@ class Trainer:
         self._compiled: set[tuple[int, ...]] = set()  # shapes of rows
         rates = schedule(experiment.optimizer, experiment.steps)
         self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
-        self.goodput, self.checkpoints, self.local, self._lock = Goodput(), None, None, None
+        self.goodput, self.checkpoints, self._lock = Goodput(), None, None
+        self.local: Any = None  # `jprm.methods.local_checkpoints.LocalCheckpoints`, where the run has such
         try:
             if (folder := self.workdir) is not None:
                 self._position = position or self.batches  # first: where its files are missing, nothing is written
@@ -211,7 +213,7 @@ class Trainer:
         """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
-        parts = {**saved_arrays(self.state), "run": self._run()}
+        parts = {**saved_arrays(self.state, self.experiment), "run": self._run()}
         if self.local is not None:
             self.local.settle()
         with jax.set_mesh(self.mesh):
@@ -221,7 +223,7 @@ class Trainer:
         """Saves a checkpoint on the hosts (`local_checkpoints`), in the background."""
         assert self.local is not None and self.checkpoints is not None
         self.checkpoints.wait()  # of two saves at a time, one would take the other's number
-        self.local.save(int(self.state.step), saved_arrays(self.state), self._run())
+        self.local.save(int(self.state.step), saved_arrays(self.state, self.experiment), self._run())
 
     def _run(self) -> dict[str, Any]:
         """Returns what a checkpoint holds beside arrays."""
@@ -236,15 +238,15 @@ class Trainer:
         """Returns the state of the newest checkpoint, or the initial one."""
         checkpoints = self.checkpoints
         latest = checkpoints.latest if checkpoints is not None else None
-        state = initial_state(self.experiment, load_base=latest is None)
+        state = initial_state(self.experiment, load_base=latest is None or self.experiment.rereads)
         newest = self._open_local(state)
         if newest is not None and (latest is None or newest > latest.step):
-            assert self.local is not None
-            state = self._continued(state, *self.local.restore(newest), newest)
+            arrays, run = self.local.restore(newest)
+            state = self._continued(state, arrays, run, newest)
             if multihost.is_first():
                 print(f"continuing from step {newest} on the hosts of {self.workdir}")
         elif checkpoints is not None and latest is not None:
-            state = self._continued(state, *restored(checkpoints, state), latest.step)
+            state = self._continued(state, *restored(checkpoints, state, self.experiment), latest.step)
             if multihost.is_first():
                 print(f"continuing from step {int(state.step)} in {self.workdir}")
         elif self.experiment.probe_rows:
@@ -263,10 +265,9 @@ class Trainer:
         """Opens the checkpoints of the hosts, if the run has such, and returns their newest step."""
         if not self.experiment.local_checkpoints or self.workdir is None or multihost.count() == 1:
             return None
-        from jprm.checkpoints.local import LocalCheckpoints  # of runs that ask for it
-
-        arrays = store.abstract(saved_arrays(state))
-        self.local = LocalCheckpoints(self.experiment.local_checkpoints, self.mesh, arrays)
+        arrays = store.abstract(saved_arrays(state, self.experiment))
+        of_hosts = find_part("jprm.methods.local_checkpoints:LocalCheckpoints", {}, "local_checkpoints")
+        self.local = of_hosts(self.experiment.local_checkpoints, self.mesh, arrays)
         self.local.settle()
         return self.local.latest
 

@@ -28,10 +28,6 @@ FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep",
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
 
-DIGESTS = "digests.json"
-"""In a run's folder: digests of its data and of the user's own parts of its model, by path and by field."""
-
-
 def with_streams(experiment: Experiment, workdir: Place | None) -> Experiment:
     """Returns the experiment with a number of streams: the run's own, or else as many as processes can have."""
     if experiment.data.streams:
@@ -58,6 +54,8 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     objective = source(experiment.objective, workdir)
     parts, data = own_parts(experiment.model), (*experiment.data.train, *experiment.data.valid)
     digests = {name: digest(part) for name, part in parts.items()}
+    if experiment.rereads:
+        digests |= {"base": data_digest(experiment.base)}
     keep_digests(workdir, digests | {path: data_digest(path) for path in data if path_of(path).exists()})
     copies = {f"{name}.py": text_of_module(sys.modules[place]) for name, place in own_modules(experiment.model).items()}
     for name, text in {RUN: written(experiment, log_ratio), COPY: objective, **copies}.items():
@@ -83,7 +81,7 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
 
     What an earlier release has not written is taken as it is.
     """
-    path = workdir / DIGESTS
+    path = workdir / store.DIGESTS
     there = parse(path.read_bytes(), str(path)) if path.exists() else {}
     changed = [part for part in differing(there, {**there, **digests}) if part in there]
     if changed and store.saved(workdir):

@@ -30,7 +30,8 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     model, key = experiment.model, jax.random.key(experiment.seed)
     loaded: dict[str, Any] = {}
     if experiment.base and load_base:
-        loaded = {"decoder": base.load_decoder(experiment.base, model, new=experiment.new_parameters)}
+        dtype, new = experiment.base_dtype, experiment.new_parameters
+        loaded = {"decoder": base.load_decoder(experiment.base, model, dtype, new)}
         if not find(model.head).channels:  # a policy starts from its base's head, which may be the embedding
             loaded |= _language_head(experiment.base, experiment)
         elif not experiment.probe_rows:
@@ -42,6 +43,14 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
         check_adapted(params, freeze)
     adapters = jax.jit(init_adapters, static_argnums=(0, 1, 2))(lora, model, freeze, jax.random.fold_in(key, 1))
     trained, frozen = split(join(params, adapters), freeze, TRAINED if lora.rank else "")
+    small = [path for path in loaded or params if path in trained and path.startswith("decoder/")]
+    if experiment.rereads and small:
+        raise ValueError(
+            f"base_dtype={experiment.base_dtype!r}: {', '.join(sorted(small)[:3])} would be trained in it. Set"
+            " lora.rank, or optimizer.freeze='^decoder/' to train the head alone"
+        )
+    if experiment.rereads and not load_base:
+        frozen |= flatten_dict({"decoder": held_decoder(join(frozen)["decoder"], experiment.base_dtype)}, sep="/")
     optimizer = jax.jit(make_optimizer(experiment.optimizer).init)(trained)
     return State(jnp.int32(0), trained, frozen, optimizer)
 
@@ -63,7 +72,7 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
     else:
         params = {"decoder": {}, **_of_heads("head_of_run")(path, experiment)}
     dtype = experiment.reference_dtype
-    if experiment.lora.rank and path == experiment.base and dtype == "float32":
+    if experiment.lora.rank and path == experiment.base and dtype == experiment.base_dtype:
         del params["decoder"]
     elif load:
         params["decoder"] = base.load_decoder(path, model, dtype)
@@ -111,12 +120,16 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 # ---- Continuing: the arrays of a checkpoint, placed like those of the initial state.
 
 
-def saved_arrays(state: State) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint, by part."""
-    return {"params": join(state.trained, state.frozen), "optimizer": state.optimizer}
+def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint, by part: without the base that is read again."""
+    again = experiment.rereads
+    frozen = {path: x for path, x in state.frozen.items() if not (again and path.startswith("decoder/"))}
+    return {"params": join(state.trained, frozen), "optimizer": state.optimizer}
 
 
-def restored(checkpoints: store.Checkpoints, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+def restored(
+    checkpoints: store.Checkpoints, state: State, experiment: Experiment
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the newest checkpoint's arrays, placed like those of `state`, and what it holds beside them.
 
     A run may begin or cease to guard against bad steps: the optimizer's state follows.
@@ -125,7 +138,7 @@ def restored(checkpoints: store.Checkpoints, state: State) -> tuple[dict[str, An
     now = state.optimizer
     bare = now.inner if isinstance(now, Guarded) else now
     then = guard(bare) if from_json(OptimizerConfig, run["experiment"]["optimizer"]).guarded else bare
-    wanted = {"params": store.abstract(state.params), "optimizer": store.abstract(then)}
+    wanted = {"params": store.abstract(saved_arrays(state, experiment)["params"]), "optimizer": store.abstract(then)}
     loaded = store.restore(checkpoints, wanted)
     optimizer = loaded["optimizer"]
     if isinstance(now, Guarded) and not isinstance(then, Guarded):
@@ -136,8 +149,7 @@ def restored(checkpoints: store.Checkpoints, state: State) -> tuple[dict[str, An
 
 
 def continued(state: State, arrays: dict[str, Any], step: int) -> State:
-    """Returns the state of a checkpoint's arrays, in the parts that `state` has."""
-    trained, frozen = {}, {}
-    for path, value in split(arrays["params"], "")[0].items():
-        (trained if path in state.trained else frozen)[path] = value
+    """Returns the state of a checkpoint's arrays, in the parts that `state` has; what it lacks stays."""
+    saved: dict[str, Any] = flatten_dict(arrays["params"], sep="/")
+    trained, frozen = ({path: saved.get(path, x) for path, x in part.items()} for part in (state.trained, state.frozen))
     return State(jnp.int32(step), trained, frozen, arrays["optimizer"])

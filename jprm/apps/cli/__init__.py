@@ -244,8 +244,8 @@ def score(
         on_error: Stop at the first bad record, or skip bad records, and those longer than the model reads, and write
             them beside the output.
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
-        dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a
-            published model in float32, on a GPU in bfloat16.
+        dtype: How the parameters are stored; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
+            trained; a published model in float32, on a GPU in bfloat16.
         attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
             for TPUs, `gpu_kernel` for NVIDIA GPUs, `blocked` for all. Default:
             `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.

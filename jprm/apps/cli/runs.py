@@ -250,8 +250,9 @@ def finished(folder: Place, experiment: Experiment) -> bool:
 
 
 def plan(
-    experiment: Annotated[Positional[Path], arg(metavar="EXPERIMENT.py")],
-    topology: Annotated[str, arg(metavar="NAME")],
+    experiment: Annotated[Positional[Path | None], arg(metavar="EXPERIMENT.py", help_behavior_hint="")] = None,
+    topology: Annotated[str, arg(metavar="NAME", help_behavior_hint="")] = "",
+    fits: FlagCreatePairsOff[bool] = False,
     slices: int = 1,
     scoring: FlagCreatePairsOff[bool] = False,
     search: FlagCreatePairsOff[bool] = False,
@@ -276,12 +277,15 @@ def plan(
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology h100-8 --set model.attention=gpu_kernel
       jprm plan rl.py --rl --topology v5e-64
+      jprm plan --fits --json fits.json
 
     Args:
         experiment: The file that describes the run.
         topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores, two per chip, for
             v4, v5p and tpu7x, and chips for v5e and v6e. Or GPUs of a node: a100-8, h100-8, b200-8, h100-1, ... The
             error for an unknown name lists the known ones.
+        fits: The table of what fits on one card of 24 to 141 GB: models of 0.5B to 32B, trained and scored, by rows of
+            2,048 and 8,192 tokens, compiled for an H100. With --json a stopped table goes on.
         slices: Slices or nodes joined by the data centre's network. `mesh.data` must be a multiple of them.
         scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
         search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
@@ -295,6 +299,7 @@ def plan(
     os.environ["JAX_PLATFORMS"] = "cpu"
     from rich.console import Console
 
+    from jprm.apps.plan import fits as cards
     from jprm.apps.plan import plan as steps
     from jprm.apps.plan import rl as updates
     from jprm.apps.plan.topologies import find
@@ -304,11 +309,19 @@ def plan(
     from jprm.methods.formats.rebase import loaded
     from jprm.methods.rl.config import RLExperiment
 
+    errors = Console(stderr=True)
+    if fits:
+        if experiment or topology or rl or scoring or search or set_:
+            raise ValueError("--fits takes --json alone: its models and its card are its own")
+        show(cards.tables(cards.fits(to, errors.print)))
+        return
+    if experiment is None or not topology:
+        raise ValueError("jprm plan: name an experiment file and --topology, or --fits")
     if to is not None:
         check_output(to, experiment)
     if rl and (scoring or search or tokens_per_epoch):
         raise ValueError("--rl plans one update: leave out --scoring, --search and --tokens-per-epoch")
-    there, errors = find(topology, slices), Console(stderr=True)
+    there = find(topology, slices)
     options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print  # a log has no line that changes

@@ -21,7 +21,7 @@ from jprm.methods.evaluate.blocks import Table
 from jprm.model import layers
 from jprm.model.heads import find as find_head
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_parts, row_places
-from jprm.model.parameters import merge
+from jprm.model.parameters import merge, widened
 from jprm.model.transformer import REMAT, axes_of, chunk_count
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
@@ -57,6 +57,8 @@ def plan(
     backend = topology.chip.backend
     function, args = scoring_step(experiment, mesh) if scoring else training_step(experiment, mesh, backend)
     params, trained = (args[0], ()) if scoring else (args[0].params, tuple(args[0].trained))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        params = jax.eval_shape(widened, params)
     say("compiling; a large model takes minutes")
     memory, text = compiled(function, args, mesh, topology.chip.allotted)
     slots = data.tokens // 2 if scoring else data.slots

@@ -61,8 +61,8 @@ class Served(ServeConfig):
       calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
         where a request names an `error_rate`. Its own searches must be the same.
       adapter: How to read a published model whose files do not show it: a name, or a JSON file.
-      dtype: How the parameters are stored; int8 takes a quarter of float32's memory. Default: as trained; a published
-        model in float32, on a GPU in bfloat16.
+      dtype: How the parameters are stored; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
+        trained; a published model in float32, on a GPU in bfloat16.
       attention: The attention implementation, as in `jprm score`.
       weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the parameters,
         for a model that is too large for one device.

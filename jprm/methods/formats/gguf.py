@@ -27,6 +27,7 @@ from gguf.quants import dequantize
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jprm.checkpoints import decoder
+from jprm.methods.formats.blocks import Blocks, of_file
 from jprm.model.config import MOST_LAYERS, ModelConfig, RopeScaling, frequencies
 from jprm.model.parameters import Dtype
 from jprm.tokenizer import (
@@ -200,23 +201,31 @@ def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
 def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
-    Fields and shapes are checked against `config`.
+    Fields and shapes are checked against `config`. As `gguf`, matrices are the file's blocks as they are.
     """
     file = Reader(path)
     decoder.check(path, _config(file, layers=config.layers), config)
     rotated = ("query", "key", "query_bias", "key_bias") if _ARCHITECTURES[file.architecture] else ()
 
-    def read(role: str, name: str) -> np.ndarray:
-        array = file.tensor(name)
+    def ordered(role: str, array: np.ndarray) -> np.ndarray:
         if role in rotated:  # (heads x H, ...): pairs at (2i, 2i + 1) to (i, i + H/2)
             pairs = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])
             array = pairs.swapaxes(1, 2).reshape(array.shape)
+        return array
+
+    def read(role: str, name: str) -> np.ndarray:
+        array = ordered(role, file.tensor(name))
         return array - 1 if config.design == "gemma" and role.endswith("norm") else array
 
     def name_of(role: str, layer: int | None) -> str:
         return _NAMES[role] if layer is None else f"blk.{layer}.{_NAMES[role]}"
 
-    return decoder.load(path, config, name_of, file.shape, read, dtype, new)
+    def stored(role: str, names: list[str], shape: tuple[int, ...]) -> Blocks:
+        tensors = [file.tensors[name] for name in names]
+        return of_file(role, [ordered(role, t.data) for t in tensors], [t.kind.name for t in tensors], shape)
+
+    as_is = stored if dtype == "gguf" else None
+    return decoder.load(path, config, name_of, file.shape, read, dtype, new, as_is)
 
 
 # ----------------------------------------------------------------------------------------------------- its tokenizer

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 from jprm.model.config import ModelConfig
 from jprm.model.heads import token_log_probability
 from jprm.model.mesh import at_tokens, gathered_weight, reshape
-from jprm.model.parameters import Int8
 from jprm.model.transformer import head_logits, hidden
 from jprm.rows import Rows
 
@@ -54,7 +53,7 @@ def gathered_head(params: Mapping, config: ModelConfig) -> dict:
     params = dict(params)
     part, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
     table = params[part][name]
-    if not isinstance(table, Int8) and jax.typeof(table).sharding.mesh.shape.get("context", 1) == 1:
+    if isinstance(table, Array) and jax.typeof(table).sharding.mesh.shape.get("context", 1) == 1:
         params[part] = {**params[part], name: gathered_weight(table, axis)}
     return params
 

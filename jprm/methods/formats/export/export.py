@@ -40,7 +40,7 @@ from jprm.methods.formats.peft import PREFIX
 from jprm.methods.scored_files import digest, identity
 from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
 from jprm.model.mesh import make_mesh
-from jprm.model.parameters import A, B, Int8, merge, products
+from jprm.model.parameters import A, B, merge, products
 from jprm.score.scorer import PRM
 from jprm.tokenizer import TEMPLATE, JsonTokenizer, load_tokenizer
 
@@ -82,8 +82,8 @@ def export(
             return _language_model(path_of(model), out, dtype, format, shard_bytes)
         if find(read(path_of(model) / RUN).model.head).target == TOKEN:
             return _policy(path_of(model), out, dtype, format, shard_bytes)
-    prm = load(model)
-    experiment = read(path_of(prm.name) / RUN)
+    experiment = read(path_of(model.name if isinstance(model, PRM) else model) / RUN)
+    prm = load(model, dtype="float32" if experiment.rereads else None)
     if format == "peft":
         _check_peft(prm, experiment)
     if prm.config.steps:
@@ -191,8 +191,8 @@ def config_json(
     ForTokenClassification for a pooling model with a score for every token, and needs no other field.
     """
     c = prm.config
-    if isinstance(prm.params["decoder"]["embed"], Int8):
-        raise ValueError(f"{prm.name}: was loaded in int8, which loses digits; load it without dtype to export it")
+    if not isinstance(prm.params["decoder"]["embed"], jax.Array):
+        raise ValueError(f"{prm.name}: was loaded in fewer bits, which loses digits; give its folder to export it")
     labels = find(c.head).channels
     if not find(c.head).classifier:
         raise ValueError(f"{prm.name}: head {c.head!r} is no token classifier; one of {CLASSIFIERS} is")

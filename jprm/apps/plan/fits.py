@@ -1,0 +1,119 @@
+"""What fits on one card: models, ways to train and score, and lengths of rows, each compiled for an H100 and not run.
+
+The figure of a cell is the most memory that XLA's program has at once: weights, optimizer, gradients and temporaries of
+one row. Whether it fits another card is that figure beside the card's memory: its own compiler may choose differently.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jprm.apps.plan.plan import compiled, scoring_step, training_step
+from jprm.apps.plan.topologies import devices, find
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
+from jprm.io.jsonl import parse
+from jprm.io.outputs import digest, write_json
+from jprm.methods.evaluate.blocks import Table
+from jprm.model.config import ModelConfig
+from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.parameters import LoraConfig
+
+QWEN = dict(rope_theta=1e6, norm_eps=1e-6, qkv_bias=True)
+_FIELDS = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width")
+SHAPES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "0.5B": ((151936, 24, 896, 14, 2, 64, 4864), QWEN),
+    "1.5B": ((151936, 28, 1536, 12, 2, 128, 8960), QWEN),
+    "7B": ((152064, 28, 3584, 28, 4, 128, 18944), QWEN | {"tied_embeddings": False}),
+    "8B": ((128256, 32, 4096, 32, 8, 128, 14336), {"rope_theta": 5e5, "norm_eps": 1e-5, "tied_embeddings": False}),
+    "32B": ((152064, 64, 5120, 40, 8, 128, 27648), QWEN | {"tied_embeddings": False}),
+}
+"""Sizes of Qwen2.5 and, of 8B, of Llama 3.1, as their `config.json` have them."""
+
+HEAD_ALONE = "^decoder/"
+WAYS: dict[str, dict[str, Any]] = {
+    "training, all parameters": {},
+    "LoRA, base in bfloat16": {"base_dtype": "bfloat16", "lora": LoraConfig(16)},
+    "LoRA, base in 4 bits": {"base_dtype": "nf4", "lora": LoraConfig(16)},
+    "scoring in bfloat16": {"base_dtype": "bfloat16"},
+    "scoring in 4 bits": {"base_dtype": "nf4"},
+}
+"""What is compiled: fields of an experiment."""
+
+CARDS = {"24 GB": 24_564 << 20, "48 GB": 46_068 << 20, "80 GB": 84_942_979_072, "141 GB": 143_771 << 20}
+"""Bytes that the driver shows of an RTX 4090, an L40S, an H100 and an H200."""
+
+USABLE = 0.92
+"""Of a card, under XLA_PYTHON_CLIENT_MEM_FRACTION=0.92."""
+
+TOKENS = (2048, 8192)
+
+
+def experiment(size: str, way: str, tokens: int) -> Experiment:
+    """Returns what a cell compiles: bfloat16 computation, full rematerialisation, a row at a time."""
+    sizes, others = SHAPES[size]
+    scoring, changes = way.startswith("scoring"), dict(WAYS[way])
+    return Experiment(
+        name=f"{size}, {way}",
+        base=size if "base_dtype" in changes else "",
+        tokenizer=size,
+        model=ModelConfig(
+            **dict(zip(_FIELDS, sizes, strict=True)), **others, dtype="bfloat16", attention="gpu_kernel", remat="full"
+        ),
+        data=DataConfig(
+            train=("-",), supervise="step", too_long="error", tokens=tokens, slots=tokens // 8, rows=1, micro_rows=1
+        ),
+        target=TargetConfig(labels="rating", neutral="positive", after_error="keep"),
+        objective="cross_entropy",
+        optimizer=OptimizerConfig(learning_rate=1e-4, freeze=HEAD_ALONE if scoring else ""),
+        mesh=MeshConfig(),
+        steps=1,
+        **changes,
+    )
+
+
+def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Returns bytes by size, way and tokens. With `kept`, a file, a call goes on from the cells of one that stopped.
+
+    Raises FileNotFoundError without XLA's compiler for GPUs.
+    """
+    mesh = make_mesh(MeshConfig(), devices(find("h100-1")))
+    there = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
+    cells: dict[str, dict[str, Any]] = {}
+    for size, way, tokens in itertools.product(SHAPES, WAYS, TOKENS):
+        one = experiment(size, way, tokens)
+        name, asked = f"{one.name}, {tokens}", digest(repr(one))
+        cell = there.get("cells", {}).get(name)
+        if not cell or cell["asked"] != asked:
+            say(f"compiling {name} tokens")
+            scoring = way.startswith("scoring")
+            function, arguments = scoring_step(one, mesh) if scoring else training_step(one, mesh, "gpu")
+            memory, _ = compiled(function, arguments, mesh, 0.0)
+            cell = {"asked": asked, "total": memory.total, "arguments": memory.arguments}
+        cells[name] = cell
+        if kept:
+            write_json(kept, {"compiled_for": "h100-1", "cards": CARDS, "usable": USABLE, "cells": cells})
+    return {"compiled_for": "h100-1", "cards": CARDS, "usable": USABLE, "cells": cells}
+
+
+def smallest(total: float) -> str:
+    """Returns the smallest card that holds so much."""
+    return next((name for name, size in CARDS.items() if total <= USABLE * size), "none")
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[Table | str]:
+    rows: list[list[str] | None] = []
+    for size in SHAPES:
+        rows += [None] * bool(rows)
+        for way in WAYS:
+            totals = [found["cells"][f"{size}, {way}, {tokens}"]["total"] for tokens in TOKENS]
+            cells = itertools.chain.from_iterable((f"{total / 1e9:.1f}", smallest(total)) for total in totals)
+            rows.append([size, way, *cells])
+    heads = itertools.chain.from_iterable((f"GB, a row of {tokens:,}", "smallest card") for tokens in TOKENS)
+    yield Table("what fits on one card: compiled for an H100, not run", ("model", "way", *heads), rows)
+    yield (
+        f"Memory at once with one row of bfloat16 computation and remat='full'; cards of"
+        f" {', '.join(CARDS)}, of which a program may use {USABLE:.0%}."
+    )

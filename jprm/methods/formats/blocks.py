@@ -1,0 +1,247 @@
+"""Matrices stored in blocks of a few bits a number, and dequantised when the layer that multiplies by them is computed.
+
+Two sources: a GGUF file's own blocks, byte for byte as they are in the file, and NF4, made here from any weights
+(QLoRA, Dettmers et al. 2023, arXiv 2305.14314). A row of bytes belongs to one output of a matrix, and its blocks follow
+each other along the inputs, as files have them: (out, in). So a matrix is turned after it is dequantised.
+
+Letters: R rows, N blocks of a row, X bytes of a block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, UInt8
+
+from jprm.model.layers import weight_of
+from jprm.model.mesh import sharding
+from jprm.model.parameters import Int8, quantized, summed_axes
+
+# --------------------------------------------------------------------------------------- what a block's bytes stand for
+#
+# Each function takes the bytes of blocks (..., N, X) to float32 (..., N, numbers), by the operations of ggml, in the
+# order of the package `gguf`.
+
+
+def _half(byte_NX: Array, at: int) -> Array:
+    """Returns the float16 at a byte of every block as float32, (..., N, 1)."""
+    return jax.lax.bitcast_convert_type(byte_NX[..., at : at + 2], jnp.float16)[..., None].astype(jnp.float32)
+
+
+def _bits(byte: Array, group: int, shifts: Sequence[int], mask: int) -> Array:
+    """Returns small integers packed in bytes: of each `group` of bytes all at the first shift, then at the next."""
+    grouped = byte.reshape(*byte.shape[:-1], -1, 1, group)
+    small = (grouped >> np.array(shifts, np.uint8)[:, None]) & np.uint8(mask)
+    return small.reshape(*byte.shape[:-1], -1)
+
+
+def _signed(byte: Array) -> Array:
+    return jax.lax.bitcast_convert_type(byte, jnp.int8).astype(jnp.float32)
+
+
+def _scaled(scale: Array, q: Array) -> Array:
+    """Returns q times its scale, one for each run of as many numbers."""
+    return (scale[..., None] * q.reshape(*scale.shape, -1)).reshape(q.shape)
+
+
+def _q4_0(b: Array) -> Array:
+    return _half(b, 0) * (_bits(b[..., 2:], 16, (0, 4), 15).astype(jnp.float32) - 8)
+
+
+def _q4_1(b: Array) -> Array:
+    return _half(b, 0) * _bits(b[..., 4:], 16, (0, 4), 15).astype(jnp.float32) + _half(b, 2)
+
+
+def _five(low: Array, high: Array) -> Array:
+    """Returns integers of five bits: four of each from `low`, the fifth one after the other from `high`."""
+    bit = (high[..., None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)
+    fifth = bit.reshape(*high.shape[:-1], -1)
+    return (_bits(low, 16, (0, 4), 15) | (fifth << np.uint8(4))).astype(jnp.float32)
+
+
+def _q5_0(b: Array) -> Array:
+    return _half(b, 0) * (_five(b[..., 6:], b[..., 2:6]) - 16)
+
+
+def _q5_1(b: Array) -> Array:
+    return _half(b, 0) * _five(b[..., 8:], b[..., 4:8]) + _half(b, 2)
+
+
+def _q8_0(b: Array) -> Array:
+    return _half(b, 0) * _signed(b[..., 2:])
+
+
+def _q2_k(b: Array) -> Array:
+    q = _bits(b[..., 16:80], 32, (0, 2, 4, 6), 3).astype(jnp.float32)
+    scale, least = (b[..., :16] & np.uint8(15)).astype(jnp.float32), (b[..., :16] >> np.uint8(4)).astype(jnp.float32)
+    return _scaled(_half(b, 80) * scale, q) - _scaled(_half(b, 82) * least, jnp.ones_like(q))
+
+
+def _q3_k(b: Array) -> Array:
+    low, high = _bits(b[..., 96:104], 8, (0, 4), 15), _bits(b[..., 104:108], 4, (0, 2, 4, 6), 3)
+    scale = (low | (high << np.uint8(4))).astype(jnp.float32) - 32
+    less = _bits(b[..., :32], 32, range(8), 1) ^ np.uint8(1)
+    q = _bits(b[..., 32:96], 32, (0, 2, 4, 6), 3).astype(jnp.float32) - 4 * less.astype(jnp.float32)
+    return _scaled(_half(b, 108) * scale, q)
+
+
+def _of_k(b: Array, q: Array) -> Array:
+    """Returns scale x q - minimum for eight runs of a block of Q4_K or Q5_K, scales and minima of six bits each."""
+    d, m, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
+    scale = jnp.concatenate([d & 63, (both & 15) | ((d >> 2) & 48)], axis=-1).astype(jnp.float32)
+    least = jnp.concatenate([m & 63, (both >> 4) | ((m >> 2) & 48)], axis=-1).astype(jnp.float32)
+    q = q.astype(jnp.float32)
+    return _scaled(_half(b, 0) * scale, q) - _scaled(_half(b, 2) * least, jnp.ones_like(q))
+
+
+def _q4_k(b: Array) -> Array:
+    return _of_k(b, _bits(b[..., 16:], 32, (0, 4), 15))
+
+
+def _q5_k(b: Array) -> Array:
+    return _of_k(b, _bits(b[..., 48:], 32, (0, 4), 15) | (_bits(b[..., 16:48], 32, range(8), 1) << np.uint8(4)))
+
+
+def _q6_k(b: Array) -> Array:
+    low, high = _bits(b[..., :128], 64, (0, 4), 15), _bits(b[..., 128:192], 32, (0, 2, 4, 6), 3)
+    q = (low | (high << np.uint8(4))).astype(jnp.float32) - 32
+    return _scaled(_half(b, 208) * _signed(b[..., 192:208]), q)
+
+
+def _float(dtype) -> Callable[[Array], Array]:
+    return lambda b: jax.lax.bitcast_convert_type(b, dtype)[..., None].astype(jnp.float32)
+
+
+NF4 = np.array(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32,
+)  # fmt: skip
+"""The sixteen numbers of NF4, which bitsandbytes has: quantiles of a normal distribution, scaled to [-1, 1]."""
+
+
+def _nf4(b: Array) -> Array:
+    scale = jax.lax.bitcast_convert_type(b[..., 32:36], jnp.float32)[..., None]
+    code = jnp.stack([b[..., :32] >> np.uint8(4), b[..., :32] & np.uint8(15)], axis=-1)
+    return scale * jnp.asarray(NF4)[code.reshape(*b.shape[:-1], 64)]
+
+
+class Format(NamedTuple):
+    numbers: int  # of a block
+    size: int  # its bytes
+    dequantised: Callable[[Array], Array]
+
+
+FORMATS: Mapping[str, Format] = {
+    "F32": Format(1, 4, _float(jnp.float32)),
+    "F16": Format(1, 2, _float(jnp.float16)),
+    "BF16": Format(1, 2, _float(jnp.bfloat16)),
+    "Q4_0": Format(32, 18, _q4_0),
+    "Q4_1": Format(32, 20, _q4_1),
+    "Q5_0": Format(32, 22, _q5_0),
+    "Q5_1": Format(32, 24, _q5_1),
+    "Q8_0": Format(32, 34, _q8_0),
+    "Q2_K": Format(256, 84, _q2_k),
+    "Q3_K": Format(256, 110, _q3_k),
+    "Q4_K": Format(256, 144, _q4_k),
+    "Q5_K": Format(256, 176, _q5_k),
+    "Q6_K": Format(256, 210, _q6_k),
+    "nf4": Format(64, 36, _nf4),  # 64 numbers as bitsandbytes packs them, and their largest magnitude as a float32
+}
+"""By name, those of GGUF as `gguf.GGMLQuantizationType` has them."""
+
+
+# ---------------------------------------------------------------------------------------------------------- a parameter
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """A parameter in blocks; every device has all of it.
+
+    data: bytes (..., R, N X). Before R are the layers of a stack, and experts; of an embedding, R are its tokens.
+    which: where the layers of a stack differ in format, (layers,) the index of each in `formats`; its rows are then as
+        long as those of the largest format.
+    shape: of one layer's matrix as the model multiplies by it, (in..., out...); of an embedding, one token's vector.
+    """
+
+    data: UInt8[Array, "*L R X"]
+    which: Int[Array, "*L"] | None
+    formats: tuple[str, ...] = dataclasses.field(metadata=dict(static=True))
+    role: str = dataclasses.field(metadata=dict(static=True))
+    shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
+
+    def astype(self, dtype) -> Array:
+        """Returns the numbers, split over the mesh as the parameter is when it is not in blocks."""
+        width = self._width()
+        each = [_rows(self.data, FORMATS[name], width) for name in self.formats]
+        x = each[0]
+        if self.which is not None:
+            at = jnp.expand_dims(self.which, range(self.which.ndim, x.ndim))
+            for i, other in enumerate(each[1:], 1):
+                x = jnp.where(at == i, other, x)
+        x = x.astype(dtype)
+        if self.role == "embed":
+            return x
+        x = jnp.swapaxes(x, -1, -2).reshape(*x.shape[:-2], *self.shape)
+        place = sharding(*weight_of(self.role).places[-x.ndim :])
+        return x if place is None else jax.sharding.reshard(x, place)
+
+    def _width(self) -> int:
+        inputs = 1 if self.role == "embed" else len(weight_of(self.role).inputs)
+        return math.prod(self.shape[:inputs])
+
+
+def _rows(data: Array, of: Format, width: int) -> Float[Array, "*L R D"]:
+    count = width // of.numbers
+    block = data[..., : count * of.size].reshape(*data.shape[:-1], count, of.size)
+    return of.dequantised(block).reshape(*data.shape[:-1], width)
+
+
+def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
+    """Returns a matrix or a stack of them in NF4: each number the nearest of 16 times its block's largest magnitude.
+
+    In int8, with one scale a channel, where the inputs do not divide into blocks of 64.
+    """
+    weight, of = weight_of(role), FORMATS["nf4"]
+    shape = x.shape[x.ndim - len(weight.axes.removeprefix("E")) :]  # experts are as many matrices
+    width = math.prod(shape[: len(weight.inputs)])
+    if width % of.numbers:
+        return quantized(x, summed_axes()[role])
+    if sharding() is not None:
+        x = jax.sharding.reshard(x, PartitionSpec(*(None,) * x.ndim))
+    x = jnp.swapaxes(x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(shape)], width, -1), -1, -2)
+    x_RNX = x.reshape(*x.shape[:-1], -1, of.numbers)
+    scale_RN1 = jnp.max(jnp.abs(x_RNX), axis=-1, keepdims=True)
+    x_RNX = x_RNX / jnp.where(scale_RN1 > 0, scale_RN1, 1)
+    code_RNX = jnp.zeros(x_RNX.shape, jnp.uint8)
+    for middle in (NF4[1:] + NF4[:-1]) / 2:
+        code_RNX += (x_RNX > middle).astype(jnp.uint8)
+    packed = (code_RNX[..., ::2] << np.uint8(4)) | code_RNX[..., 1::2]
+    largest = jax.lax.bitcast_convert_type(scale_RN1[..., 0], jnp.uint8)
+    data = jnp.concatenate([packed, largest], axis=-1)
+    return Blocks(data.reshape(*x.shape[:-1], -1), None, ("nf4",), role, shape)
+
+
+def of_file(role: str, rows: Sequence[np.ndarray], formats: Sequence[str], shape: tuple[int, ...]) -> Blocks:
+    """Returns the blocks of a role's tensors in a file, one for each layer of a stack; one alone for the embedding.
+
+    Raises ValueError for a format that is not known here.
+    """
+    names = tuple(sorted(set(formats)))
+    if unknown := [name for name in names if name not in FORMATS]:
+        raise ValueError(
+            f"dtype='gguf': tensors of type {', '.join(unknown)} are not kept in blocks; use dtype='nf4' or 'int8'"
+        )
+    data: Any = np.zeros((len(rows), len(rows[0]), max(row.shape[-1] for row in rows)), np.uint8)
+    for i, row in enumerate(rows):
+        data[i, :, : row.shape[-1]] = row
+    which: Any = None if len(names) == 1 else np.array([names.index(name) for name in formats], np.int32)
+    return Blocks(data[0] if role == "embed" else data, which, names, role, shape)
