@@ -37,6 +37,9 @@ ALONE = Limits(seconds=0.2)
 A_TEXT = 5
 """Assertions that are taken of one text."""
 
+NOTHING = "    pass"
+"""The step of a body without a line: a function of its docstring alone."""
+
 ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """What ends a function's body, or an assertion, in a text that goes on."""
 
@@ -129,7 +132,7 @@ def judged(problem: Problem) -> dict[str, Any]:
     for body in problem.programs:
         verdict, own = of_body[body]
         samples.append({
-            "steps": [line for line in body.splitlines() if line.strip()], "correct": verdict.passed,
+            "steps": [line for line in body.splitlines() if line.strip()] or [NOTHING], "correct": verdict.passed,
             "undecided": "undecided" in verdict.results, "passes": passes[body], "behaviour": own.behaviour,
         })  # fmt: skip
     return {

@@ -101,7 +101,7 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
     }
     known_N = chains.first_N >= -1
     right = {"none": none_N == chains.first_N, "first step": chains.first_N == 0}
-    some = np.flatnonzero(known_N)
+    some = np.flatnonzero(known_N).tolist()
     scores_of_some = {"scores": [chains.scores[i] for i in some], **baselines.of_steps([trees[i] for i in some])}
     for name, scores in scores_of_some.items():
         right_N = _cross_fitted(chains, some, scores, seed)
@@ -133,7 +133,7 @@ def _checked(tree: ReasoningTree) -> int | None:
     return first_mistake(str(tree.extra.get("task")), tree.problem, [node.text for node in tree.nodes])
 
 
-def _cross_fitted(chains: Chains, some: np.ndarray, scores: Sequence[np.ndarray], seed: int) -> np.ndarray | None:
+def _cross_fitted(chains: Chains, some: list[int], scores: Sequence[np.ndarray], seed: int) -> np.ndarray | None:
     """Returns whether the chains with these indices are predicted right at other folds' threshold; None for too few."""
     right_N = np.zeros(len(chains.first_N), bool)
     try:

@@ -1,0 +1,132 @@
+"""Chooses among a pool's programs, by what is known without the benchmark's tests.
+
+    python experiments/code_pool/choose.py --pools runs/code_pool/pools.jsonl --out runs/code_pool/chosen.json
+
+`pass@k` is the exact expectation over subsets of k of a problem's programs. A choice has the expected accuracy of a
+program of its best group, ties as a random one of them. Intervals are 95 %, over problems.
+
+    dual agreement   CodeT (Chen et al. 2022, arXiv 2207.10397): programs that pass the same of the model's own tests
+                     are a group. Its score is the root of their number times the tests they pass, each as often as the
+                     model wrote it. Where no program passes a test, any is chosen, as in its script.
+    most tests       the programs that pass the most of these tests
+    share            the largest group of programs that answered the calls of all tests alike, if they ran to their end
+    shortest, longest  by characters
+    NAME             the last step score of a file of scored pools (`--scores NAME=FILE`), on the problems that it has
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jprm.io.outputs import write_json
+from jprm.statistics import difference, draws, interval, weighted_mean
+from jprm.tree import read_records
+
+Pool = Mapping[str, Any]
+
+
+def pass_at(correct_N: Bool[np.ndarray, " N"], k: int) -> float:
+    """Returns the chance that k different programs, drawn at random, have a correct one: 1 - C(N - c, k) / C(N, k)."""
+    n, c = len(correct_N), int(correct_N.sum())
+    return 1.0 if n - c < k else 1 - float(np.prod(1 - k / np.arange(n - c + 1, n + 1)))
+
+
+def dual_agreement(pool: Pool) -> Float[np.ndarray, " N"]:
+    """Returns CodeT's score of each program; all 0 where none passes a test."""
+    weights = np.array(pool["weights"], float)
+    groups = collections.Counter(tuple(sample["passes"]) for sample in pool["samples"])
+    return np.array(
+        [
+            np.sqrt(groups[key]) * weights[list(key)].sum()
+            for sample in pool["samples"]
+            for key in [tuple(sample["passes"])]
+        ]
+    )
+
+
+def most_tests(pool: Pool) -> Float[np.ndarray, " N"]:
+    """Returns how many of the model's tests each program passes, each as often as it was written."""
+    weights = np.array(pool["weights"], float)
+    return np.array([weights[list(sample["passes"])].sum() for sample in pool["samples"]])
+
+
+def share(pool: Pool) -> Float[np.ndarray, " N"]:
+    """Returns how many programs answered the tests' calls as each did; 0 for one that did not run to its end."""
+    count = collections.Counter(sample["behaviour"] for sample in pool["samples"])
+    return np.array(
+        [count[one] if (one := sample["behaviour"]) is not None else 0 for sample in pool["samples"]], float
+    )
+
+
+def length(pool: Pool) -> Float[np.ndarray, " N"]:
+    return np.array([sum(map(len, sample["steps"])) for sample in pool["samples"]], float)
+
+
+CHOICES: dict[str, Callable[[Pool], Float[np.ndarray, " N"]]] = {
+    "dual agreement": dual_agreement,
+    "most tests": most_tests,
+    "share": share,
+    "shortest": lambda pool: -length(pool),
+    "longest": length,
+}
+
+
+def chosen(key_N: Float[np.ndarray, " N"], correct_N: Bool[np.ndarray, " N"]) -> float:
+    """Returns the expected accuracy of a program of the highest key."""
+    return float(np.mean(correct_N[key_N == key_N.max()]))
+
+
+def report(
+    pools: Sequence[Pool], keys: Mapping[str, Sequence[Float[np.ndarray, " N"]]], seed: int = 0
+) -> dict[str, Any]:
+    """Returns pass@k, the accuracy of every choice, and what it gains over a random program, paired over problems."""
+    correct = [np.array([sample["correct"] for sample in pool["samples"]]) for pool in pools]
+    problems = [pool["problem"] for pool in pools]
+
+    def drawn(values: Sequence[float]) -> Any:
+        return draws(lambda w: weighted_mean(np.array(values), w), problems, seed=seed)
+
+    at = {k: drawn([pass_at(one, k) for one in correct]) for k in (1, 2, 5, 10, 100)}
+    rows = {}
+    for name, key in keys.items():
+        of = drawn([chosen(one, right) for one, right in zip(key, correct, strict=True)])
+        rows[name] = interval(of).json() | {"gain": difference(of, at[1]).json()}
+    return {"n": len(pools), "pass_at": {str(k): interval(one).json() for k, one in at.items()}, "chosen": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--pools", required=True, type=pathlib.Path)
+    parser.add_argument("--scores", nargs="*", default=[], metavar="NAME=FILE")
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    options = parser.parse_args()
+    pools = list(read_records(options.pools))
+    results = {"all": report(pools, {name: [key(pool) for pool in pools] for name, key in CHOICES.items()})}
+    for name, path in (each.split("=", 1) for each in options.scores):
+        by_problem = {record["problem"]: record["samples"] for record in read_records(path)}
+        some = [pool for pool in pools if pool["problem"] in by_problem]
+        keys = {other: [key(pool) for pool in some] for other, key in CHOICES.items()}
+        keys[name] = [np.array([sample["scores"][-1] for sample in by_problem[pool["problem"]]]) for pool in some]
+        results[name] = report(some, keys)
+    write_json(options.out, results)
+    for name, result in results.items():
+        print(f"{name}: {result['n']} problems")
+        for k, one in result["pass_at"].items():
+            print(f"  pass@{k:8} {_said(one)}")
+        for choice, one in result["chosen"].items():
+            print(f"  {choice:15} {_said(one)}, gain {_said(one['gain'])}")
+
+
+def _said(one: Mapping[str, float]) -> str:
+    return f"{100 * one['value']:.1f} [{100 * one['low']:.1f}, {100 * one['high']:.1f}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The pool of programs: choices in closed form, pass@k by brute force, and programs judged in the sandbox."""
+
+import itertools
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from jprm.methods.verify.sandbox import refusal
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "experiments" / "code_pool"))
+import choose
+import judged
+
+
+def test_pass_at_k_is_the_mean_over_subsets():
+    rng = np.random.default_rng(0)
+    for n, k in ((5, 1), (6, 2), (7, 5), (6, 6)):
+        correct = rng.random(n) < 0.4
+        subsets = [correct[list(some)].any() for some in itertools.combinations(range(n), k)]
+        assert choose.pass_at(correct, k) == pytest.approx(np.mean(subsets))
+    assert choose.pass_at(np.ones(4, bool), 2) == 1 and choose.pass_at(np.zeros(4, bool), 4) == 0
+
+
+def sample(passes, behaviour, correct):
+    return {"passes": passes, "behaviour": behaviour, "correct": correct, "steps": ["return 1"]}
+
+
+POOL = {
+    "problem": "p", "weights": [3, 1, 1],
+    "samples": [sample([0, 1], "a", True), sample([0, 1], "a", False), sample([0, 1, 2], "b", False),
+                sample([], None, False), sample([], None, False), sample([], None, False)],
+}  # fmt: skip
+
+
+def test_choices_in_closed_form():
+    # a group's score is the root of its number times its tests: sqrt(2) * 4, 1 * 5, 0
+    np.testing.assert_allclose(choose.dual_agreement(POOL), [np.sqrt(2) * 4] * 2 + [5, 0, 0, 0])
+    assert choose.most_tests(POOL).tolist() == [4, 4, 5, 0, 0, 0]
+    assert choose.share(POOL).tolist() == [2, 2, 1, 0, 0, 0]
+    correct = np.array([one["correct"] for one in POOL["samples"]])
+    assert choose.chosen(choose.dual_agreement(POOL), correct) == 0.5
+    assert choose.chosen(choose.most_tests(POOL), correct) == 0
+    report = choose.report([POOL, {**POOL, "problem": "q"}], {"share": [choose.share(POOL)] * 2})
+    assert report["pass_at"]["1"]["value"] == pytest.approx(1 / 6)
+    assert report["chosen"]["share"]["gain"]["value"] == pytest.approx(1 / 2 - 1 / 6)
+
+
+def test_the_models_tests_are_the_first_assertions_that_compile():
+    text = "f(1) == 2, 'why'\nassert f(2) == 3\nassert f(\nassert g(1)\nassert f(3) == 4\n\ndef h(): pass"
+    assert judged.tests_of([text, "f(2)==3"], "f") == {
+        "assert f(1) == 2": 1,
+        "assert f(2) == 3": 2,
+        "assert f(3) == 4": 1,
+    }
+    assert len(judged.tests_of(["f(0)\n" + "".join(f"assert f({i})\n" for i in range(1, 9))], "f")) == judged.A_TEXT
+    assert judged.cut_off("    return 1\n\nprint(2)") == "    return 1\n"
+
+
+@pytest.mark.skipif(bool(refusal()), reason=str(refusal()))
+def test_programs_are_judged_by_both_kinds_of_tests():
+    hidden = "def check(f):\n    assert f(3) == 4\ncheck(f)\n"
+    bodies = ["    return x + 1", "    return 2 * x", "    while x < 3: pass\n    return x + 1", "", "    return 2 * x"]
+    tests = {"assert f(1) == 2": 5, "assert f(3) == 4": 1}
+    pool = judged.judged(judged.Problem("def f(x):\n", "f", hidden, bodies, tests))
+    assert [one["correct"] for one in pool["samples"]] == [True, False, True, False, False]
+    assert [one["passes"] for one in pool["samples"]] == [[0, 1], [0], [1], [], [0]]  # the third hangs at f(1)
+    assert pool["samples"][1] == pool["samples"][4] and pool["samples"][3]["steps"] == [judged.NOTHING]
+    assert pool["weights"] == [5, 1]
+
+
+def test_the_pool_is_read_whole(shared_data):
+    problems = judged.read(shared_data / "code")
+    assert len(problems) == 164 and {len(problem.programs) for problem in problems} == {100}
+    assert sum(len(problem.tests) for problem in problems) == 7795
