@@ -36,6 +36,7 @@ from jprm.methods.formats.adapters.load import layout_of, token_ids
 from jprm.methods.formats.adapters.published import PUBLISHED, SIGNS
 from jprm.methods.formats.chat_template import render
 from jprm.methods.formats.peft import Merged
+from jprm.methods.layers.head_init import _scores_steps, kept_head
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer
@@ -431,3 +432,12 @@ def test_commands_take_an_adapter(tmp_path, capsys):
     assert cli.main(["eval", "best-of-n", *model, *files[:2], *report]) == 0
     assert cli.main(["eval", "best-of-n", *model[:2], "--adapter", "none", *files[:2], *report]) == 2
     assert "adapter='none'" in capsys.readouterr().err
+
+
+def test_a_base_whose_verdicts_are_tokens_is_known_as_a_prm(tmp_path, capsys):
+    """Training says that its verdicts are not used; a language model of the same files has none."""
+    verdicts, _ = make(tmp_path / "a", CASES["rlhflow"])
+    language, _ = make(tmp_path / "b", dataclasses.replace(CASES["rlhflow"], name="llama"))
+    for folder, said in ((verdicts, f"the head of {verdicts} is not used"), (language, "")):
+        assert kept_head(folder, None) == {}
+        assert said in capsys.readouterr().out and bool(said) == _scores_steps(folder)

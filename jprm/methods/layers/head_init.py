@@ -7,6 +7,7 @@ with the same head gives its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -70,12 +71,20 @@ _STEP_HEAD = re.compile(r"(^|\.)(score|score_head|v_head|classifier)\.")
 
 
 def _scores_steps(path: str | os.PathLike) -> bool:
-    """Returns whether a base is a PRM, as far as the names of its tensors tell."""
+    """Returns whether a base is a PRM: by the names of its tensors, or as one of the published ones."""
     if (kind := kind_of(path)) == "run":
         return bool(find(read(path_of(path) / RUN).model.head).channels)
     module = importlib.import_module(base.MODULES[kind])
-    file = module.open_tensors(local_copy(path))
-    return any(map(_STEP_HEAD.search, getattr(file, "tensors", file)))  # of GGUF, by name; of folders, iterable
+    file = module.open_tensors(copy := local_copy(path))
+    if any(map(_STEP_HEAD.search, getattr(file, "tensors", file))):  # of GGUF, by name; of folders, iterable
+        return True
+    if kind != "huggingface":
+        return False
+    recognise = importlib.import_module("jprm.methods.formats.adapters.published").recognise
+    with contextlib.suppress(ValueError, OSError):  # a language model, which no adapter knows
+        recognise(copy)  # a PRM whose head is that of a language model: verdicts are tokens, as RLHFlow's "+"
+        return True
+    return False
 
 
 def labelled_steps(
