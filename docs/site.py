@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\(|src=\")((?!https?:|mailto:|#)[^)\s\"#]+)(#[^)\s\"]*)?")
+FIRST = {"index.md", "tutorial.md", "guide.md", "data.md", "models.md", "troubleshooting.md"}
+"""Pages that the search puts first; the reference, code and studies come last."""
 LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".jsonl": "json"}
 
 
@@ -74,7 +76,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Leads the links of pages in docs/ to the site's pages of files outside it."""
+    """Leads the links of pages in docs/ to the site's pages of files outside it; the search has first pages first."""
+    place = page.file.src_uri
+    if place in FIRST or place.startswith(("reference/", "source/")):
+        page.meta.setdefault("search", {"boost": 4 if place in FIRST else 0.5})
     if page.file.generated_by:
         return markdown
     return _relinked(markdown, Path(page.file.abs_src_path))

@@ -159,9 +159,11 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 
 
 def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
-    """Returns the tree of one chain. Raises TypeError for steps that are one string, ValueError for blank text."""
+    """Returns the tree of one chain. Raises TypeError for one string of steps or several problems, else ValueError."""
     if isinstance(steps, str):
         raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
+    if isinstance(problem, list | tuple):
+        raise TypeError('several problems: pass [{"problem": ..., "steps": [...]}, ...] to `score_many`')
     return tree_of({"problem": problem, "steps": list(steps)})
 
 

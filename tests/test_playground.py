@@ -98,6 +98,20 @@ def example(page):
     page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
 
 
+def test_a_problem_that_is_missing_is_asked_for(page, server):
+    """In place, before the server is asked; and where every step is likely right, none is called the weakest."""
+    page.run(
+        "document.getElementById('response').value = 'So it is 4.'; document.getElementById('ask').requestSubmit()"
+    )
+    assert says(page, "alert") == "Enter a problem." and page.run("return document.activeElement.id") == "problem"
+    page.run(
+        "document.getElementById('problem').value = 'What is 2 + 2?'; document.getElementById('ask').requestSubmit()"
+    )
+    page.wait("return document.querySelectorAll('#steps li').length === 1", 20)
+    assert says(page, "verdict").startswith("Its step is likely right; lowest is step 1, 0.9")
+    assert page.run("return document.querySelectorAll('#steps .weakest').length") == 0 and not says(page, "alert")
+
+
 def test_a_solution_is_split_scored_and_changed_by_keys(page, server):
     example(page)
     assert says(page, "verdict") == "Weakest is step 2: likely wrong, 0.12."
@@ -176,7 +190,7 @@ POOL = {
 def test_a_pool_is_read_and_its_chains_are_walked(page):
     ask(page, POOL)
     page.wait("return document.querySelectorAll('#chain option').length === 3", 20)
-    assert says(page, "verdict").startswith("Chain 2 of 3 is the best. Its weakest is step 1")
+    assert says(page, "verdict").startswith("Chain 2 of 3 is the best. All 2 steps are likely right; lowest is step 1")
     assert steps(page) == ["b", "c"] and page.run("return document.getElementById('problem').value") == "Q?"
     options = page.run("return [...document.getElementById('chain').options].map(e => e.textContent)")
     assert options == ["1: 0.120, answer 29", "2: 0.950, best, answer 4", "3: 0.120"]

@@ -73,8 +73,8 @@ def test_samples_that_are_cut_empty_or_failed_have_no_answer():
     assert record == {
         "problem": "1 + 2", "answer": "3", "id": 5, "empty_samples": 1, "failed_samples": 1,
         "samples": [
-            {"steps": list(whole.steps), "answer": "3", "correct": True, "finish_reason": "stop", "tokens": 9,
-             "logprob": -1.5},
+            {"steps": list(whole.steps), "answer": "3", "answer_rule": "statement", "correct": True,
+             "finish_reason": "stop", "tokens": 9, "logprob": -1.5},
             {"steps": list(cut.steps), "answer": None, "correct": False, "finish_reason": "length", "tokens": 8},
         ],
     }  # fmt: skip

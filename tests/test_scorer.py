@@ -52,6 +52,7 @@ def test_a_score_depends_on_nothing_behind_its_step(prm):
 def test_one_string_is_no_list_of_steps(prm):
     for read in (prm.score, prm.logits):
         refused(TypeError, "steps", read, "2 + 2?", "4.")
+        refused(TypeError, "score_many", read, ["2 + 2?", "3 + 3?"], [["4."], ["6."]])
 
 
 def test_logits_need_no_mesh_and_give_the_score(prm):

@@ -90,8 +90,8 @@ def test_a_pool_is_read_by_the_evaluation():
     assert [sample["correct"] for sample in found["samples"]] == [True, False, False, True]
     assert found["samples"][2]["answer"] is None and found["samples"][2]["finish_reason"] == "length"
     assert found["samples"][0] | {"scores": None} == {
-        "steps": ["a", "The answer is 1."], "answer": "1", "correct": True, "scores": None, "finish_reason": "stop",
-        "tokens": 20, "logprob": -1.0}  # fmt: skip
+        "steps": ["a", "The answer is 1."], "answer": "1", "answer_rule": "statement", "correct": True, "scores": None,
+        "finish_reason": "stop", "tokens": 20, "logprob": -1.0}  # fmt: skip
     assert found["id"] == 7
     report = best_of_n_report([tree_of(found)], seed=0)
     assert report["rules"]["prod"]["best_of_n"]["value"][-1] == 0  # b, which is wrong, as chosen above

@@ -1,6 +1,7 @@
 """examples/tour.ipynb runs from top to bottom in a fresh kernel."""
 
 import ast
+import builtins
 import importlib
 import importlib.util
 import json
@@ -8,6 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+import jprm
 
 TOUR = Path(__file__).resolve().parent.parent / "examples/tour.ipynb"
 
@@ -38,6 +41,39 @@ def test_what_the_notebook_and_the_pages_import_is_there():
                     if not hasattr(module, alias.name) and not importlib.util.find_spec(f"{node.module}.{alias.name}"):
                         missing.append(f"{where}: {node.module}.{alias.name}")
     assert imports > 20 and not missing
+
+
+def _names(code):
+    """The names that code defines anywhere, those that it reads, and what it reads of `jprm` without an import."""
+    made, read, imported, parts = set(), set(), {"jprm"}, set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            imported |= {alias.name for alias in node.names if isinstance(node, ast.Import)}
+        elif isinstance(node, ast.Name):
+            (made if isinstance(node.ctx, ast.Store) else read).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            made.add(node.name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jprm":
+            parts.add(node.attr)
+    parts -= {"__version__", *jprm.__all__, *(name.removeprefix("jprm.") for name in imported)}
+    return made, read, parts
+
+
+def test_code_of_the_notebook_and_the_pages_lacks_no_import():
+    """As in a process of its own: a name is of the block or of an earlier one of its page, a module is imported."""
+    lacking, made, page = [], set(), None
+    for where, code in _code():
+        name = where.partition("[")[0]
+        page, made = name, made if name == page else {"display"}
+        here, read, parts = _names(code)
+        made |= here
+        lacking += [f"{where}: {each}" for each in sorted((read - made - set(dir(builtins))) | parts)]
+    assert not lacking
 
 
 @pytest.mark.slow  # trains a tiny model and compiles for three losses and a search

@@ -172,7 +172,7 @@
     if (i === editing) made.append(editor(text, i));
     else if (record.turns) { const said = element("div"); said.append(markdown.write(element("div", "text"), text), calls); made.append(said); }
     else made.append(markdown.write(element("div", "text"), text));
-    if (i === weakest) made.classList.add("weakest");
+    if (i === weakest && probability(chosen()[0], scores[chosen()[0]][i]) < 0.5) made.classList.add("weakest");
     if (options && options.at === i) made.append(offered());
     made.addEventListener("focus", () => {
       focused = i;
@@ -252,7 +252,11 @@
     drawing = false;
     if (current) {
       const score = scores[names[0]][weakest], many = first.chains.length > 1;
-      const lowest = weakest < 0 ? "No step has a score." : `${many ? "Its weakest" : "Weakest"} is step ${weakest + 1}: ${words(probability(names[0], score))[1].slice(2)}, ${score.toFixed(2)}.`;
+      const p = weakest < 0 ? 0 : probability(names[0], score), said = words(p)[1].slice(2), which = `step ${weakest + 1}`;
+      const lowest = weakest < 0 ? "No step has a score."
+        : p < 0.5 ? `${many ? "Its weakest" : "Weakest"} is ${which}: ${said}, ${score.toFixed(2)}.`
+        : p < 0.8 ? `No step is below one half; lowest is ${which}: ${said}, ${score.toFixed(2)}.`
+        : `${steps.length === 1 ? "Its step is" : `All ${steps.length} steps are`} ${said}; lowest is ${which}, ${score.toFixed(3)}.`;
       const top = best(first);
       const chain = many ? `Chain ${branch + 1} of ${first.chains.length}${branch === top ? " is the best" : `; the best is ${top + 1}`}. ` : "";
       at("verdict").textContent = chain + lowest;
@@ -396,10 +400,12 @@
   });
   at("ask").addEventListener("submit", (event) => {
     event.preventDefault();
+    note("");
+    const given = parsed();
+    if ("response" in given && !given.problem.trim()) { say("Enter a problem."); at("problem").focus(); return; }
     remember();
     focused = 0; editing = -1; options = null;
-    note("");
-    score(parsed(), "new");
+    score(given, "new");
   });
   for (const id of ["model", "other"]) at(id).addEventListener("change", () => { if (asked) score(asked, "again"); else keep(); });
   for (const id of ["problem", "response"]) at(id).addEventListener("input", () => { old(); keep(); });

@@ -84,12 +84,14 @@
       name.append(label);
       const step = run.lines.reduce((most, line) => Math.max(most, line.step || 0), 0);
       const whole = run.steps !== null && step >= run.steps;
-      row.append(name, ...heads.map((head) => element("td", "", run.settings[head])), element("td", "", run.steps === null ? `${step}` : `${step} of ${run.steps}`),
-        element("td", "state", (whole ? "finished" : since(run.quiet_seconds)) + (run.damaged ? `; ${run.damaged} damaged lines left out` : "")));
+      const loss = run.lines.reduce((last, line) => (typeof line.loss === "number" ? line.loss : last), null);
+      row.append(name, element("td", "state", (whole ? "finished" : since(run.quiet_seconds)) + (run.damaged ? `; ${run.damaged} damaged lines left out` : "")),
+        element("td", "", run.steps === null ? `${step}` : `${step} of ${run.steps}`), element("td", "", loss === null ? "" : short(loss)),
+        ...heads.map((head) => element("td", "", run.settings[head])));
       return row;
     });
     const head = element("tr");
-    head.append(...["Run", ...heads, "Step", "State"].map((text) => { const made = element("th", text === "State" ? "state" : "", text); made.scope = "col"; return made; }));
+    head.append(...["Run", "State", "Step", "Loss", ...heads].map((text) => { const made = element("th", text === "State" ? "state" : "", text); made.scope = "col"; return made; }));
     at("heads").replaceChildren(head);
     at("left-out").replaceChildren(...leftOut.slice(0, 10).map((text) => element("li", "", `Not shown: ${text}`)));
     at("left-out").hidden = !leftOut.length;
@@ -203,7 +205,8 @@
     const y = (value) => HEIGHT - bottom - ((f(value) - floor) / (ceiling - floor)) * (HEIGHT - top - bottom);
     plot.scale = x;
     const parts = [];
-    for (const tick of log ? powers(low, high) : ticks(floor, ceiling)) {
+    const round = log ? powers(low, high) : [];
+    for (const tick of round.length > 2 ? round : log ? ticks(low, high) : ticks(floor, ceiling)) {
       parts.push(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }));
       parts.push(drawn("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, short(tick)));
     }

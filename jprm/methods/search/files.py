@@ -22,7 +22,7 @@ from jprm import data
 from jprm.io.jsonl import Rejects, dump, parse, read_lines, reject_with, write_records
 from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, cut, digest, input_of
 from jprm.io.storage import path_of
-from jprm.methods.answers import equivalent, extract_answer
+from jprm.methods.answers import equivalent, extract, extract_answer
 from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
 from jprm.methods.evaluate.votes import answer_classes
@@ -298,6 +298,8 @@ def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str
     whole, cut_off = draw.sample.finish_reason == "stop", (None, None if unknown else False)
     answer, correct = answers[draw.end] if whole else cut_off
     sample: dict[str, Any] = {"steps": [tree.text[i] for i in path], "answer": answer}
+    if whole and answer is not None:
+        sample |= _taken_by(tree, draw.end)
     if correct is not None:
         sample["correct"] = correct
     if scores:  # there is a scorer
@@ -313,12 +315,18 @@ def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
         node |= {"score": scores[i]} if scores[i] is not None else {"unscored": True}
         if i in answers:
             answer, correct = answers[i]
-            node |= {"answer": answer} | ({"correct": correct} if correct is not None else {})
+            node |= {"answer": answer} | (_taken_by(tree, i) if answer is not None else {})
+            node |= {"correct": correct} if correct is not None else {}
         nodes.append(node | tree.notes.get(i, {}))
     for draw in tree.draws:
         if draw.end >= 0:
             nodes[draw.end].setdefault("draws", []).append({"from": draw.start} | _about(draw))
     return nodes
+
+
+def _taken_by(tree: GrowingTree, node: int) -> dict[str, Any]:
+    """Returns the rule that took a finished chain's answer from its text; {} where a world gave it."""
+    return {} if tree.finished_by else {"answer_rule": extract("\n".join(tree.steps(node))).rule}
 
 
 def _about(draw: Draw) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jprm import data
 from jprm.io.jsonl import Rejects, dump, read_lines
 from jprm.io.outputs import Bar, check_output, continued, cut, finish, input_of
 from jprm.io.storage import path_of
-from jprm.methods.answers import equivalent, extract_answer
+from jprm.methods.answers import equivalent, extract
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.methods.search.files import read_problems
@@ -87,8 +87,11 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     correct: dict[str | None, bool] = {}  # answers repeat
 
     def written(sample: Sample) -> dict[str, Any]:
-        answer = extract_answer("\n".join(sample.steps)) if sample.finish_reason == "stop" else None
+        found = extract("\n".join(sample.steps)) if sample.finish_reason == "stop" else None
+        answer = found.answer if found else None
         one: dict[str, Any] = {"steps": list(sample.steps), "answer": answer}
+        if found and answer is not None:
+            one["answer_rule"] = found.rule
         if problem.answer is not None:
             if answer not in correct:
                 correct[answer] = equivalent(problem.answer, answer)
