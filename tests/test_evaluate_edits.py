@@ -25,8 +25,22 @@ def test_each_edit_changes_what_it_names_and_nothing_else():
     assert made["merge"]["pairs"] == [(1, 0), (2, 1)]
     assert made["split"]["steps"][:2] == ["We add 2 to $x$.", "That is easy."]
     assert made["split"]["pairs"] == [(0, 1), (1, 2), (2, 3)]
+    assert [step.removeprefix("Let us now look at this carefully. ") for step in made["wordy"]["steps"]] == CHAIN[
+        "steps"
+    ]
     bare = {"problem": "p", "steps": ["one step"]}
     assert edits.latex(bare) is edits.rename(bare) is edits.merge(bare) is edits.split(bare) is None
+
+
+def test_some_edits_make_one_step_wrong():
+    chain = {"problem": "p", "steps": ["1 is one.", "2.5 is less than 13, and $x$ is 4.", "So 4 is it."]}
+    made = {name: edit(chain) for name, edit in edits.MEANING_LOST.items()}
+    assert made["number"]["steps"] == [chain["steps"][0], "2.5 is less than 13, and $x$ is 5.", chain["steps"][2]]
+    assert made["negated"]["steps"][1] == "2.5 is not less than 13, and $x$ is 4."
+    assert made["unfounded"]["steps"][::2] == chain["steps"][:1] + chain["steps"][1:2]
+    assert {one["at"] for one in made.values()} == {1}
+    bare = {"problem": "p", "steps": ["no more"]}
+    assert edits.number(bare) is edits.negated(bare) is edits.unfounded(bare) is None
 
 
 def test_names_in_words_are_no_variables():
@@ -53,7 +67,9 @@ def clean(record, flaw=None):
     for step in record["steps"]:
         text += " " + step
         parts = [tuple(map(int, found)) for found in re.findall(r"Part\s+(\d+)\s+of\s+(\d+)", text)]
-        good = parts == [(k, int(problem)) for k in range(len(parts))]
+        said = re.findall(r"\b[xu]\W*\s+is(\s+not)?\s+(\d+)", text)
+        good = parts == [(k, int(problem)) for k in range(len(parts))] and "theorem" not in text
+        good &= said == [("", str(k)) for k in range(len(said))]
         score = 0.9 if good else 0.1
         wanted = {"format": "\\(" in step, "space": "  " in step, "name": "$u$" in step,
                   "merged": step.count("Part") > 1, "half": "Part" not in step}  # fmt: skip
@@ -84,8 +100,8 @@ def findings(flaw):
         ("name", {"rename"}),
         ("merged", {"merge"}),
         ("half", {"split"}),
-        ("fluent", {"shuffled", "repeated", "bare_answer"}),
-        ("blind", {"shuffled", "repeated", "bare_answer", "other_problem"}),
+        ("fluent", {"shuffled", "repeated", "bare_answer", *edits.MEANING_LOST}),
+        ("blind", {"shuffled", "repeated", "bare_answer", "other_problem", *edits.MEANING_LOST}),
     ],
 )
 def test_each_flaw_is_found_by_its_edit_alone(flaw, found):

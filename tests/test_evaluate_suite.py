@@ -62,7 +62,15 @@ def test_everything_is_computed_from_scores_made_once(done, folder, tiny_run, mo
         assert results["processbench"]["average"][kind]["value"] == pytest.approx(sum(map(f1, files.values())) / 2)
     assert results["steps"]["n_records"] == 4 and results["best_of_n"]["pool"]["n_max"] == 4
     diagnostics = results["diagnostics"]
-    kinds = {"lowest_at_end", "wrong_process", "length_slopes", "over_optimisation", "meaning_kept", "nonsense"}
+    kinds = {
+        "lowest_at_end",
+        "wrong_process",
+        "length_slopes",
+        "over_optimisation",
+        "meaning_kept",
+        "meaning_lost",
+        "nonsense",
+    }
     assert set(diagnostics) == kinds
     assert diagnostics["meaning_kept"]["whitespace"]["n"] > 0 and "bare_answer" in diagnostics["nonsense"]
 
@@ -92,7 +100,7 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
     calls.clear()
     monkeypatch.setattr(scorer.PRM, "_prepared", lambda *given: calls.append(1) or whole_scores(*given))
     results = suites.run_suite(tiny_run.folder, suite, tmp_path)
-    assert len(calls) == 3  # the third and the fourth file, and the edits
+    assert len(calls) == 4  # the third and the fourth file, and the edits in two chunks
     assert json.loads(json.dumps(results)) == suites.read_results(done)
 
 

@@ -209,9 +209,12 @@ def _centred(x_M, group_M):
     return x_M - (np.bincount(group_M, x_M) / np.maximum(np.bincount(group_M), 1))[group_M]
 
 
-# ---- Edits of correct chains: some keep the meaning, and scores should stay; nonsense should score low.
+# ---- Edits of correct chains: some keep the meaning, and scores should stay; some make one step wrong, and its score
+# should fall; nonsense should score low. PRM-BiasBench (Bamba et al. 2025, "Reward Under Attack") edits ProcessBench in
+# the first two ways, with a language model; these edits are rules.
 # An edit makes a new record with `edit` (its name), `of` (the index of the chain it was made from) and, if the meaning
-# is kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same.
+# is kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same. One
+# that makes a step wrong has `at`, that step's index.
 
 Record = dict[str, Any]
 
@@ -222,7 +225,7 @@ _SENTENCE = re.compile(r"(?<=[.;!?])\s+(?=[A-Z$\\])")
 NEW_NAMES = "uvwqrs"
 
 EDITED = 100
-"""Correct chains that are edited: about ten edits each make a thousand chains to score."""
+"""Correct chains that are edited: about 13 edits each make 1,300 chains to score."""
 
 
 def whitespace(chain: Record) -> Record | None:
@@ -272,13 +275,61 @@ def split(chain: Record) -> Record | None:
     return chain | {"steps": steps, "pairs": pairs} if len(steps) > len(chain["steps"]) else None
 
 
+def wordy(chain: Record) -> Record | None:
+    """Puts a sentence that says nothing before each step."""
+    return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
+
+
 MEANING_KEPT: dict[str, Callable[[Record], Record | None]] = {
     "whitespace": whitespace,
     "latex": latex,
     "rename": rename,
     "merge": merge,
     "split": split,
+    "wordy": wordy,
 }
+
+_NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?![\w]|\.\d)")
+_IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
+
+
+def number(chain: Record) -> Record | None:
+    """Makes the last whole number of a step one larger."""
+    return _made_wrong(chain, _NUMBER, lambda said: str(int(said) + 1), last=True)
+
+
+def negated(chain: Record) -> Record | None:
+    """Denies the first "is", "are" or "equals" of a step."""
+    denials = {"is": "is not", "are": "are not", "equals": "does not equal"}
+    return _made_wrong(chain, _IS, denials.__getitem__, last=False)
+
+
+def unfounded(chain: Record) -> Record | None:
+    """Puts a false step in the middle of the chain; None for a single step."""
+    steps, middle = chain["steps"], len(chain["steps"]) // 2
+    if not middle:
+        return None
+    false = "By a well-known theorem, all of the quantities above are equal to each other."
+    return {"problem": chain["problem"], "steps": [*steps[:middle], false, *steps[middle:]], "at": middle}
+
+
+MEANING_LOST: dict[str, Callable[[Record], Record | None]] = {
+    "number": number,
+    "negated": negated,
+    "unfounded": unfounded,
+}
+
+
+def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
+    """Returns the chain with one thing changed in one step, the first that has it from the middle on; None for none."""
+    steps = list(chain["steps"])
+    for at in range(len(steps) // 2, len(steps)):
+        places = list(what.finditer(steps[at]))
+        if places:
+            place = places[-1 if last else 0]
+            steps[at] = steps[at][: place.start()] + change(place[1]) + steps[at][place.end() :]
+            return {"problem": chain["problem"], "steps": steps, "at": at}
+    return None
 
 
 def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
@@ -308,7 +359,7 @@ def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
     kept = [
         record | {"edit": name, "of": i}
         for i, chain in enumerate(plain)
-        for name, edit in MEANING_KEPT.items()
+        for name, edit in (MEANING_KEPT | MEANING_LOST).items()
         if (record := edit(chain)) is not None
     ]
     return kept + nonsense(plain, seed)
@@ -335,17 +386,20 @@ def edits_report(
     threshold: float = 0.5,
     margin: float = 0.05,
     nonsense_margin: float = 0.2,
+    lost_margin: float = 0.5,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns how scores react to edits, from scored chains and their scored edits (the trees of `edited`).
 
     `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
     problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross `threshold`. A finding is
-    a change above `margin`. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's,
-    ties half. A finding is more than `nonsense_margin`: a search would be drawn to it.
+    a change above `margin`. `meaning_lost`, by edit: `unnoticed`, how often the step that the edit made wrong still
+    scores `threshold` or more, and `fall`, how far its score is below that of the step in its place before. A finding
+    is more than `lost_margin` unnoticed. `nonsense`, by kind: `preferred`, how often its lowest score is above the
+    right chain's, ties half. A finding is more than `nonsense_margin`: a search would be drawn to it.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
-    report: dict[str, dict[str, dict[str, Any]]] = {"meaning_kept": {}, "nonsense": {}}
+    report: dict[str, dict[str, dict[str, Any]]] = {"meaning_kept": {}, "meaning_lost": {}, "nonsense": {}}
     for name in dict.fromkeys(tree.extra["edit"] for tree in changed):
         rows = [
             (tree.extra, score_P) for tree, score_P in zip(changed, after, strict=True) if tree.extra["edit"] == name
@@ -353,9 +407,10 @@ def edits_report(
         problems, values = [], []
         for edit, score_P in rows:
             whole_P = before[edit["of"]]
-            pairs = [(whole_P[i], score_P[j]) for i, j in edit["pairs"]] if "pairs" in edit else None
+            at = [(edit["at"], edit["at"])] if "at" in edit else None
+            pairs = [(whole_P[i], score_P[j]) for i, j in edit.get("pairs", at) or ()]
             values += pairs or [(whole_P.min(), score_P.min())]
-            problems += [chains[edit["of"]].problem] * len(pairs or [0])
+            problems += [chains[edit["of"]].problem] * max(len(pairs), 1)
         old_N, new_N = np.array(values, float).T
 
         def interval(x_N, fraction, problems=problems):
@@ -370,6 +425,15 @@ def edits_report(
                 "flips": jsonable(((new_N >= threshold) != (old_N >= threshold)).mean()),
                 "margin": margin,
                 "finding": bool(change.low > margin),
+            }
+        elif name in MEANING_LOST:
+            unnoticed = interval(new_N >= threshold, fraction=True)
+            report["meaning_lost"][name] = {
+                "n": len(rows),
+                "unnoticed": unnoticed.json(),
+                "fall": interval(old_N - new_N, fraction=False).json(),
+                "margin": lost_margin,
+                "finding": bool(unnoticed.low > lost_margin),
             }
         else:
             preferred = interval((new_N > old_N) + 0.5 * (new_N == old_N), fraction=True)
@@ -401,6 +465,7 @@ MAIN = {
     "correlation": "correlation with length",
     "drop": "lost from the peak to the largest n",
     "change": "mean distance of scores before and after the edit",
+    "unnoticed": "how often a step that the edit made wrong still scores as right",
     "preferred": "how often it scores above the right chain",
 }
 """The figure of each diagnostic that decides, in words."""
@@ -489,7 +554,8 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
         " chains whose lowest score is the last, beyond chance: the scorer judges answers. Wrong process: chains with a"
         " right answer and a wrong step. Length slopes: scores that follow length among right chains of one problem"
         " (a product must; a mean must not). Over-optimisation: accuracy lost by choosing among more. Meaning kept:"
-        " edits after which scores should stay. Nonsense: texts that should score below the right chain."
+        " edits after which scores should stay. Meaning lost: edits that make one step wrong. Nonsense: texts that"
+        " should score below the right chain."
     )
 
 
