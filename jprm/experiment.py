@@ -23,6 +23,7 @@ from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig
 from jprm.model.parameters import LoraConfig
+from jprm.model.transformer import check_model
 from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, from_json, frozen, run
 from jprm.token_tree import REFERENCE, Supervise
 
@@ -163,6 +164,7 @@ class Experiment:
 
     def __post_init__(self):
         object.__setattr__(self, "objective_options", frozen(self.objective_options, "objective_options"))
+        check_model(self.model)
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be positive")
         if self.rereads and (not self.base or self.model.product_layers or self.model.remat not in _RECOMPUTED):

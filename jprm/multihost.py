@@ -156,14 +156,14 @@ def received(name: str) -> Any:
     return first(lambda: message)
 
 
-def first(do: Callable[[], T]) -> T:
-    """Returns in every process what `do`, called in the first one alone, returns: JSON. Where it raises, all raise."""
+def first(do: Callable[..., T], *arguments: Any) -> T:
+    """Returns in every process what `do(*arguments)` returns in the first one: JSON. Where it raises, all raise."""
     if count() == 1:
-        return do()
+        return do(*arguments)
     message, raised = b"", None
     if is_first():
         try:
-            message = json.dumps({"value": do()}).encode()
+            message = json.dumps({"value": do(*arguments)}).encode()
         except Exception as error:  # any error: the other processes must not wait for a value
             raised = error
             message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()

@@ -5,7 +5,7 @@ weights, which objectives read that look at the steps before a step, but have we
 once. In a row with too few slots, a part repeats only the ancestors of its own steps: of alternatives with equal text,
 the one that continues.
 
-For attention that needs it (`ModelConfig.chain_rows`), a row holds one chain: a tree is split at every leaf.
+For attention that needs it (`jprm.model.attention.chain_rows`), a row holds one chain: a tree is split at every leaf.
 
 A split separates alternatives, which objectives that compare them (`bradley_terry`) then cannot. With `siblings` the
 cuts separate as few labelled pairs of them as possible, and only then repeat as few tokens as possible.

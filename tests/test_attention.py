@@ -14,8 +14,8 @@ from tiny import TINY, filled, packed_trees, params, random_tree, reasoning_tree
 
 from jprm.methods.kernels import cpu
 from jprm.methods.kernels.cpu import path_pairs
-from jprm.model.attention import ATTENTION, Implementation, attend, plan, suited
-from jprm.model.transformer import step_logits
+from jprm.model.attention import ATTENTION, Implementation, attend, chain_rows, plan, suited
+from jprm.model.transformer import check_model, step_logits
 from jprm.pack import empty_rows
 
 B, T, K, G, H = 3, 48, 2, 2, 4
@@ -152,9 +152,9 @@ def test_an_implementation_is_one_record(monkeypatch):
     for name in ("mine", "test_attention:MINE"):
         for a, b in zip(*(run(*inputs(0), until_BT, configured(x, 8)) for x in (name, "reference")), strict=True):
             close(a, b)
-        assert configured(name, 8).chain_rows and suited(name) == "paths"
+        assert chain_rows(configured(name, 8)) and suited(name) == "paths"
     weights, rows = jax.tree.map(jnp.asarray, (params(TINY), filled(packed_trees([random_tree(0, 8)], 64, 24).rows, 2)))
     found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
     close(found, expected)
-    refused(ValueError, "windows", configured, "mine", 8, windows=(8,))
-    refused(ValueError, "'yours'", configured, "yours", 8)
+    refused(ValueError, "windows", check_model, configured("mine", 8, windows=(8,)))
+    refused(ValueError, "'yours'", check_model, configured("yours", 8))

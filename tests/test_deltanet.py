@@ -14,7 +14,7 @@ from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
-from jprm.model.transformer import axes_of
+from jprm.model.transformer import axes_of, check_model
 from jprm.rows import empty_rows
 from jprm.score.scorer import PRM
 
@@ -169,7 +169,7 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=5e-4, rtol=1e-3), found, wanted)
     split = make_mesh(MeshConfig(1, 2, 1, 2), jax.devices()[:4])
     with pytest.raises(ValueError, match="mesh.context=2 would split it"):
-        check_mesh(dataclasses.replace(HYBRID, attention="blocked"), split, 4, 64)
+        check_model(dataclasses.replace(HYBRID, attention="blocked"), context=split.shape["context"])
 
 
 def test_live_trees_start_from_their_parents_states():

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
 from jprm.model.attention import check, find, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
+from jprm.model.transformer import check_model
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
@@ -197,7 +197,7 @@ def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert suited("gpu_kernel") == "blocked"
     refused(ValueError, "attention='kernel'", check, "gpu_kernel", KERNEL, "tpu")
-    refused(ValueError, "head_dim=512", dataclasses.replace, KERNEL, head_dim=512)
+    refused(ValueError, "head_dim=512", check_model, dataclasses.replace(KERNEL, head_dim=512))
 
 
 def test_the_table_of_measured_blocks_is_well_formed():
@@ -210,8 +210,7 @@ def test_the_table_of_measured_blocks_is_well_formed():
 @pytest.mark.slow
 def test_the_check_for_machines_with_a_gpu_runs_through(tmp_path, monkeypatch):
     """At a tiny size, interpreted: errors within their bounds, a sweep, speeds, and a table that the code can read."""
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments/bench")
-    import gpu_check
+    from experiments.bench import gpu_check
 
     out, table = tmp_path / "check.json", tmp_path / "blocks.json"
     monkeypatch.setattr("sys.argv", ["gpu_check.py", "--tiny", "--json", str(out)])

@@ -14,6 +14,7 @@ from jprm.experiment import from_json, to_json
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, PROBABILITY, Head, Readout, find, of_channels
+from jprm.model.transformer import check_model
 
 LEVELS = (0.1, 0.5, 0.9)
 
@@ -105,7 +106,7 @@ def test_an_experiment_names_heads():
     ],
 )
 def test_what_is_no_head_is_refused(name, message):
-    refused(ValueError, message, dataclasses.replace, MODEL, head=name)
+    refused(ValueError, message, check_model, dataclasses.replace(MODEL, head=name))
 
 
 def test_a_head_without_a_meaning_has_any_number_of_channels():

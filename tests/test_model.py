@@ -30,7 +30,7 @@ from tiny import (
 
 from jprm.methods.data.step_labels import PRM800K
 from jprm.model.heads import HEADS
-from jprm.model.transformer import step_logits
+from jprm.model.transformer import check_model, step_logits
 from jprm.objectives import likelihood
 from jprm.pack import pack, token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
@@ -262,4 +262,4 @@ def test_equal_windows_are_equal_configs():
     ],
 )
 def test_impossible_models_are_refused(change, message):
-    refused(ValueError, message, dataclasses.replace, TINY, **change)
+    refused(ValueError, message, lambda: check_model(dataclasses.replace(TINY, **change)))

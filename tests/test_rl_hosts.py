@@ -20,6 +20,7 @@ from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop, rollout, sampling_hosts
 from jprm.methods.rl.samples import Rollout
+from jprm.methods.rl.sampling import Ahead
 from jprm.train.callbacks import Watchdog
 
 FILE = """
@@ -180,7 +181,7 @@ def test_a_judged_group_survives_a_message_and_a_checkpoint():
     again = rollout.Group.of_json(told, {"p": record})
     assert again.json() == group.json() and again.record is record
     assert again.scores is not None and again.scores[0].dtype == np.float32
-    waiting = loop.Progress(update=3, ahead=[loop.Ahead(4, 2, [], judged=[told])])
+    waiting = loop.Progress(update=3, ahead=[Ahead(4, 2, [], judged=[told])])
     there = loop.Progress()
     there.set_state(json.loads(json.dumps(waiting.get_state())))
     assert there == waiting and there.ahead[0].judged == [told]

@@ -18,7 +18,6 @@ from tiny_run import chains, pool_of, trees
 import jprm
 from jprm.methods import scored_files
 from jprm.methods.implicit import LogRatio
-from jprm.model.config import ModelConfig
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.tree import chains_of, record_of, tree_of
@@ -165,7 +164,7 @@ def test_a_chain_a_row_gives_the_same_scores(prm, monkeypatch):
 
     counted.lower = whole.lower  # compiled before
     monkeypatch.setattr(scorer, "readout_of_rows", counted)
-    monkeypatch.setattr(ModelConfig, "chain_rows", True)
+    monkeypatch.setattr(scorer, "chain_rows", lambda config: True)
     for a, b in zip(prm.score_many(records), expected, strict=True):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
             assert x == y or x == pytest.approx(y, abs=CLOSE)
@@ -179,7 +178,7 @@ def test_two_models_score_a_chain_a_row_too(prm, monkeypatch):
     implicit = dataclasses.replace(prm, config=policy, ratio=other)
     given = [tree_of(record) for record in trees(5, seed=5)]
     expected = np.concatenate(implicit.score_trees(given))
-    monkeypatch.setattr(ModelConfig, "chain_rows", True)
+    monkeypatch.setattr(scorer, "chain_rows", lambda config: True)
     # Sums of up to a hundred differences of logarithms, each off by a few 6e-8 of some five.
     np.testing.assert_allclose(np.concatenate(implicit.score_trees(given)), expected, atol=1e-4, rtol=0)
     assert np.ptp(expected) > 0.1

@@ -21,6 +21,7 @@ from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.parameters import LoraConfig
+from jprm.model.transformer import check_model
 from jprm.rows import at_slots
 from jprm.train.batches import check_supervision
 from jprm.train.start import initial_state
@@ -142,7 +143,7 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     ],
 )
 def test_what_is_no_layer_of_steps_is_refused(changes, message):
-    refused(ValueError, message, dataclasses.replace, TINY, **changes)
+    refused(ValueError, message, check_model, dataclasses.replace(TINY, **changes))
 
 
 def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):

@@ -21,15 +21,18 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.mesh import put, spec
 from jprm.model.parameters import Dtype, held_decoder, merge
-from jprm.model.transformer import axes_of
+from jprm.model.transformer import axes_of, check_model
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
     """Returns the model's hyper-parameters; `changes` set what the files do not hold (head, dtype, layers, ...)."""
     module, path = _opened(path)
     if module is None:
-        return dataclasses.replace(read(path_of(path) / RUN).model, **{"head": ModelConfig.head, **changes})
-    return module.model_config(path, **changes)
+        config = dataclasses.replace(read(path_of(path) / RUN).model, **{"head": ModelConfig.head, **changes})
+    else:
+        config = module.model_config(path, **changes)
+    check_model(config)
+    return config
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:

@@ -28,6 +28,7 @@ from flax.core import FrozenDict
 from jaxtyping import Array, Bool, Float, Int, Scalar
 
 from jprm.experiment import ObjectiveConfig
+from jprm.model.attention import chain_rows
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, token_log_probability
 from jprm.model.mesh import parts
@@ -200,7 +201,7 @@ class Implicit:
             raise ValueError("the objective implicit needs `reference`, the frozen model of its log ratio")
         if config.supervise != "outcome":
             raise ValueError(f"the objective implicit needs data.supervise='outcome', not {config.supervise!r}")
-        if self.loss == "dpo" and config.model.chain_rows:
+        if self.loss == "dpo" and chain_rows(config.model):
             raise ValueError(
                 f"loss='dpo' compares the chains of a row, and attention={config.model.attention!r} has one a row: use"
                 " another, such as 'blocked'"

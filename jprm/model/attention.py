@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape, spec
 from jprm.options import find_part
 
@@ -39,9 +40,6 @@ ATTENTION = {
 }
 """Name to implementation, imported when it is asked for. A config may also name one of the user's own module, as
 `module:NAME`."""
-
-ModelConfig = Any
-"""`jprm.model.config.ModelConfig`, which imports this file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +82,11 @@ def check(name: str, config: ModelConfig, backend: str | None = None, context: i
     if reason := implementation.refuses(config, backend, context):
         raise ValueError(reason)
     return implementation
+
+
+def chain_rows(config: ModelConfig) -> bool:
+    """Returns whether attention needs rows of one chain each; the packer then packs no others."""
+    return find(config.attention).chain_rows
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:

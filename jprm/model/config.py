@@ -10,8 +10,19 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jprm.model import attention, heads, layers
 from jprm.options import find_part
+
+KINDS = {
+    "attention": "jprm.model.transformer:ATTENTION",
+    "deltanet": "jprm.methods.layers.deltanet:DELTANET",
+    "dense": "jprm.model.transformer:DENSE",
+    "experts": "jprm.methods.layers.experts:EXPERTS",
+}
+"""Name to kind of layer (`jprm.model.layers`), imported when it is asked for. A config may also name one of the user's
+own module, `module:NAME`."""
+
+NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
+"""Before the mixer, before the MLP, after the mixer, after the MLP."""
 
 MOST_LAYERS = 10_000
 """So that a damaged count fills no memory; published models have 126 at most."""
@@ -102,7 +113,7 @@ class ModelConfig:
     SiLU, and the embedding is multiplied by the root of `width`. olmo: norms follow attention and MLP, and none precede
     them. qwen3_next: norms multiply by 1 + w."""
     mixers: tuple[str, ...] = ()
-    """Kinds of mixers by layer, names in `jprm.model.layers.KINDS` or module:NAME, repeated if there are more layers;
+    """Kinds of mixers by layer, names in `KINDS` or module:NAME, repeated if there are more layers;
     () is attention everywhere."""
     mlps: tuple[str, ...] = ()  # the same for MLPs; (): dense everywhere
     deltanet: DeltaNetConfig = DeltaNetConfig()
@@ -166,16 +177,12 @@ class ModelConfig:
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
-        if not heads.find(self.head).channels and self.steps:
-            raise ValueError(f"steps={self.steps!r} changes states at step ends, and head {self.head!r} reads tokens")
-        if self.steps:
-            step_layer(self.steps)
-        self.check_attention()
 
     def _check_kinds(self) -> None:
         """Normalises the patterns of layers. Raises ValueError for what they cannot be."""
+        short = {place: name for name, place in KINDS.items()}  # so that one kind has one name
         for field, plain in (("mixers", "attention"), ("mlps", "dense")):
-            pattern = tuple(map(layers.named, getattr(self, field)))
+            pattern = tuple(short.get(name, name) for name in getattr(self, field))
             pattern = () if set(pattern) <= {plain} else pattern[: _repeats(pattern)]
             object.__setattr__(self, field, pattern)
         rope = tuple(map(int, self.rope_layers))
@@ -190,13 +197,6 @@ class ModelConfig:
         if self.qk_norm and self.qk_width_norm:
             raise ValueError("qk_norm and qk_width_norm are norms of the same queries and keys; choose one")
 
-    def check_attention(self, backend: str | None = None, context: int = 1) -> None:
-        """Raises ValueError where attention refuses the model, the backend (None: any) or rows in `context` parts."""
-        attention.check(self.attention, self, backend, context)
-        for name in layers.names(self):
-            if reason := layers.find(name).refuses(self, context):
-                raise ValueError(reason)
-
     @property
     def centred_norms(self) -> bool:
         """Whether norms multiply by 1 + w."""
@@ -204,19 +204,14 @@ class ModelConfig:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of a layer, of `jprm.model.layers.NORMS`."""
+        """The norms of a layer, of `NORMS`."""
         first, count = {"gemma": (0, 4), "olmo": (2, 2)}.get(self.design, (0, 2))
-        return layers.NORMS[first : first + count]
+        return NORMS[first : first + count]
 
     @property
     def group(self) -> int:
         """Query heads per key-value head."""
         return self.heads // self.kv_heads
-
-    @property
-    def chain_rows(self) -> bool:
-        """Whether attention needs rows of one chain each; the packer then packs no others."""
-        return attention.find(self.attention).chain_rows
 
     @property
     def query_scale(self) -> float:

@@ -11,7 +11,7 @@ layers. Parameters of a kind are stacked over those layers of a group that have 
 | `dense` | the gated MLP |
 | `experts` | a mixture of gated MLPs, of which a router chooses some for each token |
 
-To add a kind, write a file with a `Kind` and name it in the pattern, `module:NAME`, or in `KINDS`.
+To add a kind, write a file with a `Kind` and name it in the pattern, `module:NAME`, or in `jprm.model.config.KINDS`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jprm.model.attention import find as find_attention
+from jprm.model.config import KINDS, NORMS, ModelConfig
 from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
-
-KINDS = {
-    "attention": "jprm.model.transformer:ATTENTION",
-    "deltanet": "jprm.methods.layers.deltanet:DELTANET",
-    "dense": "jprm.model.transformer:DENSE",
-    "experts": "jprm.methods.layers.experts:EXPERTS",
-}
-"""Name to kind, imported when it is asked for. A config may also name one of the user's own module, `module:NAME`."""
 
 SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp", "S": "mlp", "E": "experts"}
 """Letters of a parameter's axes to the logical axes that `jprm.model.mesh` splits. Others are not split, nor is the
 width of a vector."""
-
-ModelConfig = Any
-"""`jprm.model.config.ModelConfig`, which imports this file."""
 
 KEYS = "keys"
 """`Kind.cached` of a mixer that decodes as attention does, by attention's weights and settings: its keys and values."""
@@ -123,16 +113,6 @@ class Kind:
 def find(name: str) -> Kind:
     """Returns the kind of the name. Raises ValueError where there is none."""
     return find_part(name, KINDS, "model.mixers or model.mlps", Kind)
-
-
-def named(name: str) -> str:
-    """Returns the name in `KINDS` of a kind that is there; else its own name. So one kind has one name in a config."""
-    kind = find(name)
-    return name if name in KINDS else next((known for known in KINDS if find(known) is kind), name)
-
-
-NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
-"""Before the mixer, before the MLP, after the mixer, after the MLP."""
 
 
 def kinds_of(config: ModelConfig, layer: int) -> tuple[str, str]:

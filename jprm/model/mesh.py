@@ -287,7 +287,6 @@ def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     ]:
         if size % by:
             raise ValueError(f"{what} = {size} is not a multiple of the mesh's {axis} = {by}; change one of them")
-    config.check_attention(context=context)
 
 
 # ---------------------------------- collectives written by hand, where XLA by itself sends or keeps more than necessary

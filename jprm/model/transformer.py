@@ -301,6 +301,22 @@ class HeadLayer(nn.Module):
         return jnp.einsum("...D,DC->...C", x_BSD, kernel_DC) + bias_C
 
 
+def check_model(config: ModelConfig, backend: str | None = None, context: int = 1) -> None:
+    """Raises ValueError where a part that the config names does not exist, or does not fit the others.
+
+    Kinds of layers and attention are asked whether they take the model, the backend (None: any), and rows in `context`
+    parts.
+    """
+    if not find(config.head).channels and config.steps:
+        raise ValueError(f"steps={config.steps!r} changes states at step ends, and head {config.head!r} reads tokens")
+    if config.steps:
+        step_layer(config.steps)
+    attention.check(config.attention, config, backend, context)
+    for name in layers.names(config):
+        if reason := layers.find(name).refuses(config, context):
+            raise ValueError(reason)
+
+
 class Model(nn.Module):
     """Decoder, step layer and head: `Rows` to the logits of its steps, in float32."""
 
@@ -312,7 +328,7 @@ class Model(nn.Module):
             self.steps = step_layer(self.config.steps)(self.config)
 
     def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
-        """Gathers hidden states at step ends before the head, which so costs S, not T."""
+        """Gathers hidden states at step ends first, so that the head costs S and not T."""
         x_BTD, embed_VD = self.decoder(rows.tokens, rows.position, rows.until)
         return self.logits_at(at_tokens(x_BTD, rows.step_end), rows.parent, embed_VD)
 

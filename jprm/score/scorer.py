@@ -25,10 +25,11 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from jprm import multihost
+from jprm.model.attention import chain_rows
 from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, Unless, find
 from jprm.model.mesh import put_rows, row_parts
-from jprm.model.transformer import step_logits
+from jprm.model.transformer import check_model, step_logits
 from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
 from jprm.rows import Rows, padded_size, padded_sizes
 from jprm.score.aggregate import DEFAULT_RULE
@@ -100,6 +101,7 @@ class PRM:
     scale: Scale = PROBABILITY
 
     def __post_init__(self):
+        check_model(self.config)
         if self.readout is None:
             object.__setattr__(self, "readout", find(self.config.head).readout)
 
@@ -210,7 +212,7 @@ class PRM:
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
         """Returns (N,) float32 for each tree of N nodes, NaN for context. Common prefixes are computed once in a tree.
 
-        Where attention takes one chain a row (`ModelConfig.chain_rows`), they are computed once for every chain.
+        Where attention takes one chain a row (`attention.chain_rows`), they are computed once for every chain.
         """
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
@@ -405,7 +407,7 @@ class PRM:
     @property
     def _chain_rows(self) -> bool:
         """Whether a row must hold one chain, for this model or for the reference of an implicit PRM."""
-        return self.config.chain_rows or (self.ratio is not None and self.ratio.config.chain_rows)
+        return chain_rows(self.config) or (self.ratio is not None and chain_rows(self.ratio.config))
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Returns whether the model takes every chain of a record."""

@@ -39,6 +39,7 @@ from jprm.io.outputs import atomic_write
 from jprm.io.storage import Place, path_of
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import model_flops, peak
+from jprm.model.transformer import check_model
 from jprm.objectives import Judged, Objective, divisor, means, names
 from jprm.options import find_part
 from jprm.rows import Rows
@@ -53,7 +54,7 @@ from jprm.train.batches import (
     unstacked,
 )
 from jprm.train.callbacks import Goodput, Profile, Watchdog, changed_compiler, versions
-from jprm.train.folder import claim, with_streams
+from jprm.train.folder import claim, streams
 from jprm.train.log import Callback, Log
 from jprm.train.optimizer import make_optimizer, schedule, skipped
 from jprm.train.start import continued, initial_state, reference_params, restored, saved_arrays, with_fitted_head
@@ -89,10 +90,14 @@ class Trainer:
     ):  # fmt: skip
         self._position = position
         self.workdir = path_of(workdir) if workdir is not None else None
-        self.experiment = experiment = with_streams(experiment, self.workdir)
+        if not (data := experiment.data).streams:
+            count = multihost.first(streams, self.workdir, multihost.count(), data.micro_rows)
+            experiment = dataclasses.replace(experiment, data=dataclasses.replace(data, streams=count))
+        self.experiment = experiment
         check_supervision(experiment)
         self.mesh = make_mesh(experiment.mesh)
         check_mesh(experiment.model, self.mesh, experiment.data.micro_rows, experiment.data.tokens)
+        check_model(experiment.model, context=self.mesh.shape["context"])
         self.tokenizer = load_tokenizer(experiment.tokenizer, experiment.model.vocab_size)
         name, options = experiment.objective, experiment.objective_options
         if objective is None:
@@ -113,8 +118,7 @@ class Trainer:
                 self._lock = folder_lock(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
-                log_ratio = objectives.log_ratio(self.objective)
-                multihost.first(lambda: claim(folder, experiment, self.tokenizer, log_ratio))
+                multihost.first(claim, folder, experiment, self.tokenizer, objectives.log_ratio(self.objective))
                 if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
                         f"{workdir}: is not the same folder on every host; --workdir must be where all can write"

@@ -30,6 +30,7 @@ from jprm import data, multihost
 from jprm.experiment import DataConfig, Experiment
 from jprm.io.outputs import stamp_of
 from jprm.io.storage import path_of
+from jprm.model.attention import chain_rows
 from jprm.model.mesh import spec
 from jprm.options import find_part
 from jprm.pack import PackReport, pack
@@ -67,7 +68,7 @@ def _batches(
     """Returns one stream's part of the batches."""
     config = experiment.data
     pipeline = PipelineConfig(
-        **vars(config), shuffle=not once, epochs=1 if once else None, stream=stream, chains=experiment.model.chain_rows
+        **vars(config), shuffle=not once, epochs=1 if once else None, stream=stream, chains=chain_rows(experiment.model)
     )
     if isinstance(sources[0], Endless) and not once:
         endless = [cast(Endless, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]

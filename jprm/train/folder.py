@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from jprm import data, multihost
+from jprm import data
 from jprm.checkpoints import store
 from jprm.experiment import RUN, Experiment, read, to_json, written
 from jprm.io.jsonl import parse
@@ -28,18 +27,11 @@ FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep",
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 
 
-def with_streams(experiment: Experiment, workdir: Place | None) -> Experiment:
-    """Returns the experiment with a number of streams: the run's own, or else as many as processes can have."""
-    if experiment.data.streams:
-        return experiment
-
-    def chosen() -> int:
-        if workdir is not None and (workdir / RUN).exists() and store.saved(workdir):
-            return max(1, read(workdir / RUN).data.streams)
-        most = min(multihost.count(), experiment.data.micro_rows)
-        return next(count for count in range(most, 0, -1) if experiment.data.micro_rows % count == 0)
-
-    return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, streams=multihost.first(chosen)))
+def streams(workdir: Place | None, processes: int, micro_rows: int) -> int:
+    """Returns the number of a run's streams: its own, or else as many as processes can have."""
+    if workdir is not None and (workdir / RUN).exists() and store.saved(workdir):
+        return max(1, read(workdir / RUN).data.streams)
+    return next(count for count in range(min(processes, micro_rows), 0, -1) if micro_rows % count == 0)
 
 
 def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> None:

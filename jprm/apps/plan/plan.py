@@ -22,7 +22,7 @@ from jprm.model import layers
 from jprm.model.heads import find as find_head
 from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_parts, row_places
 from jprm.model.parameters import merge, widened
-from jprm.model.transformer import REMAT, axes_of, chunk_count
+from jprm.model.transformer import REMAT, axes_of, check_model, chunk_count
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
 from jprm.train.optimizer import make_optimizer
@@ -48,8 +48,8 @@ def plan(
     FileNotFoundError without the devices' compiler.
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
-    model.check_attention(backend=topology.chip.backend)
     mesh = make_mesh(experiment.mesh, devices(topology))
+    check_model(model, topology.chip.backend, mesh.shape["context"])
     rows = row_parts(mesh) if scoring else data.rows
     micro_rows = rows if scoring else data.micro_rows
     check_mesh(model, mesh, micro_rows, data.tokens)

@@ -45,9 +45,11 @@ from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.rollout import packed
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
 from jprm.model import layers
+from jprm.model.attention import chain_rows
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, row_parts, spec
 from jprm.model.parameters import held_decoder, merge
+from jprm.model.transformer import check_model
 from jprm.rows import padded_size
 
 SAMPLED = ("sampler", "PRM", "scoring", "prefill", "decode")
@@ -92,8 +94,8 @@ def plan(
     start, experiment = time.monotonic(), longest(config)
     model, data, chip = experiment.model, experiment.data, topology.chip
     learners = topology.without(config.sampling_hosts)
-    model.check_attention(backend=chip.backend)
     mesh = make_mesh(config.mesh, devices(learners))
+    check_model(model, chip.backend, mesh.shape["context"])
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     runs, resident = programs(config, experiment, mesh, topology)
@@ -270,7 +272,7 @@ def packing_seconds(config: RLExperiment, experiment: Experiment) -> float:
     prompt = rng.integers(1, V, max(1, config.tokens - T)).tolist()
     began = time.process_time()  # a busy machine takes longer, which a host would not
     tree = group_tree("longest", prompt, samples, [np.ones(T)] * config.samples)
-    packed([tree], experiment.data, experiment.model.chain_rows)
+    packed([tree], experiment.data, chain_rows(experiment.model))
     return (time.process_time() - began) * config.problems_an_update
 
 

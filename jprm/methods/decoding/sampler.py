@@ -35,6 +35,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, put_rows, row_parts, spec
 from jprm.model.parameters import merge
+from jprm.model.transformer import check_model
 from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout, prompt_layout
 
@@ -141,6 +142,7 @@ class Sampler:
         self._dtype: Dtype = options.dtype or config.dtype
         self._config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
         check_mesh(self._config, mesh, row_parts(mesh))
+        check_model(self._config, context=mesh.shape["context"])
         prompted = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
         self.layout = prompted or native_layout(tokenizer)
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)

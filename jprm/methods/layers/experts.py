@@ -28,10 +28,10 @@ WEIGHTS = {
     "expert_gate": Weight("EDF", "D"),
     "expert_up": Weight("EDF", "D"),
     "expert_down": Weight("EFD", "F"),
-    "shared_gate": Weight("DS", "D", when=lambda c: c.experts.shared_width),
-    "shared_up": Weight("DS", "D", when=lambda c: c.experts.shared_width),
-    "shared_down": Weight("SD", "S", when=lambda c: c.experts.shared_width),
-    "shared_mix": Weight("DU", "D", when=lambda c: c.experts.shared_width),
+    "shared_gate": Weight("DS", "D", when=lambda c: c.experts.shared_width > 0),
+    "shared_up": Weight("DS", "D", when=lambda c: c.experts.shared_width > 0),
+    "shared_down": Weight("SD", "S", when=lambda c: c.experts.shared_width > 0),
+    "shared_mix": Weight("DU", "D", when=lambda c: c.experts.shared_width > 0),
 }
 """Letters: D width, E and N experts, split over the mesh or not, F an expert's width, S the shared expert's, U one."""
 

@@ -48,6 +48,7 @@ from jprm.methods.formats.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy import vocabulary
 from jprm.methods.policy.protocol import Prefix, Until
 from jprm.model import FileDtype
+from jprm.model.attention import chain_rows
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts
 from jprm.pack import pack
@@ -533,7 +534,7 @@ def log_probabilities(
     """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))
-    packed = pack(trees, size, size, too_long="error", chains=config.chain_rows)
+    packed = pack(trees, size, size, too_long="error", chains=chain_rows(config))
     split = row_parts(mesh)
     filler = empty_rows(-len(packed.rows.tokens) % split, size, size)
     rows = jax.tree.map(lambda a, b: np.concatenate([a, b]), packed.rows, filler)

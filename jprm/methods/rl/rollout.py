@@ -29,6 +29,7 @@ from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree, of_chains, of_steps, preference_trees
 from jprm.methods.search.files import read_problems
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
+from jprm.model.attention import chain_rows
 from jprm.model.mesh import gathered, put_rows
 from jprm.pack import PackReport, pack
 from jprm.rows import Rows, empty_rows, padded_size
@@ -381,7 +382,7 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
         for prompt, some in by_prompt(group, layout).items()
         if (samples := [group.samples[i] for i in some if group.samples[i].ids])
     ]
-    rows, _ = packed(trees, data, trainer.experiment.model.chain_rows)
+    rows, _ = packed(trees, data, chain_rows(trainer.experiment.model))
     return trainer.measure(rows, PolicyGradient(temperature=config.temperature, estimator="exact"))["kl"]
 
 

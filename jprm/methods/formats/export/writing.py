@@ -24,7 +24,7 @@ from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
-from jprm.model.config import ModelConfig
+from jprm.model.config import KINDS, ModelConfig
 from jprm.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000
@@ -114,7 +114,7 @@ CLASSES = {
 
 def _family(name: str, c: ModelConfig) -> str:
     """Returns the family whose class computes a model. Raises ValueError where jprm knows none."""
-    if own := sorted({*c.mixers, *c.mlps} - set(layers.KINDS)):
+    if own := sorted({*c.mixers, *c.mlps} - set(KINDS)):
         raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(own)}")
     mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
     next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"
