@@ -134,28 +134,28 @@ locked: | $(BIN)/python
 	$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock
 
 quickstart: install
-	$(BIN)/python experiments/quickstart/run.py --out runs/quickstart
+	$(BIN)/python -m experiments.quickstart.run --out runs/quickstart
 
 code-world: install
-	$(BIN)/python experiments/code_world/world.py --out runs/code_world
+	$(BIN)/python -m experiments.code_world.world --out runs/code_world
 
 # Pages: runs/quickstart_rl/report_SEED.html. What is finished in runs/quickstart and runs/quickstart_rl is not computed again.
 quickstart-rl: quickstart
 	for seed in 0 1 2; do \
-	  $(BIN)/python experiments/quickstart/rl.py --seed $$seed \
+	  $(BIN)/python -m experiments.quickstart.rl --seed $$seed \
 	    --arms verifier sum min_form min_form_verifier rejection demonstrations || exit 1; \
 	done
 
 # A fresh folder in runs/, which git ignores.
 annotate-demo: quickstart
-	$(BIN)/python experiments/quickstart/annotate.py --out runs/annotate_demo_$$(date +%Y%m%d_%H%M%S)
+	$(BIN)/python -m experiments.quickstart.annotate --out runs/annotate_demo_$$(date +%Y%m%d_%H%M%S)
 
 # glibc then requests huge pages: a step allocates gigabytes, and page faults are most of its system time.
 bench train-prm800k: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 
 # Run it alone on the machine. The peers get their own environment; BENCH="train_speed -- --no-peer" needs none.
 bench: install
-	$(BIN)/python experiments/bench/results.py $(BENCH)
+	$(BIN)/python -m experiments.bench.results $(BENCH)
 
 # Training and evaluation continue where they stopped: run the target again after any interruption.
 train-prm800k: install data/prm800k.prepared

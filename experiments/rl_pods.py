@@ -17,15 +17,14 @@ import dataclasses
 import json
 import os
 import pathlib
-import sys
-
-sys.path.append(str(pathlib.Path(__file__).parent))
-from qwen2p5_math_7b_prm800k import experiment as prm_experiment
+import runpy
 
 from jprm.experiment import OptimizerConfig, to_json
 from jprm.methods.rl.config import RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 from jprm.model.mesh import MeshConfig
+
+prm_experiment = runpy.run_path(str(pathlib.Path(__file__).with_name("qwen2p5_math_7b_prm800k.py")))["experiment"]
 
 FOLDER = pathlib.Path(os.environ.get("JPRM_RL_PODS", "runs/rl_pods"))
 

@@ -6,7 +6,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from cost import parameters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import (
@@ -26,6 +25,7 @@ from published import (
 from refusing import refused
 
 import jprm
+from experiments.studies.cost import parameters
 from jprm.apps import cli
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.evaluate.run import as_in

@@ -1,19 +1,11 @@
 """What the benchmarks count: FLOPs, pairs and padding against closed forms, and the page that they write."""
 
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 from tiny import TINY, packed_trees, random_tree, visible
 
+from experiments.bench import attention, yardsticks
 from jprm.apps.plan import counts
-
-BENCH = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "bench"
-sys.path.insert(0, str(BENCH))
-
-import attention  # noqa: E402
-import yardsticks  # noqa: E402
 
 
 def test_pairs_are_what_the_rule_shows_of_real_tokens():

@@ -1,32 +1,16 @@
 """The code world's task against brute force; with `-m slow`, all of it at reduced size."""
 
 import json
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 from refusing import refused
 
+from experiments.code_world import functions
+from experiments.code_world import world as code_world
 from jprm.tree import read_records
 
-FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 STATES = [[], [5], list(range(-2, 40)), list(range(40, -2, -1)), [3, 1, 2, 3, 0, 7], [9, 9, 1, 4, 2, 8, 6, 5]]
-
-
-@pytest.fixture(scope="module")
-def code_world():
-    """Its modules and the quickstart's, which import each other by name."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(FOLDER / "code_world"))
-    import world
-
-    yield world
-    del sys.path[sys.path.index(str(FOLDER / "quickstart"))]
-    while str(FOLDER / "code_world") in sys.path:
-        sys.path.remove(str(FOLDER / "code_world"))
-    for name in {"world", "functions", "run", "judge", "models", "task"} - before:
-        sys.modules.pop(name, None)
 
 
 def effect(line):
@@ -41,8 +25,8 @@ def effect(line):
     return effects
 
 
-def test_the_checker_equals_what_lines_do(code_world):
-    functions, rng = code_world.functions, np.random.default_rng(0)
+def test_the_checker_equals_what_lines_do():
+    rng = np.random.default_rng(0)
     seen = set()
     for _ in range(300):
         problem = functions.problem(rng)
@@ -61,8 +45,8 @@ def test_the_checker_equals_what_lines_do(code_world):
     refused(ValueError, "problem", functions.parse, "Keep at most 3. Return the list.")
 
 
-def test_the_tokenizer_keeps_every_character(code_world):
-    functions, rng = code_world.functions, np.random.default_rng(1)
+def test_the_tokenizer_keeps_every_character():
+    rng = np.random.default_rng(1)
     tokenizer = functions.tokenizer()
     for _ in range(200):
         problem = functions.problem(rng)
@@ -71,9 +55,9 @@ def test_the_tokenizer_keeps_every_character(code_world):
         assert tokenizer.decode(ids) == text and tokenizer.token_to_id("<unk>") not in ids
 
 
-def test_no_bug_in_one_line_passes_the_tests(code_world):
+def test_no_bug_in_one_line_passes_the_tests():
     """As programs that Python runs: each line left out, as a bad habit has it, or with an amount off by one."""
-    functions, rng = code_world.functions, np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     seen = 0
     for _ in range(40):
         problem = functions.problem(rng)
@@ -92,12 +76,12 @@ def test_no_bug_in_one_line_passes_the_tests(code_world):
 
 
 @pytest.mark.slow
-def test_the_whole_of_it(code_world, one_device, tmp_path, monkeypatch):
+def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
     """Few problems, but the whole policy: a shorter training leaves no correct program. All stages, twice."""
     small = {"COUNTS": {"test_problems": 24, "problems": 12, "solutions": 14_000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
              "POLICY_STEPS": 360, "REWARD_STEPS": 8}  # fmt: skip
     for name, value in small.items():
-        monkeypatch.setattr(code_world, name, value)
+        monkeypatch.setattr(name, value)
     code_world.main(tmp_path / "out")
     found = json.loads((tmp_path / "out/results.json").read_text())
     for key in ("prm_monte_carlo_best_of_8", "orm_best_of_8", "orm_vote_8", "majority_8", "pass_1", "pass_8"):

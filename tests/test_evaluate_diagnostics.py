@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from drift import drift
 from refusing import refused
 
+from experiments.studies.drift import drift
 from jprm.methods.evaluate.best_of_n import pools_of
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.studies import diagnostics as dg

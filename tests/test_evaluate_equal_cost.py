@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from cost import Chooser, at_equal_cost, equal_cost_report, parameters
 from refusing import refused
 
 import jprm
+from experiments.studies.cost import Chooser, at_equal_cost, equal_cost_report, parameters
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.run import scored_trees, source
 

@@ -1,10 +1,7 @@
 """The study of objectives in a world of a minute: a cell that is stopped and continued, its figures and tables."""
 
 import dataclasses
-import importlib
 import json
-import pathlib
-import sys
 
 import jax
 import numpy as np
@@ -13,6 +10,8 @@ from refusing import refused
 from tiny_run import MODEL, VALUE, experiment, make_data, one_device, training
 
 import jprm
+from experiments import objectives as study
+from experiments.quickstart import task
 from jprm.io.jsonl import write_records
 from jprm.methods.implicit import LogRatio
 from jprm.methods.label.files import load_reference
@@ -20,24 +19,9 @@ from jprm.statistics import auroc
 from jprm.token_tree import token_tree
 from jprm.tree import read_records, tree_of
 
-FOLDER = pathlib.Path(__file__).parent.parent / "experiments"
 
-
-@pytest.fixture(scope="module")
-def study():
-    """Its modules, which import each other by name as they do when `run.py` is the command."""
-    sys.path.insert(0, str(FOLDER / "objectives"))
-    names = ("run", "data", "frozen", "heads", "language", "measure", "recipes", "states", "table")
-    yield type("study", (), {name: importlib.import_module(name) for name in names})
-    sys.path[:] = [path for path in sys.path if pathlib.Path(path).parent != FOLDER]
-    for name in (*names, "models", "task"):
-        sys.modules.pop(name, None)
-
-
-def world(study, folder):
+def world(folder):
     """What the study reads of a run of the quickstart, with two stories' worth of everything."""
-    import task
-
     rng = np.random.default_rng(0)
     make_data(folder)
     (folder / "tokenizer").mkdir()
@@ -63,8 +47,8 @@ def world(study, folder):
 SIZES = dict(base="", model=MODEL, steps=2, checkpoint_every=1, tokens=256, slots=64, rows=2, micro_rows=2, window=8)
 
 
-def test_cells_are_trained_measured_and_tabulated(study, tmp_path, monkeypatch):
-    shared, out = world(study, tmp_path / "world"), tmp_path / "cells"
+def test_cells_are_trained_measured_and_tabulated(tmp_path, monkeypatch):
+    shared, out = world(tmp_path / "world"), tmp_path / "cells"
     monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, *_: experiment(
         shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed))  # fmt: skip
     with one_device():
@@ -92,9 +76,9 @@ def test_cells_are_trained_measured_and_tabulated(study, tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def frozen_world(study, folder, monkeypatch, groups):
+def frozen_world(folder, monkeypatch, groups):
     """The world, and in place of SmolLM2 a tiny model with these groups of layers."""
-    shared = world(study, folder)
+    shared = world(folder)
     monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, _, wanted: experiment(
         shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed,
         reference=str(shared / "base") if wanted.changes.get("head") == "language" else ""))  # fmt: skip
@@ -113,10 +97,10 @@ def frozen_world(study, folder, monkeypatch, groups):
     return shared
 
 
-def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkeypatch):
+def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch):
     out = tmp_path / "cells"
     with one_device():
-        shared = frozen_world(study, tmp_path / "world", monkeypatch, (2,))
+        shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
         cell = study.frozen.cell("quickstart", "pqm", 0, shared, out, hidden=8, epochs=2)
         prm = jprm.load(shared / "base")
         trees = [tree_of(record) for record in prm.score_many(read_records(shared / "formal.jsonl"))]
@@ -136,10 +120,10 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(study, tmp_path, monkey
     refused(ValueError, "rank", study.frozen.cell, "quickstart", "rank", 0, shared, out)
 
 
-def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(study, tmp_path, monkeypatch):
+def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path, monkeypatch):
     out, heads = tmp_path / "cells", study.heads
     with one_device():
-        shared = frozen_world(study, tmp_path / "world", monkeypatch, (2,))
+        shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
         cell = study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out, hidden=8, epochs=2)
         pools, folder = shared / "pools.jsonl", out / "states/quickstart_pools"
         steps = heads.known(pools, folder, None)
@@ -162,10 +146,10 @@ def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(study, t
     assert cell["tests"]["quickstart"]["n"] == 4
 
 
-def test_the_last_layers_alone_become_an_implicit_prm(study, tmp_path, monkeypatch):
+def test_the_last_layers_alone_become_an_implicit_prm(tmp_path, monkeypatch):
     out, language = tmp_path / "cells", study.language
     with one_device():
-        shared = frozen_world(study, tmp_path / "world", monkeypatch, (1, 1))
+        shared = frozen_world(tmp_path / "world", monkeypatch, (1, 1))
         assert sum(MODEL.layer_groups) == 2
         cell = study.frozen.cell("quickstart", "dpo", 0, shared, out, learning_rate=1e-2)
         known = language.known(shared / "pools.jsonl", out / "states/quickstart_pools", None)
@@ -188,8 +172,8 @@ def test_the_last_layers_alone_become_an_implicit_prm(study, tmp_path, monkeypat
     assert cell["rule"] == "last" and len(set(cell["tests"]["quickstart"]["chain_score"])) > 2
 
 
-def test_a_head_finds_what_its_states_say(study, tmp_path):
-    shared = world(study, tmp_path / "world")
+def test_a_head_finds_what_its_states_say(tmp_path):
+    shared = world(tmp_path / "world")
     settings = experiment(shared, target=VALUE, valid=(), tokenizer=str(shared / "tokenizer"))
     trees = [tree_of(record) for record in read_records(shared / "formal.jsonl")]
     label_N = np.array([node.label for tree in trees for node in tree.nodes])
@@ -207,7 +191,7 @@ def test_a_head_finds_what_its_states_say(study, tmp_path):
     assert auroc(score_N, label_N > 0.5) > 0.99
 
 
-def test_seeds_are_averaged_problem_by_problem(study):
+def test_seeds_are_averaged_problem_by_problem():
     def test(keys):
         one = {"n": 2, "problems": ["a", "b"], "chain_problem": [0, 0, 1, 1], "chain_correct": [1.0, 0.0, 1.0, 0.0]}
         values = {"best_of_n": [1.0, keys[2]], "one_sample": [0.5, 0.5], "majority": [0.5, 0.5]}
@@ -226,7 +210,7 @@ def test_seeds_are_averaged_problem_by_problem(study):
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.4])
-def test_intervals_cover_other_seeds_and_other_problems(study, spread):
+def test_intervals_cover_other_seeds_and_other_problems(spread):
     """Differences of three seeds on 40 problems, whose seeds are apart by nothing, little or most of what there is."""
     covered, over_problems = 0, 0
     for run in range(200):
@@ -241,14 +225,14 @@ def test_intervals_cover_other_seeds_and_other_problems(study, spread):
     assert over_problems < 120 or spread < 0.4  # intervals over problems alone leave the seeds out
 
 
-def test_equal_steps_become_one_node_whose_alternatives_compare(study):
+def test_equal_steps_become_one_node_whose_alternatives_compare():
     steps = [["a", "b"], ["a", "c"], ["d"], ["a", "b"]]
     record = {"problem": "p", "samples": [{"steps": s, "labels": [1.0] * len(s), "correct": True} for s in steps]}
     tree = study.data.merged(tree_of(record))
     assert [(node.parent, node.text) for node in tree.nodes] == [(-1, "a"), (0, "b"), (0, "c"), (-1, "d")]
 
 
-def test_a_step_beyond_a_row_scores_as_the_step_before_it(study):
+def test_a_step_beyond_a_row_scores_as_the_step_before_it():
     parents = [-1, 0, 1, -1, 3]
     tree = tree_of({"problem": "p", "nodes": [{"parent": i, "text": f"s{n}"} for n, i in enumerate(parents)]})
     found = study.language.filled(tree, np.array([0.5, np.nan, np.nan, np.nan, -2.0]))

@@ -3,52 +3,29 @@ with `-m slow`, all of it at reduced size."""
 
 import itertools
 import json
-import pathlib
 import shutil
-import sys
 
 import numpy as np
 import pytest
 from refusing import refused
 from tiny import Letters
 
+from experiments.quickstart import critique, equal_cost, judge, models, run, task
 from jprm.experiment import read
 from jprm.io.jsonl import write_records
 from jprm.methods.judge.critiques import JudgePrompt, verdicts
 from jprm.methods.judge.judge import Judge
 from jprm.tree import read_records, tree_of
 
-FOLDER = pathlib.Path(__file__).parent.parent / "experiments/quickstart"
-
 
 @pytest.fixture(scope="module")
-def quickstart():
-    """Its modules, which import each other by name as they do when `run.py` is the command."""
-    sys.path.insert(0, str(FOLDER))
-    import judge
-    import models
-    import run
-    import task
-
-    yield type("quickstart", (), {"judge": judge, "models": models, "run": run, "task": task})
-    sys.path.remove(str(FOLDER))
-    for name in ("judge", "models", "run", "task"):
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def task(quickstart):
-    return quickstart.task
-
-
-@pytest.fixture(scope="module")
-def worked(task):
+def worked():
     rng = np.random.default_rng(0)
     problems = [task.problem(rng) for _ in range(2000)]
     return problems, [task.solution(p, rng, task.Habits()) for p in problems]
 
 
-def test_a_story_says_its_moves_and_no_more(task, worked):
+def test_a_story_says_its_moves_and_no_more(worked):
     for problem in worked[0]:
         assert task.parse(problem.text) == problem
         assert all(1 <= count <= task.LARGEST for count in problem.counts)
@@ -61,7 +38,7 @@ def test_a_story_says_its_moves_and_no_more(task, worked):
         refused(ValueError, "story", task.parse, text)
 
 
-def test_the_checker_agrees_with_the_generators_truth(task, worked):
+def test_the_checker_agrees_with_the_generators_truth(worked):
     """Truth, told by the story alone: a right solution's steps are the story's counts; a wrong step leaves them."""
     rng = np.random.default_rng(1)
     for problem, steps in zip(*worked, strict=True):
@@ -77,7 +54,7 @@ def test_the_checker_agrees_with_the_generators_truth(task, worked):
         assert task.check(problem, steps) == [*truth, True]
 
 
-def test_what_a_checker_must_not_pass(task):
+def test_what_a_checker_must_not_pass():
     problem = task.parse(
         "Ana has 37 coins. On Monday Ana finds 8 more. On Tuesday Ana loses 5. How many coins does Ana have?"
     )
@@ -97,7 +74,7 @@ def test_what_a_checker_must_not_pass(task):
     assert task.labels(problem, [*right, "The answer is 40."]) == [1, 1, 0, 0]
 
 
-def test_there_is_something_to_select_from(task, worked):
+def test_there_is_something_to_select_from(worked):
     """Some right answers have wrong working; authors are right often enough, and not too often."""
     right = np.array([task.answer_of(steps) == problem.answer for problem, steps in zip(*worked, strict=True)])
     sound = np.array([all(task.check(problem, steps)) for problem, steps in zip(*worked, strict=True)])
@@ -106,7 +83,7 @@ def test_there_is_something_to_select_from(task, worked):
     assert not (sound & ~right).any()
 
 
-def test_its_tokenizer_reads_back_what_it_wrote(task, worked):
+def test_its_tokenizer_reads_back_what_it_wrote(worked):
     tokenizer = task.tokenizer()
     for problem, steps in zip(*worked, strict=True):
         for text in (problem.text, *steps):
@@ -125,21 +102,21 @@ def sample(steps):
     return {"steps": steps, "answer": int(steps[-1].split()[-1][:-1]), "correct": steps[-1] == SOUND[-1], "tokens": 9}
 
 
-def test_chains_name_their_first_wrong_step(quickstart):
+def test_chains_name_their_first_wrong_step():
     record = {"problem": PROBLEM, "answer": 10, "samples": [sample(steps) for steps in (SOUND, LUCKY, WRONG)]}
-    chains = quickstart.judge._chains(record, quickstart.task)
+    chains = judge._chains(record, task)
     assert [(chain["label"], chain["final_answer_correct"]) for chain in chains] == [(-1, True), (0, True), (1, False)]
-    working = [quickstart.judge._is_wrong_working(record, one) for one in record["samples"]]
+    working = [judge._is_wrong_working(record, one) for one in record["samples"]]
     assert working == [False, True, False]
 
 
-def test_labels_agree_over_steps_that_go_on(quickstart, tmp_path):
+def test_labels_agree_over_steps_that_go_on(tmp_path):
     """Of the four distinct inner steps, the lucky chain's first has a value above 0 but is wrong: 3 of 4 agree."""
     formal = [sample(steps) | {"labels": labels} for steps, labels in ((SOUND, [1, 1, 1]), (LUCKY, [0, 0, 0]))]
     value = [sample(steps) | {"labels": labels} for steps, labels in ((SOUND, [1, 1, 1]), (LUCKY, [0.5, 0, 1]))]
     for name, samples in (("formal", formal), ("monte_carlo", value)):
         write_records(tmp_path / f"{name}.jsonl", [{"problem": PROBLEM, "samples": samples}])
-    found = quickstart.judge.label_agreement(tmp_path)
+    found = judge.label_agreement(tmp_path)
     assert found["steps"] == 4
     assert found["accuracy_hard"] == 0.75
     assert found["auroc"] == 1.0
@@ -147,10 +124,8 @@ def test_labels_agree_over_steps_that_go_on(quickstart, tmp_path):
     assert found["wrong_with_value"] == pytest.approx(1 / 3)
 
 
-def test_an_author_without_habits_criticises_as_the_checker_does(quickstart):
-    import critique
-
-    task, rng = quickstart.task, np.random.default_rng(0)
+def test_an_author_without_habits_criticises_as_the_checker_does():
+    rng = np.random.default_rng(0)
     prompt = JudgePrompt(**critique.PROMPT)
     for _ in range(300):
         problem = task.problem(rng)
@@ -161,13 +136,10 @@ def test_an_author_without_habits_criticises_as_the_checker_does(quickstart):
             [verdict] = verdicts(prompt, f"{redo}\n{'+' if right else '-'}", end)
             assert verdict.correct == right
     assert critique.redone(problem, ["Monday: what?", steps[0]], rng, None) is None
-    del sys.modules["critique"]
 
 
-def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples(quickstart):
-    import equal_cost
-
-    judge = Judge(policy=None, prompt=JudgePrompt(**equal_cost.critique.PROMPT), samples=2)  # pyright: ignore
+def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples():
+    critic = Judge(policy=None, prompt=JudgePrompt(**equal_cost.critique.PROMPT), samples=2)  # pyright: ignore
     layout, chains, generated = Letters(), [SOUND, LUCKY, WRONG, SOUND], 77
     tree = tree_of({"problem": PROBLEM, "samples": [sample(steps) for steps in chains]})
     prefixes = [{tuple(steps[:end]) for end in range(1, len(steps) + 1)} for steps in chains]
@@ -175,52 +147,50 @@ def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples(quickstar
     assert asked == 8
 
     def cost(some):
-        questions = [judge.prompt.filled(PROBLEM, list(steps)) for steps in set.union(*(prefixes[i] for i in some))]
+        questions = [critic.prompt.filled(PROBLEM, list(steps)) for steps in set.union(*(prefixes[i] for i in some))]
         return sum(2 * len(layout.problem(question)) + generated / asked for question in questions)
 
     wanted_n = [np.mean([cost(some) for some in itertools.combinations(range(4), n)]) for n in (1, 2, 3, 4)]
-    found_n = equal_cost.critique_tokens([tree], judge, layout, generated, 4)
+    found_n = equal_cost.critique_tokens([tree], critic, layout, generated, 4)
     np.testing.assert_allclose(found_n, wanted_n, rtol=1e-12)
-    for name in ("equal_cost", "critique"):
-        del sys.modules[name]
 
 
-def test_a_policys_samples_become_pools(quickstart):
+def test_a_policys_samples_become_pools():
     from jprm.methods.policy.protocol import Sample
 
     whole = Sample(tuple(SOUND), 9, "stop")
     cut = Sample(tuple(SOUND[:2]), 6, "length")
-    pool = quickstart.run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
+    pool = run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
     assert [(one["answer"], one["correct"]) for one in pool["samples"]] == [(10, True), (None, False)]
 
 
-def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(quickstart, tiny_run, one_device, tmp_path):
+def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_run, one_device, tmp_path):
     """What is fitted to its scores is of other problems."""
     (tmp_path / "prm").mkdir()
     shutil.copy(tiny_run.folder / "experiment.json", tmp_path / "prm")
     (file,) = tiny_run.experiment.data.train
     problems = sorted({record["problem"] for record in read_records(file)})
-    folder = quickstart.judge.trained_apart(tmp_path, "prm", set(problems[::2]))
+    folder = judge.trained_apart(tmp_path, "prm", set(problems[::2]))
     (apart,) = read(folder / "experiment.json").data.train
     assert {record["problem"] for record in read_records(apart)} == set(problems[::2])
     before = (folder / "result.json").stat().st_mtime_ns
-    assert quickstart.judge.trained_apart(tmp_path, "prm", set()) == folder
+    assert judge.trained_apart(tmp_path, "prm", set()) == folder
     assert (folder / "result.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
-def test_the_whole_of_it(quickstart, one_device, tmp_path, monkeypatch):
+def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
     """A third of the policy's training and few problems: every stage, every key, and a second run that does nothing."""
     for module, values in (
         (
-            quickstart.run,
+            run,
             dict(SOLUTIONS=6000, LABELLED=40, LABELLED_SAMPLES=4, ROLLOUTS=2, TESTED=16, TESTED_SAMPLES=8),
         ),
-        (quickstart.models, dict(POLICY_STEPS=240, REWARD_STEPS=20)),
+        (models, dict(POLICY_STEPS=240, REWARD_STEPS=20)),
     ):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
-    quickstart.run.main(tmp_path / "out")
+    run.main(tmp_path / "out")
     results = json.loads((tmp_path / "out/results.json").read_text())
     for key in ("prm_best_of_8", "orm_best_of_8", "majority_8", "pass_1", "pass_8"):
         assert results[key]["low"] <= results[key]["value"] <= results[key]["high"]
@@ -230,7 +200,7 @@ def test_the_whole_of_it(quickstart, one_device, tmp_path, monkeypatch):
     assert "Search at equal cost" in page
     assert "http" not in page.split("<script")[0].replace("http-equiv", "")
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
-    quickstart.run.main(tmp_path / "out")
+    run.main(tmp_path / "out")
     again = json.loads((tmp_path / "out/results.json").read_text())
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in results.items() if k != "seconds"}
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}

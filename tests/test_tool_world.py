@@ -2,15 +2,11 @@
 
 import functools
 import itertools
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "experiments/tool_world"))
-import shop
-
+from experiments.tool_world import shop
 from jprm.methods.agents.environment import World
 
 

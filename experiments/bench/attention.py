@@ -1,6 +1,6 @@
 """Time and memory of attention on a CPU: jprm's implementations, jax.nn.dot_product_attention and a T x T mask.
 
-    python experiments/bench/attention.py [--data ../shared/data] [--lengths 1024 4096 16384]
+    python -m experiments.bench.attention [--data ../shared/data] [--lengths 1024 4096 16384]
 
 One layer of SmolLM2-135M's shape (9 query heads, 3 key-value heads of 64, float32), forward and backward, on rows of
 one chain, of PRM800K's trees as they are packed, and of stars: a stem of T/2 tokens and branches that share the rest.
@@ -29,8 +29,8 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yardsticks
 
+from experiments.bench import yardsticks
 from jprm.methods.data.readers import find
 from jprm.methods.kernels.cpu import path_pairs
 from jprm.model.attention import attend, plan
@@ -147,7 +147,7 @@ def main() -> None:
     cases += [("paths", f"star {width}", WIDE) for width in WIDTHS]
     rows = []
     for case in cases:
-        command = [sys.executable, __file__, "--data", args.data, "--case", *case]
+        command = [sys.executable, "-m", "experiments.bench.attention", "--data", args.data, "--case", *case]
         run = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(run.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)

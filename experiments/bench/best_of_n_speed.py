@@ -1,6 +1,6 @@
 """Time and memory of a best-of-n report: all rules and votes for every n, 500 problems of 1,860 samples, 1,000 draws.
 
-    python experiments/bench/best_of_n_speed.py [--problems 500] [--samples 1860]
+    python -m experiments.bench.best_of_n_speed [--problems 500] [--samples 1860]
 
 The pools are made up: 3 to 8 steps a sample, scores from a scorer that knows something, ten answers a problem. Reading
 them from a file is left out. The last line is one JSON object: `seconds` of wall clock, compilation included,

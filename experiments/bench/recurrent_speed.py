@@ -1,6 +1,6 @@
 """Gated DeltaNet on a CPU: its chunks beside a scan over tokens, and a hybrid's trees beside their chains alone.
 
-    python experiments/bench/recurrent_speed.py [--data ../shared/data] [--rounds 3]
+    python -m experiments.bench.recurrent_speed [--data ../shared/data] [--rounds 3]
 
 1. The rule of one layer (2 key heads, 4 value heads of 128: an eighth of a 4B's), forward and backward, on a row of one
    chain: chunks as jprm computes them, and a token at a time with every state kept.
@@ -21,8 +21,8 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yardsticks
 
+from experiments.bench import yardsticks
 from jprm.methods.data.readers import find
 from jprm.methods.layers import deltanet
 from jprm.model import transformer

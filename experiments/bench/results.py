@@ -1,7 +1,7 @@
 """Runs the benchmarks of this folder and rewrites RESULTS.md with their results.
 
-    make bench                                                  # or: python experiments/bench/results.py
-    python experiments/bench/results.py train_speed attention   # some of them; the lines of the others stay
+    make bench                                                  # or: python -m experiments.bench.results
+    python -m experiments.bench.results train_speed attention   # some of them; the lines of the others stay
 
 Options after `--` go to every benchmark: `-- --data FOLDER --no-peer`. The page is written from runs/bench, which holds
 a JSON file of results for every benchmark.
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-import yardsticks
+from experiments.bench import yardsticks
 
 HERE = pathlib.Path(__file__).resolve().parent
 KEPT = yardsticks.REPOSITORY / "runs" / "bench"
@@ -29,7 +29,7 @@ BENCHES = ("attention", "search_speed", "score_speed", "train_speed", "host_spee
 def measure(bench: str, options: list[str]) -> bool:
     """Runs one benchmark, shows its output and stores its last line; returns whether it succeeded."""
     start, last = time.perf_counter(), ""
-    command = [sys.executable, str(HERE / f"{bench}.py"), *options]
+    command = [sys.executable, "-m", f"experiments.bench.{bench}", *options]
     print(f"$ {' '.join(command)}", flush=True)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         for line in run.stdout:

@@ -1,6 +1,6 @@
 """Speed of reinforcement learning beside TRL's GRPOTrainer, its newest release: the quickstart's policy and problems.
 
-    python experiments/bench/rl_speed.py [--quickstart runs/quickstart] [--rounds 3] [--updates 4]
+    python -m experiments.bench.rl_speed [--quickstart runs/quickstart] [--rounds 3] [--updates 4]
 
 An update samples 16 chains of each of 16 problems at temperature 1, up to 96 tokens, has their answers verified, and
 makes one step of AdamW in float32 on all of them, without a KL term or a PRM. Both start from the same parameters, with
@@ -21,17 +21,14 @@ import dataclasses
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 from typing import Any
 
 import jax
-import yardsticks
 
-sys.path.insert(0, str(yardsticks.REPOSITORY / "experiments" / "quickstart"))
-import rl
-
+from experiments.bench import yardsticks
+from experiments.quickstart import rl
 from jprm.methods.formats.export.export import export
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner

@@ -1,6 +1,6 @@
 """Speed of sampling beside transformers' `generate`: SmolLM2-135M in float32, 16 samples at once, temperature 0.8.
 
-    python experiments/bench/sample_speed.py [--tokens 128] [--rounds 3]
+    python -m experiments.bench.sample_speed [--tokens 128] [--rounds 3]
 
 Both sample the same number of tokens from the full softmax and ignore the end of the text, in turns in one process. The
 median round counts, without compilation. `prompts` are 16 different ones, `samples` are 16 of one prompt. The last

@@ -1,6 +1,6 @@
 """How far a sampler's copy in bfloat16 or int8 is from the float32 model: SmolLM2-135M on questions of GSM8K.
 
-    python experiments/bench/sampler_dtypes.py [--model FOLDER_OR_GGUF] [--questions 32] [--tokens 64]
+    python -m experiments.bench.sampler_dtypes [--model FOLDER_OR_GGUF] [--questions 32] [--tokens 64]
 
 The float32 copy answers each question twice: once with tokens sampled at temperature 1, once with the most probable
 ones. Both copies then compute the same positions. Prints, for each type and kind of answer,
@@ -18,8 +18,8 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yardsticks
 
+from experiments.bench import yardsticks
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.methods.formats.gguf import packaged
 from jprm.methods.policy.protocol import Prefix

@@ -1,6 +1,6 @@
 """Speed of scoring a best-of-N pool beside transformers: SmolLM2-135M in float32, 19 chains for a GSM8K problem.
 
-    python experiments/bench/score_speed.py [--data ../shared/data] [--problems 4] [--rounds 3]
+    python -m experiments.bench.score_speed [--data ../shared/data] [--problems 4] [--rounds 3]
 
 The figure is chains a second, every chain scored in full. jprm merges the chains of a problem by common token prefix;
 the peer, a Hugging Face token classifier, scores them sorted by length and padded in batches of 8. The two are measured
@@ -23,8 +23,8 @@ import time
 from typing import ClassVar
 
 import jax
-import yardsticks
 
+from experiments.bench import yardsticks
 from jprm.checkpoints import base
 from jprm.model.mesh import make_mesh
 from jprm.score.scorer import PRM

@@ -1,6 +1,6 @@
 """Beam search with a PRM of SmolLM2-135M in float32: live trees beside scoring whole chains again.
 
-    python experiments/bench/search_speed.py [--data ../shared/data] [--beams 16] [--steps 10]
+    python -m experiments.bench.search_speed [--data ../shared/data] [--beams 16] [--steps 10]
 
 A round samples a next step for each of 16 beams, scores all, and keeps the best 4; 4 beams continue from each, as
 in search-and-learn with n = 16 and a beam width of 4. The policy is free: its steps are texts of PRM800K's trees of
@@ -23,9 +23,8 @@ import statistics
 import time
 from collections.abc import Sequence
 
-import yardsticks
-from score_speed import made_up_prm
-
+from experiments.bench import yardsticks
+from experiments.bench.score_speed import made_up_prm
 from jprm.methods.data.readers import find
 from jprm.methods.decoding.cache import SHORTEST_STEP, LiveTrees
 from jprm.methods.policy.protocol import Prefix, Sample

@@ -1,6 +1,6 @@
 """A server as its users meet it: how long until it answers, and what many clients get, beside `jprm score`.
 
-    python experiments/bench/serve_http.py MODEL CHAINS.jsonl [--clients 1 8 32] [--seconds 8] [--rounds 3]
+    python -m experiments.bench.serve_http MODEL CHAINS.jsonl [--clients 1 8 32] [--seconds 8] [--rounds 3]
 
 Starts `jprm serve MODEL` in a process of its own, first with an empty cache of compiled programs, then with the cache
 that the first start has left. Measured from the start of the process: until the port is open, until a first chain has

@@ -1,6 +1,6 @@
 """Throughput of the server's engine beside scoring one request after another: SmolLM2-135M in float32.
 
-    python experiments/bench/serve_load.py [--data ../shared/data] [--seconds 30]
+    python -m experiments.bench.serve_load [--data ../shared/data] [--seconds 30]
 
 Closed loop: every client sends its next request when it has its answer. `random` are single chains of different GSM8K
 problems, `samples` are requests of 8 clients for 8 samples of one problem at a time. One at a time is `PRM.score_trees`
@@ -22,9 +22,9 @@ import time
 import jax
 import numpy as np
 import tyro
-import yardsticks
-from score_speed import made_up_prm
 
+from experiments.bench import yardsticks
+from experiments.bench.score_speed import made_up_prm
 from jprm.apps.serve.engine import Engine
 from jprm.score.scorer import PRM
 from jprm.token_tree import token_tree

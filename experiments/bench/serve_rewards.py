@@ -1,6 +1,6 @@
 """Dense rewards by one request a problem, beside one request for every step: SmolLM2-135M in float32.
 
-    python experiments/bench/serve_rewards.py [--data ../shared/data] [--problems 4] [--samples 8]
+    python -m experiments.bench.serve_rewards [--data ../shared/data] [--problems 4] [--samples 8]
 
 Both sides reward the same samples of GSM8K through the whole application, without a socket. `dense` is one /v1/rewards
 with all samples of a problem. The others are what a client does that has one score a request, /v1/score with the
@@ -23,10 +23,10 @@ from typing import Any
 
 import httpx2 as httpx
 import tyro
-import yardsticks
-from score_speed import made_up_prm
-from serve_load import LONGEST, chains_of_pool
 
+from experiments.bench import yardsticks
+from experiments.bench.score_speed import made_up_prm
+from experiments.bench.serve_load import LONGEST, chains_of_pool
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
 from jprm.apps.serve.engine import Engine

@@ -1,6 +1,6 @@
 """Speed of training beside TRL's PRMTrainer: SmolLM2-135M in float32, all of it trained, on PRM800K phase 1.
 
-    python experiments/bench/train_speed.py [--data ../shared/data] [--rounds 3]
+    python -m experiments.bench.train_speed [--data ../shared/data] [--rounds 3]
 
 The figure is distinct rated completions a second. jprm packs a labelling record as one tree, many trees to a row; TRL
 makes a sequence of every alternative. Each side's speed is that of its units (rows, sequences) on a fixed
@@ -28,8 +28,8 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yardsticks
 
+from experiments.bench import yardsticks
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.io.jsonl import write_records

@@ -1,6 +1,6 @@
 """Training, scoring, search and reinforcement learning of two versions of jprm, in turns on one machine.
 
-    python experiments/bench/turns.py COMMIT [--rounds 5]
+    python -m experiments.bench.turns COMMIT [--rounds 5]
 
 A commit and this tree run the same commands after each other, again and again, each in a process of its own with a
 cache of compiled programs that its first, uncounted round fills. Prints the median seconds of both and the median of

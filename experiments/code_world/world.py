@@ -1,6 +1,6 @@
 """The whole loop for programs: a policy, labels by running tests, reward models, and a verdict. Nothing is downloaded.
 
-    python experiments/code_world/world.py --seed 0 --out runs/code_world
+    python -m experiments.code_world.world --seed 0 --out runs/code_world
 
 A policy learns short functions (`functions.py`) from solutions whose authors have bad habits. It is sampled; every
 prefix of a sample is completed, and the share of completions that pass the problem's tests in the sandbox is the value
@@ -23,13 +23,9 @@ import time
 import jax
 import tyro
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "quickstart"))
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import functions
-import judge
-import models
-import run as quickstart
-
+from experiments.code_world import functions
+from experiments.quickstart import judge, models
+from experiments.quickstart import run as quickstart
 from jprm.apps.report.page import report
 from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.evaluate.blocks import Table, percent, show

@@ -1,8 +1,8 @@
 """What does a language model add to evidence from text? Fixed in writing before any figure of it was computed.
 
-    python experiments/evidence/language_model.py states --shared ../shared/data --out runs/language_model
-    python experiments/evidence/language_model.py choice --shared ../shared/data --out runs/language_model
-    python experiments/evidence/language_model.py steps --shared ../shared/data --out runs/language_model
+    python -m experiments.evidence.language_model states --shared ../shared/data --out runs/language_model
+    python -m experiments.evidence.language_model choice --shared ../shared/data --out runs/language_model
+    python -m experiments.evidence.language_model steps --shared ../shared/data --out runs/language_model
 
 Model: SmolLM2-135M-Instruct (Q4_1, dequantised), frozen; its residual stream after layer 15 of 30, which validation
 problems of experiments/objectives/ chose before, at the end of each step. A chain's state is that at its last step.
@@ -47,7 +47,6 @@ import hashlib
 import itertools
 import json
 import pathlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -56,10 +55,7 @@ import numpy as np
 import tyro
 from scipy.optimize import minimize
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "objectives"))
-import data  # pyright: ignore[reportMissingImports]
-import heads  # pyright: ignore[reportMissingImports]
-
+from experiments.objectives import data, heads
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.data.overlap import normalise

@@ -1,6 +1,6 @@
 """Does evidence help on policies that it was not fitted to? Leave-one-policy-out over the three pools of GSM8K.
 
-    python experiments/evidence/transfer.py --pools ../shared/data/pools --solutions \
+    python -m experiments.evidence.transfer --pools ../shared/data/pools --solutions \
         ../shared/data/gsm8k/example_model_solutions.jsonl --out transfer.json
 
 Hardware: two CPU cores, about 4 minutes. Results: experiments/evidence/README.md.

@@ -6,13 +6,10 @@ import dataclasses
 import hashlib
 import itertools
 import pathlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "quickstart"))
-import task  # pyright: ignore[reportMissingImports]  (it is of the quickstart)
-
+from experiments.quickstart import task
 from jprm.io.jsonl import write_records
 from jprm.methods.data.overlap import normalise
 from jprm.methods.data.readers import find

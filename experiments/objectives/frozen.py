@@ -1,7 +1,7 @@
 """Every objective on a frozen decoder, whose states are computed once for all cells of the study.
 
-    python experiments/objectives/frozen.py gsm8k_llama7b outcome_steps 0 --shared ../shared/data
-    python experiments/objectives/table.py runs/objectives_frozen
+    python -m experiments.objectives.frozen gsm8k_llama7b outcome_steps 0 --shared ../shared/data
+    python -m experiments.objectives.table runs/objectives_frozen
 
 The first cell of a data set computes the states. After that a cell of a head (`heads.py`) takes half a minute, and one
 of an implicit PRM (`language.py`) ten. What is compared is the objective: data, states and rates are the same for all.
@@ -12,22 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import sys
 import time
 from typing import Annotated, Any
 
 import jax
 import tyro
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "studies"))
-import data
-import heads
-import language
-import measure
-import recipes
-from drift import drift
-
+from experiments.objectives import data, heads, language, measure, recipes
+from experiments.studies.drift import drift
 from jprm import objectives
 from jprm.experiment import semantics
 from jprm.io.jsonl import parse

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import states
 from jaxtyping import Array, Float, Int
 
+from experiments.objectives import states
 from jprm import objectives
 from jprm.experiment import Experiment, ObjectiveConfig
 from jprm.model.heads import find

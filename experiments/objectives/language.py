@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import states
-from heads import orders
 from jaxtyping import Array, Bool, Float
 
+from experiments.objectives import states
+from experiments.objectives.heads import orders
 from jprm.experiment import Experiment
 from jprm.io.outputs import Bar
 from jprm.methods.implicit import log_probs_of, on_paths, path_sum, scored_tokens

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from data import merged
 from scipy.special import stdtrit
 
+from experiments.objectives.data import merged
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.best_of_n import Pools, best_of_n, pools_of
 from jprm.methods.evaluate.calibration import ece

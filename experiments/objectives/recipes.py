@@ -9,9 +9,8 @@ import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
-import models  # pyright: ignore[reportMissingImports]  (data.py puts the quickstart's folder on the path)
-from data import Files
-
+from experiments.objectives.data import Files
+from experiments.quickstart import models
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.formats.gguf import packaged

@@ -1,8 +1,8 @@
 """Every objective on the same data: trains and measures one cell (data, objective, seed) of the study, or all.
 
-    python experiments/objectives/run.py quickstart pqm 0 --shared runs/quickstart --out runs/objectives
-    nice -n 19 timeout 3600 python experiments/objectives/run.py gsm8k_llama7b outcome_steps 0 --shared ../shared/data
-    python experiments/objectives/table.py runs/objectives
+    python -m experiments.objectives.run quickstart pqm 0 --shared runs/quickstart --out runs/objectives
+    nice -n 19 timeout 3600 python -m experiments.objectives.run gsm8k_llama7b outcome_steps 0 --shared ../shared/data
+    python -m experiments.objectives.table runs/objectives
 
 SIGTERM, which `timeout` sends, saves; the same command continues, in training as in scoring. A cell's result is
 OUT/DATA/OBJECTIVE/SEED/cell.json. Data sets: `quickstart` (in --shared a finished run of experiments/quickstart),
@@ -20,12 +20,8 @@ from typing import Annotated, Any
 import jax
 import tyro
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import data
-import measure
-import recipes
-
 import jprm
+from experiments.objectives import data, measure, recipes
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.methods.scored_files import score_file

@@ -1,6 +1,6 @@
 """Tabulates the study: every objective's figures on every test, with intervals over seeds and problems.
 
-    python experiments/objectives/table.py runs/objectives
+    python -m experiments.objectives.table runs/objectives
 
 Cells that are not finished are left out; `seeds` says how many there are. Each seed's figure follows the interval.
 """
@@ -10,18 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import measure
-import recipes
-from data import POLICIES
-
+from experiments.objectives import measure, recipes
+from experiments.objectives.data import POLICIES
 from jprm.methods.evaluate.blocks import Table, percent, show, words
 from jprm.tree import read_trees
 

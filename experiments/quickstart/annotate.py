@@ -15,13 +15,12 @@ import time
 
 import httpx2
 import jax
-import models
 import numpy as np
 import rich.console
-import task
 import tyro
 
 import jprm
+from experiments.quickstart import models, task
 from jprm.apps.annotate import SelectConfig, StudyConfig, study
 from jprm.apps.annotate.app import make_app
 from jprm.apps.annotate.quality import export, figures, tables, tasks_of

@@ -1,6 +1,6 @@
 """What adaptive rollouts save: the same error of Monte Carlo labels for fewer tokens, in the quickstart's world.
 
-    python experiments/quickstart/budgets.py --run runs/quickstart [--problems 80]
+    python -m experiments.quickstart.budgets --run runs/quickstart [--problems 80]
 
 For a chain of each unseen problem, 96 rollouts of every prefix are drawn once from the quickstart's policy, and kept.
 The value of a prefix is taken from 64 of them; the other 32, in twenty random orders, are what `label mc` draws from,

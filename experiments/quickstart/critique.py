@@ -1,7 +1,7 @@
 """A generative verifier in the quickstart's world: its critiques redo a step, and rejection sampling trains it.
 
     make quickstart                                   # the policy, the labelled chains and the PRM
-    python experiments/quickstart/critique.py         # its verifier, in a folder `critique` of the quickstart's
+    python -m experiments.quickstart.critique         # its verifier, in a folder `critique` of the quickstart's
 
 A critique of a step has two lines: the step as it should be, and "+" or "-", whether the step is that. Authors with the
 quickstart's habits of error write critiques of chains; no label is used. The policy learns from them and so becomes a
@@ -27,11 +27,8 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import models
-import task
-
 import jprm
+from experiments.quickstart import models, task
 from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.blocks import Table, interval, show

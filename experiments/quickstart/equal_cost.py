@@ -1,7 +1,7 @@
 """A PRM and a generative verifier at equal cost: which is worth its tokens when choosing among samples?
 
-    python experiments/quickstart/critique.py         # the verifier, after `make quickstart`
-    python experiments/quickstart/equal_cost.py
+    python -m experiments.quickstart.critique         # the verifier, after `make quickstart`
+    python -m experiments.quickstart.equal_cost
 
 Policy, PRM and verifier have the same decoder, so that a computed token is the unit of all costs. A budget pays for
 samples and for their scores: a PRM reads what the samples share once; the verifier reads every distinct step's question
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,12 +22,9 @@ import tyro
 from jaxtyping import Float
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "studies"))
-import critique
-from cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
-
 import jprm
+from experiments.quickstart import critique
+from experiments.studies.cost import Chooser, accuracies_of, at_equal_cost, drawn_probability, token_costs
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate.best_of_n import pools_of
 from jprm.methods.evaluate.blocks import Table, percent, show

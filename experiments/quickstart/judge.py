@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import task
 from rich.console import Console
 from rich.progress import track
-from searches import at_own_tokens, mean_tokens
 
 import jprm
+from experiments.quickstart import task
+from experiments.studies.searches import at_own_tokens, mean_tokens
 from jprm.apps.report.page import report
 from jprm.experiment import RUN, read
 from jprm.io.jsonl import write_records

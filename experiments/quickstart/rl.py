@@ -1,11 +1,11 @@
 """Reinforcement learning on the quickstart's policy and PRM: gaming and its cure, in minutes.
 
     make quickstart                                                          # the policy and the PRM
-    python experiments/quickstart/rl.py                                      # gaming and its cure, and their page
+    python -m experiments.quickstart.rl                                      # gaming and its cure, and their page
     make quickstart-rl                                                       # six of the arms, three seeds
     jprm rl experiments/quickstart/rl.py --workdir runs/rl --set seed=1      # one arm: min-form + verifier
 
-    python experiments/quickstart/rl.py --small --arms verifier min_form evidence evidence_and_prm  # label-free rewards
+    python -m experiments.quickstart.rl --small --arms verifier min_form evidence evidence_and_prm  # label-free rewards
 
 Every arm starts from the same policy, and samples the same number of chains of the same problems.
 
@@ -27,10 +27,8 @@ import jax
 import tyro
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import task
-from judge import trained_apart
-
+from experiments.quickstart import task
+from experiments.quickstart.judge import trained_apart
 from jprm.apps.report.page import report
 from jprm.experiment import OptimizerConfig
 from jprm.io.jsonl import write_records

@@ -1,7 +1,7 @@
 """The whole loop on a laptop, with nothing downloaded: policy, samples, labels, reward models, search, and a verdict.
 
-    python experiments/quickstart/run.py --seed 0 --out runs/quickstart
-    python experiments/quickstart/seeds.py runs/quickstart_0 runs/quickstart_1 runs/quickstart_2
+    python -m experiments.quickstart.run --seed 0 --out runs/quickstart
+    python -m experiments.quickstart.seeds runs/quickstart_0 runs/quickstart_1 runs/quickstart_2
 
 A policy learns word problems (`task.py`) from solutions whose authors have habits of error. It is sampled; its steps
 are labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on
@@ -39,12 +39,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "studies"))
-import judge
-import models
-import task
-
+from experiments.quickstart import judge, models, task
 from jprm.io.jsonl import write_records
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.methods.label.config import MonteCarloConfig

@@ -1,7 +1,7 @@
 """Tabulates several runs of the quickstart: the mean over seeds of every figure, and its lowest and highest.
 
-for s in 0 1 2; do python experiments/quickstart/run.py --seed $s --out runs/quickstart_$s; done
-python experiments/quickstart/seeds.py runs/quickstart_0 runs/quickstart_1 runs/quickstart_2
+for s in 0 1 2; do python -m experiments.quickstart.run --seed $s --out runs/quickstart_$s; done
+python -m experiments.quickstart.seeds runs/quickstart_0 runs/quickstart_1 runs/quickstart_2
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ are affordable. Both arms begin with the same random chains; then each gets more
 `jprm annotate select` with the head of the round before, or at random. Labels end at the first error, as annotators'
 do. Run it after `make quickstart`:
 
-    python experiments/quickstart/selection.py --quickstart runs/quickstart --out runs/annotation.json
+    python -m experiments.quickstart.selection --quickstart runs/quickstart --out runs/annotation.json
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import task
 import tyro
 from scipy.stats import t
 
 import jprm
+from experiments.quickstart import task
 from jprm.apps.annotate import SelectConfig
 from jprm.apps.annotate.study import select
 from jprm.checkpoints import base

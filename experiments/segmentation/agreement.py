@@ -1,6 +1,6 @@
 """How often each rule of `jprm.steps` finds the steps that people, or a model's own layout, marked.
 
-    python experiments/segmentation/agreement.py --data ../shared/data
+    python -m experiments.segmentation.agreement --data ../shared/data
 
 The steps of published chains are joined by a blank line, a newline or a space, and split again. A boundary counts as
 found where a rule begins a step at the very character at which a published step begins.

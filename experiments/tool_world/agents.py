@@ -9,8 +9,7 @@ import json
 import pathlib
 from typing import Any
 
-import shop
-
+from experiments.tool_world import shop
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
 

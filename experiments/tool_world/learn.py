@@ -1,8 +1,8 @@
 """Reinforcement learning in the tool world: rewards of the outcome, of turns by the PRM, and both, at equal samples.
 
-    python experiments/tool_world/study.py run --seed 0 --out runs/tool_world_0
-    python experiments/tool_world/learn.py run --world runs/tool_world_0
-    python experiments/tool_world/learn.py table runs/tool_world_0 runs/tool_world_1 runs/tool_world_2
+    python -m experiments.tool_world.study run --seed 0 --out runs/tool_world_0
+    python -m experiments.tool_world.learn run --world runs/tool_world_0
+    python -m experiments.tool_world.learn table runs/tool_world_0 runs/tool_world_1 runs/tool_world_2
 
 Every arm starts from the same policy and samples as many episodes of the same tasks. An episode's turns are sampled
 into one cache of keys with what the tools answer between them, and the episodes of a task are one tree.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import sys
 import time
 from typing import Annotated
 
@@ -22,10 +21,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import shop
-import study
-
+from experiments.tool_world import shop, study
 from jprm.experiment import OptimizerConfig
 from jprm.methods.agents.environment import World
 from jprm.methods.decoding.sampler import SamplerConfig, load_sampler

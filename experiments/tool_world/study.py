@@ -1,8 +1,8 @@
 """The tool world from data to report: a policy, its trajectories, a PRM of turns, an outcome model, what they find.
 
-    python experiments/tool_world/study.py run --seed 0 --out runs/tool_world_0
-    python experiments/tool_world/study.py run --seed 1 --out runs/tool_world_1 --like runs/tool_world_0
-    python experiments/tool_world/study.py table runs/tool_world_0 runs/tool_world_1
+    python -m experiments.tool_world.study run --seed 0 --out runs/tool_world_0
+    python -m experiments.tool_world.study run --seed 1 --out runs/tool_world_1 --like runs/tool_world_0
+    python -m experiments.tool_world.study table runs/tool_world_0 runs/tool_world_1
 
 A policy learns the trajectories of authors with habits (`shop.py`). It acts on other tasks, the world labels every turn
 and every outcome, and two reward models learn from the same trajectories: the PRM from the labels of turns, the outcome
@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -27,11 +26,8 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import agents
-import shop
-
 import jprm
+from experiments.tool_world import agents, shop
 from jprm.io.jsonl import write_records
 from jprm.methods.agents.environment import World
 from jprm.methods.decoding.sampler import SamplerConfig, load_sampler

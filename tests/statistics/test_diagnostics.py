@@ -6,9 +6,9 @@ without the flaw in fewer. Two conditions of `wrong_process` make 5 %; each of d
 
 import numpy as np
 import pytest
-from drift import drift
 from scipy.stats import binom
 
+from experiments.studies.drift import drift
 from jprm.methods.evaluate.best_of_n import Pools, _keys_and_weights
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.studies import diagnostics

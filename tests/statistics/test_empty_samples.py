@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from cost import equal_cost_report
 from refusing import refused
 
 import jprm
+from experiments.studies.cost import equal_cost_report
 from jprm.io.jsonl import write_records
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cost import Chooser, at_equal_cost, token_costs
 from tiny import Letters
 
+from experiments.studies.cost import Chooser, at_equal_cost, token_costs
 from jprm.token_tree import token_tree
 from jprm.tree import tree_of
 

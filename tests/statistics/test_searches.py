@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
-import searches
 from refusing import refused
 
+from experiments.studies import searches
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.statistics import difference, draws, weighted_mean
