@@ -1,4 +1,4 @@
-"""The reward functions in docs/reinforcement_learning.md, as other trainers call them."""
+"""The reward functions in examples/trainers/README.md, as other trainers call them."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 import jprm
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs/reinforcement_learning.md").read_text()
+PAGE = (Path(__file__).resolve().parent.parent / "examples/trainers/README.md").read_text()
 
 
 def block(name, **replaced):
