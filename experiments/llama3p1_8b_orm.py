@@ -1,5 +1,7 @@
 """Llama-3.1-8B on outcomes: a reward model that judges whole solutions (an ORM), on 32 chips.
 
+    jprm sample --policy POLICY --input problems.jsonl --output pools.jsonl --n 16    # problems with answers
+    jprm prepare pools --input pools.jsonl --output data/outcomes
     export JPRM_BASE=models/Llama-3.1-8B JPRM_PREPARED_OUTCOMES=data/outcomes
     jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64
     jprm train experiments/llama3p1_8b_orm.py --workdir /shared/runs/llama3p1_8b_orm --distributed auto

@@ -1,5 +1,7 @@
 """Qwen2.5-Math-7B on PRM800K: a process reward model from human step ratings, on 64 chips.
 
+    jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \
+      --set human_written=unlabelled control_questions=drop
     export JPRM_BASE=models/Qwen2.5-Math-7B JPRM_PREPARED=data/prm800k
     jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
     jprm train experiments/qwen2p5_math_7b_prm800k.py --workdir /shared/runs/qwen2p5_math_7b_prm800k --distributed auto

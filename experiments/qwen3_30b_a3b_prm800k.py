@@ -1,5 +1,7 @@
 """Qwen3-30B-A3B on PRM800K: a mixture of 128 experts, of which a token uses 8, on a slice of v5p.
 
+    jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \
+      --set human_written=unlabelled control_questions=drop
     export JPRM_BASE=models/Qwen3-30B-A3B-Base JPRM_PREPARED=data/prm800k
     jprm plan experiments/qwen3_30b_a3b_prm800k.py --topology v5p-64 --set data.micro_rows=32
     jprm train experiments/qwen3_30b_a3b_prm800k.py --workdir /shared/runs/qwen3_30b_a3b --distributed auto

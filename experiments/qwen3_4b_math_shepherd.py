@@ -1,5 +1,6 @@
 """Qwen3-4B-Base on Math-Shepherd: a process reward model from automatic step labels, on 16 chips.
 
+    jprm prepare math_shepherd --input math-shepherd.jsonl --output data/math_shepherd
     export JPRM_BASE=models/Qwen3-4B-Base JPRM_PREPARED=data/math_shepherd
     jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16
     jprm train experiments/qwen3_4b_math_shepherd.py --workdir /shared/runs/qwen3_4b_math_shepherd --distributed auto

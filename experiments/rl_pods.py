@@ -1,4 +1,13 @@
-"""Reinforcement learning of Qwen2.5-7B with a 7B PRM on pods: what `jprm plan --rl` says of it, without weights.
+"""Reinforcement learning of Qwen2.5-7B with a 7B PRM on a pod, and what `jprm plan --rl` says of it, without weights.
+
+    jprm prepare gsm8k --input train.jsonl --output data/gsm8k --set calculator_marks=strip  # and test.jsonl likewise
+    python -c "import jprm.data, jprm.io.jsonl as j; j.write_records('problems.jsonl', jprm.data.load('data/gsm8k'))"
+    export JPRM_POLICY=hf://Qwen/Qwen2.5-7B@main JPRM_PRM=hf://Qwen/Qwen2.5-Math-PRM-7B@main
+    export JPRM_PROBLEMS=gs://BUCKET/problems.jsonl JPRM_HELD_OUT=gs://BUCKET/held_out.jsonl
+    TASK=rl EXPERIMENT=experiments/rl_pods.py WORKDIR=gs://BUCKET/runs/rl TYPE=v5p-128 ... tpu/queued.sh create
+
+The launcher (tpu/README.md) starts `tpu/run.sh` on every host. For another slice than the 64 chips of v5p-128, add
+`ARGUMENTS="--set micro_rows=CHIPS"`. On nodes of GPUs: rl_node.py.
 
     python experiments/rl_pods.py v5p-128 v5e-64 2xh100-8 --out runs/rl_pods
 
@@ -28,6 +37,9 @@ prm_experiment = runpy.run_path(str(pathlib.Path(__file__).with_name("qwen2p5_ma
 
 FOLDER = pathlib.Path(os.environ.get("JPRM_RL_PODS", "runs/rl_pods"))
 
+POLICY_MODEL, PRM_MODEL = os.environ.get("JPRM_POLICY", ""), os.environ.get("JPRM_PRM", "")
+"""Without them the shapes below stand for the models: enough for a plan."""
+
 # Of Qwen/Qwen2.5-7B.
 POLICY = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 3584,
@@ -41,15 +53,15 @@ def experiment(
     folder: pathlib.Path = FOLDER, devices: int = 64, slices: int = 1, gpu: bool = False, sampling_hosts: int = 0
 ) -> RLExperiment:
     """Returns it for so many devices and slices that learn."""
-    if not (folder / "policy").is_dir():
+    if not POLICY_MODEL and not (folder / "policy").is_dir():
         raise FileNotFoundError(f"{folder}: no shapes there. Run python experiments/rl_pods.py once")
     attention = "gpu_kernel" if gpu else "kernel"
     return RLExperiment(
         name="rl_pods",
-        policy=str(folder / "policy"),
-        prm=str(folder / ("prm_gpu" if gpu else "prm")),
-        problems=("problems.jsonl",),
-        held_out=("held_out.jsonl",),
+        policy=POLICY_MODEL or str(folder / "policy"),
+        prm=PRM_MODEL or str(folder / ("prm_gpu" if gpu else "prm")),
+        problems=(os.environ.get("JPRM_PROBLEMS", "problems.jsonl"),),
+        held_out=(os.environ.get("JPRM_HELD_OUT", "held_out.jsonl"),),
         credit=CreditConfig("min_form", "rloo", "constant", length=2048, offset=-1.0),
         optimizer=OptimizerConfig(learning_rate=1e-6, decay="constant"),
         updates=200,
