@@ -6,7 +6,7 @@
     jprm plan experiments/qwen3p5_4b_prm800k.py --topology v6e-16
     jprm train experiments/qwen3p5_4b_prm800k.py --workdir /shared/runs/qwen3p5_4b --distributed auto
 
-The base is the text model only (model_type qwen3_5_text). It has not been run. Its plan (tpu/README.md), for v6e-16 with
+The base is the text model (model_type qwen3_5_text). It has not been run. Its plan (tpu/README.md), on v6e-16 with
 16 rows of 4,096 tokens at a time: 2.95 GiB of state and 10.31 of temporaries a chip, of 31.25; at most 218,000 tokens a
 second. Without the base its sizes are those below, which are of the design and were not compared with a published
 config.json.

