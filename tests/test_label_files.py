@@ -134,3 +134,37 @@ def test_bad_policy_files_are_named(tmp_path, text, field):
     with pytest.raises(RecordError) as error:
         load_policy(path)
     assert error.value.field == field and str(path) in str(error.value)
+
+
+LENGTH = """
+from jprm.methods.label.config import Labeller
+
+
+def check(tree, where):
+    if "id" not in tree.extra:
+        raise ValueError(f"{where}: id: is absent")
+
+
+LENGTH = Labeller(lambda tree: [1.0 if len(node.text) > 2 else None for node in tree.nodes], check=check)
+WRONG = Labeller(lambda tree: [3.0 for node in tree.nodes])
+"""
+
+
+def test_a_labeller_of_ones_own_labels_files(folder, capsys):
+    folder, _ = folder
+    (folder / "own.py").write_text(LENGTH)
+
+    def own(name, status=0, **files):
+        run(folder, f"{folder}/own.py:{name}", policy="", rollouts="", status=status, **files)
+        return capsys.readouterr().err
+
+    own("LENGTH")
+    (record,) = read_records(folder / "out.jsonl")
+    assert [node.get("label") for node in record["nodes"]] == [None, 1, 1]
+    before = (folder / "out.jsonl").read_bytes()
+    own("LENGTH")
+    assert (folder / "out.jsonl").read_bytes() == before
+    assert "label" in own("WRONG", status=2, output="wrong.jsonl") and not (folder / "wrong.jsonl").exists()
+    assert "NOTHING" in own("NOTHING", status=2, output="none.jsonl")
+    write_records(folder / "chains.jsonl", [{"problem": "1+2", "steps": ["so"]}])
+    assert "record 1: id" in own("LENGTH", status=2, output="new.jsonl") and not (folder / "new.jsonl").exists()

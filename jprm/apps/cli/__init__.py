@@ -41,6 +41,7 @@ from jprm.apps.cli.arguments import (
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
+from jprm.apps.cli.label import add as add_labeller
 from jprm.apps.cli.label import annotate, label
 from jprm.apps.cli.runs import plan, report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
@@ -573,6 +574,8 @@ def _add_own(command: str = "", name: str = "") -> None:
         add_method(name)
     if ":" in name and command == "eval":
         add_benchmark(evaluations, name)
+    if ":" in name and command == "label":
+        add_labeller(name)
 
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")

@@ -161,6 +161,26 @@ def label_verify(
     divided("label verify", how, work, input, output)
 
 
+def add(name: str) -> None:
+    """Adds the command of the user's own labeller, `module:NAME` or `FILE.py:NAME`."""
+
+    def label_own(input: Input, output: Output, how: Divided = UNDIVIDED) -> None:
+        """Labels by a labeller of your own. The same command continues a stopped one.
+
+        For example:
+          jprm label graded.py:LENGTH --input chains.jsonl --output labelled.jsonl
+
+        Args:
+            input: Chains, pools or trees, one per line.
+            output: The same as trees, with a label on every step that the labeller knows.
+        """
+        from jprm.methods.label.files import label_own
+
+        divided(f"label {name}", how, lambda part: label_own(name, part.input, part.output), input, output)
+
+    label.command(name=name)(label_own)
+
+
 @label.command(name="outcomes")
 def label_outcomes(
     input: Input,

@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from jprm.tree import ReasoningTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Labeller:
+    """A way of labelling steps of one's own: `jprm label FILE.py:NAME`.
+
+    Attributes:
+      labels: A tree to a label for every node, None for a step of which nothing is known.
+      semantics: What a label means: correctness, rating or value.
+      check: (tree, where) raises ValueError for a record that it cannot label. All are checked before any is labelled.
+    """
+
+    labels: Callable[[ReasoningTree], Sequence[float | None]]
+    semantics: str = "correctness"
+    check: Callable[[ReasoningTree, str], object] = lambda tree, where: None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.implicit import LogProbability
 from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
-from jprm.methods.label.config import CritiqueConfig, MonteCarloConfig, OmegaConfig
+from jprm.methods.label.config import CritiqueConfig, Labeller, MonteCarloConfig, OmegaConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.scored_files import identity
@@ -37,6 +37,7 @@ from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labe
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.options import find_part
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer, native_layout
@@ -140,6 +141,27 @@ def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = Tr
         counts["trees"] += 1
         counts.update({1: "correct", 0: "incorrect", None: "not checkable"}[node.label] for node in tree.nodes)
     return dict(counts)
+
+
+def label_own(name: str, input: Path, output: Path) -> dict:
+    """Labels the chains, pools and trees of a file by a `Labeller`, module:NAME or FILE.py:NAME.
+
+    The same call continues a stopped one.
+
+    Raises:
+      ValueError: there is no such labeller, or it refuses a record, or gives a label that its semantics do not allow.
+    """
+    labeller: Labeller = find_part(name, {}, "labeller", Labeller, files=True)
+    check_output(output, data.marker(input))
+    for number, tree in enumerate(trees_in(input), start=1):
+        labeller.check(tree, f"{os.fspath(input)}: record {number}")
+
+    def labels(trees: list[ReasoningTree]) -> list[ReasoningTree]:
+        done = [with_labels(tree, labeller.labels(tree), labeller.semantics, name) for tree in trees]
+        return [tree_of(record_of(tree), f"{name}: {tree.problem[:60]!r}") for tree in done]
+
+    _continued(input, output, {"labeller": name, "digests": {"labeller": digest(labeller)}}, labels, chunk=1)
+    return _counted(output)
 
 
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
