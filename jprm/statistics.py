@@ -156,11 +156,9 @@ def bootstrap(
 def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
     """Returns the 95 % interval of a statistic by the standard error s of its draws and Student's t, groups less one.
 
-    Without `fraction`: value +- t s. A `fraction` is a mean, a ranking probability or a score in [0, 1], whose variance
-    is nearly p (1 - p) / n with an unknown n. The interval then holds the p within t standard errors of the value, each
-    by its own variance: Wilson's (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn &
-    Graubard, Survey Methodology 24, 1998). It is in [0, 1] and leans to a half. At a value of 0 or 1, where all
-    resamples are equal, n is the number of groups.
+    Without `fraction`: value +- t s. For a `fraction`, a mean, a ranking probability or a score in [0, 1]: Wilson's
+    interval (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn & Graubard, Survey
+    Methodology 24, 1998). At a value of 0 or 1, where all resamples are equal, n is the number of groups.
 
     Draws that are NaN are left out. NaN for fewer than two groups. Raises ValueError for a `fraction` that is none.
     """

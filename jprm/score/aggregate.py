@@ -2,7 +2,7 @@
 
 Which rule fits depends on what a score means. Where it is the probability that the step is correct, a chain needs all
 steps correct: `prod` (Lightman et al. 2023, appendix F.2) or `min` (Math-Shepherd). A value, the probability that the
-chain will end correct, covers the whole chain in its `last` step (Zhang et al. 2025, arXiv 2501.07301).
+chain will end correctly, covers the whole chain in its `last` step (Zhang et al. 2025, arXiv 2501.07301).
 """
 
 from __future__ import annotations

@@ -191,9 +191,9 @@ def label_outcomes(
 ) -> None:
     """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
 
-    Programs are judged by their record's `tests`. A sample then has `passed`, the number of tests that pass, and as its
-    `answer` letters that are equal for programs that do the same on the tests' calls, so that votes count them
-    together. The same command continues a stopped one.
+    Programs are judged by their record's `tests`. A sample then has `passed`, the number of tests that pass, and its
+    `answer` is a letter that programs which behave alike on the tests share, so that votes count them together.
+    The same command continues a stopped one.
 
     For example:
       jprm label outcomes --verifier tests --input pools.jsonl --output judged.jsonl

@@ -114,7 +114,7 @@ class Waiting:
 
 
 class Device:
-    """The thread that has the devices: samples, and between rounds of samples functions."""
+    """The thread that owns the devices. It samples; between rounds it runs other functions."""
 
     def __init__(self, sampler: Sampler):
         self.sampler, self._options = sampler, sampler.options

@@ -49,7 +49,7 @@ from jprm.tree import (
 LINES = "application/x-ndjson"
 
 CALLER = "prompt_cache_key"
-"""The field that names a caller, as in OpenAI's API: its requests compute the tokens alone that no earlier one had."""
+"""The field that names a caller, as in OpenAI's API: its requests compute only tokens that no earlier one had."""
 
 
 async def score(request: Request) -> Response:

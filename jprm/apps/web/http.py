@@ -192,7 +192,7 @@ def json_in(text: bytes, where: str) -> Any:
 
 
 def field(body: Mapping[str, Any], name: str, kinds: type | Sequence[type], default: Any = None) -> Any:
-    """Returns a field of the body. Raises Refusal where it has another type, or lacks and has no default."""
+    """Returns a field of the body. Raises Refusal if it has another type, or is absent and has no default."""
     value = body.get(name)
     kinds = (kinds,) if isinstance(kinds, type) else tuple(kinds)
     if value is None:

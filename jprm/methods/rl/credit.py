@@ -101,8 +101,8 @@ def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " 
 def shaping(potential_P: Float[Array, " P"], gamma: float) -> Float[Array, " P1"]:
     """gamma Phi_{j+1} - Phi_j, Phi_j being the score after j steps (Ng et al. 1999). The optimal policy stays.
 
-    Phi is 0 before the first step, which shifts all samples of a problem alike, and after the end, which must be so in
-    episodes (Grzes 2017): with gamma = 1 the sum is 0. The tail has the last step's potential to lose.
+    Phi is 0 before the first step, which shifts all samples of a problem alike, and after the end, as episodes
+    require (Grzes 2017): with gamma = 1 the sum is 0. The tail has the last step's potential to lose.
     """
     phi = np.concatenate([[0.0], np.asarray(potential_P, np.float64), [0.0]])
     return gamma * phi[1:] - phi[:-1]
@@ -324,7 +324,7 @@ class CreditConfig:
         if self.gate and (credit.tail or not credit.prm or not credit.verifier):
             raise ValueError(f"credit.gate does not fit {self.name!r}: it takes a PRM's credit beside the verifier's")
         if self.norm == "last" and not credit.follows:
-            raise ValueError(f"credit.norm='last' has one advantage a sample, which {self.name!r} has not")
+            raise ValueError(f"credit.norm='last' needs one advantage a sample; {self.name!r} has one a step")
 
     @property
     def of_steps(self) -> bool:

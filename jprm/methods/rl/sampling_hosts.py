@@ -44,7 +44,7 @@ from jprm.train.callbacks import Watchdog
 ORDER, REPLY = "order", "reply"
 
 DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": "evaluating"}
-"""What the watchdog says of a sampling host, by order."""
+"""What the watchdog reports for each order."""
 
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
