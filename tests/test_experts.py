@@ -15,7 +15,7 @@ from jprm.model import parameters
 from jprm.model.config import ExpertsConfig
 from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import held_decoder
-from jprm.model.transformer import axes_of
+from jprm.model.transformer import axes_of, check_model
 from jprm.objectives import balance, cross_entropy
 
 MIXED = dataclasses.replace(
@@ -104,6 +104,6 @@ def test_adapters_and_int8_are_of_each_expert(rows):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="mlps have experts"):
-        dataclasses.replace(MIXED, experts=ExpertsConfig(count=4, used=5, width=8))
+        check_model(dataclasses.replace(MIXED, experts=ExpertsConfig(count=4, used=5, width=8)))
     with pytest.raises(ValueError, match="mesh.expert=2 splits experts, and the model has none"):
         check_mesh(TINY, make_mesh(MeshConfig(1, 1, 1, 1, 2), jax.devices()[:2]), 4, 64)
