@@ -11,6 +11,9 @@ from tiny_run import MODEL, VALUE, experiment, make_data, one_device, training
 
 import jprm
 from experiments import objectives as study
+from experiments.objectives import frozen as _frozen  # noqa: F401  (with it, what it imports are names of `study`)
+from experiments.objectives import run as _run  # noqa: F401
+from experiments.objectives import table as _table  # noqa: F401
 from experiments.quickstart import task
 from jprm.io.jsonl import write_records
 from jprm.methods.implicit import LogRatio
