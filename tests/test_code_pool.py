@@ -1,17 +1,12 @@
 """The pool of programs: choices in closed form, pass@k by brute force, and programs judged in the sandbox."""
 
 import itertools
-import pathlib
-import sys
 
 import numpy as np
 import pytest
 
+from experiments.code_pool import choose, judged
 from jprm.methods.verify.sandbox import refusal
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "experiments" / "code_pool"))
-import choose
-import judged
 
 
 def test_pass_at_k_is_the_mean_over_subsets():

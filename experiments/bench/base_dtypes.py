@@ -1,8 +1,8 @@
 """What a base stored in fewer bits costs and saves: LoRA's memory and speed, and scores beside float32's.
 
-    python experiments/bench/base_dtypes.py train MODEL.gguf PREPARED [--dtype gguf ...] [--tokens 512] [--steps 3]
-    python experiments/bench/base_dtypes.py probe MODEL.gguf PREPARED --run RUN [--tokens 1024]
-    python experiments/bench/base_dtypes.py scores RUN PROCESSBENCH.json [--dtype float32 ...] [--chains 60]
+    python -m experiments.bench.base_dtypes train MODEL.gguf PREPARED [--dtype gguf ...] [--tokens 512] [--steps 3]
+    python -m experiments.bench.base_dtypes probe MODEL.gguf PREPARED --run RUN [--tokens 1024]
+    python -m experiments.bench.base_dtypes scores RUN PROCESSBENCH.json [--dtype float32 ...] [--chains 60]
 
 `train` takes steps of LoRA (rank 16) and head on rows of what `jprm prepare` wrote, computed in bfloat16, each type in
 a process of its own, and prints the peak of its resident memory. `probe` makes a PRM in minutes: a head that is fitted
