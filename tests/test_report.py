@@ -24,7 +24,7 @@ from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import plots, processbench
 from jprm.methods.evaluate.benchmark import Request
-from jprm.methods.evaluate.blocks import Figure, Model, decided, interval, points
+from jprm.methods.evaluate.blocks import Figure, Model, decided, interval, percent, points
 from jprm.methods.evaluate.processbench import SPLITS
 from jprm.methods.evaluate.suite import Suite, results_of
 from jprm.methods.studies import diagnostics
@@ -160,6 +160,19 @@ def test_the_verdict_follows_the_figures(folders):
         assert "best trivial baseline in" in " ".join(page.against_trivial(model))
     rated = {name: next(k for k, s in rows if "AUROC" in s) for name, rows in said.items()}
     assert rated["good"] == "good"
+
+
+def test_the_first_screen_begins_with_the_task_and_a_table_of_all_models(folders, written):
+    models = collect(folders).models
+    *said, table = page.glance(models)
+    report = models[0].results["best_of_n"]["pool"]
+    assert f"{report['n_problems']} problems, {report['n_max']} samples of each" in said[0] and len(said) == 2
+    assert [row[0] for row in table.lines] == [model.name for model in models]
+    best = report["rules"][models[0].results["model"]["rule"]]["best_of_n"]
+    assert table.lines[0][1].startswith(percent(best["value"][-1]))
+    assert percent(report["best_baseline"]["value"]) in table.lines[0][3]
+    text = written[0].read_text()
+    assert text.index('class="glance"') < text.index('class="lead"')
 
 
 @pytest.mark.parametrize("more", [(), ("mine",)])

@@ -86,7 +86,7 @@ def report(
         sections = list(sections_of(page, more or {}))
         verdicts = [(model.name, list(verdict(model))) for model in page.models]
         leads = [(model.name, sentences) for model in page.models if (sentences := lead(model))]
-        first = First(leads, tiles(page.models))
+        first = First(leads, tiles(page.models), glance(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     atomic_write(out, html(page, sections, drawn, verdicts, first))
     if figures is not None:
@@ -114,6 +114,7 @@ def html(
         models=page.models,
         leads=first.leads if first else [],
         tiles=first.tiles if first else [],
+        glance=[(type(block).__name__, block) for block in first.glance] if first else [],
         picture=picture,
         picture_svg=Markup(svg(picture)) if picture else "",
         verdicts=verdicts,
@@ -183,6 +184,12 @@ def lead(model: Model) -> list[str]:
     said = [sentence for benchmark in there for sentence in benchmark.lead(model.results)]
     verdicts = list(verdict(model))
     return said[:3] or list(against_trivial(model)) or [count_of(verdicts)][: len(verdicts)]
+
+
+def glance(models: Sequence[Model]) -> list[str | Table]:
+    """Returns what the page says before all else, by the benchmarks that all models have."""
+    there = [each for name, each in registered().items() if all(name in model.results for model in models)]
+    return [block for benchmark in there for block in benchmark.glance(models)]
 
 
 def count_of(sentences: Sequence[tuple[str, str]]) -> str:
@@ -419,6 +426,7 @@ class First(NamedTuple):
 
     leads: list[tuple[str, list[str]]]
     tiles: Tiles
+    glance: Sequence[str | Table] = ()
 
 
 def kind(sentence: str) -> str:

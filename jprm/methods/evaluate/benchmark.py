@@ -112,6 +112,7 @@ class Benchmark:
       reports: the command's reports that an entry in `results.json` holds.
       section: the page's section for one or several models of one suite. By default every figure that has an interval.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
+      glance: what the page's first screen says before all else: sentences and one table of all models.
       lead: sentences on one model's results that the page begins with, three at most of all benchmarks.
       against_trivial: (what, the best trivial baseline, a paired difference from it) of one model's results: the page
         begins with them where no benchmark has a `lead`.
@@ -138,6 +139,7 @@ class Benchmark:
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
     section: Callable[[Sequence[Model]], Iterator[Block]] | None = None
     verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
+    glance: Callable[[Sequence[Model]], Iterator[str | Table]] = lambda models: iter(())
     lead: Callable[[Results], Iterator[str]] = lambda results: iter(())
     against_trivial: Callable[[Results], Iterator[tuple[str, str, Mapping[str, Any]]]] = lambda results: iter(())
     headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())

@@ -679,6 +679,29 @@ def lead(results: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def glance(models: Sequence[Model]) -> Iterator[str | Table]:
+    """Yields what the first file is, in plain words, and each model's two uses of it beside the best trivial one."""
+    name, report = next(iter(models[0].results["best_of_n"].items()))
+    if "best_baseline" not in report:  # results of 0.1
+        return
+    n_max, one = report["n_max"], report["baselines"]["random"]["value"][0]
+    said = f"{name}: {report['n_problems']:,} problems, {n_max} samples of each. One is right in {percent(one)} %"
+    if report["majority"] is not None:
+        many = report["majority"]["value"][-1]
+        said += f", the most common answer in {percent(many)} %"
+        said += ": incorrect answers agree more often than correct ones" if many < one else ""
+    yield f"{said}."
+    yield "A model's scores choose a sample, or weigh the votes. A trivial chooser reads the text, without a model."
+    rows = []
+    for model in models:
+        of = model.results["best_of_n"][name]
+        use, base = of["rules"][model.results["model"]["rule"]], of["best_baseline"]
+        vote = "" if use["weighted_vote"] is None else interval(last(use["weighted_vote"]))
+        rival = f"{percent(base['value'])} ({_named(base['name'])})"
+        rows.append((model.name, interval(last(use["best_of_n"])), vote, rival))
+    yield Table("Right, %", ("", f"best of {n_max}", "weighted vote", "best trivial chooser"), rows)
+
+
 def _compared(report: Report, use: Mapping[str, Any], kind: str) -> str:
     """Returns how a use of the scores compares with the best trivial baseline and with one sample."""
     base, one = use[f"{kind}_minus_best_baseline"], use[f"{kind}_minus_one_sample"]
@@ -755,6 +778,7 @@ BENCHMARK = Benchmark(
     reports=lambda entry: entry.values(),
     section=section,
     lead=lead,
+    glance=glance,
     verdict=verdict,
     headline=headline,
     against_trivial=against_trivial,
