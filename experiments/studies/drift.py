@@ -214,7 +214,7 @@ class Options(CommandOptions):
     """Drift: whether two scored files have scores of one distribution, and whether to recalibrate or to retrain.
 
     For example:
-      jprm eval experiments/studies/drift.py:DRIFT scored_may.jsonl scored_june.jsonl --json drift.json
+      jprm eval experiments/studies/drift.py:DRIFT scored_may.jsonl scored_june.jsonl --output drift.json
     """
 
     before: Annotated[Positional[Path], arg(metavar="BEFORE.jsonl")]

@@ -277,7 +277,7 @@ def plan(
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology h100-8 --set model.attention=gpu_kernel
       jprm plan rl.py --rl --topology v5e-64
-      jprm plan --fits --json fits.json
+      jprm plan --fits --output fits.json
 
     Args:
         experiment: The file that describes the run.
