@@ -190,6 +190,10 @@ def main(
     names = ["own_train", "own_test", *others]
     with Bar("reading pools", len(names)) as bar:
         read_pools = {name: read(pools / f"{name}.jsonl.gz", known) for name in bar.follow(names)}
+    lacking = [name for name in names if read_pools[name].score_SM.keys() != read_pools["own_train"].score_SM.keys()]
+    if lacking:
+        print(f"left out, since not all readers scored them: {', '.join(lacking)}")
+    names = [name for name in names if name not in lacking]
     with Bar("fitting arms", seeds) as bar:
         by_seed = [arms(read_pools["own_train"], seed) for seed in bar.follow(range(seeds))]
     with Bar("drawing intervals", len(names) - 1) as bar:
