@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TextIO, cast
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
-from jprm.apps import Name, StoredAs
+from jprm.apps import Name, StoredAs, one_of
 from jprm.apps.cli.arguments import (
     Commands,
     Count,
@@ -455,13 +455,14 @@ def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
 
 
 LISTENING = Listen(port=30000)
+SampledAs = Literal["float32", "bfloat16", "int8"]
 
 
 def engine(
     model: Annotated[Positional[Path], arg(metavar="DIR")],
     config: Annotated[Listen, arg(name="")] = LISTENING,
     rows: int = 256,
-    dtype: StoredAs = None,
+    dtype: Annotated[SampledAs | None, one_of(SampledAs)] = None,
 ) -> None:
     """Sample for `jprm rl` on this host, which then learns elsewhere: the server that its `engine` names.
 
