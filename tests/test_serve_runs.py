@@ -125,7 +125,7 @@ def test_curves_grow_while_a_run_writes(page, tmp_path):
     with (tmp_path / "runs" / "first" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "lo')  # half a line
     page.wait(NOW + "return document.querySelector('#plots figure p').textContent.includes('first 0.5')", 20)
-    page.wait("return document.getElementById('runs').textContent.includes('100 of 100finished')", 20)
+    page.wait("return document.getElementById('runs').textContent.includes('finished100 of 100')", 20)
     page.press("j", LEFT)  # the first plot, and the step before the end
     page.wait("return document.querySelector('#plots figure p').textContent.startsWith('step 100')")
     page.press(LEFT)

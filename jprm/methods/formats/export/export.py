@@ -191,7 +191,7 @@ def config_json(
     ForTokenClassification for a pooling model with a score for every token, and needs no other field.
     """
     c = prm.config
-    if not isinstance(prm.params["decoder"]["embed"], jax.Array):
+    if not isinstance(prm.params["decoder"]["embed"], jax.Array | np.ndarray):
         raise ValueError(f"{prm.name}: was loaded in fewer bits, which loses digits; give its folder to export it")
     labels = find(c.head).channels
     if not find(c.head).classifier:
