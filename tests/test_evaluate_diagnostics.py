@@ -194,7 +194,7 @@ def test_drift_tells_that_calibration_is_lost(name):
 
 def test_drift_seldom_calls_an_unchanged_calibration_lost(monkeypatch):
     """On equal distributions the test is exact: of 80 p-values, 4 are expected at 0.05 and 16 at 0.2."""
-    monkeypatch.setattr("drift.PERMUTATIONS", 99)
+    monkeypatch.setattr("experiments.studies.drift.PERMUTATIONS", 99)
     p, moved = [], 0
     for seed in range(80):
         before, after = relabelled(30, [seed, 7], 1.0), relabelled(30, [seed, 9], 1.0, name="pq"[seed % 2])
