@@ -7,6 +7,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiments/real"))
 import prm_scores  # pyright: ignore[reportMissingImports]
@@ -132,6 +133,23 @@ def test_fits_side_by_side_are_those_by_themselves(name, few_passes):
             assert np.corrcoef(np.argsort(order), np.argsort(same))[0, 1] > 0.9
         else:
             np.testing.assert_allclose(together[k](samples), alone(samples), rtol=1e-6)
+
+
+def test_regressions_side_by_side_are_those_of_a_solver():
+    rng = np.random.default_rng(5)
+    z_MLD, weight_MK = rng.standard_normal((200, 2, 6)), (rng.random((200, 3)) < 0.7).astype(float)
+    right_M = (z_MLD[:, 0, 0] + rng.standard_normal(200) > 0).astype(float)
+    ours = readers._regressions(jnp.asarray(z_MLD, jnp.float32), jnp.asarray(right_M), jnp.asarray(weight_MK))
+    for layer, k, s in ((0, 0, 2), (1, 2, 3), (0, 1, 4)):
+        weight_M, x_MD = weight_MK[:, k] / weight_MK[:, k].sum(), z_MLD[:, layer]
+
+        def loss(w_D, x_MD=x_MD, weight_M=weight_M, strength=readers.STRENGTHS[s]):
+            odds_M = x_MD @ w_D[:-1] + w_D[-1]
+            return weight_M @ (np.logaddexp(0, odds_M) - right_M * odds_M) + strength / 2 * w_D[:-1] @ w_D[:-1]
+
+        exact_D = minimize(loss, np.zeros(7)).x
+        np.testing.assert_allclose(ours["kernel"][layer, :, k, s], exact_D[:-1], atol=5e-3)
+        assert float(ours["bias"][layer, k, s]) == pytest.approx(exact_D[-1], abs=5e-3)
 
 
 def test_gates_weigh_tokens_as_the_formula_says():

@@ -17,8 +17,6 @@ import optax
 from jaxtyping import Array, Bool, Float
 from token_states import Sample  # pyright: ignore[reportMissingImports]
 
-from jprm.methods.evidence.baselines import logistic
-
 WINDOW = 32
 """Tokens of a window of confidence: DeepConf has 2,048, for chains a hundred times as long."""
 RIDGES = (1e-3, 1e-2, 1e-1)
@@ -86,24 +84,65 @@ def clue(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Seque
     return scores
 
 
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+ROUNDS = 400
+"""Updates of the logistic regressions, which see all samples in each."""
+
+
 def last_state(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit]) -> list[Score]:
-    """A logistic regression on the last token's state; layer and regularisation have the least validation loss."""
+    """A logistic regression on the last token's state; layer and regularisation have the least validation loss.
 
-    def ends(samples: Sequence[Sample], layer: int) -> np.ndarray:
-        return np.stack([x.state_TLD[-1, layer] for x in samples]).astype(float)
+    All layers, fits and strengths are one regression each, and are fitted side by side.
+    """
 
-    best: list[tuple[float, int, Any]] = [(np.inf, 0, None)] * len(fits)
-    for layer in range(samples[0].state_TLD.shape[1]):
-        x_MD = ends(samples, layer)
-        for k, fit in enumerate(fits):
-            parts = (x_MD[fit.train_M], right_M[fit.train_M].astype(float), x_MD[fit.valid_M])
-            fitted = logistic(*parts, right_M[fit.valid_M].astype(float))
-            loss = _loss(_odds(fitted(x_MD[fit.valid_M])), right_M[fit.valid_M])
-            best[k] = min(best[k], (loss, layer, fitted), key=lambda candidate: candidate[0])
-    return [
-        lambda samples, layer=layer, fitted=fitted: _odds(fitted(ends(samples, layer)))[None]
-        for _, layer, fitted in best
-    ]
+    def ends(samples: Sequence[Sample]) -> Float[np.ndarray, "M L D"]:
+        return np.stack([x.state_TLD[-1] for x in samples]).astype(np.float32)
+
+    x_MLD = ends(samples)
+    mean_LD, scale_LD = x_MLD.mean(0), x_MLD.std(0) + 1e-3
+    z_MLD = (x_MLD - mean_LD) / scale_LD
+    weight_MK = np.stack([fit.train_M for fit in fits], axis=1).astype(np.float32)
+    params = jax.tree.map(np.asarray, _regressions(z_MLD, right_M.astype(np.float32), weight_MK))
+    odds_MLKS = np.einsum("mld,ldks->mlks", z_MLD, params["kernel"]) + params["bias"]
+    scores: list[Score] = []
+    for k, fit in enumerate(fits):
+        loss_LS = [
+            [_loss(odds_MLKS[fit.valid_M, layer, k, s], right_M[fit.valid_M]) for s in range(len(STRENGTHS))]
+            for layer in range(z_MLD.shape[1])
+        ]
+        layer, s = np.unravel_index(np.argmin(loss_LS), np.shape(loss_LS))
+        kernel_D, bias = params["kernel"][layer, :, k, s], params["bias"][layer, k, s]
+
+        def score(samples: Sequence[Sample], layer=layer, kernel_D=kernel_D, bias=bias) -> np.ndarray:
+            z_MD = (ends(samples)[:, layer] - mean_LD[layer]) / scale_LD[layer]
+            return (z_MD @ kernel_D + bias)[None]
+
+        scores.append(score)
+    return scores
+
+
+@jax.jit
+def _regressions(z_MLD, right_M, weight_MK) -> dict[str, Array]:
+    """Returns the logistic regressions of every layer on each of K weightings, with every strength."""
+    M, L, D = z_MLD.shape
+    K, S = weight_MK.shape[1], len(STRENGTHS)
+
+    def loss(params):
+        odds_MLKS = jnp.einsum("mld,ldks->mlks", z_MLD, params["kernel"]) + params["bias"]
+        each_MLKS = jax.nn.softplus(odds_MLKS) - right_M[:, None, None, None] * odds_MLKS
+        mean_LKS = jnp.einsum("mlks,mk->lks", each_MLKS, weight_MK / weight_MK.sum(0))
+        return jnp.sum(mean_LKS) + jnp.sum(jnp.array(STRENGTHS) / 2 * jnp.sum(params["kernel"] ** 2, (0, 1, 2)))
+
+    rate = optax.cosine_decay_schedule(0.3 / D**0.5, ROUNDS)
+    optimiser = optax.adam(rate)
+
+    def update(carry: Any, _) -> tuple[Any, None]:
+        params, state = carry
+        changes, state = optimiser.update(jax.grad(loss)(params), state)
+        return (optax.apply_updates(params, changes), state), None
+
+    params = {"kernel": jnp.zeros((L, D, K, S)), "bias": jnp.zeros((L, K, S))}
+    return jax.lax.scan(update, (params, optimiser.init(params)), length=ROUNDS)[0][0]
 
 
 def swift(
@@ -237,11 +276,6 @@ def _trained(flat: Flat, right_M, fits: Sequence[Fit], standard, seed: int) -> l
             if loss < best[g // R][0]:
                 best[g // R] = loss, jax.tree.map(lambda x, g=g: x[..., g], now)
     return [params for _, params in best]
-
-
-def _odds(p: np.ndarray) -> np.ndarray:
-    p = np.clip(p, 1e-6, 1 - 1e-6)
-    return np.log(p) - np.log1p(-p)
 
 
 def _loss(odds_K: np.ndarray, right_K: np.ndarray) -> float:
