@@ -179,6 +179,6 @@ def test_nobody_waits_for_the_request_of_another(url, name):
     for client in clients:
         client.join()
     print(f"{name:30} {len(body) / MB:5.2f} MB {status} {seconds:6.1f} s; others {max(waits)}; {answer[:100]!r}")
-    assert status in (200, 400, 413, 504), answer[:300]  # 504: the long request itself may be late
+    assert status in (200, 400, 413), answer[:300]
     assert max(waits)[0] < MOST_SECONDS, (max(waits), status, seconds)
     assert {status for *_, status in waits} == {200}

@@ -20,10 +20,10 @@ from scipy.special import expit
 from jprm.io.jsonl import read_lines
 from jprm.methods.data.overlap import normalise
 from jprm.methods.evaluate.run import source
-from jprm.methods.evaluate.steps import UNLABELLED, Labelled, alternatives, label_class, labelled
+from jprm.methods.evaluate.steps import UNLABELLED, alternatives, auroc_draws, label_class, labelled
 from jprm.methods.evidence.baselines import rows_of_place
 from jprm.methods.evidence.ranker import Ranker
-from jprm.statistics import Draws, auroc, difference, draws, interval, weighted_mean
+from jprm.statistics import Draws, difference, draws, interval, weighted_mean
 from jprm.tree import ReasoningTree, tree_of
 
 HERE = pathlib.Path(__file__).parent
@@ -46,7 +46,7 @@ def main(shared: pathlib.Path, scored: pathlib.Path = KEPT) -> None:
     areas, won = {}, {}
     for name, of_trees in arms.items():
         trees = with_scores(test, of_trees)
-        areas[name], won[name] = area_of(trees), alternatives_of(trees)
+        areas[name], won[name] = auroc_draws(trees, "positive", seed=0), alternatives_of(trees)
     for what, by_arm in (("step AUROC", areas), ("alternatives", won)):
         less = difference(by_arm["PRM"], by_arm["position and length"])
         shown = {name: interval(of) for name, of in by_arm.items()} | {"PRM less position and length": less}
@@ -83,25 +83,17 @@ def place_scores(train: list[ReasoningTree], test: list[ReasoningTree]) -> list[
     return [rows(rows_of_place(tree)) @ w_F for tree in test]
 
 
-def with_scores(trees: list[ReasoningTree], scores: list[np.ndarray]) -> list[Labelled]:
+def with_scores(trees: list[ReasoningTree], scores: list[np.ndarray]) -> list[ReasoningTree]:
     scored = []
     for tree, of_tree in zip(trees, scores, strict=True):
         nodes = [dataclasses.replace(n, score=float(x)) for n, x in zip(tree.nodes, of_tree, strict=True)]
         scored.append(dataclasses.replace(tree, nodes=tuple(nodes)))
-    return labelled(scored, "positive")
+    return scored
 
 
-def area_of(trees: list[Labelled]) -> Draws:
-    some = [tree.class_N != UNLABELLED for tree in trees]
-    score_M = np.concatenate([tree.score_N[some_N] for tree, some_N in zip(trees, some, strict=True)])
-    right_M = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, some, strict=True)]) == 1
-    problem_M = [tree.problem for tree, some_N in zip(trees, some, strict=True) for _ in range(some_N.sum())]
-    return draws(lambda weight_RM: auroc(score_M, right_M, weight_RM), problem_M, seed=0)
-
-
-def alternatives_of(trees: list[Labelled]) -> Draws:
+def alternatives_of(trees: list[ReasoningTree]) -> Draws:
     won, problem_Q = [], []
-    for tree in trees:
+    for tree in labelled(trees, "positive"):
         for right, wrong in alternatives(tree.parent_N, tree.class_N):
             won.append(float(np.heaviside(tree.score_N[right] - tree.score_N[wrong], 0.5)))
             problem_Q.append(tree.problem)
