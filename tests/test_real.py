@@ -239,6 +239,12 @@ def test_a_pool_ends_at_the_last_problem_that_all_readers_scored(tmp_path):
         verdict.read(tmp_path / "own_test.jsonl.gz", known("ab", "a", "ab"))
 
 
+def test_scores_without_their_problem_are_one_line(tmp_path):
+    write_records(tmp_path / "scores.jsonl", [{"pool": "own_test", "scores": {}}])
+    with pytest.raises(SystemExit, match=r"scores.jsonl:1: lacks problem"):
+        verdict.read_scores([tmp_path / "scores.jsonl"])
+
+
 def test_a_prms_rule_is_the_one_that_ranks_held_out_samples(tmp_path):
     """Least scores tell right from wrong here, last ones do not."""
     pools_of(tmp_path / "own_train.jsonl", 80)

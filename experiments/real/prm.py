@@ -6,7 +6,8 @@
 
 Of outcomes, at every step of a sample (pools as JSON Lines; train on other problems than those that are judged):
 
-    JPRM_PREPARED=fit.jsonl JPRM_PREPARED_VALID=valid.jsonl jprm train experiments/real/prm.py --workdir runs/real/outcomes \\
+    export JPRM_PREPARED=fit.jsonl JPRM_PREPARED_VALID=valid.jsonl
+    jprm train experiments/real/prm.py --workdir runs/real/outcomes \\
       --set data.supervise=outcome_steps target.labels=value target.neutral=none optimizer.learning_rate=1e-5 steps=60
 
 `JPRM_BASE` names another base, `JPRM_PREPARED` other data (`JPRM_PREPARED_VALID`: for validation). The whole decoder is

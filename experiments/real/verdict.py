@@ -8,7 +8,6 @@ Pools are `pools/NAME.jsonl.gz` beside this file: `own_train`, `own_test`, and t
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 import token_states as states  # pyright: ignore[reportMissingImports]
 import tyro
 
-from jprm.io.jsonl import read_lines
+from jprm.io.jsonl import parse, read_lines
 from jprm.io.outputs import Bar, write_json
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.fit import bucket, policy_of
@@ -67,7 +66,9 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
     name, trees = path.name.split(".")[0], list(states.answered(path))
     of_trees = [scores.get((name, states.name_of(tree)), {}) for tree in trees]
     readers = {reader for of in of_trees for reader in of}
-    whole = [i for i, of in enumerate(of_trees) if of.keys() == readers]
+    whole = [i for i, of in enumerate(of_trees) if readers and of.keys() == readers]
+    if not whole:
+        raise SystemExit(f"error: {path}: no problem has all readers' scores; make them with reader_scores.py")
     some = [i for i in range(whole[-1] + 1) if trees[i].nodes]
     if some != whole:
         raise SystemExit(
@@ -84,11 +85,18 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def read_scores(paths: Sequence[pathlib.Path]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns the scores of every problem by pool and name; several files may hold different readers."""
+    """Returns the scores of every problem by pool and name; several files may hold different readers.
+
+    Raises SystemExit, naming file and line, for a record without `pool`, `problem` and `scores`.
+    """
     scores: dict[tuple[str, str], dict[str, Any]] = {}
     for path in paths:
-        for _, line in read_lines(path):
-            record = json.loads(line)
+        for number, line in read_lines(path):
+            record = parse(line, f"{path}:{number}")
+            if missing := [key for key in ("pool", "problem", "scores") if key not in record]:
+                raise SystemExit(
+                    f"error: {path}:{number}: lacks {', '.join(missing)}; reader_scores.py writes such files"
+                )
             scores.setdefault((record["pool"], record["problem"]), {}).update(record["scores"])
     return scores
 
