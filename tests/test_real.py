@@ -92,6 +92,19 @@ def test_the_lowest_window_is_the_least_of_all_windows():
     assert readers.tail([sample(top_T)])[0] == pytest.approx(top_T[-readers.WINDOW :].mean())
 
 
+def test_contrast_is_what_a_larger_base_finds_likelier():
+    rng = np.random.default_rng(1)
+    small_T, large_T = -rng.random(53), -rng.random(53)
+    (small, large) = (sample(np.ones(53))._replace(logprob_T=x_T) for x_T in (small_T, large_T))
+    assert readers.contrast([small], [large])[0] == pytest.approx(large_T.mean() - small_T.mean())
+    chunks = [(0, 16), (16, 32), (32, 53)]  # the last one takes what is left
+    least = min((large_T - small_T)[a:b].mean() for a, b in chunks)
+    assert readers.lowest_contrast([small], [large])[0] == pytest.approx(least)
+    assert readers.lowest_contrast([small], [small])[0] == 0
+    with pytest.raises(ValueError, match="tokens"):
+        readers.contrast([small], [sample(np.ones(52))])
+
+
 def with_states(rng, right: bool) -> states.Sample:
     """A sample of which one number in six says whether it is right."""
     x_TLD = rng.standard_normal((int(rng.integers(5, 20)), 2, 3))

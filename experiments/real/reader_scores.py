@@ -6,7 +6,8 @@
 Readers are fitted on `pools/own_train.jsonl.gz` (buckets 0 to 6 of 10 train, 7 chooses) and score that file's buckets
 8 and 9, `own_test.jsonl.gz` and the others. Buckets 0 to 7 are scored by readers of other folds of five, so that no
 score is of a reader that was fitted on its problem. A GPU takes minutes; two CPU cores an hour for each 50 problems.
-With `--keep` a stopped command continues.
+With `--keep` a stopped command continues. With `--larger`, a larger base of the same tokenizer reads all samples as
+well, for the readers of what it says more likely: three times the work where it has three times the parameters.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import state_readers as readers  # pyright: ignore[reportMissingImports]
 import token_states as states  # pyright: ignore[reportMissingImports]
 import tyro
 
+from jprm.checkpoints import base as bases
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import Bar
 from jprm.methods.evidence.fit import bucket
@@ -35,6 +37,7 @@ SEEDS, FOLDS, AT_ONCE = 3, 5, 3
 def main(
     base: str, output: pathlib.Path, pools: pathlib.Path = HERE / "pools", other: tuple[pathlib.Path, ...] = (),
     keep: pathlib.Path | None = None, layers: tuple[int, ...] = LAYERS, problems: int | None = None,
+    larger: str | None = None,
 ) -> None:  # fmt: skip
     """Fit every reader on the policy's training pools, and score all pools.
 
@@ -46,23 +49,30 @@ def main(
         keep: A folder for states, some 20 MB a problem. They are not kept by default.
         layers: Of the base, counted from 1.
         problems: Only the first ones of every file.
+        larger: A model of the same tokenizer that has more parameters.
     """
     prompt = (HERE / "prompt.txt").read_text().rstrip("\n")
     states_of, records = reading(base, layers, prompt, keep), []
+    larger_of = nothing
+    if larger is not None:
+        last = (bases.model_config(larger).layers,)
+        larger_of = reading(larger, last, prompt, keep and keep / "larger")
     train = trees_of(pools / "own_train.jsonl.gz", problems)
     with Bar("states of own_train", len(train)) as bar:
         by_problem = list(bar.follow(states_of(train)))
     with Bar("fitting readers", len(readers.FITTED)) as bar:
         fitted = fit(train, by_problem, bar)
-    for tree, samples in zip(train, by_problem, strict=True):
+    for tree, samples, same in zip(train, by_problem, larger_of(train), strict=True):
         chosen = 0 if bucket(tree.problem, 10) > 7 else 1 + fold_of(tree)
-        records.append(record("own_train", tree, samples, {name: fits[chosen] for name, fits in fitted.items()}))
+        chosen_fits = {name: fits[chosen] for name, fits in fitted.items()}
+        records.append(record("own_train", tree, samples, chosen_fits, same))
     del by_problem
     for path in (pools / "own_test.jsonl.gz", *other):
         name, trees = path.name.split(".")[0], trees_of(path, problems)
         with Bar(f"scoring {name}", len(trees)) as bar:
-            for tree, samples in zip(trees, bar.follow(states_of(trees)), strict=True):
-                records.append(record(name, tree, samples, {name: fits[0] for name, fits in fitted.items()}))
+            for tree, samples, same in zip(trees, bar.follow(states_of(trees)), larger_of(trees), strict=True):
+                whole = {reader: fits[0] for reader, fits in fitted.items()}
+                records.append(record(name, tree, samples, whole, same))
         write_records(output, records)  # what there is so far
     print(f"{output}: written. {len(records)} problems")
 
@@ -73,6 +83,10 @@ def trees_of(path: pathlib.Path, problems: int | None) -> list[ReasoningTree]:
 
 def fold_of(tree: ReasoningTree) -> int:
     return bucket("fold " + tree.problem, FOLDS)
+
+
+def nothing(trees: Sequence[ReasoningTree]) -> Iterator[None]:
+    return itertools.repeat(None, len(trees))
 
 
 def reading(
@@ -115,9 +129,17 @@ def rights(tree: ReasoningTree) -> list[bool]:
     return [tree.nodes[chain[-1]].correct is True for chain in chains_of(tree)]
 
 
-def record(pool: str, tree: ReasoningTree, samples: Sequence[Any], fitted: dict[str, readers.Score]) -> dict[str, Any]:
-    """Returns the scores of a problem's samples: of each reader a list, of those with several seeds one a seed."""
+def record(
+    pool: str, tree: ReasoningTree, samples: Sequence[Any], fitted: dict[str, readers.Score],
+    larger: Sequence[Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the scores of a problem's samples: of each reader a list, of those with several seeds one a seed.
+
+    larger: the same samples as a larger base sees them, for the readers of both.
+    """
     scores: dict[str, Any] = {name: rounded(score(samples)) for name, score in readers.UNTRAINED.items()}
+    if larger is not None:
+        scores |= {name: rounded(score(samples, larger)) for name, score in readers.OF_TWO.items()}
     for name, score in fitted.items():
         of_seeds = score(samples)
         scores[name] = rounded(of_seeds[0]) if len(of_seeds) == 1 else list(map(rounded, of_seeds))

@@ -61,6 +61,39 @@ def tail(samples: Sequence[Sample]) -> Float[np.ndarray, " M"]:
     return np.array([x.top_T[-WINDOW:].mean() for x in samples])
 
 
+CHUNK = 16
+"""Tokens of a chunk of `lowest_contrast`."""
+
+
+def contrast(samples: Sequence[Sample], larger: Sequence[Sample]) -> Float[np.ndarray, " M"]:
+    """Returns the mean over tokens of log p of a larger base less log p of the smaller one (contrastive scoring).
+
+    Raises ValueError where the two bases have different tokens.
+    """
+    return np.array([difference_T.mean() for difference_T in _differences(samples, larger)])
+
+
+def lowest_contrast(samples: Sequence[Sample], larger: Sequence[Sample]) -> Float[np.ndarray, " M"]:
+    """Returns the least mean of that difference over chunks of CHUNK tokens: chunks of one length, since sums over
+    steps of varying length favour short ones. What is left at the end belongs to the last chunk.
+    """
+
+    def lowest(difference_T: np.ndarray) -> float:
+        chunks = max(1, len(difference_T) // CHUNK)
+        return min(part.mean() for part in np.split(difference_T, [CHUNK * k for k in range(1, chunks)]))
+
+    return np.array([lowest(difference_T) for difference_T in _differences(samples, larger)])
+
+
+def _differences(samples: Sequence[Sample], larger: Sequence[Sample]) -> list[Float[np.ndarray, " T"]]:
+    for x, y in zip(samples, larger, strict=True):
+        if len(x.logprob_T) != len(y.logprob_T):
+            raise ValueError(
+                "the larger base writes a sample in other tokens: contrast needs two bases of one tokenizer"
+            )
+    return [y.logprob_T - x.logprob_T for x, y in zip(samples, larger, strict=True)]
+
+
 def clue(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit]) -> list[Score]:
     """CLUE (2510.01591): the nearer of two centroids of the states' change from the prompt to the end, all layers.
 
@@ -286,6 +319,10 @@ UNTRAINED: dict[str, Callable[[Sequence[Sample]], Float[np.ndarray, " M"]]] = {
     "log-probability": log_probability, "self-certainty": self_certainty,
     "lowest window": lowest_window, "tail": tail,
 }  # fmt: skip
+OF_TWO: dict[str, Callable[[Sequence[Sample], Sequence[Sample]], Float[np.ndarray, " M"]]] = {
+    "contrast": contrast, "lowest contrast": lowest_contrast,
+}  # fmt: skip
+"""Of a base's samples and the same ones as a larger base sees them."""
 FITTED: dict[str, Callable[[Sequence[Sample], np.ndarray, Sequence[Fit], Sequence[int]], list[Score]]] = {
     "CLUE": lambda samples, right_M, fits, seeds: clue(samples, right_M, fits),
     "last state": lambda samples, right_M, fits, seeds: last_state(samples, right_M, fits),
