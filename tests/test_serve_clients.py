@@ -35,15 +35,10 @@ def server(engine, monkeypatch):  # noqa: F811
         yield f"http://127.0.0.1:{port}"
 
 
-def block(word, server):
-    """Returns what the block of docs/serving.md with a word in it defines."""
-    (found,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if word in code]
-    exec(compile(found.replace("http://localhost:8000", server), "docs/serving.md", "exec"), names := {})
-    return names
-
-
 def test_the_block_of_the_client_runs(server):
-    assert block("client.rerank", server)["client"].rerank("p", ["a"])[0][0] == 0
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "client.rerank" in code]
+    exec(compile(code.replace("http://localhost:8000", server), "docs/serving.md", "exec"), names := {})
+    assert names["client"].rerank("p", ["a"])[0][0] == 0
 
 
 def example(name):
@@ -73,7 +68,7 @@ def test_the_reward_of_openrlhf_is_the_sum_of_its_tokens(server, prm):  # noqa: 
 
 def test_search_and_learn_gets_every_steps_score(server, prm, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "sal.models.reward_models", types.SimpleNamespace(PRM=Base))
-    made = block("RemotePRM", server)["RemotePRM"](None)
+    made = runpy.run_path(str(ROOT / "examples/trainers/search_and_learn.py"))["RemotePRM"](None)
     first, second, third = CHAINS
     answers = [["\n\n".join(first["steps"]), "\n\n".join(first["steps"][:2]), " "], ["\n\n".join(second["steps"])]]
     (whole, part, blank), (other,) = made.score([first["problem"], second["problem"]], answers)
