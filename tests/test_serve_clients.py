@@ -36,7 +36,9 @@ def server(engine, monkeypatch):  # noqa: F811
 
 
 def test_the_block_of_the_client_runs(server):
-    (code,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "client.rerank" in code]
+    (code,) = [
+        code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "client.rerank" in code
+    ]
     exec(compile(code.replace("http://localhost:8000", server), "docs/serving.md", "exec"), names := {})
     assert names["client"].rerank("p", ["a"])[0][0] == 0
 

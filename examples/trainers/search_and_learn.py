@@ -1,13 +1,14 @@
 """A class beside `MathShepherd` in search-and-learn's `sal/models/reward_models.py`, to be returned by `load_prm`.
 
-It asks `jprm serve`, at the address JPRM_URL, through `jprm.clients` for the scores of every step. The answers to a question are one request, so
-that their common prefixes are computed once.
+It asks `jprm serve`, at the address JPRM_URL, for the score of every step. The answers to a question are one request,
+so that their common prefixes are computed once.
 """
 
 import uuid
 
-from jprm.clients import Client
 from sal.models.reward_models import PRM
+
+from jprm.clients import Client
 
 
 class RemotePRM(PRM):
@@ -18,7 +19,7 @@ class RemotePRM(PRM):
 
     def score(self, questions, outputs):
         records = []
-        for question, answers in zip(questions, outputs):
+        for question, answers in zip(questions, outputs, strict=True):
             samples = [{"steps": [step for step in answer.split("\n\n") if step.strip()]} for answer in answers]
             records.append({"problem": question, "samples": samples})
         scored = self.client.score_many(records, caller=self.key)
