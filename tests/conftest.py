@@ -114,10 +114,20 @@ def gemma3_gguf() -> Path:
 @pytest.fixture(scope="session")
 def qwen_gguf() -> Path:
     """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, which experiments/real/download.py downloads."""
+    return downloaded("qwen2.5-coder-0.5b")
+
+
+@pytest.fixture(scope="session")
+def qwen15_gguf() -> Path:
+    """The 1.5B of the same family."""
+    return downloaded("qwen2.5-coder-1.5b")
+
+
+def downloaded(name: str) -> Path:
     folder = Path(os.environ.get("JPRM_MODELS", Path(__file__).resolve().parent.parent / "runs" / "models"))
-    file = folder / "qwen2.5-coder-0.5b.gguf"
+    file = folder / f"{name}.gguf"
     if not file.is_file():
-        pytest.skip("needs Qwen2.5-Coder-0.5B: python experiments/real/download.py qwen2.5-coder-0.5b (or JPRM_MODELS)")
+        pytest.skip(f"needs {file}: python experiments/real/download.py {name} (or JPRM_MODELS)")
     return file
 
 

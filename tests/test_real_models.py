@@ -1,6 +1,6 @@
 """Models from GGUF against transformers in float32: states, perplexity, greedy decoding, ids.
 
-They are SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct.
+They are SmolLM2-135M, Gemma 3 270M, and Qwen2.5-Coder-Instruct of 0.5B and 1.5B parameters (the last takes 14 GB).
 transformers takes half a minute to read a file, so the tests share the result.
 """
 
@@ -30,7 +30,7 @@ So x = 9.375, which is about nine dollars and thirty-eight cents. # Answer
 9.38"""
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen", "qwen15")]
 
 
 @pytest.fixture(scope="module", params=["smollm2", *SLOW])
