@@ -252,6 +252,21 @@ def test_a_pool_ends_at_the_last_problem_that_all_readers_scored(tmp_path):
         verdict.read(tmp_path / "own_test.jsonl.gz", known("ab", "a", "ab"))
 
 
+def test_a_reader_trained_on_all_outcomes_is_judged_without_scores_of_what_fits(tmp_path):
+    right_M, known = pools_of(tmp_path / "own_train.jsonl.gz", 60), {}
+    for tree in reader_scores.trees_of(tmp_path / "own_train.jsonl.gz", None):
+        score_M = np.where(reader_scores.rights(tree), 0.9, 0.1).tolist()
+        held_out = verdict.bucket(tree.problem, 10) >= 7
+        known["own_train", states.name_of(tree)] = {"of all": score_M} | ({"outcome PRM": score_M} if held_out else {})
+    own = verdict.read(tmp_path / "own_train.jsonl.gz", known)
+    score_M = own.score("outcome PRM", 0)
+    assert np.isnan(score_M).tolist() == (own.bucket_M < 7).tolist()
+    odds = {name: arm(own) for name, arm in verdict.arms(own, seed=0).items()}
+    held_out_M = own.bucket_M >= 7
+    assert auroc(odds["outcome PRM"][held_out_M], right_M[: len(score_M)][held_out_M]) == 1
+    assert np.isfinite(odds["fused"]).all()
+
+
 def test_scores_without_their_problem_are_one_line(tmp_path):
     write_records(tmp_path / "scores.jsonl", [{"pool": "own_test", "scores": {}}])
     with pytest.raises(SystemExit, match=r"scores.jsonl:1: lacks problem"):

@@ -31,11 +31,12 @@ from jprm.methods.evidence.ranker import (
     vote_correct,
 )
 from jprm.methods.evidence.verifier import vote_weights
+from jprm.tree import ReasoningTree, chains_of
 
 HERE = pathlib.Path(__file__).parent
 DRAWS = 2000
 ALONE = ("outcome PRM",)
-"""Trained on outcomes of the very problems that fit the fused verifier, so that it is not among its sources."""
+"""Trained on outcomes of the very problems that fit the fused verifier: not among its sources, nor scored there."""
 
 
 class Pool(NamedTuple):
@@ -61,25 +62,31 @@ class Pool(NamedTuple):
 def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]) -> Pool:
     """Returns the pool of the problems up to the last one that all readers have scored.
 
-    Raises SystemExit where one before it is not scored.
+    Readers of ALONE need no scores of the training problems that fit arms: they are NaN there.
+    Raises SystemExit where another problem before the last one is not scored.
     """
     name, trees = path.name.split(".")[0], list(states.answered(path))
     of_trees = [scores.get((name, states.name_of(tree)), {}) for tree in trees]
     readers = {reader for of in of_trees for reader in of}
-    whole = [i for i, of in enumerate(of_trees) if readers and of.keys() == readers]
-    if not whole:
+
+    def lacking(tree: ReasoningTree, of: Mapping[str, Any]) -> set[str]:
+        fitting = name == "own_train" and bucket(tree.problem, 10) < 7
+        return readers - of.keys() - (set(ALONE) if fitting else set())
+
+    last = max((i for i, of in enumerate(of_trees) if of and not lacking(trees[i], of)), default=-1)
+    if last < 0:
         raise SystemExit(f"error: {path}: no problem has all readers' scores; make them with reader_scores.py")
-    some = [i for i in range(whole[-1] + 1) if trees[i].nodes]
-    if some != whole:
-        raise SystemExit(
-            f"error: {path}: {len(some) - len(whole)} problems lack scores; make them with reader_scores.py"
-        )
+    whole = [i for i in range(last + 1) if trees[i].nodes]
+    if missing := sum(bool(lacking(trees[i], of_trees[i])) for i in whole):
+        raise SystemExit(f"error: {path}: {missing} problems lack scores; make them with reader_scores.py")
     lost = whole[-1] + 1 - len(whole)
     trees, of_trees = [trees[i] for i in whole], [of_trees[i] for i in whole]
     policy = policy_of(name, trees, [evidence.find(source) for source in evidence.DEFAULT])
-    by_reader = {
-        reader: np.concatenate([np.atleast_2d(of[reader]) for of in of_trees], axis=1) for reader in sorted(readers)
-    }
+    unscored = [np.full(len(chains_of(tree)), np.nan) for tree in trees]
+    by_reader = {}
+    for reader in sorted(readers):
+        of_problems = [np.atleast_2d(of.get(reader, nan_M)) for of, nan_M in zip(of_trees, unscored, strict=True)]
+        by_reader[reader] = np.concatenate(of_problems, axis=1)
     bucket_M = np.array([bucket(tree.problem, 10) for tree in trees])[policy.chains.problem_M]
     return Pool(policy.chains, by_reader, bucket_M, lost)
 
