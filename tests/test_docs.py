@@ -75,17 +75,6 @@ def test_make_targets_exist():
             assert target in targets, f"{page.name}: make {target}"
 
 
-def test_readme_scores_in_python(tiny_run, monkeypatch, tmp_path):
-    """The Python of the README runs and gives a probability per step."""
-    code = re.search(r"```python\n(.*?)```", _text(REPOSITORY / "README.md"), re.DOTALL)[1]
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/tiny").symlink_to(tiny_run.folder)
-    monkeypatch.chdir(tmp_path)
-    scope = {}
-    exec(code.replace("prm.score(", "scores = prm.score("), scope)  # the example's last expression
-    assert len(scope["scores"]) == 3 and all(0 <= score <= 1 for score in scope["scores"])
-
-
 def _messages():
     """Every string in jprm, with `…` where it has a value."""
     for file in (REPOSITORY / "jprm").rglob("*.py"):

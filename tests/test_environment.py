@@ -2,9 +2,6 @@
 
 import copy
 import dataclasses
-import pathlib
-import re
-import runpy
 import threading
 import time
 
@@ -45,16 +42,6 @@ def counter(tmp_path_factory):
     file = tmp_path_factory.mktemp("environment") / "counter.py"
     file.write_text(COUNTER)
     return f"{file}:COUNTER"
-
-
-def test_the_page_s_environment_and_positions_run(tmp_path, monkeypatch):
-    page = (pathlib.Path(__file__).parent.parent / "docs/environments.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
-    assert list(blocks) == ["counting.py", "positions.py"]
-    monkeypatch.chdir(tmp_path)
-    for name, text in blocks.items():
-        (tmp_path / name).write_text(text)
-    runpy.run_path("positions.py")
 
 
 def told(episode):

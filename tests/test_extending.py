@@ -2,14 +2,11 @@
 
 import dataclasses
 import json
-import re
-import runpy
-import shlex
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import Shell, blocks
 from refusing import refused
 from stub_server import reply
 from tiny_rl import save_run
@@ -17,12 +14,10 @@ from tiny_run import MODEL, save_tokenizer
 
 import jprm
 from jprm import options
-from jprm.apps import cli
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.tree import read_records
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs/extending.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+BLOCKS = blocks("docs/extending.md")
 
 
 def said(number, body):
@@ -46,16 +41,6 @@ def folder(one_device, serve, tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def run(block, folder, monkeypatch):
-    for line in block.replace("\\\n", " ").splitlines():
-        if line == "export PYTHONPATH=$PWD":
-            monkeypatch.syspath_prepend(folder)
-            monkeypatch.setenv("PYTHONPATH", str(folder))
-        else:
-            program, *args = shlex.split(line)
-            assert (program, cli.main(args)) == ("jprm", 0), line
-
-
 def test_every_block_runs(folder, monkeypatch):
     assert {name for name, _, _ in BLOCKS} > {
         "graded.py",
@@ -66,13 +51,16 @@ def test_every_block_runs(folder, monkeypatch):
         "confidence.py",
         "credited.py",
     }
+    shell = Shell(folder)
     for name, language, block in BLOCKS:
         if name:
             (folder / name).write_text(block)
         else:
             assert language == "sh"
-            run(block, folder, monkeypatch)
+            shell.run(block)
 
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     half, full = (
         [chain["labels"] for chain in jprm.data.load(folder / f"data/{name}")] for name in ("graded", "strict")
     )
@@ -104,10 +92,10 @@ def test_every_block_runs(folder, monkeypatch):
 
     (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
     assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]
-    runpy.run_path(str(folder / "credited.py"))
+    shell.run("python credited.py")
     assert 0 < json.loads((folder / "confidence.json").read_text())["mean"]["value"] < 1
 
-    run("jprm score --model exported/tiny --input data/strict --output plain.jsonl", folder, monkeypatch)
+    shell.run("jprm score --model exported/tiny --input data/strict --output plain.jsonl")
     wrong, right = (
         np.concatenate([chain["scores"] for chain in read_records(folder / name)])
         for name in ("detected.jsonl", "plain.jsonl")

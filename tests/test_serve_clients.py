@@ -1,7 +1,6 @@
-"""The examples of `jprm.clients`: files of examples/trainers and the block of docs/serving.md, as they stand there."""
+"""The examples of `jprm.clients`: files of examples/trainers, as they stand there."""
 
 import asyncio
-import re
 import runpy
 import sys
 import types
@@ -15,7 +14,6 @@ from jprm.apps.serve.app import make_app
 from jprm.methods.rl.credit import min_form
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "serving.md"
 CHAINS = chains(3, seed=2)
 
 
@@ -33,14 +31,6 @@ def server(engine, monkeypatch):  # noqa: F811
     with served(make_app([engine], CONFIG)) as (_, port):
         monkeypatch.setenv("JPRM_URL", f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
-
-
-def test_the_block_of_the_client_runs(server):
-    (code,) = [
-        code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "client.rerank" in code
-    ]
-    exec(compile(code.replace("http://localhost:8000", server), "docs/serving.md", "exec"), names := {})
-    assert names["client"].rerank("p", ["a"])[0][0] == 0
 
 
 def example(name):

@@ -1,27 +1,22 @@
 """docs/trajectories.md: every block runs, in order, in a folder that holds nothing but the run it starts from."""
 
 import json
-import os
-import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from browser import served
+from pages import Shell, blocks, text
 from test_serve import call
 from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
 
 import jprm
-from jprm.apps import cli
 from jprm.apps.serve import ServeConfig
+from jprm.apps.serve.app import make_app
 from jprm.apps.serve.engine import Engine
 from jprm.tree import read_records, tree_of
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-PAGE = (REPOSITORY / "docs/trajectories.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PAGE = "docs/trajectories.md"
+BLOCKS = blocks(PAGE)
 
 
 @pytest.fixture
@@ -34,19 +29,18 @@ def folder(one_device, tmp_path, monkeypatch):
 
 
 def test_every_block_runs(folder):
-    assert PAGE.count("tokens=1024") == 1
+    assert text(PAGE).count("tokens=1024") == 1
+    shell = Shell(folder)
     for name, language, block in BLOCKS:
         block = block.replace("tokens=1024", "tokens=512")  # both of the page's trajectories have 369
         if name:
             (folder / name).write_text(block)
-            if name == "label.py":  # in a process that has imported nothing, as a user's
-                subprocess.run([sys.executable, name], check=True, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+            if name == "label.py":
+                shell.run("python label.py")
         elif language == "json":
             assert tree_of(json.loads(block)).steps == [1, 3]
         else:
-            for line in block.replace("\\\n", " ").splitlines():
-                program, *args = shlex.split(line)
-                assert (program, cli.main(args)) == ("jprm", 0), line
+            shell.run(block)
     scored = list(read_records(folder / "scored.jsonl"))
     assert [[m.get("label") for m in r["messages"]] for r in scored] == [[None, 1, None, 1], [None, -1, None, -1]]
     assert all(("score" in m) == (m["role"] == "assistant") for r in scored for m in r["messages"])
@@ -58,8 +52,12 @@ def test_a_server_scores_the_turns_of_a_trajectory(folder):
     record = json.loads(next(block for name, language, block in BLOCKS if language == "json" and not name))
     prm = jprm.load("runs/tiny")
     engine = Engine(prm, 512, "tiny")
+    (ask,) = (block for name, _, block in BLOCKS if name == "ask.py")
+    config = ServeConfig(longest=512)
     try:
-        (response,) = call(engine, ("POST", "/v1/score", {"json": record}), config=ServeConfig(longest=512))
+        (response,) = call(engine, ("POST", "/v1/score", {"json": record}), config=config)
+        with served(make_app([engine], config)) as (_, port):
+            asked = Shell(folder).python(f"{ask}\nprint(*score('http://127.0.0.1:{port}', {record!r}))")
     finally:
         engine.close()
     (score_N,) = prm.score_trees([tree_of(record)])
@@ -67,3 +65,4 @@ def test_a_server_scores_the_turns_of_a_trajectory(folder):
     said = [message.get("score") for message in answer["record"]["messages"]]
     assert said == [None, pytest.approx(score_N[1], abs=1e-6), None, pytest.approx(score_N[3], abs=1e-6)]
     assert answer["chains"][0]["nodes"] == [1, 3]
+    assert [float(score) for score in asked.split()] == [said[1], said[3]]

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -13,12 +12,10 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+from pages import Shell, blocks, text
 from pod import free_port
 
-from jprm.apps import cli
-
-PAGE = (Path(__file__).resolve().parent.parent / "docs/tutorial.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"(?:^`([\w.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+PAGE = "docs/tutorial.md"
 SMALLER = {
     "TRAIN, HELD_OUT = 600, 100": "TRAIN, HELD_OUT = 24, 12",
     "layers=6, layer_groups=(3, 3)": "layers=2, layer_groups=(1, 1)",
@@ -30,7 +27,7 @@ SMALLER = {
 def served(port):
     """The page's server, in a process of its own, once it is ready."""
     command = "import sys; from jprm.apps.cli import main; sys.exit(main(sys.argv[1:]))"
-    (line,) = re.findall(r"^    jprm (serve .*)$", PAGE, re.MULTILINE)
+    (line,) = re.findall(r"^    jprm (serve .*)$", text(PAGE), re.MULTILINE)
     server = subprocess.Popen([sys.executable, "-c", command, *shlex.split(line), "--port", str(port)])
     until = time.monotonic() + 240
     while time.monotonic() < until and server.poll() is None:
@@ -43,30 +40,24 @@ def served(port):
     raise AssertionError("the server is not ready")
 
 
-def test_every_block_runs(smollm2_gguf, one_device, tmp_path, monkeypatch, capfd):
+def test_every_block_runs(smollm2_gguf, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     port = free_port()
     for old in SMALLER:
-        assert PAGE.count(old) == 1, old
-    server = None
+        assert text(PAGE).count(old) == 1, old
+    server, said, shell = None, "", Shell(tmp_path)
     try:
-        for name, language, block in BLOCKS:
+        for name, language, block in blocks(PAGE):
             for old, new in SMALLER.items():
                 block = block.replace(old, new)
             if name:
                 Path(name).write_text(block.replace(":8000", f":{port}"))
                 continue
             assert language == "sh"
-            for line in block.replace("\\\n", " ").splitlines():
-                program, *args = shlex.split(line)
-                if args == ["ask.py"]:
-                    server = served(port)
-                    capfd.readouterr()
-                if program == "python":
-                    runpy.run_path(*args)
-                else:
-                    assert (program, cli.main(args)) == ("jprm", 0), line
-        answered = json.loads(capfd.readouterr().out.splitlines()[-1])
+            if "ask.py" in block:
+                server = served(port)
+            said = shell.run(block)
+        answered = json.loads(said.splitlines()[-1])
         assert len(answered) == 2 and all(0 <= score <= 1 for score in answered)
     finally:
         if server is not None:
