@@ -14,8 +14,12 @@ import pytest
 from stub_server import reply
 from test_judge import NO
 
+from jprm.apps.serve import ServeConfig
+
 MOST_SECONDS = 2.0
 """What another client may wait for the scores of two steps, and a probe for /health."""
+
+DEADLINE = ServeConfig().answer_seconds
 
 MB = 1_000_000
 Q = [{"role": "user", "content": "q"}]
@@ -173,12 +177,14 @@ def test_nobody_waits_for_the_request_of_another(url, name):
         client.start()
     time.sleep(0.3)
     begin = time.monotonic()
-    status, answer = ask(url, path, body, timeout=150)
+    status, answer = ask(url, path, body, timeout=DEADLINE + 30)
     seconds = time.monotonic() - begin
     ended.set()
     for client in clients:
         client.join()
     print(f"{name:30} {len(body) / MB:5.2f} MB {status} {seconds:6.1f} s; others {max(waits)}; {answer[:100]!r}")
-    assert status in (200, 400, 413), answer[:300]
+    # By its measured rate the server refuses what takes longer than an answer may. Where the machine gets slower
+    # meanwhile, what it has begun ends at that deadline.
+    assert status in (200, 400, 413) or status == 504 and DEADLINE <= seconds < DEADLINE + 10, answer[:300]
     assert max(waits)[0] < MOST_SECONDS, (max(waits), status, seconds)
     assert {status for *_, status in waits} == {200}
