@@ -279,8 +279,7 @@ def test_a_policy_reads_an_own_head_as_transformers_does(tmp_path):
     path = tmp_path / "base/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
     config = model_config(tmp_path / "base", head="language", attention="reference", remat="nothing")
-    with tiny_run.one_device(), jax.set_mesh(make_mesh(MeshConfig())):
-        params = jax.tree.map(np.asarray, base.load_language_model(tmp_path / "base", config))
+    params = jax.tree.map(np.asarray, base.load_language_model(tmp_path / "base", config))  # without a mesh, too
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
     np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)

@@ -14,14 +14,14 @@ import jax
 import numpy as np
 
 from jprm.checkpoints import store
+from jprm.checkpoints.decoder import placed
 from jprm.experiment import RUN, kind_of, read
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
-from jprm.model.mesh import put, spec
 from jprm.model.parameters import Dtype, held_decoder, merge
-from jprm.model.transformer import axes_of, check_model
+from jprm.model.transformer import check_model
 
 
 def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
@@ -51,7 +51,7 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
 
 
 def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
-    """Returns the parameters of an untied language head, {"kernel": (D, V)} in float32, on the mesh that is set.
+    """Returns the parameters of an untied language head, {"kernel": (D, V)} in float32, on the mesh if one is set.
 
     Raises:
       ValueError: the model has no language head of the config's shape.
@@ -64,8 +64,7 @@ def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
         raise ValueError(
             f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
         )
-    place = jax.NamedSharding(jax.sharding.get_mesh(), spec(*axes_of("kernel")))
-    return {"kernel": put(np.asarray(file.tensor(name).T, np.float32), place)}
+    return {"kernel": placed("kernel", np.asarray(file.tensor(name).T, np.float32))}
 
 
 def load_language_model(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:

@@ -132,7 +132,7 @@ def load(
             if stored and part == "embed":
                 params[part] = _everywhere(stored(part, [name_of(part, None)], shape.shape[1:]))
                 continue
-            params[part] = _held(part, _place(part, get(part, None, shape.shape)), dtype)
+            params[part] = _held(part, placed(part, get(part, None, shape.shape)), dtype)
             continue
         of_role = stacks[int(part.removeprefix("layers_"))]
         params[part] = {}
@@ -143,13 +143,14 @@ def load(
                 continue
             array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
             for i, at in enumerate(of_role[role][2]):
-                layer = _place(role, get(role, at, stack.shape[1:]), axes_of(role)[1:])
+                layer = placed(role, get(role, at, stack.shape[1:]), axes_of(role)[1:])
                 array = _fill(array, layer, i, role, dtype)
             params[part][role] = array
     return params
 
 
-def _place(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
+def placed(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
+    """Returns a parameter in its place on the mesh that is set; where none is, on the first device."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)
