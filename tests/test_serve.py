@@ -215,6 +215,8 @@ def test_keys_hosts_and_origins(engine):
     assert [a.status_code for a in call(engine, *requests, key="secret")] == [401, 200, 200, 401]
     (got,) = call(engine, requests[0], key="secret", headers={"authorization": "Bearer secret"})
     assert got.json()["data"][0]["id"] == "tiny"
+    one, other = call(engine, *(("GET", f"/v1/models/{name}", {}) for name in ("tiny", "other")))
+    assert one.json() == got.json()["data"][0] and other.status_code == 404
     (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": "evil.example:8000"}}))
     assert got.status_code == 400 and "--hosts evil.example" in got.json()["error"]["message"]
     for names, host in ((("gpu.example",), "gpu.example"), (("*.example",), "a.example:80"), ((), "[::1]:8000")):

@@ -34,9 +34,9 @@ def test_every_example_is_answered_as_described(engine, path):  # noqa: F811
         assert type(got.json()[name]) in [KINDS[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)], name
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/ready"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/{name}", "/ready"])
 def test_what_is_got_is_as_described(engine, path):  # noqa: F811
-    (got,) = call(engine, ("GET", path, {}))
+    (got,) = call(engine, ("GET", path.replace("{name}", "tiny"), {}))
     assert got.json().keys() >= GET[path].gives.keys()
 
 

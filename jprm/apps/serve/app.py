@@ -236,6 +236,7 @@ def _routes_of_scores(policy: bool, shown: Runs | None) -> list[Route]:
         Route("/pooling", pooling, methods=["POST"]),
         Route("/classify", classify, methods=["POST"]),
         Route("/v1/models", _models),
+        Route("/v1/models/{name}", _model),
         page_route("/", page.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else ""), "playground.html"),
         *file_routes(PAGE),
     ]
@@ -254,13 +255,19 @@ def _routes_of_runs(playground: bool) -> list[Route]:
 
 
 async def _models(request: Request) -> Response:
-    engines = server_of(request).engines
-    data = [
-        {"id": name, "object": "model", "owned_by": "jprm", "max_model_len": e.longest, "rule": e.prm.rule,
-         "semantics": e.prm.semantics, "scale": e.prm.scale.weight, "step": getattr(e.prm, "step", 0)}
-        for name, e in engines.items()
-    ]  # fmt: skip
-    return JSONResponse({"object": "list", "data": data})
+    return JSONResponse({"object": "list", "data": list(map(_about, server_of(request).engines.values()))})
+
+
+async def _model(request: Request) -> Response:
+    return JSONResponse(_about(server_of(request).engine(request.path_params["name"])))
+
+
+def _about(engine: Engine) -> dict[str, Any]:
+    prm = engine.prm
+    return {
+        "id": engine.name, "object": "model", "owned_by": "jprm", "max_model_len": engine.longest, "rule": prm.rule,
+        "semantics": prm.semantics, "scale": prm.scale.weight, "step": getattr(prm, "step", 0),
+    }  # fmt: skip
 
 
 async def _ready(request: Request) -> Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -205,6 +206,12 @@ GET: dict[str, Operation] = {
     "/v1/models": Operation(
         "The models and judges.", gives={"object": (TEXT, ""), "data": (_list(OBJECT), "id, rule, scale and more.")}
     ),
+    "/v1/models/{name}": Operation(
+        "A model or judge.",
+        {"name": (TEXT, "Its id.")},
+        required=("name",),
+        gives={"id": (TEXT, ""), "rule": (TEXT, "")},
+    ),
     "/v1/runs": Operation("Runs whose curves are shown.", gives={"data": (_list(OBJECT), "id, experiment, steps.")}),
     "/v1/runs/metrics": Operation(
         "New lines of a run's metrics.",
@@ -256,7 +263,7 @@ def document(paths: Sequence[str], key: bool) -> dict[str, Any]:
 
 
 def _operation(path: str, verb: str, operation: Operation) -> dict[str, Any]:
-    name = f"{verb}{path}".replace("/", "_").replace(".", "_")
+    name = re.sub(r"\W+", "_", f"{verb}{path}").rstrip("_")
     ok: dict[str, Any] = {"description": "The answer."}
     schema: Schema = {"type": "string"} if operation.content != "application/json" else _object(operation.gives)
     ok["content"] = {operation.content: {"schema": schema}}
@@ -268,7 +275,8 @@ def _operation(path: str, verb: str, operation: Operation) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": {"application/json": body}}
     elif operation.takes:
         described["parameters"] = [
-            {"name": key, "in": "query", "required": key in operation.required, "schema": schema, "description": text}
+            {"name": key, "in": "path" if f"{{{key}}}" in path else "query", "required": key in operation.required}
+            | {"schema": schema, "description": text}
             for key, (schema, text) in operation.takes.items()
         ]
     return described
