@@ -56,6 +56,10 @@ def test_a_template_writes_the_day_that_its_folder_names(tmp_path):
     )
 
 
+def test_a_token_does_not_take_the_place_of_the_messages():
+    assert render(SHORT, ASK, TOKENS | {"messages": "x"}) == render(SHORT, ASK, TOKENS)
+
+
 def test_the_template_in_a_gguf_file(smollm2_gguf):
     prompt = prompt_of(smollm2_gguf, "{problem}")
     assert prompt.endswith("<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n")
@@ -88,6 +92,8 @@ def test_a_folder_without_a_use_is_refused(tmp_path, config, message):
         ("{% if %}", "fails: "),
         ("{{ raise_exception('one user message only') }}", "message"),
         ("{{ strftime_now('%d') }}", '"strftime_now": '),  # a prompt does not depend on the day
+        ("{{ messages | random }}", "random"),  # nor on chance
+        ("{{ lipsum() }}", "lipsum"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "unsafe"),

@@ -222,10 +222,11 @@ def _prepare():
     compiled = functools.lru_cache(8)(environment.from_string)
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
+    del environment.filters["random"], environment.globals["lipsum"]  # a prompt is a function of the messages
 
     def text_of(question: dict[str, Any], messages: list, reply: bool) -> str:
-        variables = {"messages": messages, "tools": question.get("tools"), "documents": None}
-        variables |= {"add_generation_prompt": reply, **question["tokens"]}
+        variables = question["tokens"] | {"messages": messages, "tools": question.get("tools"), "documents": None}
+        variables["add_generation_prompt"] = reply
         if DATE in variables:
             variables[DATE] = datetime.datetime.fromisoformat(variables[DATE]).strftime
         parts.clear()
