@@ -170,12 +170,15 @@ def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_ru
     shutil.copy(tiny_run.folder / "experiment.json", tmp_path / "prm")
     (file,) = tiny_run.experiment.data.train
     problems = sorted({record["problem"] for record in read_records(file)})
-    folder = judge.trained_apart(tmp_path, "prm", set(problems[::2]))
+    folder = judge.trained_apart(tmp_path, "prm", set(problems[::2]), "half")
     (apart,) = read(folder / "experiment.json").data.train
     assert {record["problem"] for record in read_records(apart)} == set(problems[::2])
     before = (folder / "result.json").stat().st_mtime_ns
-    assert judge.trained_apart(tmp_path, "prm", set()) == folder
+    assert judge.trained_apart(tmp_path, "prm", set(), "half") == folder
     assert (folder / "result.json").stat().st_mtime_ns == before
+    other = judge.trained_apart(tmp_path, "prm", set(problems[1::2]), "other")  # another split has a model of its own
+    (apart,) = read(other / "experiment.json").data.train
+    assert {record["problem"] for record in read_records(apart)} == set(problems[1::2])
 
 
 @pytest.mark.slow

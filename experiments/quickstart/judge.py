@@ -195,7 +195,7 @@ def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int)
     pools = list(read_records(out / "pools.jsonl"))
     half = len(pools) // 2
     write_records(out / "pools_apart.jsonl", pools[half:])
-    apart = trained_apart(out, prm, {record["problem"] for record in pools[:half]})
+    apart = trained_apart(out, prm, {record["problem"] for record in pools[:half]}, f"{prm}_half")
     for name, file, more in (
         ("evidence", "pools.jsonl", []), ("evidence_and_prm", "pools_apart.jsonl", [f"prm={apart}"]),
     ):  # fmt: skip
@@ -216,18 +216,18 @@ def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int)
     return figures
 
 
-def trained_apart(out: pathlib.Path, name: str, problems: Collection[str]) -> pathlib.Path:
-    """Trains the model of folder `name` anew on the records of these problems alone; returns its folder.
+def trained_apart(out: pathlib.Path, name: str, problems: Collection[str], apart: str) -> pathlib.Path:
+    """Trains the model of folder `name` anew, in folder `apart`, on the records of these problems alone; returns it.
 
     What is fitted to the scores of a model, or paid by them, is to be of problems whose labels it has not seen.
     """
-    folder = out / f"{name}_apart"
+    folder = out / apart
     if not (folder / "result.json").is_file():
         whole = read(out / name / RUN)
         records = [record for file in whole.data.train for record in read_records(file)]
-        write_records(out / f"{name}_apart.jsonl", (record for record in records if record["problem"] in problems))
-        data = dataclasses.replace(whole.data, train=(str(out / f"{name}_apart.jsonl"),))
-        train(dataclasses.replace(whole, name=f"{whole.name}_apart", data=data), folder)
+        write_records(out / f"{apart}.jsonl", (record for record in records if record["problem"] in problems))
+        data = dataclasses.replace(whole.data, train=(str(out / f"{apart}.jsonl"),))
+        train(dataclasses.replace(whole, name=f"{whole.name}_{apart}", data=data), folder)
     return folder
 
 

@@ -73,7 +73,7 @@ verifier was fitted to, and no guard that ends a run, to see when gaming begins.
 def fit_verifiers(quickstart: pathlib.Path) -> None:
     """Fits what the label-free arms are rewarded by to the samples of the first half of the labelled problems.
 
-    They are `fused`, of the sources without a model; `formal_apart`, a PRM of formal labels on the half's first half;
+    They are `fused`, of the sources without a model; `formal_quarter`, a PRM of formal labels on the half's first half;
     and `fused_and_prm`, with that PRM, on its second half. The policy learns on `other_problems.jsonl`, the second half
     of all, whose answers and labels none of them has seen.
     """
@@ -87,7 +87,7 @@ def fit_verifiers(quickstart: pathlib.Path) -> None:
         tested = _lines(quickstart / "test_problems.jsonl")
         write_records(quickstart / "fewer_test_problems.jsonl", tested[: len(tested) // 2])
     write_records(quickstart / "fitted_apart.jsonl", pools[half // 2 : half])
-    prm = trained_apart(quickstart, "formal", {record["problem"] for record in pools[: half // 2]})
+    prm = trained_apart(quickstart, "formal", {record["problem"] for record in pools[: half // 2]}, "formal_quarter")
     for name, file, more in (("fused", "fitted_pools", []), ("fused_and_prm", "fitted_apart", [f"prm={prm}"])):
         if not (quickstart / name / VERIFIER).is_file():
             fit([quickstart / f"{file}.jsonl"], [*DEFAULT, *more], out=quickstart / name)
@@ -110,7 +110,7 @@ def experiment(
     whole = RLExperiment(
         name=f"quickstart_rl_{arm}",
         policy=str(quickstart / "policy"),
-        prm=str(quickstart / changes.pop("prm", "formal_apart" if small else "formal")),
+        prm=str(quickstart / changes.pop("prm", "formal_quarter" if small else "formal")),
         problems=tuple(str(quickstart / file) for file in files),
         held_out=tuple(str(quickstart / file) for file in held_out),
         working=f"{__file__}:working",
