@@ -10,9 +10,10 @@ from rich.console import Console
 
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate import prmbench as pb
+from jprm.methods.evaluate.benchmark import Request
 from jprm.methods.evaluate.blocks import show
-from jprm.methods.evaluate.prmbench import BENCHMARK
-from jprm.methods.evaluate.run import OPTIONS
+from jprm.methods.evaluate.prmbench import BENCHMARK, SOCRATIC_PRMBENCH
+from jprm.methods.evaluate.run import OPTIONS, source_of
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.score.scale import Scale
 from jprm.tree import tree_of, with_scores
@@ -45,22 +46,48 @@ def published(chains, right_only=False):
 CHAIN = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.4, 0.5, 0.6, 1.0])), min_size=1, max_size=6)
 
 
-@given(st.lists(st.tuples(st.sampled_from(pb.CLASSES), CHAIN), min_size=1, max_size=12))
-def test_scores_equal_the_published_script(items):
+@pytest.mark.parametrize("taxonomy", [pb.PRMBENCH, pb.SOCRATIC], ids=lambda taxonomy: taxonomy.title)
+@given(data=st.data())
+def test_scores_equal_the_published_script(taxonomy, data):
+    items = data.draw(st.lists(st.tuples(st.sampled_from(taxonomy.classes), CHAIN), min_size=1, max_size=12))
     chains = [(name, [label for label, _ in chain], [score for _, score in chain]) for name, chain in items]
-    counts = np.zeros((len(pb.CLASSES), 4))
+    counts = np.zeros((len(taxonomy.classes), 4))
     for name, labels, scores in chains:
         right, called = np.array(labels) == 1, np.array(scores) > 0.5
-        counts[pb.CLASSES.index(name)] += [(right & called).sum(), (~right & called).sum(), (~right & ~called).sum(),
-                                           (right & ~called).sum()]  # fmt: skip
-    found = pb.prm_scores(counts)
+        counts[taxonomy.classes.index(name)] += [
+            (right & called).sum(), (~right & called).sum(), (~right & ~called).sum(), (right & ~called).sum()
+        ]  # fmt: skip
+    found = pb.prm_scores(counts, taxonomy)
     expected, tp, tn = published([chain[1:] for chain in chains])
     if tp and tn:  # elsewhere the script has its -1
         assert found[0] == pytest.approx(expected)
-    for c, name in enumerate(pb.CLASSES):
-        expected, tp, tn = published([chain[1:] for chain in chains if chain[0] == name], name == "multi_solutions")
-        if tp and (tn or name == "multi_solutions"):
+    for c, name in enumerate(taxonomy.classes):
+        right_only = name in taxonomy.right_only
+        expected, tp, tn = published([chain[1:] for chain in chains if chain[0] == name], right_only)
+        if tp and (tn or right_only):
             assert found[1 + c] == pytest.approx(expected)
+    groups = found[1 + len(taxonomy.classes) :]
+    for group, value in zip(taxonomy.groups.values(), groups, strict=True):
+        members = [found[1 + taxonomy.classes.index(name)] for name in group]
+        assert value == pytest.approx(np.mean(members), nan_ok=True)
+
+
+def test_socratic_prmbench_keeps_the_numbers_in_its_steps(tmp_path):
+    item = {
+        "modified_question": "q", "modified_process": ["Restate.", "1. Add. 2. Halve."], "error_steps": [2, 3],
+        "classification": "decomposition_redundancy", "idx": "gsm8k#1",
+    }  # fmt: skip
+    path = tmp_path / "test_decomposition_redundancy.jsonl"
+    path.write_text(json.dumps(item))
+    (chain,) = source_of(SOCRATIC_PRMBENCH, path).records(path)
+    assert (chain["steps"], chain["labels"]) == (["Restate.", "1. Add. 2. Halve."], [1, 0])
+    tree = with_scores(tree_of(chain), [0.9, 0.1])
+    report = SOCRATIC_PRMBENCH.figures(Request({"test": [tree]}))
+    assert report["prm_score"]["value"] == report["classes"]["decomposition_redundancy"]["prm_score"]["value"] == 1
+    assert len(pb.SOCRATIC.classes) == len(set(pb.SOCRATIC.classes)) == 20
+    show(SOCRATIC_PRMBENCH.tables(report), Console(width=120))
+    with pytest.raises(ScoreError, match="'decomposition_redundancy'"):
+        BENCHMARK.figures(Request({"test": [tree]}))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +153,7 @@ def test_a_random_scorer_gets_what_theory_predicts(shared_data):
         records += [tree_of(chain) for _, chain in find("prmbench").read(path, **OPTIONS["prmbench"])]
     rng = np.random.default_rng(0)
     report = pb.prmbench_report([with_scores(tree, rng.random(len(tree.nodes))) for tree in records], seed=0)
-    assert report["repeated"] == 5 and set(report["classes"]) == set(pb.CLASSES)
+    assert report["repeated"] == 5 and set(report["classes"]) == set(pb.PRMBENCH.classes)
     share = 1 - report["n_wrong"] / report["n_steps"]
     # precision is the share of right steps, recall 1/2; and the same for the wrong ones
     theory = (share / (share + 0.5) + (1 - share) / (1.5 - share)) / 2
@@ -150,7 +177,11 @@ def test_bad_records_are_refused():
     refused(ScoreError, "PRMBench", pb.prmbench_report, [], 0)
 
 
-@given(st.lists(st.tuples(st.sampled_from([*pb.CLASSES[:2], "confidence"]), CHAIN, st.integers(0, 99)), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*pb.PRMBENCH.classes[:2], "confidence"]), CHAIN, st.integers(0, 99)), min_size=1
+    )
+)
 def test_redundancy_is_judged_by_its_own_output_and_threshold(items):
     """mr_eval/tasks/prmtest_classified/task.py: `labels = [not item > 0.15 ...]` for redundency and circular alone."""
     trees, steps = [], []

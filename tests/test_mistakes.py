@@ -1,5 +1,8 @@
-"""MR-Ben and BIG-Bench-Mistake: readers, the programs that decide four tasks, and figures in closed form."""
+"""MR-Ben, BIG-Bench-Mistake and Hard2Verify: readers, the programs that decide four tasks, figures in closed form."""
 
+import base64
+import hashlib
+import itertools
 import json
 
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 
 from jprm.io.jsonl import RecordError
 from jprm.methods.data.readers import find
-from jprm.methods.evaluate.mistakes import mcc, mistakes_report, predicted
+from jprm.methods.evaluate.mistakes import levels_report, mcc, mistakes_report, predicted
 from jprm.methods.evaluate.run import source
 from jprm.methods.evaluate.suite import STANDARD, standard_suite
 from jprm.methods.verify.puzzles import first_mistake, value_of
@@ -21,6 +24,11 @@ SOLUTION = {
 PROGRAM = SOLUTION | {
     "Model_Solution_Steps": "def f():\n\n    return 2", "Model_Solution_First_Error_Step": "  return 2",
     "Subject": "coding",
+}  # fmt: skip
+
+PROOF = {
+    "unique_id": "u", "question": "Prove it.", "model_response_by_step": ["a", "b", "c"], "human_labels": [1, 0, 1],
+    "human_labels_first_error_idx": 1,
 }  # fmt: skip
 
 
@@ -53,6 +61,10 @@ def test_mr_ben_is_read_by_the_numbers_of_steps_and_lines_of_programs():
         ("mr_ben", SOLUTION | {"Model_Solution_First_Error_Step": "7"}, "Model_Solution_First_Error_Step"),
         ("mr_ben", SOLUTION | {"Model_Solution_Correctness": "maybe"}, "Model_Solution_Correctness"),
         ("mr_ben", SOLUTION | {"Model_Solution_Steps": [""]}, "Model_Solution_Steps"),
+        ("hard2verify", PROOF | {"human_labels": [1, 0]}, "human_labels"),
+        ("hard2verify", PROOF | {"human_labels": [1, 0, 2]}, "human_labels"),
+        ("hard2verify", PROOF | {"human_labels_first_error_idx": 2}, "human_labels_first_error_idx"),
+        ("hard2verify", PROOF | {"model_response_by_step": "x"}, "model_response_by_step"),
         ("big_bench_mistake", {"input": "( (", "steps": ["a"], "mistake_index": 1, "target": ")"}, "mistake_index"),
         ("big_bench_mistake", {"input": "( (", "steps": ["", "a"], "mistake_index": 0, "target": ")"}, "mistake_index"),
     ],
@@ -68,6 +80,27 @@ def test_steps_without_text_are_left_out_and_the_place_moves():
     (one,) = read("big_bench_mistake", item)
     assert (one["steps"], one["first_error"], one["task"]) == (["a", "b"], 1, "dyck_languages")
     assert one["correct"] is False and "answer" not in one
+
+
+def encrypted(item, canary="c"):
+    """As the authors publish a record: each text XORed with the SHA-256 of the canary, in base64."""
+    key = hashlib.sha256(canary.encode()).digest()
+
+    def hidden(value):
+        text = (value if isinstance(value, str) else json.dumps(value)).encode()
+        return base64.b64encode(bytes(a ^ b for a, b in zip(text, itertools.cycle(key), strict=False))).decode()
+
+    return {"canary": canary} | {key: value if key == "unique_id" else hidden(value) for key, value in item.items()}
+
+
+def test_hard2verify_is_read_as_published_and_in_plain_text():
+    long = PROOF | {"question": "12", "model_response_by_step": ["\u221a2 is irrational. " * 20, "b", "c"]}
+    for item in (PROOF, long, PROOF | {"human_labels": [1, 1, 1], "human_labels_first_error_idx": -1}):
+        (one,) = read("hard2verify", encrypted(item))
+        assert one["problem"] == item["question"] and one["steps"] == item["model_response_by_step"]
+        assert one["labels"] == item["human_labels"] and one["id"] == "u"
+        assert one["first_error"] == item["human_labels_first_error_idx"] and one["correct"] == (one["first_error"] < 0)
+        assert read("hard2verify", item) == read("hard2verify", item | {"canary": "c"}) == [one]
 
 
 SWAPS = (
@@ -154,6 +187,38 @@ def test_figures_in_closed_form():
     assert report["mr_score"]["value"] == pytest.approx(0.2 / 6 + 0.3 * 0.5)
     assert report["tasks"]["b"]["error_accuracy"]["value"] == 0
     assert report["baselines"]["none"]["accuracy"]["value"] == 0.5
+
+
+def test_levels_are_hard2verifys_own():
+    """`calculate_metrics` and `calculate_error_id_metrics` of the authors' `utils.py`, of step verdicts."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    labels = [(rng.random(rng.integers(1, 6)) < 0.8).astype(int).tolist() for _ in range(60)]
+    scores = [rng.random(len(one)).tolist() for one in labels]
+    trees = [
+        tree_of({"problem": f"p{i % 30}", "steps": ["s"] * len(one), "labels": one, "scores": score,
+                 "first_error": one.index(0) if 0 in one else -1})
+        for i, (one, score) in enumerate(zip(labels, scores, strict=True))
+    ]  # fmt: skip
+    levels = levels_report(trees, 0.25, 0)["levels"]
+
+    def of(truth, said):
+        right, wrong = (metrics.recall_score(truth, said, pos_label=label) for label in (1, 0))
+        return [right, wrong, (right + wrong) / 2, 2 * right * wrong / (right + wrong)]
+
+    verdicts = [[int(score >= 0.25) for score in one] for one in scores]
+    expected = {
+        "steps": of(sum(labels, []), sum(verdicts, [])),
+        "responses": of([min(one) for one in labels], [min(one) for one in verdicts]),
+    }
+    first, named = ([one.index(0) if 0 in one else -1 for one in some] for some in (labels, verdicts))
+    right = np.mean([said == -1 for true, said in zip(first, named, strict=True) if true == -1])
+    wrong = np.mean([said == true for true, said in zip(first, named, strict=True) if true != -1])
+    expected["first error"] = [right, wrong, (right + wrong) / 2, 2 * right * wrong / (right + wrong)]
+    assert {name: [figure["value"] for figure in row.values()] for name, row in levels.items()} == {
+        name: pytest.approx(row) for name, row in expected.items()
+    }
+    assert list(levels["steps"]) == ["right", "wrong", "accuracy", "f1"]
 
 
 def test_the_published_files_are_read_whole_and_programs_decide_them(shared_data):

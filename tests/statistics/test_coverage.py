@@ -12,7 +12,7 @@ from simulated import at_least, correlated
 
 from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.calibration import reliability_curve
-from jprm.methods.evaluate.prmbench import CLASSES, prm_scores
+from jprm.methods.evaluate.prmbench import PRMBENCH, prm_scores
 from jprm.methods.evaluate.processbench import average_draws, cross_fit, right_at, weighted_f1
 from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.methods.label.monte_carlo import wilson
@@ -163,10 +163,10 @@ def cross_fits(problems):
 
 def prm_score_of(problems, column):
     """Chains of eight steps in two classes of each source; a quarter of the steps is wrong."""
-    two = [CLASSES.index(name) for name in ("redundency", "counterfactual")]
+    two = [PRMBENCH.classes.index(name) for name in ("redundency", "counterfactual")]
 
     def counts(rng, sources):
-        count_SC4 = np.zeros((sources, len(CLASSES), 4))
+        count_SC4 = np.zeros((sources, len(PRMBENCH.classes), 4))
         for c in two:
             right_SP = rng.random((sources, 8)) < 0.75
             called_SP = correlated(rng, np.where(right_SP, 0.8, 0.4), 0.3)
@@ -175,7 +175,7 @@ def prm_score_of(problems, column):
         return count_SC4.reshape(sources, -1)
 
     def scores(flat_SK):
-        return lambda w: prm_scores((w @ flat_SK).reshape(*w.shape[:-1], len(CLASSES), 4))[..., column]
+        return lambda w: prm_scores((w @ flat_SK).reshape(*w.shape[:-1], len(PRMBENCH.classes), 4))[..., column]
 
     def sample(rng, n, seed):
         return interval(draws(scores(counts(rng, problems)), range(problems), n, seed=seed))
@@ -243,7 +243,7 @@ CASES = {
     "difference of F1, 100 chains": (f1_differences, (100,), 0.95),
     "PRMScore, 30 sources": (prm_score_of, (30, 0), 0.95),
     "PRMScore, 100 sources": (prm_score_of, (100, 0), 0.95),
-    "PRMScore of a class, 100 sources": (prm_score_of, (100, 1 + CLASSES.index("redundency")), 0.95),
+    "PRMScore of a class, 100 sources": (prm_score_of, (100, 1 + PRMBENCH.classes.index("redundency")), 0.95),
     "best of 4, 30 problems": (curves, (30, "best of n", 4), 0.95),
     "best of 8, 100 problems": (curves, (100, "best of n", 8), 0.95),
     "majority of 8, 30 problems": (curves, (30, "majority", 8), 0.95),

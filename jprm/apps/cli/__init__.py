@@ -103,9 +103,9 @@ def prepare(
     Args:
         name: The source's kind. Of steps: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
             programs, pools, trl, text, rlhflow, er_prm, math_aps, versaprm, actprm, genprm_math, ultra_interact,
-            mr_ben, big_bench_mistake; jsonl for jprm's own records, and columns for those of other names. Of agents:
-            openai, anthropic, otel, verifiers, atif, swe_agent, mini_swe_agent, openhands, claude_code, codex,
-            tau_bench, who_and_when, agent_process_bench. Or your own reader, module:NAME or FILE.py:NAME.
+            mr_ben, big_bench_mistake, hard2verify; jsonl for jprm's own records, and columns for those of other names.
+            Of agents: openai, anthropic, otel, verifiers, atif, swe_agent, mini_swe_agent, openhands, claude_code,
+            codex, tau_bench, who_and_when, agent_process_bench. Or your own reader, module:NAME or FILE.py:NAME.
         input: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
             downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
             hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.

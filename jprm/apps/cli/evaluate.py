@@ -65,11 +65,12 @@ def suite(
     Args:
         model: The folder of a trained model, or the JSON file of a judge, as for `jprm score --judge`. Of several, each
             gets a folder of its name in the output.
-        suite: What to evaluate on. Its paths are relative to itself. `standard` is ProcessBench, PRMBench, MR-Ben and
-            BIG-Bench-Mistake, of which the files that are there are used and the others named.
+        suite: What to evaluate on. Its paths are relative to itself. `standard` is ProcessBench, PRMBench,
+            Socratic-PRMBench, MR-Ben, BIG-Bench-Mistake and Hard2Verify, of which the files that are there are used and
+            the others named.
         output: The folder for results.json and the scores.
-        input: The folder of `standard`, which has processbench/, prmbench/, mrben/ and big_bench_mistake/ with the
-            files as they are published.
+        input: The folder of `standard`, which has processbench/, prmbench/, socratic_prmbench/, mrben/,
+            big_bench_mistake/ and hard2verify/ with the files as they are published.
     """
     from jprm.io.outputs import check_output
     from jprm.methods.evaluate.blocks import show
@@ -141,6 +142,18 @@ class PRMBench(ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SocraticPRMBench(ModelOptions):
+    """Socratic-PRMBench: PRMScore of its twenty classes of error and its six patterns of reasoning.
+
+    For example:
+      jprm eval socratic-prmbench --model DIR --input socratic_prmbench/*.jsonl --output socratic.json
+    """
+
+    data: Data
+    """Socratic-PRMBench files, of any of its classes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MRBen(ModelOptions):
     """MR-Ben: whether a solution is right (MCC), and its first wrong step. Reasons are left out.
 
@@ -162,6 +175,18 @@ class BigBenchMistake(ModelOptions):
 
     data: Data
     """BIG-Bench-Mistake files, of any of its tasks."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hard2Verify(ModelOptions):
+    """Hard2Verify: balanced accuracy and F1 of steps, of whole solutions, and of the first error.
+
+    For example:
+      jprm eval hard2verify --model DIR --input hard2verify/test.jsonl --output hard2verify.json
+    """
+
+    data: Data
+    """Hard2Verify's file as published, encrypted, or in plain text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,8 +319,10 @@ class Classes(ModelOptions):
 OPTIONS: dict[str, type] = {
     "processbench": ProcessBench,
     "prmbench": PRMBench,
+    "socratic_prmbench": SocraticPRMBench,
     "mr_ben": MRBen,
     "big_bench_mistake": BigBenchMistake,
+    "hard2verify": Hard2Verify,
     "steps": Steps,
     "classes": Classes,
     "agents": Agents,

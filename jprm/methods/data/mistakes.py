@@ -1,11 +1,15 @@
-"""Readers of benchmarks that name the first mistake of a chain: MR-Ben and BIG-Bench-Mistake.
+"""Readers of benchmarks that name the first mistake of a chain: MR-Ben, BIG-Bench-Mistake and Hard2Verify.
 
 Records are as ProcessBench's: labelled 1 before the first wrong step, 0 at it and null after it, with `first_error`, -1
-for none. `task` is the subject or the task, by which figures are told apart.
+for none. `task` is the subject or the task, by which figures are told apart. Hard2Verify labels every step.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import itertools
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -102,5 +106,50 @@ def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterat
     }
 
 
+# ---- Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; Salesforce/Hard2Verify).
+
+
+def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+    """Yields one proof of a model with a label of people at every step, and the first wrong one."""
+    item = _plain(item)
+    steps, labels = (take(item, key, list, where) for key in ("model_response_by_step", "human_labels"))
+    if len(labels) != len(steps) or not all(type(label) is int and label in (0, 1) for label in labels):
+        raise RecordError(where, "human_labels", f"is {labels}, for {len(steps)} steps", "Give each step a 0 or a 1.")
+    first = labels.index(0) if 0 in labels else -1
+    said = item.get("human_labels_first_error_idx", first)
+    if (-1 if said is None else said) != first:
+        raise RecordError(
+            where, "human_labels_first_error_idx", f"is {said!r}, and by the labels {first}", "Correct it."
+        )
+    yield {
+        "problem": take(item, "question", str, where),
+        "steps": steps,
+        "labels": labels,
+        "correct": first == -1,
+        "first_error": first,
+        **({"id": item["unique_id"]} if "unique_id" in item else {}),
+    }
+
+
+def _plain(item: Any) -> Any:
+    """Returns a record in plain text.
+
+    In the published file the texts are XORed with the SHA-256 of the record's `canary`, in base64, so that no crawler
+    takes them for training data.
+    """
+    if not isinstance(item, dict) or not isinstance(item.get("canary"), str):
+        return item
+    key, found = hashlib.sha256(item["canary"].encode()).digest(), {}
+    for field in ("question", "model_response_by_step", "human_labels", "human_labels_first_error_idx"):
+        try:
+            secret = base64.b64decode(item.get(field, ""), validate=True)
+            text = bytes(a ^ b for a, b in zip(secret, itertools.cycle(key), strict=False))
+            found[field] = text.decode() if field == "question" else json.loads(text)
+        except (TypeError, ValueError):  # is plain already
+            continue
+    return {key: value for key, value in item.items() if key != "canary"} | found
+
+
+HARD2VERIFY = Reader(parse_hard2verify)
 MR_BEN = Reader(parse_mr_ben, drops="reasons, corrections and answers")
 BIG_BENCH_MISTAKE = Reader(parse_big_bench_mistake)

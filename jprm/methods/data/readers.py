@@ -207,6 +207,7 @@ READERS: dict[str, Reader | str] = {
     "genprm_math": "jprm.methods.data.step_labels:GENPRM_MATH",
     "gsm8k": "jprm.methods.data.solutions:GSM8K",
     "gsm8k_solutions": "jprm.methods.data.solutions:GSM8K_SOLUTIONS",
+    "hard2verify": "jprm.methods.data.mistakes:HARD2VERIFY",
     "jsonl": JSONL,
     "math": "jprm.methods.data.solutions:MATH",
     "math_aps": "jprm.methods.data.step_labels:MATH_APS",

@@ -8,8 +8,10 @@ from jprm.options import find_part
 BENCHMARKS: dict[str, Benchmark | str] = {
     "processbench": "jprm.methods.evaluate.processbench:BENCHMARK",
     "prmbench": "jprm.methods.evaluate.prmbench:BENCHMARK",
+    "socratic_prmbench": "jprm.methods.evaluate.prmbench:SOCRATIC_PRMBENCH",
     "mr_ben": "jprm.methods.evaluate.mistakes:MR_BEN",
     "big_bench_mistake": "jprm.methods.evaluate.mistakes:BIG_BENCH_MISTAKE",
+    "hard2verify": "jprm.methods.evaluate.mistakes:HARD2VERIFY",
     "steps": "jprm.methods.evaluate.steps:BENCHMARK",
     "classes": "jprm.methods.evaluate.classes:BENCHMARK",
     "agents": "jprm.methods.evaluate.agents:BENCHMARK",

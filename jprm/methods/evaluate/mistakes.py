@@ -1,4 +1,4 @@
-"""MR-Ben and BIG-Bench-Mistake: is a solution right, and where is its first mistake?
+"""MR-Ben, BIG-Bench-Mistake and Hard2Verify: is a solution right, and where is its first mistake?
 
 The prediction is the first step whose score is below the model's threshold, and that there is no mistake if none is.
 
@@ -13,6 +13,15 @@ three tenths of `error_accuracy` and a half of the accuracy of reasons, which a 
 reported, and `mr_score` has the two parts of it. Its script leaves the place in programs to a judge of reasons; here it
 is the line. BIG-Bench-Mistake (Tyen et al. 2024, arXiv 2311.08516) has `accuracy`, which it calls mistake finding.
 
+Hard2Verify (Pandit et al. 2025, arXiv 2510.13744, `utils.py`) has at each of three levels the share of what is right
+that is called so, that of what is wrong, their mean (balanced accuracy) and their harmonic mean (balanced F1):
+
+    steps         every step, also those after the first mistake; a step is called right from the threshold on
+    responses     a solution is right if all of its steps are, and is called right if all of them are
+    first error   `correct_accuracy` and `error_accuracy`, so that balanced F1 is `f1`
+
+Its authors tune a PRM's threshold on a hundred of the 200 solutions; here it is the model's own.
+
 Baselines: no chain has a mistake; all have one at their first step; position, length and the like, with thresholds
 fitted to the other folds (`jprm.methods.evaluate.processbench.cross_fit`), beside the model's own scores with such
 thresholds; and `checker`, the programs of `jprm.methods.verify.puzzles`, on the tasks that they decide.
@@ -21,7 +30,7 @@ thresholds; and `checker`, the programs of `jprm.methods.verify.puzzles`, on the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,14 +180,43 @@ def _figures(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarra
     return counts | {key: interval(one, fraction=key != "mcc").json() for key, one in drawn.items()}
 
 
-def figures(request: Request) -> Report:
+def balanced(
+    called_N: Bool[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], problems: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """Returns Hard2Verify's four figures of N verdicts, with 95 % intervals over problems."""
+    of: dict[str, Any] = {
+        "right": functools.partial(_mean, called_N, right_N),
+        "wrong": functools.partial(_mean, ~called_N, ~right_N),
+    }
+    of["accuracy"] = lambda w: (of["right"](w) + of["wrong"](w)) / 2
+    of["f1"] = lambda w: harmonic_mean(of["right"](w), of["wrong"](w))
+    return {key: interval(draws(one, problems, seed=seed)).json() for key, one in of.items()}
+
+
+def levels_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
+    """Returns `mistakes_report` with Hard2Verify's `levels`. Raises ScoreError for a step without a label."""
+    report, chains = mistakes_report(trees, threshold, seed), chains_of_files(trees)
+    labels = [node.label for tree in trees for node in tree.nodes]
+    if not set(labels) <= {0, 1}:
+        raise ScoreError("labels are not 0 or 1 for every step")
+    of_step = [tree.problem for tree in trees for _ in tree.nodes]
+    said_N, predicted_N = np.concatenate(chains.scores) >= threshold, predicted(chains.scores, threshold)
+    located_N = predicted_N == chains.first_N
+    return report | {"levels": {
+        "steps": balanced(said_N, np.array(labels) == 1, of_step, seed),
+        "responses": balanced(predicted_N == -1, chains.correct_N, chains.problem, seed),
+        "first error": balanced(located_N == chains.correct_N, chains.correct_N, chains.problem, seed),
+    }}  # fmt: skip
+
+
+def figures(of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]], request: Request) -> Report:
     trees = [tree for trees in request.data.values() for tree in trees]
-    return mistakes_report(trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
+    return of(trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
 
 
 def _rows(report: Report) -> Iterator[list[Cell] | None]:
     yield ["all", *(report[key] for key in KEYS)]
-    for task, row in report["tasks"].items():
+    for task, row in report["tasks"].items() if len(report["tasks"]) > 1 else ():
         yield [f"  {words(task)}", *(row[key] for key in KEYS)]
     yield None
     if "cross_fit" in report:
@@ -193,12 +231,21 @@ def tables(report: Report) -> Iterator[Table]:
     columns = ("", "MCC", "mistake found [95 %]", "none found where none is [95 %]", "F1 [95 %]", "both [95 %]")
     title = f"{report['n']} chains, {report['n_error']} with a mistake" + left_out_words(report)
     yield Table(title, columns, list(_rows(report)))
+    if levels := report.get("levels"):
+        columns = (
+            "",
+            "right called so [95 %]",
+            "wrong called so [95 %]",
+            "balanced accuracy [95 %]",
+            "balanced F1 [95 %]",
+        )
+        yield Table("three levels", columns, [[level, *row.values()] for level, row in levels.items()])
 
 
 def _section(name: str, models: Sequence[Model]) -> Iterator[Block]:
     for model in models:
-        (table,) = tables(model.results[name])
-        yield Table(f"{model.name}: {table.title}", table.columns, table.rows)
+        for table in tables(model.results[name]):
+            yield Table(f"{model.name}: {table.title}", table.columns, table.rows)
     yield Note(
         "A mistake is found where the first step below the threshold is exactly it. MCC: correlation of the verdict on"
         " the whole solution with the truth. Cross-fitted, and baselines: thresholds fitted to other folds."
@@ -214,24 +261,22 @@ def _against_trivial(name: str, title: str, results: Mapping[str, Any]) -> Itera
         yield f"{title}, F1", less["baseline"], less
 
 
-MR_BEN = Benchmark(
-    name="mr_ben",
-    title="MR-Ben",
-    tables=tables,
-    figures=figures,
-    reader="mr_ben",
-    section=functools.partial(_section, "mr_ben"),
-    headline=functools.partial(_headline, "mr_ben", "MR-Ben, first mistake found, %", "error_accuracy"),
-    against_trivial=functools.partial(_against_trivial, "mr_ben", "MR-Ben"),
-)
+def _benchmark(
+    name: str, title: str, headline: tuple[str, str],
+    of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]] = mistakes_report,
+) -> Benchmark:  # fmt: skip
+    return Benchmark(
+        name=name,
+        title=title,
+        tables=tables,
+        figures=functools.partial(figures, of),
+        reader=name,
+        section=functools.partial(_section, name),
+        headline=functools.partial(_headline, name, f"{title}, {headline[0]}, %", headline[1]),
+        against_trivial=functools.partial(_against_trivial, name, title),
+    )
 
-BIG_BENCH_MISTAKE = Benchmark(
-    name="big_bench_mistake",
-    title="BIG-Bench-Mistake",
-    tables=tables,
-    figures=figures,
-    reader="big_bench_mistake",
-    section=functools.partial(_section, "big_bench_mistake"),
-    headline=functools.partial(_headline, "big_bench_mistake", "BIG-Bench-Mistake, mistake finding, %", "accuracy"),
-    against_trivial=functools.partial(_against_trivial, "big_bench_mistake", "BIG-Bench-Mistake"),
-)
+
+MR_BEN = _benchmark("mr_ben", "MR-Ben", ("first mistake found", "error_accuracy"))
+BIG_BENCH_MISTAKE = _benchmark("big_bench_mistake", "BIG-Bench-Mistake", ("mistake finding", "accuracy"))
+HARD2VERIFY = _benchmark("hard2verify", "Hard2Verify", ("first error, balanced F1", "f1"), levels_report)

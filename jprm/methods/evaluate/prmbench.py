@@ -1,4 +1,7 @@
-"""PRMBench (Song et al. 2025, arXiv 2501.03124): find the wrong steps of chains with one class of error written in.
+"""PRMBench and Socratic-PRMBench: find the wrong steps of chains with one class of error written in.
+
+PRMBench is of Song et al. 2025, arXiv 2501.03124; Socratic-PRMBench of Li et al. 2025, arXiv 2505.23474, in the same
+layout and counted alike, but with other classes and with steps that carry no number.
 
 As published (mr_eval/tasks/prmtest_classified/task.py and mr_visualize/.../form_latex_strs.ipynb of ssmisya/PRMBench):
 a step is called right if its score is strictly above the scorer's threshold. A scorer with an output `redundancy`
@@ -16,12 +19,15 @@ from step to step.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from jprm.methods.data.step_labels import PRMBENCH as READER
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import (
     Block,
@@ -40,17 +46,52 @@ from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Interval, bootstrap, jsonable, ratio
 from jprm.tree import ReasoningTree
 
-GROUPS = {
-    "simplicity": {"redundency": "NR", "circular": "NCL"},
-    "soundness": {"counterfactual": "ES", "step_contradiction": "SC", "domain_inconsistency": "DC", "confidence": "CI"},
-    "sensitivity": {"missing_condition": "PS", "deception": "DR", "multi_solutions": "MS"},
-}
-"""The classes as the files name them, and as the paper's table does (`redundency` is the files' spelling)."""
 
-CLASSES = tuple(name for group in GROUPS.values() for name in group)
-_REDUNDANT = tuple(GROUPS["simplicity"])
-_RIGHT_ONLY = CLASSES.index("multi_solutions")
-_MEMBERS = [[CLASSES.index(name) for name in group] for group in GROUPS.values()]
+@dataclasses.dataclass(frozen=True)
+class Taxonomy:
+    """A benchmark's classes of error by group, as its files name them.
+
+    `redundant` are judged by a scorer's output `redundancy`, where it has one. `right_only` have no wrong step.
+    """
+
+    title: str
+    groups: Mapping[str, Sequence[str]]
+    redundant: Sequence[str] = ()
+    right_only: Sequence[str] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(name for group in self.groups.values() for name in group)
+
+
+PRMBENCH = Taxonomy(
+    "PRMBench",
+    {
+        "simplicity": ("redundency", "circular"),  # the files' spelling
+        "soundness": ("counterfactual", "step_contradiction", "domain_inconsistency", "confidence"),
+        "sensitivity": ("missing_condition", "deception", "multi_solutions"),
+    },
+    redundant=("redundency", "circular"),
+    right_only=("multi_solutions",),
+)
+
+SOCRATIC = Taxonomy(
+    "Socratic-PRMBench",
+    {
+        "transformation": ("repeat_inconsistency", "repeat_counterfactual"),
+        "decomposition": ("decomposition_unsoundness", "decomposition_redundancy", "decomposition_incompleteness"),
+        "regather": ("regather_imprecision", "regather_redundancy", "regather_incompleteness"),
+        "deduction": (
+            "premise_unsoundness", "premise_incompleteness", "premise_redundancy",
+            "conclusion_invalidity", "conclusion_inconsistency", "conclusion_counterfactual",
+        ),
+        "verification": ("detection_error", "correction_error"),
+        "integration": (
+            "integration_inconsistency", "integration_incompleteness", "integration_redundancy",
+            "integration_unsoundness",
+        ),
+    },
+)  # fmt: skip
 
 
 class Counts(NamedTuple):
@@ -74,13 +115,15 @@ def prm_score(counts: Counts) -> Any:
     return 0.5 * f1 + 0.5 * negative_f1
 
 
-def prm_scores(count_RC4: Float[np.ndarray, "*R 9 4"]) -> Float[np.ndarray, "*R 13"]:
-    """Returns PRMScore overall, of each of `CLASSES` and of each of `GROUPS`; NaN where a class has no step."""
+def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMBENCH) -> Float[np.ndarray, "*R K"]:
+    """Returns PRMScore overall, of each class and of each group; NaN where a class has no step."""
     overall_R = prm_score(Counts(*np.moveaxis(count_RC4.sum(-2), -1, 0)))
     counts = Counts(*np.moveaxis(count_RC4, -1, 0))
     class_RC = prm_score(counts)
-    class_RC[..., _RIGHT_ONLY] = f1s(counts)[0][..., _RIGHT_ONLY]
-    groups = [class_RC[..., members].mean(-1) for members in _MEMBERS]
+    right_only = [taxonomy.classes.index(name) for name in taxonomy.right_only]
+    class_RC[..., right_only] = f1s(counts)[0][..., right_only]
+    members = ([taxonomy.classes.index(name) for name in group] for group in taxonomy.groups.values())
+    groups = [class_RC[..., some].mean(-1) for some in members]
     return np.concatenate([overall_R[..., None], class_RC, np.stack(groups, -1)], -1)
 
 
@@ -97,7 +140,9 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
     return float(value_U[best - 1] if best else np.nextafter(value_U[0], -np.inf)), float(curve_K[best])
 
 
-def prmbench_report(trees: Sequence[ReasoningTree], seed: int, scale: Scale = PROBABILITY) -> dict[str, Any]:
+def prmbench_report(
+    trees: Sequence[ReasoningTree], seed: int, scale: Scale = PROBABILITY, taxonomy: Taxonomy = PRMBENCH
+) -> dict[str, Any]:
     """Returns the figures of scored, labelled chains with `classification` and `idx` in their `extra`.
 
     `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
@@ -106,17 +151,17 @@ def prmbench_report(trees: Sequence[ReasoningTree], seed: int, scale: Scale = PR
     the best threshold of these very chains, without `redundancy`. `baselines` are PRMScores of verdicts that look at
     nothing: all right, all wrong, and a coin's expected counts. A group is None unless all of its classes are there.
     """
-    chains = _chains(trees, scale)
+    chains, classes = _chains(trees, scale, taxonomy), taxonomy.classes
     score_N = np.concatenate([chain.score_P for chain in chains])
     right_N = np.concatenate([chain.right_P for chain in chains])
-    count_BC4, first_B = _counted(chains)
+    count_BC4, first_B = _counted(chains, len(classes))
     flat_BK = count_BC4.reshape(len(chains), -1)
     interval = bootstrap(
-        lambda weight_RB: prm_scores((weight_RB @ flat_BK).reshape(-1, len(CLASSES), 4)),
+        lambda weight_RB: prm_scores((weight_RB @ flat_BK).reshape(-1, len(classes), 4), taxonomy),
         [chain.source for chain in chains],
         seed=seed,
     )
-    columns = [Interval(*(x[i] for x in interval)).json() for i in range(1 + len(CLASSES) + len(GROUPS))]
+    columns = [Interval(*(x[i] for x in interval)).json() for i in range(1 + len(classes) + len(taxonomy.groups))]
     class_B = np.array([chain.class_index for chain in chains])
     best, top = best_threshold(score_N, right_N.astype(float))
     n_right, n_wrong = right_N.sum(), (~right_N).sum()
@@ -131,10 +176,10 @@ def prmbench_report(trees: Sequence[ReasoningTree], seed: int, scale: Scale = PR
         "threshold": scale.threshold,
         "redundancy_threshold": scale.redundancy,
         "repeated": len(trees) - len(chains),
-        "groups": dict(zip(GROUPS, columns[1 + len(CLASSES) :], strict=True)),
+        "groups": dict(zip(taxonomy.groups, columns[1 + len(classes) :], strict=True)),
         "classes": {
             name: {"prm_score": columns[1 + c], **_figures(count_BC4[class_B == c], first_B[class_B == c])}
-            for c, name in enumerate(CLASSES)
+            for c, name in enumerate(classes)
             if (class_B == c).any()
         },
         "upper_bound": {"prm_score": jsonable(top), "threshold": jsonable(best)},
@@ -142,9 +187,9 @@ def prmbench_report(trees: Sequence[ReasoningTree], seed: int, scale: Scale = PR
     }
 
 
-def _counted(chains: Sequence[_Chain]) -> tuple[Float[np.ndarray, "B 9 4"], Float[np.ndarray, " B"]]:
+def _counted(chains: Sequence[_Chain], classes: int) -> tuple[Float[np.ndarray, "B C 4"], Float[np.ndarray, " B"]]:
     """Returns each chain's `Counts` by class, and whether its first error is called wrong (NaN without an error)."""
-    count_BC4 = np.zeros((len(chains), len(CLASSES), 4))
+    count_BC4 = np.zeros((len(chains), classes, 4))
     first_B = np.full(len(chains), np.nan)
     for i, chain in enumerate(chains):
         called_P, right_P = chain.called_P, chain.right_P
@@ -159,7 +204,7 @@ def _counted(chains: Sequence[_Chain]) -> tuple[Float[np.ndarray, "B 9 4"], Floa
     return count_BC4, first_B
 
 
-def _figures(count_BC4: Float[np.ndarray, "B 9 4"], first_B: Float[np.ndarray, " B"]) -> dict[str, Any]:
+def _figures(count_BC4: Float[np.ndarray, "B C 4"], first_B: Float[np.ndarray, " B"]) -> dict[str, Any]:
     counts = Counts(*count_BC4.sum((0, 1)))
     tp, fp, tn, fn = counts
     f1, negative_f1 = f1s(counts)
@@ -184,45 +229,45 @@ class _Chain(NamedTuple):
     called_P: Bool[np.ndarray, " P"]  # right
 
 
-def _chains(trees: Sequence[ReasoningTree], scale: Scale) -> list[_Chain]:
+def _chains(trees: Sequence[ReasoningTree], scale: Scale, taxonomy: Taxonomy) -> list[_Chain]:
     """Returns the first tree of each (class, idx)."""
     seen: dict[tuple[str, Any], ReasoningTree] = {}
     for i, tree in enumerate(trees):
         name, idx = tree.extra.get("classification"), tree.extra.get("idx")
-        if name not in CLASSES:
-            raise ScoreError(f"record {i}: classification is {name!r}, not one of {', '.join(CLASSES)}")
+        if name not in taxonomy.classes:
+            raise ScoreError(f"record {i}: classification is {name!r}, not one of {', '.join(taxonomy.classes)}")
         if idx is None:
             raise ScoreError(f"record {i}: no idx, which tells repeated records")
         if any(node.label not in (0, 1) for node in tree.nodes):
             raise ScoreError(f"record {i}: labels are not 0 or 1 for every step")
         seen.setdefault((name, idx), tree)
     if not seen:
-        raise ScoreError("no PRMBench record")
+        raise ScoreError(f"no {taxonomy.title} record")
     scores = scores_of(list(seen.values()), [f"{name} {idx}" for name, idx in seen])
     return [
         _Chain(
-            class_index=CLASSES.index(name),
+            class_index=taxonomy.classes.index(name),
             source=str(tree.extra.get("original_question", tree.problem)),
             score_P=score_P,
             right_P=np.array([node.label for node in tree.nodes]) == 1,
-            called_P=_called_right(tree, score_P, name, scale),
+            called_P=_called_right(tree, score_P, name in taxonomy.redundant, scale),
         )
         for ((name, _), tree), score_P in zip(seen.items(), scores, strict=True)
     ]
 
 
-def _called_right(tree: ReasoningTree, score_P: np.ndarray, name: str, scale: Scale) -> Bool[np.ndarray, " P"]:
-    if scale.redundancy is None or name not in _REDUNDANT:
+def _called_right(tree: ReasoningTree, score_P: np.ndarray, redundant: bool, scale: Scale) -> Bool[np.ndarray, " P"]:
+    if scale.redundancy is None or not redundant:
         return score_P > scale.threshold
     return np.array([node.outputs["redundancy"] for node in tree.nodes]) <= scale.redundancy
 
 
-def figures(request: Request) -> Report:
+def figures(taxonomy: Taxonomy, request: Request) -> Report:
     trees = [tree for trees in request.data.values() for tree in trees]
-    return prmbench_report(trees, request.seed, request.scale) | {"too_long": request.left_out}
+    return prmbench_report(trees, request.seed, request.scale, taxonomy) | {"too_long": request.left_out}
 
 
-def tables(report: Report) -> Iterator[Table]:
+def tables(taxonomy: Taxonomy, report: Report) -> Iterator[Table]:
     columns = ("", "PRMScore [95 %]", "F1", "negative F1", "right steps", "wrong steps", "first errors")
     keys = ("f1", "negative_f1", "right_accuracy", "wrong_accuracy", "first_error_accuracy")
     chains = {"all": report, **{f"  {words(key)}": row for key, row in report["classes"].items()}}
@@ -235,12 +280,12 @@ def tables(report: Report) -> Iterator[Table]:
     best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
     for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
         rows.append([words(label), row["prm_score"], *[""] * 5])
-    title = f"PRMBench: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong"
+    title = f"{taxonomy.title}: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong"
     yield Table(title + left_out_words(report), columns, rows)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
-    reports = {model.name: model.results["prmbench"] for model in models}
+def section(name: str, models: Sequence[Model]) -> Iterator[Block]:
+    reports = {model.name: model.results[name] for model in models}
     first = next(iter(reports.values()))
     rows = [["all", *(report["prm_score"] for report in reports.values())]]
     rows += [[words(key), *(r["groups"][key] for r in reports.values())] for key in first["groups"]]
@@ -251,33 +296,41 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     yield Note("PRMScore is the mean of F1 over right steps and F1 over wrong steps, as published.")
 
 
-def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    score = results["prmbench"]["prm_score"]
-    base = max(row["prm_score"] or 0.0 for row in results["prmbench"]["baselines"].values())
+def verdict(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    score = results[name]["prm_score"]
+    base = max(row["prm_score"] or 0.0 for row in results[name]["baselines"].values())
     kind, place = against(score, base)
     yield (
         kind,
-        f"PRMScore on PRMBench is {interval(score)}; the best verdict that looks at nothing has {percent(base)},"
+        f"PRMScore on {title} is {interval(score)}; the best verdict that looks at nothing has {percent(base)},"
         f" which is {place} the interval.",
     )
 
 
-def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "PRMBench, PRMScore, %", results["prmbench"]["prm_score"]
+def headline(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield f"{title}, PRMScore, %", results[name]["prm_score"]
 
 
-def left_out(report: Report) -> Iterator[tuple[str, int]]:
-    yield "PRMBench: repeated records", report["repeated"]
+def left_out(title: str, report: Report) -> Iterator[tuple[str, int]]:
+    yield f"{title}: repeated records", report["repeated"]
 
 
-BENCHMARK = Benchmark(
-    name="prmbench",
-    title="PRMBench",
-    tables=tables,
-    figures=figures,
-    reader="prmbench",
-    section=section,
-    verdict=verdict,
-    headline=headline,
-    left_out=left_out,
+def _benchmark(name: str, taxonomy: Taxonomy, **reading: Any) -> Benchmark:
+    title = taxonomy.title
+    return Benchmark(
+        name=name,
+        title=title,
+        tables=functools.partial(tables, taxonomy),
+        figures=functools.partial(figures, taxonomy),
+        section=functools.partial(section, name),
+        verdict=functools.partial(verdict, name, title),
+        headline=functools.partial(headline, name, title),
+        left_out=functools.partial(left_out, title),
+        **reading,
+    )
+
+
+BENCHMARK = _benchmark("prmbench", PRMBENCH, reader="prmbench")
+SOCRATIC_PRMBENCH = _benchmark(
+    "socratic_prmbench", SOCRATIC, reader=READER, reading={"outside": "ignore", "empty": "drop"}
 )

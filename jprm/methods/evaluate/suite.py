@@ -21,6 +21,7 @@ The output folder has `results.json` and `scores/NAME.jsonl` for each file. A st
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -33,7 +34,7 @@ from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
-from jprm.methods.evaluate.prmbench import CLASSES as PRMBENCH
+from jprm.methods.evaluate.prmbench import PRMBENCH, SOCRATIC
 from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, seen_by, source_of
 from jprm.methods.evaluate.steps import NEUTRAL
 from jprm.score import scorer as scorers
@@ -70,13 +71,20 @@ def read_suite(path: PathLike) -> Suite:
 STANDARD: dict[str, tuple[str, ...]] = {
     "processbench": tuple(f"processbench/{name}.json" for name in ("gsm8k", "math", "olympiadbench", "omnimath")),
     "prmbench": (
-        *(f"prmbench/prm800k_test_p1_4o_{name}.jsonl" for name in PRMBENCH if name != "multi_solutions"),
+        *(
+            f"prmbench/prm800k_{part}_4o_{name}.jsonl"
+            for part in ("test_p1", "test_p2", "train_p1_first400")
+            for name in PRMBENCH.classes
+            if name not in PRMBENCH.right_only
+        ),
         "prmbench/prm_test_p12_multi_solutions.jsonl",
     ),
+    "socratic_prmbench": tuple(f"socratic_prmbench/test_{name}.jsonl" for name in SOCRATIC.classes),
     "mr_ben": tuple(
         f"mrben/{name}.json" for name in ("biology", "chemistry", "coding", "logic", "medicine", "physics")
     ),
     "big_bench_mistake": tuple(f"big_bench_mistake/{name}.jsonl" for name, _ in TASKS),
+    "hard2verify": ("hard2verify/test.jsonl",),
 }
 """The files of `standard_suite`, as their authors name them. MR-Ben's math has the name of ProcessBench's, and is not
 among them."""
@@ -249,8 +257,9 @@ def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Ta
     for name, benchmark in benchmarks.items():
         for report in benchmark.reports(results[name]) if name in results else ():
             yield from benchmark.tables(report)
-    for path in results["absent"]:
-        yield f"absent: {path}"
+    for folder, paths in itertools.groupby(results["absent"], os.path.dirname):
+        first, *others = map(os.path.basename, paths)
+        yield f"absent: {os.path.join(folder, first)}" + (f" and {len(others)} more of this folder" if others else "")
     for name, count in results.get("unread", {}).items():
         if count:
             yield f"{name}: {count} records left out, with a step of which no critique could be read"
