@@ -55,6 +55,28 @@ def test_flat_steps_are_divided_into_chains_with_their_scores():
             assert np.array_equal(np.concatenate(steps, axis=1)[:, start:end].min(axis=1), least_M)
 
 
+def test_averages_over_splits_are_paired():
+    def split(seed):
+        rng = np.random.default_rng(seed)
+        chain_N = np.repeat(np.arange(40), 3)
+        first_error_C = np.where(rng.random(40) < 0.5, 2, -1)
+        right_N = np.arange(120) % 3 < np.where(first_error_C < 0, 3, 2)[chain_N]
+        step = {"a": right_N + rng.normal(0, 0.6, 120), "b": right_N + rng.normal(0, 1.5, 120)}
+        chain = {name: np.minimum.reduceat(score_N, np.arange(0, 120, 3)) for name, score_N in step.items()}
+        return published.Split(chain_N, right_N, first_error_C, step, chain, {"a": {}, "b": {}})
+
+    splits = {name: split(seed) for seed, name in enumerate(published.SPLITS)}
+    result = published.figures(splits)
+    average, pair = result["average_f1_tuned_on_gsm8k"], result["pairs"]["f1"]["a less b"]["average"]
+    for model in ("a", "b"):
+        parts = [result["splits"][s]["models"][model]["f1_tuned_on_gsm8k"] for s in splits]
+        assert average[model]["value"] == pytest.approx(np.mean([part["value"] for part in parts]))
+        width = average[model]["high"] - average[model]["low"]  # of four independent splits: half of one's
+        assert width == pytest.approx(np.mean([part["high"] - part["low"] for part in parts]) / 2, rel=0.25)
+    assert pair["value"] == pytest.approx(average["a"]["value"] - average["b"]["value"])
+    assert pair["low"] < pair["value"] < pair["high"]
+
+
 PROBLEM, STEPS = (
     "A pen costs 3. How much are 4 pens?",
     (["4 pens cost 4 * 3 = 12.", "The answer is 12."], ["4 + 3 = 7."]),

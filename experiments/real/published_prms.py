@@ -13,6 +13,7 @@ fitted on GSM8K's chains: texts are not in the files, so that features of the te
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any, NamedTuple
 
@@ -24,9 +25,9 @@ from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate.calibration import brier, ece_interval
 from jprm.methods.evaluate.conformal import accept_threshold
-from jprm.methods.evaluate.processbench import Scores, best_threshold, right_at
+from jprm.methods.evaluate.processbench import Scores, average_draws, best_threshold, right_at
 from jprm.methods.evaluate.scored import weighted_f1
-from jprm.statistics import auroc, difference, draws, interval
+from jprm.statistics import Draws, auroc, difference, draws, interval
 
 SPLITS = ("gsm8k", "math", "olympiadbench", "omnimath")
 TUNED_ON = "gsm8k"
@@ -119,7 +120,10 @@ def number_of_step(split: Split) -> Float[np.ndarray, " N"]:
 
 
 def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
-    """Returns all figures by split and model, with intervals over chains, and the pairs of models."""
+    """Returns all figures by split and model, with intervals over chains, and the pairs of models.
+
+    An average over splits resamples the chains of each by themselves, the same ones for all models.
+    """
     models = list(splits[TUNED_ON].step)
     scorers = {m: {s: split.step[m] for s, split in splits.items()} for m in models}
     scorers["number of the step"] = {s: number_of_step(split) for s, split in splits.items()}
@@ -129,7 +133,8 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
     }
     result: dict[str, Any] = {}
     drawn_of: dict[tuple[str, str, str], Any] = {}
-    for s, split in splits.items():
+    apart: dict[str, dict[str, Draws | None]] = {m: {} for m in scorers}  # each split's F1, drawn with its own seed
+    for number, (s, split) in enumerate(splits.items()):
         right_C = split.first_error_C < 0
         C = len(right_C)
         result[s] = {"chains": C, "right": int(right_C.sum()), "steps": len(split.right_N), "models": {}}
@@ -137,7 +142,9 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
             score_N = of[s]
             area = draws(lambda w, x=score_N, sp=split: auroc(x, sp.right_N, w), split.chain_N, seed=seed)
             hit_C = right_at(split.first_error_C, split.by_chain(score_N), tuned[m])
-            f1 = draws(lambda w, hit=hit_C, sp=split: weighted_f1(hit, sp.first_error_C, w).f1, np.arange(C), seed=seed)
+            f1_of = functools.partial(lambda hit, sp, w: weighted_f1(hit, sp.first_error_C, w).f1, hit_C, split)
+            f1 = draws(f1_of, np.arange(C), seed=seed)
+            apart[m][s] = draws(f1_of, np.arange(C), seed=seed + number)
             drawn_of["step_auroc", s, m], drawn_of["f1", s, m] = area, f1
             row = {"step_auroc": interval(area).json(), "f1_tuned_on_gsm8k": interval(f1).json()}
             if m in models:
@@ -157,9 +164,11 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
                 pairs.setdefault(key, {})[f"{a} less {b}"] = {
                     s: difference(drawn_of[key, s, a], drawn_of[key, s, b]).json() for s in splits
                 }
-    average = {
-        m: float(np.mean([result[s]["models"][m]["f1_tuned_on_gsm8k"]["value"] for s in splits])) for m in scorers
-    }
+    averages = {m: average for m in scorers if (average := average_draws(apart[m], list(splits))) is not None}
+    for pair, of in pairs["f1"].items():
+        a, b = pair.split(" less ")
+        of["average"] = difference(averages[a], averages[b]).json()
+    average = {m: interval(drawn).json() for m, drawn in averages.items()}
     filters = {m: _filtered(splits, m, seed) for m in models}
     return {"splits": result, "pairs": pairs, "tuned": tuned, "average_f1_tuned_on_gsm8k": average, "filter": filters}
 
@@ -208,7 +217,7 @@ def main(shared: pathlib.Path, out: pathlib.Path) -> None:
     for m, average in result["average_f1_tuned_on_gsm8k"].items():
         kept = result["filter"].get(m)
         print(
-            f"  {m:34} {100 * average:.1f}"
+            f"  {m:34} {100 * average['value']:.1f} [{100 * average['low']:.1f}, {100 * average['high']:.1f}]"
             + (f"  {100 * kept['accepted']:.1f} %, {100 * (kept['wrong'] or 0):.1f} %" if kept else "")
         )
 
