@@ -12,11 +12,11 @@ HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (HERE / "jprm/__init__.py").read_text(encoding="utf-8")).group(1)
 
 TRAIN = [
-    "array-record>=0.8.6",
-    "grain>=0.2.18",
+    "array-record>=0.8.6",  # prepared data, without TensorFlow
+    "grain>=0.2.18",  # data loading
     "importlib_resources>=7.1.0",  # TFDS imports it on every Python and declares it only for old ones
-    "optax>=0.2.8",
-    "tensorflow-datasets>=4.9.10",
+    "optax>=0.2.8",  # optimizers
+    "tensorflow-datasets>=4.9.10",  # prepared data
 ]
 
 PARQUET = ["pyarrow>=26.0.1"]
@@ -84,29 +84,29 @@ setuptools.setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=2.5.1",  # Orbax reads a flag of it where hosts keep checkpoints
-        "etils[epath]>=1.15.0",
-        "flax>=0.12.8",
-        "fsspec>=2026.9.0",
-        "gguf>=0.19.0",
-        "httpx2>=2.16.2",
-        "huggingface_hub>=2.4.0",
-        "jax>=0.10.2",
-        "jaxtyping>=0.3.11",
-        "jinja2>=3.1.6",
+        "etils[epath]>=1.15.0",  # paths of Orbax; jprm does not import it
+        "flax>=0.12.8",  # the decoder's modules
+        "fsspec>=2026.9.0",  # files in buckets (jprm.io.storage)
+        "gguf>=0.19.0",  # block types of GGUF and their dequantisation; jprm parses the file itself
+        "httpx2>=2.16.2",  # calls to a policy's server, and jprm.clients
+        "huggingface_hub>=2.4.0",  # models by their address on the Hub
+        "jax>=0.10.2",  # arrays, compilation and meshes
+        "jaxtyping>=0.3.11",  # shapes in the types of array functions
+        "jinja2>=3.1.6",  # the report's page, and chat templates
         "markupsafe>=3.0.4",
-        "math-verify>=0.9.0",
-        "matplotlib>=3.11.2",
+        "math-verify>=0.9.0",  # equivalence of answers
+        "matplotlib>=3.11.2",  # figures of the report
         "numpy>=2.4.6",
-        "orbax-checkpoint>=0.12.8",
-        "pyseccomp>=0.1.2; sys_platform == 'linux'",
+        "orbax-checkpoint>=0.12.8",  # checkpoints that any mesh restores
+        "pyseccomp>=0.1.2; sys_platform == 'linux'",  # the sandbox's filter of system calls, through libseccomp
         "pyyaml>=6.0.3",
-        "rich>=15.0.0",
-        "safetensors>=0.8.0",
-        "scipy>=1.17.1",
-        "sentencepiece>=0.2.3",
-        "sympy>=1.14.0",
-        "tokenizers>=0.23.3",
-        "tyro>=1.0.17",
+        "rich>=15.0.0",  # tables and progress bars
+        "safetensors>=0.8.0",  # weights without pickle
+        "scipy>=1.17.1",  # distributions and optimisers of the statistics
+        "sentencepiece>=0.2.3",  # one of the two kinds of published tokenizers
+        "sympy>=1.14.0",  # arithmetic of steps with roots and symbols
+        "tokenizers>=0.23.3",  # the other kind
+        "tyro>=1.0.17",  # command lines from typed functions
     ],
     extras_require={
         "parquet": PARQUET,
