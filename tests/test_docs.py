@@ -11,7 +11,7 @@ from jprm.apps import cli
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [
     page
-    for pattern in ("*.md", "docs/**/*.md", "tpu/*.md", "experiments/**/*.md", "tests/statistics/*.md", "examples/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "tpu/*.md", "experiments/**/*.md", "examples/**/*.md", "tests/*/*.md")
     for page in sorted(REPOSITORY.glob(pattern))
 ]
 
