@@ -1,13 +1,14 @@
 """Labels of several judges as one: Dawid and Skene's model, gold labels against leniency, and the command."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 
 from jprm.apps.cli import main
 from jprm.io.jsonl import write_records
-from jprm.methods.label.crowd import corrected, correction, dawid_skene, majority
+from jprm.methods.label.crowd import PRIOR, corrected, correction, dawid_skene, log_odds, majority
 from jprm.methods.label.pooled import label_pooled, pooled
 from jprm.tree import read_records
 
@@ -27,6 +28,15 @@ ALL_LENIENT = ([0.9] * 5, [0.03] * 5)
 
 def accuracy(p_N, correct):
     return np.mean((p_N >= 0.5) == correct)
+
+
+def test_the_model_is_that_which_crowd_kit_gave():
+    """Of 40 steps that four judges label, one of them lenient, each with some left out."""
+    theirs = json.loads(pathlib.Path(__file__).with_name("crowd_kit.json").read_text())
+    ours = dawid_skene(np.array(theirs["verdicts"]), iterations=theirs["iterations"], tolerance=-np.inf)
+    np.testing.assert_allclose(ours.posterior_NC, theirs["posterior"], atol=1e-9)
+    np.testing.assert_allclose(ours.prior_C, theirs["prior"], atol=1e-9)
+    np.testing.assert_allclose(ours.confusion_JCV, theirs["confusion"], atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -76,6 +86,19 @@ def test_gold_labels_correct_judges_that_are_all_lenient():
     bias, loss = ({k: np.mean([one[i] for one in some]) for k, some in errors.items()} for i in (0, 1))
     assert bias[0] > 0.1 and abs(bias[20]) < bias[0] / 2 and abs(bias[200]) < 0.02  # errors that nobody found
     assert loss[0] > 2 * loss[20] > 2 * loss[50] > 2 * loss[200]
+
+
+@pytest.mark.parametrize("hard", [1, 1 / 2, 1 / 3, 1 / 6])
+@pytest.mark.parametrize("k", [1, 10, 400])
+def test_a_correction_is_the_mode_of_its_posterior(hard, k):
+    for seed in range(5):
+        correct, verdict_NJ = judged(seed, 1000, *ALL_LENIENT, hard=hard)
+        p_N = dawid_skene(verdict_NJ).posterior_NC[:, 1]
+        index_K = np.random.default_rng(seed).permutation(1000)[:k]
+        a, b = correction(p_N, correct[index_K], index_K)
+        gap_K = correct[index_K] - corrected(p_N[index_K], a, b)
+        slope = [gap_K.sum() - a / PRIOR[0] ** 2, gap_K @ log_odds(p_N[index_K]) - (b - 1) / PRIOR[1] ** 2]
+        np.testing.assert_allclose(slope, 0, atol=1e-5)
 
 
 def test_no_gold_label_changes_nothing_and_steps_weigh_as_often_as_they_are_there():

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float, Int
 
 FLOOR = 1e-10
@@ -105,16 +106,20 @@ def correction(
     z_K = log_odds(probability_N[index_K])
     count_K = np.ones_like(z_K) if weight_K is None else weight_K
     x_K2, mean_2, precision_2 = np.stack([np.ones_like(z_K), z_K], 1), np.array([0.0, 1.0]), np.array(PRIOR) ** -2
-    weight_2 = mean_2.copy()
-    for _ in range(50):  # Newton's method; the objective is strictly concave
-        p_K = 1 / (1 + np.exp(-(x_K2 @ weight_2)))
-        gradient_2 = x_K2.T @ (count_K * (gold_K - p_K)) - precision_2 * (weight_2 - mean_2)
-        hessian_22 = (x_K2.T * (count_K * p_K * (1 - p_K))) @ x_K2 + np.diag(precision_2)
-        step_2 = np.linalg.solve(hessian_22, gradient_2)
-        weight_2 = weight_2 + step_2 * min(1.0, 2.0 / max(np.abs(step_2).max(), 1e-12))
-        if np.abs(step_2).max() < 1e-9:
-            break
-    return float(weight_2[0]), float(weight_2[1])
+
+    def loss(weight_2):
+        w_K = x_K2 @ weight_2
+        p_K = np.exp(-np.logaddexp(0, -w_K))
+        value = count_K @ (np.logaddexp(0, w_K) - gold_K * w_K) + precision_2 @ (weight_2 - mean_2) ** 2 / 2
+        return value, x_K2.T @ (count_K * (p_K - gold_K)) + precision_2 * (weight_2 - mean_2)
+
+    def hessian(weight_2):
+        p_K = np.exp(-np.logaddexp(0, -(x_K2 @ weight_2)))
+        return (x_K2.T * (count_K * p_K * (1 - p_K))) @ x_K2 + np.diag(precision_2)
+
+    options = {"gtol": 1e-8}  # of a strictly convex loss
+    a, b = scipy.optimize.minimize(loss, mean_2, jac=True, hess=hessian, method="trust-exact", options=options).x
+    return float(a), float(b)
 
 
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:

@@ -1,0 +1,150 @@
+"""Comparing samples beside judging each alone, at equal tokens, by a simulated judge whose errors are known.
+
+    python -m experiments.studies.comparing
+
+The judges are jprm's (`jprm.methods.judge`): prompts, verdicts and pairs are theirs, and a simulated policy writes the
+critiques. What it sees of a sample in one question, in log odds, is
+
+    quality (1 if correct, else -1)  +  its own error, the same however often it is asked  (sd 1)
+      +  noise of every look at a sample  (sd 1)  +  where its scale is in this question  (sd `wander`)
+
+In a pair the first place has 0.5 more. `wander` is what comparing takes out: all samples of one question share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from jprm.methods.evaluate.best_of_n import best_of_n
+from jprm.methods.evaluate.blocks import Table, interval, points, show
+from jprm.methods.judge.compare import Comparison
+from jprm.methods.judge.critiques import PROMPTS
+from jprm.methods.judge.judge import Judge
+from jprm.methods.policy.protocol import Prefix, Sample, Until
+from jprm.statistics import Draws, difference, draws, weighted_mean
+from jprm.statistics import interval as interval_of
+from jprm.tree import tree_of
+
+PROBLEMS, SAMPLES, CORRECT = 600, 8, 0.3
+READ, WRITTEN = 300, 100
+"""Tokens of a sample, and of a judge's reasons."""
+
+WANDERS = (0.0, 1.0, 2.0, 4.0)
+PLACE = 0.5
+
+
+@dataclasses.dataclass
+class Simulated:
+    """Writes verdicts. `careless`: a look at a sample of a list has so many times the noise."""
+
+    wander: float
+    careless: float = 1.0
+    seed: int = 0
+    name: str = "simulated"
+
+    def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
+        return [[self._one(prefix.problem, seed + j) for j in range(n)] for prefix in prefixes]
+
+    def _one(self, question: str, number: int) -> Sample:
+        rng = np.random.default_rng([zlib.crc32(question.encode()), number, self.seed])
+        seen = np.array([float(q) for q in re.findall(r"quality (-?[\d.]+)", question)])
+        noise = 1.0 if len(seen) <= 2 else self.careless
+        seen += noise * rng.standard_normal(len(seen)) + self.wander * rng.standard_normal()
+        if "Solution 1:" not in question:
+            good = 1 / (1 + np.exp(-seen[0]))
+            verdict = (
+                str(1 + round(4 * good))
+                if "from 1 (certainly wrong) to 5" in question
+                else "Yes"
+                if good > 0.5
+                else "No"
+            )
+        elif len(seen) == 2 and "Which solution is better" in question:
+            verdict = "1" if seen[0] + PLACE > seen[1] else "2"
+        else:
+            verdict = ", ".join(f"{1 / (1 + np.exp(-each)):.3f}" for each in seen)
+        return Sample((f"\\boxed{{{verdict}}}",), WRITTEN, "stop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A way to ask. tokens: read and written for a pool."""
+
+    name: str
+    judge: Any
+    tokens: int
+
+
+def ways(wander: float) -> list[Asked]:
+    """Returns the ways to ask, each with as many questions as four a sample alone cost."""
+    policy, alone = Simulated(wander), READ + WRITTEN
+    budget = 4 * SAMPLES * alone
+    in_list = SAMPLES * READ + WRITTEN + 6 * SAMPLES
+    lists, rounds = budget // in_list, budget // (2 * SAMPLES * (alone + READ))
+    listwise = [("listwise", 1.0), ("listwise, noise doubled", 2.0)]
+    return [
+        Asked("pointwise, Yes or No", Judge(policy, PROMPTS["plain"], samples=4), budget),
+        Asked("pointwise, 1 to 5", Judge(policy, PROMPTS["scale"], samples=4), budget),
+        Asked("pairwise", Comparison(policy, "pairwise", rounds=rounds), rounds * 2 * SAMPLES * (alone + READ)),
+        *(
+            Asked(name, Comparison(Simulated(wander, more), "listwise", samples=lists), lists * in_list)
+            for name, more in listwise
+        ),
+    ]
+
+
+def pools(seed: int = 0) -> list[dict[str, Any]]:
+    """Returns pools of samples whose text is their quality, as the judge sees it."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for i in range(PROBLEMS):
+        correct = rng.random(SAMPLES) < CORRECT
+        quality = np.where(correct, 1, -1) + rng.standard_normal(SAMPLES)
+        samples = [
+            {"steps": [f"Sample {j}, quality {q:.3f}"], "correct": bool(c)}
+            for j, (q, c) in enumerate(zip(quality, correct, strict=True))
+        ]
+        records.append({"problem": f"Problem {i}.", "samples": samples})
+    return records
+
+
+def solved(asked: Asked, records: Sequence[dict[str, Any]]) -> Draws:
+    """Returns how often the sample of the highest score is correct; equal ones share."""
+    trees = [tree_of(record) for record in records]
+    score_PK = np.array(asked.judge.score_trees(trees), float).reshape(len(records), SAMPLES)
+    correct_PK = np.array([[sample["correct"] for sample in record["samples"]] for record in records], float)
+    valid_PK, size_P = np.ones(correct_PK.shape, bool), np.full(len(records), SAMPLES)
+    chosen_P = best_of_n(score_PK, correct_PK, valid_PK, size_P, SAMPLES)[:, -1]
+    return draws(lambda w: weighted_mean(chosen_P, w), np.arange(len(records)), seed=0)
+
+
+def main() -> None:
+    records, rows = pools(), []
+    every = {wander: [(asked, solved(asked, records)) for asked in ways(wander)] for wander in WANDERS}
+    for k, asked in enumerate(ways(0.0)):
+        cells = []
+        for wander in WANDERS:
+            base, found = every[wander][1][1], every[wander][k][1]
+            gap = f"; {points(_json(difference(found, base)))}" if k != 1 else ""
+            cells.append(interval(_json(interval_of(found))) + gap)
+        rows.append([asked.name, f"{asked.tokens:,}", *cells])
+    columns = ("", "tokens", *(f"wander {wander:g}" for wander in WANDERS))
+    show([Table("best of 8, %, and points from pointwise 1 to 5", columns, rows)], Console(width=160))
+    any_P = [any(sample["correct"] for sample in record["samples"]) for record in records]
+    print(json.dumps({"any": np.mean(any_P), "one": CORRECT}))
+
+
+def _json(found: Any) -> dict[str, float]:
+    return {"value": found.value, "low": found.low, "high": found.high}
+
+
+if __name__ == "__main__":
+    main()
