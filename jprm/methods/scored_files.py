@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +28,33 @@ from jprm.io.storage import Growing, path_of
 from jprm.methods.agents import atif
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.score.scorer import CHUNK, PRM, LongChain, Scorer, Speed, score_many
+from jprm.score.scorer import CHUNK, PRM, LongChain, Speed
 from jprm.tokenizer import Tokenizer, saved_bytes
-from jprm.tree import RecordError, read_records
+from jprm.tree import ReasoningTree, RecordError, read_records, scored, tree_of
+
+
+class Scorer(Protocol):
+    """What scores files besides a `PRM`: a judge, whose critiques may leave steps without a score."""
+
+    semantics: str
+    scale: Scale
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rule(self) -> str: ...
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on."""
+        ...
+
+    def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it: name, folder, step, and what scoring these records cost."""
+        ...
 
 
 def score_file(
@@ -180,7 +205,7 @@ def write_scores(
         finished, there = multihost.first(begin)
         if finished:
             return there
-        lines = score_many(prm, islice(records, there, None), speed)
+        lines = scored_lines(prm, islice(records, there, None), speed)
         if not opened:
             for _ in lines:
                 pass
@@ -256,3 +281,40 @@ def _sums(x: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
     mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
     return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])
+
+
+def scored_lines(
+    prm: PRM | Scorer, records: Iterable[dict[str, Any]], speed: Speed | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields what `prm.score_many` does. Every process calls it with the same records, and gets all scores in order.
+
+    Each process computes its chunks on its own devices, so a model must fit those of one. A chunk is what one process
+    would pack together too, so the scores are the same bits. The chunks of a round are neighbours, so what is written
+    is always a beginning of the whole.
+
+    `speed` counts a PRM's work in one process; several processes wait for each other instead.
+    """
+    if jax.process_count() == 1:
+        yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)
+        return
+    if not isinstance(prm, PRM):
+        raise ValueError(f"{prm.name}: scores in one process")
+    records = iter(records)
+    while some := list(islice(records, CHUNK * jax.process_count())):
+        trees = [tree_of(record) for record in some]
+        for record, tree, outputs in zip(some, trees, _gathered(prm, trees), strict=True):
+            yield scored(record, tree, outputs)
+
+
+def _gathered(prm: PRM, trees: Sequence[ReasoningTree]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the named outputs of each tree, (N,) float32, of at most one chunk a process; errors as in `spread`."""
+
+    def outputs_of(chunks: Sequence[Sequence[ReasoningTree]]) -> list[list[dict[str, list[float]]]]:
+        return [
+            [{name: value_N.tolist() for name, value_N in outputs.items()} for outputs in prm.outputs_of(chunk)]
+            for chunk in chunks
+        ]
+
+    chunks = [trees[i : i + CHUNK] for i in range(0, len(trees), CHUNK)]
+    for outputs in itertools.chain.from_iterable(multihost.spread(outputs_of, chunks)):
+        yield {name: np.array(value_N, np.float32) for name, value_N in outputs.items()}

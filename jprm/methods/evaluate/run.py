@@ -17,12 +17,12 @@ from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import check_input, digest, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
+from jprm.methods import scored_files as scored
 from jprm.methods.data.reader import Reader, read_items
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
 from jprm.methods.scored_files import identity, request_of, write_scores
 from jprm.options import find_part
-from jprm.score import scorer as scorers
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, read_trees, steps_only
 
@@ -96,7 +96,7 @@ def source(reader: str) -> Source:
     return Source(reader, find(reader), OPTIONS.get(reader, {}))
 
 
-def open_scorer(path: PathLike) -> PRM | scorers.Scorer:
+def open_scorer(path: PathLike) -> PRM | scored.Scorer:
     """Returns the model in a folder, or the judge of a JSON file."""
     if os.fspath(path).endswith(".json"):
         return find_part("jprm.methods.judge.load:load_judge", {}, "judge")(path)
@@ -104,7 +104,7 @@ def open_scorer(path: PathLike) -> PRM | scorers.Scorer:
 
 
 def scored_files(
-    prm: PRM | scorers.Scorer,
+    prm: PRM | scored.Scorer,
     files: Mapping[str, tuple[PathLike, Source]],
     folder: PathLike,
     too_long: TooLong = "error",
@@ -123,7 +123,7 @@ def scored_files(
 
 
 def scored_trees(
-    prm: PRM | scorers.Scorer,
+    prm: PRM | scored.Scorer,
     path: PathLike,
     source: Source,
     folder: PathLike,

@@ -30,6 +30,7 @@ import jprm
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
+from jprm.methods import scored_files as scored
 from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
@@ -37,7 +38,6 @@ from jprm.methods.evaluate.blocks import Results, Table
 from jprm.methods.evaluate.prmbench import PRMBENCH, SOCRATIC
 from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, seen_by, source_of
 from jprm.methods.evaluate.steps import NEUTRAL
-from jprm.score import scorer as scorers
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, RecordError, read_records, read_trees
@@ -313,5 +313,5 @@ def _names(files: Sequence[Place]) -> list[str]:
     return list(dict.fromkeys(path.stem for path in files))
 
 
-def _meaning(prm: PRM | scorers.Scorer) -> dict[str, Any]:
+def _meaning(prm: PRM | scored.Scorer) -> dict[str, Any]:
     return {"semantics": prm.semantics, "rule": prm.rule, "scale": dataclasses.asdict(prm.scale)}
