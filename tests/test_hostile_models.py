@@ -16,9 +16,9 @@ from tiny import TINY, params
 
 import jprm
 from jprm.experiment import read
-from jprm.io.worker import Worker
 from jprm.methods.formats import gguf, huggingface
 from jprm.methods.formats.gguf import open_gguf
+from jprm.methods.verify.worker import Worker
 from jprm.tokenizer import load_tokenizer
 
 

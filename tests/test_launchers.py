@@ -14,7 +14,8 @@ import time
 import pytest
 import yaml
 
-from jprm.io.shards import Shard, shard_of
+from jprm.apps.cli.fleets import shard_of
+from jprm.io.shards import Shard
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 RUN = dict(NAME="my-run", EXPERIMENT="experiments/x.py", WORKDIR="gs://bucket/runs/x", PROJECT="p", ZONE="us-west4-a")

@@ -13,9 +13,10 @@ from tiny_run import chains
 
 import jprm
 from jprm.apps import cli
+from jprm.apps.cli.fleets import shard_of
 from jprm.io import shards
 from jprm.io.jsonl import write_records
-from jprm.io.shards import Shard, shard_of
+from jprm.io.shards import Shard
 from jprm.io.storage import path_of
 
 EQUATIONS = ["2 + 2 = 4", "3 * 3 = 10", "so it is", "7 - 5 = 2"]

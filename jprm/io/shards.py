@@ -39,15 +39,6 @@ from jprm.io.storage import Place, check_named, path_of
 
 MANIFEST_VERSION = 1
 
-INDEX_AND_COUNT = (
-    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes' indexed jobs, which do not tell how many they are
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-    ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),  # Google Batch, also under Cluster Toolkit
-    ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
-    ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
-)
-"""Environment variables in which schedulers tell a process its place."""
-
 MOST = 100_000
 """Shards of one output."""
 
@@ -69,35 +60,6 @@ class Shard:
         """Returns the shard's own name of a file."""
         path = path_of(path)
         return path.with_name(f"{path.name}.{self.index:05d}-of-{self.count:05d}")
-
-
-def shard_of(text: str, environment: Mapping[str, str] = os.environ) -> Shard:
-    """Returns the shard that `I/N`, `auto` or `auto/N` names.
-
-    `auto` reads the index, and the number where N is not given, from what the scheduler sets (`INDEX_AND_COUNT`).
-
-    Raises:
-      ValueError: another form, an index out of range, or no scheduler's variables.
-    """
-    index, slash, count = text.partition("/")
-    if index == "auto":
-        index, jobs = _of_scheduler(environment)
-        count = count if slash else jobs
-        if not count:
-            raise ValueError("--shard auto: the scheduler does not tell how many shards there are: write auto/N")
-    if not (index.isdecimal() and count.isdecimal()):
-        raise ValueError(f"--shard {text}: write I/N, with I from 0 to N - 1, or auto or auto/N in a job with an index")
-    return Shard(int(index), int(count))
-
-
-def _of_scheduler(environment: Mapping[str, str]) -> tuple[str, str]:
-    for index, count in INDEX_AND_COUNT:
-        if index in environment:
-            first = int(environment.get("SLURM_ARRAY_TASK_MIN", 0)) if index.startswith("SLURM") else 0
-            step = int(environment.get("SLURM_ARRAY_TASK_STEP", 1)) if index.startswith("SLURM") else 1
-            return str((int(environment[index]) - first) // step), environment.get(count, "")
-    known = ", ".join(index for index, _ in INDEX_AND_COUNT)
-    raise ValueError(f"--shard auto: none of {known} is set; write I/N, with I from 0 to N - 1")
 
 
 # ---- Division.

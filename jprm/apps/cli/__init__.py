@@ -158,7 +158,7 @@ def tokenise(
         shard: Write each N-th file from the I-th on, from 0, as one of N machines; `auto` and `auto/N` read I from a
             Kubernetes, Slurm or Batch job with an index. The last one to finish completes the folder.
     """
-    from jprm.io.shards import shard_of
+    from jprm.apps.cli.fleets import shard_of
     from jprm.methods.data.stored_trees import tokenise
     from jprm.methods.formats.rebase import loaded
 

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
@@ -109,7 +109,7 @@ def _in_shards(
     source = input_of(data.marker(input))
     run = functools.partial(_run_shard, command, work, source, output, more, unit)
     if how.engine == "here":
-        run(shards.shard_of(str(how.shard)))
+        run(shard_of(str(how.shard)))
         return
     from jprm.apps.fleet import run_shards
 
@@ -219,3 +219,45 @@ def tabulate(
     with Bar(f"tables of {path_of(input).name}", None) as bar:
         written = tables.write(bar.follow(records), output, rows, stored_scale(input))
     print(f"{output}: {written} rows")
+
+
+# ---- Which shard this process is.
+
+
+INDEX_AND_COUNT = (
+    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes' indexed jobs, which do not tell how many they are
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+    ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),  # Google Batch, also under Cluster Toolkit
+    ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
+)
+"""Environment variables in which schedulers tell a process its place."""
+
+
+def shard_of(text: str, environment: Mapping[str, str] = os.environ) -> shards.Shard:
+    """Returns the shard that `I/N`, `auto` or `auto/N` names.
+
+    `auto` reads the index, and the number where N is not given, from what the scheduler sets (`INDEX_AND_COUNT`).
+
+    Raises:
+      ValueError: another form, an index out of range, or no scheduler's variables.
+    """
+    index, slash, count = text.partition("/")
+    if index == "auto":
+        index, jobs = _of_scheduler(environment)
+        count = count if slash else jobs
+        if not count:
+            raise ValueError("--shard auto: the scheduler does not tell how many shards there are: write auto/N")
+    if not (index.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--shard {text}: write I/N, with I from 0 to N - 1, or auto or auto/N in a job with an index")
+    return shards.Shard(int(index), int(count))
+
+
+def _of_scheduler(environment: Mapping[str, str]) -> tuple[str, str]:
+    for index, count in INDEX_AND_COUNT:
+        if index in environment:
+            first = int(environment.get("SLURM_ARRAY_TASK_MIN", 0)) if index.startswith("SLURM") else 0
+            step = int(environment.get("SLURM_ARRAY_TASK_STEP", 1)) if index.startswith("SLURM") else 1
+            return str((int(environment[index]) - first) // step), environment.get(count, "")
+    known = ", ".join(index for index, _ in INDEX_AND_COUNT)
+    raise ValueError(f"--shard auto: none of {known} is set; write I/N, with I from 0 to N - 1")

@@ -29,8 +29,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jprm.io.worker import Worker, serve
 from jprm.methods.answers import extract_answer
+from jprm.methods.verify.worker import Worker, serve
 from jprm.options import find_part
 
 Record = Mapping[str, Any]

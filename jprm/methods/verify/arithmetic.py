@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jprm.io.worker import Worker, serve
 from jprm.methods.verify import Verdict
 from jprm.methods.verify.equations import Equation, Token, equations
+from jprm.methods.verify.worker import Worker, serve
 
 LIMIT_S = 5.0
 """Seconds per step, at most."""

@@ -64,7 +64,7 @@ class _Process:
         self.owner = os.getpid()
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
-            cwd=pathlib.Path(__file__).resolve().parents[2],  # `-m` imports from there: no file of a stranger's folder
+            cwd=pathlib.Path(__file__).resolve().parents[3],  # `-m` imports from there: no file of a stranger's folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
