@@ -102,11 +102,21 @@ FIXED: dict[str, tuple] = {
 }
 """Fields that must have one of these values where they are there."""
 
+SIZES = {
+    "vocab_size": "vocab_size", "hidden_size": "width", "intermediate_size": "mlp_width", "num_hidden_layers": "layers",
+    "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
+}  # fmt: skip
+"""Fields of config.json to those of `ModelConfig`, read here and written by `jprm.methods.formats.export`."""
+
+DELTANET = {
+    "linear_num_key_heads": "key_heads", "linear_num_value_heads": "value_heads", "linear_key_head_dim": "key_dim",
+    "linear_value_head_dim": "value_dim", "linear_conv_kernel_dim": "conv",
+}  # fmt: skip
+"""The same for `DeltaNetConfig`."""
+
 READ = {
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
-    "tie_word_embeddings", "max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers",
-    "layer_types", "hidden_act",
+    *SIZES, "model_type", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings",
+    "max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_act",
 }  # fmt: skip
 
 READ_OF_GEMMA = READ - {"use_sliding_window", "max_window_layers"} | {
@@ -120,8 +130,7 @@ READ_OF = {
     "phi3": {"original_max_position_embeddings", "resid_pdrop", "embd_pdrop"},
     "qwen3_moe": {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
                   "decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_aux_loss_coef"},
-    "qwen3_5_text": {"linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads",
-                     "linear_value_head_dim", "full_attention_interval", "mamba_ssm_dtype"},
+    "qwen3_5_text": {*DELTANET, "full_attention_interval", "mamba_ssm_dtype"},
 }  # fmt: skip
 """Fields that these families have beside READ."""
 
@@ -475,7 +484,8 @@ def _values(fields: Fields) -> dict[str, Any]:
         fixed.pop("partial_rotary_factor")
     known = (READ_OF_GEMMA if gemma else READ) | READ_OF.get(family, set()) | HARMLESS | set(FIXED)
     fields.check(known, fixed)
-    heads, width, layers = (fields.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+    needed = {ours: fields.count(theirs) for theirs, ours in SIZES.items() if ours not in ("kv_heads", "head_dim")}
+    heads, width, layers = (needed[name] for name in ("heads", "width", "layers"))
     if layers > MOST_LAYERS:
         raise fields.refuse("num_hidden_layers", f"is {layers:,}, and at most {MOST_LAYERS:,} are supported")
     if not fields.has("head_dim") and (gemma or family in ("qwen3", *HYBRID) or width % heads):
@@ -487,14 +497,9 @@ def _values(fields: Fields) -> dict[str, Any]:
     if head_dim % 2:
         raise fields.refuse("head_dim", f"{head_dim} is odd; rotary embeddings rotate pairs")
     windows = () if family in HYBRID else _windows(fields, family, layers)
-    values: dict[str, Any] = dict(
-        vocab_size=fields.count("vocab_size"),
-        layers=layers,
-        width=width,
-        heads=heads,
+    values: dict[str, Any] = needed | dict(
         kv_heads=grouped,
         head_dim=head_dim,
-        mlp_width=fields.count("intermediate_size"),
         norm_eps=fields.number("rms_norm_eps"),
         qkv_bias=family == "qwen2",
         qk_norm=family in ("qwen3", "gemma3_text", "qwen3_moe", *HYBRID),
@@ -545,9 +550,7 @@ def _variant(fields: Fields, family: str, values: Mapping[str, Any]) -> dict[str
         variant |= _experts(fields, family, values["layers"])
     if family in HYBRID:
         variant |= dict(design="qwen3_next", attention_gate=True, mixers=_mixers(fields, values["layers"]))
-        names = dict(key_heads="num_key_heads", value_heads="num_value_heads", key_dim="key_head_dim",
-                     value_dim="value_head_dim", conv="conv_kernel_dim")  # fmt: skip
-        of_file = {ours: fields.count(f"linear_{theirs}") for ours, theirs in names.items()}
+        of_file = {ours: fields.count(theirs) for theirs, ours in DELTANET.items()}
         if of_file["value_heads"] % of_file["key_heads"] or of_file["conv"] < 2:
             raise fields.refuse("linear_num_key_heads", f"or linear_conv_kernel_dim does not fit: {of_file}")
         variant["deltanet"] = DeltaNetConfig(**of_file)

@@ -22,7 +22,7 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
-from jprm.methods.formats.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
+from jprm.methods.formats.huggingface import DELTANET, LANGUAGE_HEAD, SIZES, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
 from jprm.model.config import KINDS, ModelConfig
 from jprm.tokenizer import Tokenizer
@@ -82,13 +82,7 @@ def decoder_json(
         raise ValueError(f"{name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
     return family, {
         "model_type": family,
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.width,
-        "intermediate_size": c.mlp_width,
-        "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim,
+        **{theirs: getattr(c, ours) for theirs, ours in SIZES.items()},
         **variant,
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_theta,
@@ -157,11 +151,9 @@ def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
             "mlp_only_layers": dense, "decoder_sparse_step": 1,
         }  # fmt: skip
     if family in ("qwen3_5_text", "qwen3_next"):
-        d = c.deltanet
         kinds = {"deltanet": "linear_attention", "attention": "full_attention"}
         fields |= {
-            "linear_num_key_heads": d.key_heads, "linear_num_value_heads": d.value_heads,
-            "linear_key_head_dim": d.key_dim, "linear_value_head_dim": d.value_dim, "linear_conv_kernel_dim": d.conv,
+            **{theirs: getattr(c.deltanet, ours) for theirs, ours in DELTANET.items()},
             "layer_types": [kinds[c.mixers[i % len(c.mixers)]] for i in range(c.layers)],
             "rope_parameters": rope | {"partial_rotary_factor": (c.rotary_dim or c.head_dim) / c.head_dim},
         }  # fmt: skip
