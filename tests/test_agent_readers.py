@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 
 import pytest
 import rich.console
@@ -21,99 +22,8 @@ WANTED = [
     {"role": "assistant", "content": "There is a.py."},
 ]
 
-SWE_AGENT = {
-    "environment": "repo-1",
-    "trajectory": [{"action": "ls", "observation": "a.py", "state": {}}],
-    "history": [
-        {"role": "system", "content": "Be brief.", "agent": "main", "message_type": "system_prompt"},
-        {"role": "user", "content": [{"type": "text", "text": "List.", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": "I look.", "thought": "I look.", "action": "ls", "tool_calls": [RAW_CALL],
-         "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]},
-        {"role": "tool", "content": [{"type": "text", "text": "a.py"}], "tool_call_ids": ["c1"]},
-        {"role": "assistant", "content": "There is a.py.", "tool_calls": None},
-    ],
-    "info": {"exit_status": "submitted", "submission": "diff", "model_stats": {"tokens_sent": 3}},
-    "resolved": True,
-}  # fmt: skip
-MINI = {
-    "trajectory_format": "mini-swe-agent-1.1",
-    "instance_id": "i",
-    "info": {"exit_status": "Submitted", "submission": "diff", "config": {"agent": {}}},
-    "messages": [
-        {"role": "system", "content": "Be brief.", "extra": {"timestamp": 1}},
-        {"role": "user", "content": "List."},
-        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [RAW_CALL],
-         "function_call": None, "extra": {"cost": 0.1, "response": {}}},
-        {"role": "tool", "tool_call_id": "c1", "content": "a.py", "extra": {"returncode": 0}},
-        {"role": "assistant", "content": "There is a.py."},
-        {"role": "exit", "content": "diff", "extra": {"exit_status": "Submitted"}},
-    ],
-}  # fmt: skip
-RESPONSE = {"id": "r1", "choices": [{"message": {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.",
-                                                 "tool_calls": [RAW_CALL]}}]}  # fmt: skip
-META = {"function_name": "bash", "tool_call_id": "c1", "model_response": RESPONSE, "total_calls_in_response": 1}
-OPENHANDS_0 = [
-    {"id": 0, "source": "agent", "action": "system", "args": {"content": "Be brief.", "tools": [
-        {"type": "function", "function": {"name": "bash", "parameters": {}}}]}},
-    {"id": 1, "source": "user", "action": "message", "args": {"content": "List.", "image_urls": None}},
-    {"id": 2, "source": "user", "action": "recall", "args": {"query": "List."}},
-    {"id": 3, "source": "environment", "observation": "recall", "content": "Added", "extras": {}},
-    {"id": 4, "source": "environment", "observation": "agent_state_changed", "content": "", "extras": {}},
-    {"id": 5, "source": "agent", "action": "run", "args": {"command": "ls", "thought": "I look."},
-     "tool_call_metadata": META},
-    {"id": 6, "source": "agent", "observation": "run", "content": "a.py", "cause": 5, "tool_call_metadata": META},
-    {"id": 7, "source": "agent", "action": "message", "args": {"content": "There is a.py."}},
-]  # fmt: skip
-OPENHANDS_1 = [
-    {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": {"type": "text", "text": "Be brief."},
-     "tools": [{"name": "bash", "description": "Runs.", "input_schema": {"type": "object"}}]},
-    {"kind": "MessageEvent", "source": "user", "llm_message": {"role": "user", "content": [
-        {"type": "text", "text": "List."}]}},
-    {"kind": "ConversationStateUpdateEvent", "key": "status", "value": "running"},
-    {"kind": "ActionEvent", "source": "agent", "thought": [{"type": "text", "text": "I look."}],
-     "reasoning_content": "Hm.", "action": {"kind": "ExecuteBashAction"}, "tool_name": "bash", "tool_call_id": "c1",
-     "tool_call": {"id": "c1", "name": "bash", "arguments": '{"command": "ls"}'}, "llm_response_id": "r1"},
-    {"kind": "ObservationEvent", "source": "environment", "tool_call_id": "c1", "observation": {
-        "kind": "ExecuteBashObservation", "content": [{"type": "text", "text": "a.py"}]}},
-    {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": [
-        {"type": "text", "text": "There is a.py."}]}},
-]  # fmt: skip
-CLAUDE = [
-    {"type": "summary", "summary": "Listing", "leafUuid": "x"},
-    {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}},
-    {"type": "user", "uuid": "1", "parentUuid": None, "sessionId": "s", "isSidechain": False,
-     "message": {"role": "user", "content": "List."}},
-    {"type": "assistant", "uuid": "2", "parentUuid": "1", "message": {"id": "m1", "role": "assistant", "content": [
-        {"type": "thinking", "thinking": "Hm.", "signature": "z"}]}},
-    {"type": "assistant", "uuid": "3", "parentUuid": "2", "message": {"id": "m1", "role": "assistant", "content": [
-        {"type": "text", "text": "I look."}]}},
-    {"type": "assistant", "uuid": "4", "parentUuid": "3", "message": {"id": "m1", "role": "assistant", "content": [
-        {"type": "tool_use", "id": "c1", "name": "bash", "input": {"command": "ls"}}]}},
-    {"type": "user", "uuid": "9", "parentUuid": None, "isSidechain": True, "message": {"role": "user", "content": "x"}},
-    {"type": "user", "uuid": "5", "parentUuid": "4", "message": {"role": "user", "content": [
-        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a.py"}]}]},
-     "toolUseResult": {"stdout": "a.py"}},
-    {"type": "assistant", "uuid": "6", "parentUuid": "5", "isApiErrorMessage": True, "message": {
-        "id": "e", "model": "<synthetic>", "role": "assistant", "content": [{"type": "text", "text": "API Error"}]}},
-    {"type": "assistant", "uuid": "7", "parentUuid": "5", "message": {"id": "m2", "role": "assistant", "content": [
-        {"type": "text", "text": "There is a.py."}]}},
-]  # fmt: skip
-CODEX = [
-    {"type": "session_meta", "payload": {"id": "s", "cwd": "/", "base_instructions": {"text": "Be brief."}}},
-    {"type": "turn_context", "payload": {"model": "m"}},
-    {"type": "response_item", "payload": {"type": "message", "role": "user", "content": [
-        {"type": "input_text", "text": "List."}]}},
-    {"type": "event_msg", "payload": {"type": "user_message", "message": "List."}},
-    {"type": "response_item", "payload": {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}],
-                                          "content": None, "encrypted_content": "gAAA"}},
-    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": [
-        {"type": "output_text", "text": "I look."}]}},
-    {"type": "response_item", "payload": {"type": "function_call", "name": "bash", "call_id": "c1",
-                                          "arguments": '{"command": "ls"}'}},
-    {"type": "response_item", "payload": {"type": "function_call_output", "call_id": "c1", "output": "a.py"}},
-    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": [
-        {"type": "output_text", "text": "There is a.py."}]}},
-]  # fmt: skip
+LOGS = json.loads((pathlib.Path(__file__).parent / "agent_logs.json").read_text(encoding="utf-8"))
+SWE_AGENT, MINI, OPENHANDS_0, OPENHANDS_1, CLAUDE, CODEX = LOGS.values()
 FILES = {
     "swe_agent": ("swe_agent", SWE_AGENT),
     "mini_swe_agent": ("mini_swe_agent", MINI),

@@ -1,6 +1,7 @@
 """Readers of agents' logs, and the figures of turns."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -32,68 +33,13 @@ def plain(messages):
     return [{k: v for k, v in m.items() if v not in (None, "") or k == "content"} for m in messages]
 
 
-OPENAI = {
-    "messages": [
-        {"role": "developer", "content": "Be brief."},
-        WANTED[1],
-        {**WANTED[2], "refusal": None, "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"q": "where"}'}}]},
-        WANTED[3],
-        WANTED[4],
-    ],
-    "tools": [TOOL],
-}  # fmt: skip
-ANTHROPIC = {
-    "system": [{"type": "text", "text": "Be brief."}],
-    "messages": [
-        {"role": "user", "content": "Where?"},
-        {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "Hm.", "signature": "x"}, {"type": "text", "text": "I look."},
-            {"type": "tool_use", "id": "c1", "name": "search", "input": {"q": "where"}}]},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "Here."}]}]},
-    ],
-    "tools": [{"name": "search", "description": "Finds.", "input_schema": SCHEMA["parameters"]}],
-    "response": {"content": [{"type": "text", "text": "Here."}], "stop_reason": "end_turn"},
-}  # fmt: skip
-RESPONSES = {
-    "instructions": "Be brief.",
-    "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "Where?"}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
-        {"type": "function_call", "call_id": "c1", "name": "search", "arguments": '{"q": "where"}'},
-        {"type": "function_call_output", "call_id": "c1", "output": "Here."},
-    ],
-    "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Here."}]}],
-    "tools": [{"type": "function", **SCHEMA}],
-}
-VERIFIERS = {
-    "example_id": 3, "prompt": WANTED[:2], "completion": OPENAI["messages"][2:], "reward": 0.5, "answer": "Here.",
-    "info": {"oai_tools": [TOOL]}, "metrics": {"a": 1},
-}  # fmt: skip
-PARTS = {
-    "gen_ai.system_instructions": [{"type": "text", "content": "Be brief."}],
-    "gen_ai.input.messages": [
-        {"role": "user", "parts": [{"type": "text", "content": "Where?"}]},
-        {"role": "assistant", "parts": [
-            {"type": "reasoning", "content": "Hm."}, {"type": "text", "content": "I look."},
-            {"type": "tool_call", "id": "c1", "name": "search", "arguments": {"q": "where"}}]},
-        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "Here."}]},
-    ],
-    "gen_ai.output.messages": [
-        {"role": "assistant", "parts": [{"type": "text", "content": "Here."}], "finish_reason": "stop"}],
-    "gen_ai.tool.definitions": [{"type": "function", **SCHEMA}],
-}  # fmt: skip
+LOGS = json.loads((pathlib.Path(__file__).parent / "turn_logs.json").read_text(encoding="utf-8"))
+OPENAI, ANTHROPIC, RESPONSES, VERIFIERS, PARTS, BENCH = LOGS.values()
 OTEL = {"traceId": "t", "attributes": PARTS}
 OTLP = {
     "traceId": "t",
     "attributes": [{"key": k, "value": {"stringValue": json.dumps(v)}} for k, v in PARTS.items()],
 }
-BENCH = {
-    "question": "Where?", "messages": OPENAI["messages"], "tools": [TOOL], "step_labels": {"2": 0, "4": -1},
-    "final_label": -1, "total_index": 7, "query_index": 1, "ground_truth": {},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(

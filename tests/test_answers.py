@@ -74,62 +74,7 @@ def test_extraction_takes_linear_time(text, answer):
     assert time.monotonic() - start < 2  # 0.1
 
 
-@pytest.mark.parametrize(
-    ("truth", "given", "same"),
-    [
-        (18, "18.0", True),
-        ("1,000", 1000, True),
-        (0.3, 0.1 + 0.2, True),
-        (0.3, 0.3001, False),
-        (10**400, 1e300, False),
-        (r"\frac{1}{2}", "0.5", True),
-        (r"\dfrac12", "1/2", True),
-        ("x^2-1", "(x-1)(x+1)", True),
-        ("x^2-1", "(x-1)(x-1)", False),
-        (r"2\sqrt{2}", r"$\sqrt{8}$", True),
-        (r"\text{Tuesday}", "Tuesday", True),
-        (r"\text{Tuesday}", "Monday", False),
-        ("red and blue", r"\text{Red and  blue.}", True),
-        ("red and blue", "blue and red", False),
-        ("no solution", "5", False),
-        ("x", "y", False),
-        ("xy", "yx", True),
-        (r"\frac{1}{", "0.5", False),  # no parse
-        (r"\left( \frac{1}{", r"( \frac{1}{", True),  # no parse, the same text
-        ("1" * 1000, "1" * 1000, True),
-        ("1" * 1000, "1" * 999 + "2", False),
-        (10**9, 10**9 + 1, False),
-        ("1000000000", "1,000,000,001", False),
-        (10**9, "1000000000.5", False),
-        (10**17, "100000000000000002", False),
-        ("1e17", 10**17, True),
-        (123456789.125, "123456789.1250000001", True),
-        (1000, "1\u202f000", True),
-        (1000, r"\$1{,}000.00", True),
-        ("$1000$", "1,000 US dollars.", True),
-        (12, "1 2", False),
-        (5, "5 months", True),
-        (2, "2 million dollars", False),
-        (2, "2 thirds", False),
-        (2, "2 percent", True),  # by math-verify, as 2%
-        ("nan", "nan", False),
-        (r"\text{NaN}", "NaN", False),
-        ("1" * 3000, "2" * 3000, False),
-        ("1e999", "2e998", False),
-        ("1e999", "10e998", True),
-        ("1e999", "1" + "0" * 999, True),
-        ("-1e999", "1e999", False),
-        ("0", "1e-999", False),
-        ("0", "0e999", True),
-        ("1e-999", "2e-999", False),
-        ("1e-400", "10e-401", True),
-        (1e308, "1e309", False),
-        ("x", "1e999", False),
-        (None, "5", False),
-        ("5", None, False),
-        ("", "", False),
-    ],
-)
+@pytest.mark.parametrize(("truth", "given", "same"), PAIRS["typed"])
 def test_equivalence(truth, given, same):
     assert equivalent(truth, given) is same
 
