@@ -86,7 +86,7 @@ OPTIONS: dict[str, dict[str, bool | str]] = {
         "xla_tpu_enable_windowed_einsum_for_all_gather": False,
         "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
         # The SparseCores of v5p, v6e and tpu7x gather weights and scatter the sums of gradients, over all rings of a
-        # torus and beside the products. (Gathers that are fused with products are for v5e alone, which does so by
+        # torus and beside the products. (Gathers that are fused with products are only for v5e, which does so by
         # itself: libtpu 0.0.50 refuses them elsewhere, for wrong results.) Of several rings gradients would be summed
         # whole in every chip and sliced; v5e too scatters them with these options (`mesh.gathered_weight`).
         "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,

@@ -114,7 +114,7 @@ class Experiment:
         that defines its own, `objective=f"{__file__}:function"`. The run keeps a copy of the file.
     objective_options: the objective's hyperparameters that differ from their defaults, by name.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
-    base_dtype: what the base's decoder is stored as while adapters, or the head alone, are trained. In a smaller type
+    base_dtype: what the base's decoder is stored as while adapters, or only the head, are trained. In a smaller type
         than float32 it is not saved with the run, which reads it again from `base`; and a matrix is dequantised, and
         its adapter added, when its layer is computed: model.remat is `full` or `attention`.
     new_parameters: a pattern of the decoder's parameters that `base` has no weights for and that start at random: those
@@ -311,7 +311,7 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
 
 
 def _check_names(values: Any, path: str | os.PathLike) -> None:
-    """Raises ForeignCode for a name of a part that is code of the folder. `FILE.py:NAME` is an objective's alone."""
+    """Raises ForeignCode for a name of a part that is code of the folder. `FILE.py:NAME` is only an objective's."""
     values = values if isinstance(values, dict) else {}
     model, objective = values.get("model"), str(values.get("objective"))
     names = dict(model if isinstance(model, dict) else {})

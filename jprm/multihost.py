@@ -1,4 +1,4 @@
-"""Runs over several hosts: how the processes join, and what process 0 alone does.
+"""Runs over several hosts: how the processes join, and what only process 0 does.
 
 Every process runs the same command, and `jax.distributed` joins their devices. Decisions from a file or a clock are
 process 0's, for all (`first`): processes that go different ways wait for each other for ever.

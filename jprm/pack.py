@@ -98,7 +98,7 @@ class Part:
 
     index: int  # of its tree, in the packed sequence
     tree: TokenTree
-    owned_M: Bool[np.ndarray, " M"]  # the others are repeated for their labels alone
+    owned_M: Bool[np.ndarray, " M"]  # the others are repeated only for their labels
     leaf_M: Bool[np.ndarray, " M"]  # no step of the whole tree continues it
     repeated: int = 0  # tokens, the first ones, that an earlier part of the tree holds too
 
@@ -166,7 +166,7 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
     problem = int(tree.length_R[0])
     if problem >= tokens:
         raise ValueError(
-            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, which leaves a row of "
+            f"tree {index} ({tree.name!r}): the problem by itself takes {problem:,} tokens, which leaves a row of "
             f"{tokens:,} no room for a step. Use longer rows or drop the problem from the data"
         )
     depth_M, steps_M = shape.depth_R[tree.run_M], chain_lengths(tree)

@@ -261,7 +261,7 @@ def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
     the G problems, of G - 1. Half of the interval is the root of the sum of the two terms, each times the square of
     its Student's t (of a `fraction`, see `Estimate.interval`). That covers where Satterthwaite's degrees of freedom do
     not, with two or three runs. What runs and problems have in common is in both terms, so the interval is rather too
-    wide. One run has the second term alone, runs without draws the first.
+    wide. One run has only the second term, runs without draws the first.
     """
     mean = _estimate([(1.0, runs)])
     if not fraction or runs[0].groups < 2:

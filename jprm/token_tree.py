@@ -254,7 +254,7 @@ def _on_spans(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.nd
 
 
 def _only(tree: TokenTree, some_M: Bool[np.ndarray, " M"]) -> TokenTree:
-    """Returns the tree with the marked slots alone; each continues the last marked one on its path."""
+    """Returns the tree with only the marked slots; each continues the last marked one on its path."""
     new_M, nearest = np.cumsum(some_M) - 1, [-1] * len(some_M)
     for slot, above in enumerate(tree.above_M.tolist()):  # a slot comes before those that continue it
         nearest[slot] = -1 if above < 0 else (int(new_M[above]) if some_M[above] else nearest[above])

@@ -58,7 +58,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text` alone: no token is added, and no control token parsed from it."""
+        """Returns the ids of only `text`: no token is added, and no control token parsed from it."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -115,7 +115,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     trajectory, and so is each path of a tree whose nodes have a `role` (`jprm.methods.agents`).
 
     A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys in that
-    node's `extra`. A pool of samples without steps alone is a tree without nodes if its `empty_samples` counts them.
+    node's `extra`. A pool of only samples without steps is a tree without nodes if its `empty_samples` counts them.
     `record_of` is the exact inverse: known keys without content (a null, labels that are all null, the
     default semantics) are kept in `extra`. Values of unknown keys are shared, not copied.
 

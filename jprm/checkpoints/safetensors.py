@@ -27,7 +27,7 @@ AGAIN = "Download it again"
 
 
 class Tensors:
-    """The tensors of a folder or of one file, by name. `shape(name)` reads nothing, `tensor(name)` that tensor alone.
+    """The tensors of a folder or of one file, by name. `shape(name)` reads nothing, `tensor(name)` only that tensor.
 
     Raises:
       ValueError, FileNotFoundError: names the file and the tensor that is cut short, missing, named twice,

@@ -79,7 +79,7 @@ def savable(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_a_group(context: ocp.Context) -> None:
-    """Makes Orbax wait for the processes of the group alone.
+    """Makes Orbax wait only for the processes of the group.
 
     Orbax 0.12.8 does so with `active_processes`, but for two functions. One makes the checkpoints' folder and raises.
     The other compares the folders' names in a collective of all processes, in which the others do not take part.

@@ -203,7 +203,7 @@ def digest(value: Any) -> str:
 
     A value is any part of a model or command: settings, containers of them, dataclasses, and functions and classes. The
     code of a user's function is the text of its file and of the user's files whose parts that file imports. jprm's own
-    functions count by their names alone, so that results outlive a release.
+    functions count only by their names, so that results outlive a release.
 
     Tokenizers count by their type: `jprm.methods.scored_files` adds their files.
     """

@@ -5,7 +5,7 @@ OUT.00003-of-00016, so it continues, refuses and locks like any other. Beside a 
 (OUT.00003-of-00016.manifest.json) with what was asked, counted and spent. `merge` checks the manifests against each
 other and against the input, and writes one file in the input's order.
 
-Which shard has a record depends on its problem alone, so that records of one problem stay together, and that adding,
+Which shard has a record depends only on its problem, so that records of one problem stay together, and that adding,
 removing or moving other records moves none. Commands whose results depend on neighbours, because they pack records
 together, divide blocks of consecutive records instead; a block goes where its first record's problem goes.
 """

@@ -45,7 +45,7 @@ def path_of(path: str | os.PathLike) -> Place:
 
 
 def published(address: str | os.PathLike, names: Sequence[str] = ()) -> Local:
-    """Returns the folder of a model on the Hub, fetched where it is not here; with `names`, these files of it alone."""
+    """Returns the folder of a model on the Hub, fetched where it is not here; with `names`, only these files of it."""
     return importlib.import_module("jprm.methods.formats.hub").folder(os.fspath(address), tuple(names))
 
 

@@ -64,7 +64,7 @@ class LogRatio:
 
 @dataclasses.dataclass(frozen=True)
 class LogProbability:
-    """In place of `LogRatio`, of a language model alone: the log-probability of the steps up to each."""
+    """In place of `LogRatio`, of only a language model: the log-probability of the steps up to each."""
 
     config: ModelConfig
     params: Mapping = FrozenDict()

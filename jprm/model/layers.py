@@ -88,7 +88,7 @@ class Kind:
         over layers and tokens, by name ({} for most). `w`: the layer's parameters in the computation's dtype;
         `settings`: the layer's entry of what the field `settings` returns.
     plan: (position (B, T), until (B, T), config) to what the kind needs to know of the rows, computed once for all
-        layers. `apply` ties what follows from the plan alone and is large, such as masks, to the layer by
+        layers. `apply` ties what follows only from the plan and is large, such as masks, to the layer by
         `jax.lax.optimization_barrier`, as attention does: else the loop over layers keeps it.
     settings: (config) to arrays (L, ...) of numbers that differ between layers, or None.
     refuses: (config, context) to why the model, or rows in `context` parts, are not supported; None where they are.

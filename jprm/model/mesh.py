@@ -71,7 +71,7 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
 
 
 def _arranged(sizes: list[int], devices) -> np.ndarray:
-    """Returns the devices in this shape. On TPUs neighbours are linked, and `data` alone crosses slices."""
+    """Returns the devices in this shape. On TPUs neighbours are linked, and only `data` crosses slices."""
     if devices[0].platform != "tpu":
         return np.array(devices).reshape(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -183,14 +183,14 @@ def _divides(config, tensor: int) -> bool:
 
 
 def own_mesh(mesh: Mesh) -> Mesh:
-    """Returns a mesh of this process's devices alone; `mesh` where it is the only process of the group."""
+    """Returns a mesh of only this process's devices; `mesh` where it is the only process of the group."""
     return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
 
 
 def on_own_mesh(arrays, mesh: Mesh):
     """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays where it is the only process.
 
-    All processes of the group call this together. A device receives its part of the copy alone, directly from other
+    All processes of the group call this together. A device receives only its part of the copy, directly from other
     devices.
     """
     if multihost.count() == 1:
@@ -201,7 +201,7 @@ def on_own_mesh(arrays, mesh: Mesh):
 
 
 def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
-    """Returns an array of the group's mesh on `mesh`, of this process's devices alone, split as `place` says.
+    """Returns an array of the group's mesh on `mesh`, of only this process's devices, split as `place` says.
 
     All processes of the group call this together, each with a mesh of the same sizes.
     """
@@ -215,7 +215,7 @@ def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Seque
     """Sends an array from some processes to others, which return it; the senders return None.
 
     All processes of the group call this together, each with a mesh of its own devices, of the same sizes. A receiver's
-    devices get their part of the copy alone, from the same part of one sender. With more receivers than senders they
+    devices get only their part of the copy, from the same part of one sender. With more receivers than senders they
     take turns.
 
     Args:

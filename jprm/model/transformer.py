@@ -407,7 +407,7 @@ def init(config: ModelConfig, key: Array) -> dict:
 # ----------------------------------------------------------------------------------------------------------- attention
 #
 # Projections, norms, rotary positions, and an implementation of `jprm.model.attention`. A window is data of a layer,
-# and so is whether it rotates: layers that differ in these alone are scanned together.
+# and so is whether it rotates: layers that differ only in these are scanned together.
 
 ATTENTION_WEIGHTS = {
     "query": Weight("DKGH", "D"),
@@ -561,7 +561,7 @@ def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, set
     def rows(x_NX, *axes):
         return reshape(x_NX, (B, T, *x_NX.shape[1:]), "batch", *axes) if implementation.flat else x_NX
 
-    # Scan's partial evaluation moves what depends on the plan alone out of the loop over layers. That is right for
+    # Scan's partial evaluation moves what depends only on the plan out of the loop over layers. That is right for
     # rotations, but would keep the masks of every block: the barrier ties them to the layer.
     x_BTD, of_rows = jax.lax.optimization_barrier((x_BTD, plan.rows))
     x_BTD, (cos_BTH, sin_BTH) = flat(x_BTD), map(flat, rotation_of(settings, plan.rotations, config))

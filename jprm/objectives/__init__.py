@@ -362,7 +362,7 @@ class TemporalDifference(OfSteps):
     """
 
     supervise = ("outcome",)
-    trace_decay: float = 0.95  # lambda: 0 learns from the next step's value alone, 1 from the outcome alone
+    trace_decay: float = 0.95  # lambda: 0 learns only from the next step's value, 1 only from the outcome
 
     def __post_init__(self):
         if not 0 <= self.trace_decay <= 1:

@@ -301,7 +301,7 @@ class PRM:
             np.full(len(tree.nodes), shape.length_R[0], np.int32)
             for tree, shape in zip(trees, token_trees, strict=True)
         ]
-        for i in np.flatnonzero(turns).tolist():  # a log ratio is summed over the turn alone: see `_sums_of_turns`
+        for i in np.flatnonzero(turns).tolist():  # a log ratio is summed only over the turn: see `_sums_of_turns`
             start[i][token_trees[i].node_M] = token_trees[i].extras[BEGIN]
             token_trees[i] = dataclasses.replace(token_trees[i], extras={})
         start_N, first_K = np.concatenate([*start, [0]]), np.cumsum([0, *map(len, start)])
@@ -592,7 +592,7 @@ class Speed:
         self._last = finished
 
     def count(self, rows: Rows) -> None:
-        """Counts a batch's tokens. A padding token is at position 0 and sees itself alone."""
+        """Counts a batch's tokens. A padding token is at position 0 and sees only itself."""
         self.cells += rows.tokens.size
         self.tokens += int(((rows.position > 0) | (rows.until > np.arange(1, rows.tokens.shape[1] + 1))).sum())
 

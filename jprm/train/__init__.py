@@ -330,7 +330,7 @@ def measured(
 
 
 def _judgement(judged: Judged) -> dict[str, float | None]:
-    from jprm.statistics import auroc, jsonable  # of validation alone
+    from jprm.statistics import auroc, jsonable  # only of validation
 
     score_N, positive_N = np.asarray(judged.score_BS), np.asarray(judged.positive_BS)
     weight_N = np.asarray(judged.weight_BS, np.float64)

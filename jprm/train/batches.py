@@ -202,7 +202,7 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
     of_turns = tree.of_messages and bool(experiment.reference) and experiment.data.supervise == "outcome"
     if of_turns and (BEGIN not in experiment.data.extras or REFERENCE in experiment.data.extras):
         raise ValueError(
-            f"problem {tree.problem[:60]!r}: is a trajectory, of which a log ratio sums the agent's tokens alone: set"
+            f"problem {tree.problem[:60]!r}: is a trajectory, of which a log ratio sums only the agent's tokens: set"
             f' data.extras=["{BEGIN}"], which says where its turns begin'
         )
     if REFERENCE in experiment.data.extras:
@@ -294,7 +294,7 @@ def rows_of(
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Returns the batches of `counted_batches` from windows of token trees.
 
-    `divided`: the windows are those of `config.stream` alone; else it takes its own from those of all streams.
+    `divided`: the windows are only those of `config.stream`; else it takes its own from those of all streams.
     """
     (first, count), rows = config.stream, config.stream_rows
     if divided:

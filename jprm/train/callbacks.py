@@ -261,7 +261,7 @@ COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"
 def changed_compiler(before: Mapping[str, str | None]) -> str | None:
     """Returns a sentence that names the compilers whose versions are not those of a run so far, None where all are.
 
-    `before` is what `versions` returned then. Runs of 0.1 recorded jax and jaxlib alone: what is unknown on a side does
+    `before` is what `versions` returned then. Runs of 0.1 recorded only jax and jaxlib: what is unknown on a side does
     not count as changed.
     """
     now = versions()

@@ -47,7 +47,7 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
     if experiment.rereads and small:
         raise ValueError(
             f"base_dtype={experiment.base_dtype!r}: {', '.join(sorted(small)[:3])} would be trained in it. Set"
-            " lora.rank, or optimizer.freeze='^decoder/' to train the head alone"
+            " lora.rank, or optimizer.freeze='^decoder/' to train only the head"
         )
     if experiment.rereads and not load_base:
         frozen |= flatten_dict({"decoder": held_decoder(join(frozen)["decoder"], experiment.base_dtype)}, sep="/")

@@ -64,7 +64,7 @@ def serve(
         for name in study.config.annotators:
             secret = f":{key_of_annotator(key, name)}" if key else ""
             say(f"{address}/#{name}{secret}")
-        say(f"{address}/study{f'#{key_of_study(key)}' if key else ''} shows how the study stands, to you alone")
+        say(f"{address}/study{f'#{key_of_study(key)}' if key else ''} shows how the study stands, only to you")
         counts = ", ".join(f"{len(trees):,} of {pool}" for pool, trees in study.trees.items() if trees)
         say(f"{pathlib.Path(folder)}: {counts}; {len(log.events):,} events so far")
         options = listening(config, log_level="warning", timeout_graceful_shutdown=20)

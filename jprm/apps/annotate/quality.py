@@ -367,7 +367,7 @@ def _written(task: Task) -> Node:
 def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
     """Returns the rating of every step, None from any step on which the annotators differ.
 
-    In a trajectory that step alone has none: its annotators go on from the same turn, whatever they call it.
+    In a trajectory only that step has none: its annotators go on from the same turn, whatever they call it.
     """
     ratings, labels, apart = [task.ratings for task in group], [], set()
     for i, node in enumerate(tree.nodes):

@@ -128,7 +128,7 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
 
 
 def chance(seed: int, *parts: Any) -> float:
-    """Returns a number in [0, 1) that depends on the seed and the parts alone."""
+    """Returns a number in [0, 1) that depends only on the seed and the parts."""
     digest = hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -197,7 +197,7 @@ def _items(tree: ReasoningTree) -> Iterator[ReasoningTree]:
 def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
     """Yields every chain of a file's chains, pools and trees, and its trajectories. Raises RecordError for a bad one.
 
-    A chain record keeps its further keys; a path of a pool or a tree has the problem's answer alone. Trajectories, and
+    A chain record keeps its further keys; a path of a pool or a tree has only the problem's answer. Trajectories, and
     trees of them, are whole.
     """
     for tree in read_trees(path):

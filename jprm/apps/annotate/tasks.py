@@ -124,7 +124,7 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
 
 
 class Tasks:
-    """All tasks of a study. It changes by `apply` alone, so the events in their order give the same tasks again."""
+    """All tasks of a study. It changes only by `apply`, so the events in their order give the same tasks again."""
 
     def __init__(self, study: Study, events: Iterable[Mapping[str, Any]] = ()):
         self.study = study
@@ -145,7 +145,7 @@ class Tasks:
         return [self.by_id[id] for id in self._of.get(annotator, ())]
 
     def tree(self, task: Task) -> ReasoningTree:
-        """Returns what is rated in a task; of a trajectory the turns alone."""
+        """Returns what is rated in a task; of a trajectory only the turns."""
         return self.trees[task.pool][task.index]
 
     def anchored(self, task: Task) -> bool:

@@ -291,7 +291,7 @@ def score(
         prm, speed = scorer(), Speed()
         if by:
             if not isinstance(prm, PRM):
-                raise ValueError(f"--by {by}: {prm.name} has the output score alone")
+                raise ValueError(f"--by {by}: {prm.name} has only the output score")
             prm = prm.by(by)
         if model and multihost.is_first():
             print(prm.read_as, file=sys.stderr)

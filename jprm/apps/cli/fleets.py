@@ -26,7 +26,7 @@ from jprm.io.storage import Place, path_of
 class Division:
     """
     Attributes:
-      shard: Do the records of shard I of N alone, counted from 0, and name the output OUT.0000I-of-0000N; `auto` and
+      shard: Do only the records of shard I of N, counted from 0, and name the output OUT.0000I-of-0000N; `auto` and
         `auto/N` read I from a Kubernetes, Slurm or Batch job with an index. `jprm merge` makes one file of all.
       engine: Run here, or run all shards on a Ray cluster (RAY_ADDRESS, or this machine) and merge them. Every machine
         must see the files.

@@ -43,7 +43,7 @@ class RolloutOptions:
       output: The same as trees of values.
       rollouts: The file that keeps rollouts. Those that it holds are not sampled again.
       environment: The world in which the policy acts, FILE.py:NAME or module:NAME. The input is then trajectories, with
-        what the environment's tasks need (for omega the tasks alone), and the world's own reward is the verifier.
+        what the environment's tasks need (for omega only the tasks), and the world's own reward is the verifier.
       turns: The most turns of an episode in an environment.
     """
 
@@ -150,7 +150,7 @@ def label_verify(
             `theorem` (coq).
         input: Chains, pools or trees, one per line.
         output: The same as trees, with 1 (correct), 0 (incorrect) or no label on every step.
-        unsafe_no_sandbox: Run python and coq without bubblewrap, with limits on time and memory alone: the code may do
+        unsafe_no_sandbox: Run python and coq without bubblewrap, only with limits on time and memory: the code may do
             whatever you may.
     """
     from jprm.methods.label.files import label_verify

@@ -58,7 +58,7 @@ def table(
 
     Runs that are equal but for the fields of --over are one group. The other groups are compared with the first. What
     `jprm eval suite` found is known for every problem: its intervals draw seeds and problems both, and differences
-    pair the problems. With one seed an interval has the problems alone. A metric of training has the seeds alone.
+    pair the problems. With one seed an interval has only the problems. A metric of training has only the seeds.
 
     For example:
       jprm table results/seed0 results/seed1 results/seed2
@@ -264,7 +264,7 @@ def plan(
 ) -> None:
     """Compile an experiment's step for TPUs or GPUs, here: memory, FLOPs, collectives, and how fast it can be at most.
 
-    The step is the one that `jprm train` runs, compiled from shapes alone, without device, weights, data or tokenizer:
+    The step is the one that `jprm train` runs, compiled only from shapes, without device, weights, data or tokenizer:
     by libtpu (pip install -e '.[train,tpu]') or XLA ('.[train,gpu-aot]'). A 7B model takes minutes. Times are lower
     bounds, from what the program does and the rates that the chip is sold with: no run is faster, and real ones are
     slower.
@@ -312,7 +312,7 @@ def plan(
     errors = Console(stderr=True)
     if fits:
         if experiment or topology or rl or scoring or search or set_:
-            raise ValueError("--fits takes --json alone: its models and its card are its own")
+            raise ValueError("--fits takes only --json: its models and its card are its own")
         show(cards.tables(cards.fits(to, errors.print)))
         return
     if experiment is None or not topology:

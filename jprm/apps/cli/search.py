@@ -139,7 +139,7 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
         chosen = built(method, settings)
         unscored = method is BestOfN and options.choose == "majority" and not (options.model or options.judge)
         if options.by != "score" and (options.judge or unscored):
-            raise ValueError("search: --by is for --model; a judge gives scores alone, and a majority needs none")
+            raise ValueError("search: --by is for --model; a judge gives only scores, and a majority needs none")
 
         model: Once[Any] = Once(lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge))
         loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
@@ -227,7 +227,7 @@ def fit(
     Args:
         pools: Pools of samples with `correct`, or with the problem's and the samples' `answer`.
         output: The folder to write verifier.json into.
-        sources: arithmetic, numbers, form and pool read text alone; stored and logprob what the records hold (scores of
+        sources: arithmetic, numbers, form and pool read only text; stored and logprob what the records hold (scores of
             steps, log-probabilities); prm=DIR and judge=P.json score with a model; verdicts=python, coq and tests run
             what a chain is; module:NAME or FILE.py:NAME is a source of your own.
         seed: Of the draws that make left-out policies stronger.

@@ -159,7 +159,7 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
     return sizes
 
 
-# ---- Compiling an experiment's step for absent chips, from shapes alone: without weights or data.
+# ---- Compiling an experiment's step for absent chips, only from shapes: without weights or data.
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
@@ -403,7 +403,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         )
     if need := plan["input"]:
         rate = need["tokens_per_second"]
-        way = "records" if rate < RECORDS else "shards of tokens alone (jprm tokenise)"
+        way = "records" if rate < RECORDS else "only shards of tokens (jprm tokenise)"
         way = way if rate < SHARDS else "neither: set data.streams to the number of hosts"
         yield (
             f"input: {need['packers']} of {need['hosts']} hosts pack up to {rate:,.0f} tokens/s each; a core packed"

@@ -9,7 +9,7 @@
 
 Learner and reference are split over all devices. Every host has a copy of the sampler and of the PRM, and samples and
 scores its part of the problems, as `jprm rl` does. All of it stays on the devices; the sampler's caches are there in
-prefill and decode alone. With `sampling_hosts` the last hosts have sampler and PRM, and run scoring, prefill and
+only prefill and decode. With `sampling_hosts` the last hosts have sampler and PRM, and run scoring, prefill and
 decode; the others have and run the rest. Both work at the same time, and then push together.
 
 In prefill and decode the layers are no loop. Prefill of all layers takes long to compile: it is compiled with few, and
@@ -362,7 +362,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     )
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
     apart, chips, resident = plan["sampling_hosts"], plan["host"]["chips"], plan["resident"]
-    who = f"{apart} host{'s' * (apart > 1)} at the end for sampling alone, each" if apart else "each host samples"
+    who = f"{apart} host{'s' * (apart > 1)} at the end only for sampling, each" if apart else "each host samples"
     yield (
         f"{plan['experiment']}, reinforcement learning: {plan['parameters'] / 1e9:.2f} B parameters on"
         f" {slices}{plan['topology']}, {plan['chips']} chips; mesh {mesh}; an update of at most {plan['rows']} rows of"

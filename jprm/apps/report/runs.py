@@ -40,7 +40,7 @@ def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> lis
     """Returns what is in the folders and is not among the `runs` found in them: (folder, why).
 
     Runs within a run are its own, such as the PRMs that a policy's run has refreshed: they are shown where they are
-    named. A folder with metrics alone may be a copy that is not whole.
+    named. A folder with only metrics may be a copy that is not whole.
     """
     seen = {os.fspath(run) for run in runs}
     told = []

@@ -1,7 +1,7 @@
 """Tables for a paper: runs grouped by their settings, with the mean and spread over seeds, and tests between groups.
 
 A figure of a suite is known for every problem, so seeds and problems are drawn both (`jprm.statistics.mean_of_runs`).
-A metric of training is one number a run: its interval has the seeds alone.
+A metric of training is one number a run: its interval has only the seeds.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
 
 CAPTION = (
     "Mean over runs and its 95 % interval; the spread is the standard deviation over runs. Differences are to the first"
-    " group: problems are paired, and seeds too where both groups have the same. One over problems alone, as of"
+    " group: problems are paired, and seeds too where both groups have the same. One over only problems, as of"
     " one run and several, is between these runs: its interval and p leave out what another seed would change. p is"
     " two-sided and not corrected for the number of comparisons."
 )

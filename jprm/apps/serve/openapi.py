@@ -96,7 +96,7 @@ POST: dict[str, Operation] = {
         "Every step's span, token, score and reward, for a trainer's samples.",
         {
             "samples": (_list(OBJECT), "Each with problem or prompt, and response, ids or messages; offsets, outcome."),
-            "credit": ({"oneOf": [TEXT, OBJECT]}, "What a step is rewarded for; absent, there are scores alone."),
+            "credit": ({"oneOf": [TEXT, OBJECT]}, "What a step is rewarded for; absent, there are only scores."),
             "tokenizer": (TEXT, "Of the ids: a name of --tokenizer."),
             **RULE,
             **MODEL,

@@ -129,7 +129,7 @@ def _check(body: dict[str, Any], prm: PRM) -> None:
         if body[name] is not None:
             raise Refusal(400, f"{name}: is not known here, and would not be followed: leave it out", name)
     if body.get("task") not in (None, "token_classify"):
-        raise Refusal(400, f"task {body['task']!r}: this server has token_classify alone", "task")
+        raise Refusal(400, f"task {body['task']!r}: this server has only token_classify", "task")
     for name, why in _REFUSED.items():
         if body.get(name) is not None:
             raise Refusal(400, f"{name}: {why}", name)

@@ -117,7 +117,7 @@ def _content(content: Any, where: str, field: str) -> str:
     for j, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text":
             kind = repr(part.get("type")) if isinstance(part, Mapping) else type_name(part)
-            raise RecordError(where, f"{field}[{j}]", f"is {kind}, not a part of the type text", "Write text alone.")
+            raise RecordError(where, f"{field}[{j}]", f"is {kind}, not a part of the type text", "Write only text.")
     parts = (text_of(part.get("text"), where, f"{field}[{j}].text") for j, part in enumerate(content))
     return text_of("".join(parts), where, field)
 

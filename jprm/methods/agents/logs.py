@@ -80,7 +80,7 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     if "completion" in request and "messages" not in request:
         messages = _rollout(request, where)
     elif isinstance(response, Mapping) and "messages" not in request:
-        remedy = "Put the request's `messages` beside each answer: a batch's output file has the answers alone."
+        remedy = "Put the request's `messages` beside each answer: a batch's output file has only the answers."
         raise RecordError(where, "messages", "are not there, and a response is", remedy)
     else:
         messages = list(_messages(request, "messages", where))
@@ -339,7 +339,7 @@ _ON_SERVER = ("previous_response_id", "conversation", "prompt")
 def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str) -> list[Record]:
     """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message.
 
-    Raises RecordError for an item of another kind, and where a part of the conversation is on the server alone.
+    Raises RecordError for an item of another kind, and where a part of the conversation is only on the server.
     """
     for key in _ON_SERVER:
         if request.get(key) or answer.get(key):
@@ -382,7 +382,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
             text = text_of_parts(one.get("output"), where, field + ".output")
             messages.append({"role": "tool", "tool_call_id": one.get("call_id"), "content": text})
         elif kind == "reasoning":
-            # The summary retells the content, which open models alone give. Encrypted thoughts have neither
+            # The summary retells the content, which only open models give. Encrypted thoughts have neither
             key = "content" if one.get("content") else "summary"
             if thoughts := thoughts_of_blocks(one.get(key), where, f"{field}.{key}"):
                 add("reasoning_content", thoughts)

@@ -92,7 +92,7 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
 def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Trajectory:
     """Returns the trajectory of a record, its messages in the form of `jprm.methods.agents.messages`.
 
-    An absent `content` becomes null, which a turn of calls or thoughts alone may have. An empty content is allowed: a
+    An absent `content` becomes null, which a turn of only calls or thoughts may have. An empty content is allowed: a
     tool may answer nothing.
 
     Raises:

@@ -280,7 +280,7 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     table.add_column(no_wrap=True, justify="right")
     rows = [("items read", report.read), ("records kept", report.kept), ("steps", report.steps)]
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
-    rows += [("records without a label", report.unlabelled), ("records with label 1 alone", report.all_right)]
+    rows += [("records without a label", report.unlabelled), ("records with only label 1", report.all_right)]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
     rows += [("repeated", report.repeated)] if report.duplicates == "drop" else []

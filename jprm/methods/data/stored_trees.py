@@ -251,7 +251,7 @@ class TokenShards(TokenTrees):
 
 
 class ShardOrder:
-    """Tree number i of stream k of n, for any i: a function of the seed, the shards, k and n alone.
+    """Tree number i of stream k of n, for any i: a function of only the seed, the shards, k and n.
 
     The shards of all epochs, each in an order of its own, are one endless sequence. Stream k takes its elements k,
     k + n, k + 2 n and so on, so that a process reads the shards of its own streams and an epoch is divided between
@@ -391,7 +391,7 @@ def tokenise(
         memory, and reads a prepared folder as it goes.
       shards: by default as many as give each `TOKENS`.
       workers: processes; by default one for each core.
-      part: writes each `part.count`-th shard alone.
+      part: writes only each `part.count`-th shard.
 
     Raises:
       ValueError: a record that the target does not take, no records, or `out` holds something else.

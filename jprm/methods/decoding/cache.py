@@ -69,7 +69,7 @@ class Slots:
         self.model, self.size = model, size
         self.nodes = nodes if decode.recurrent(model.config) else 0
         if decode.recurrent(model.config) and not nodes:
-            raise NotImplementedError("a recurrent model keeps states after steps, and this cache keeps tokens alone")
+            raise NotImplementedError("a recurrent model keeps states after steps, and this cache keeps only tokens")
         self.clear()
 
     def clear(self) -> None:

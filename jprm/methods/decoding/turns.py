@@ -87,7 +87,7 @@ class Conversations:
     ) -> list[list[tuple[Drawn, Branch]]]:
         """Returns a turn after each branch for each of its numbers, and the branch with it.
 
-        A turn depends on the parameters, the ids before it, its number and the stream alone. Equal branches are
+        A turn depends only on the parameters, the ids before it, its number and the stream. Equal branches are
         computed once.
         """
         places: dict[Branch, list[tuple[int, int, int]]] = collections.defaultdict(list)

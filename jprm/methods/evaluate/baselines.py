@@ -1,4 +1,4 @@
-"""Trivial baselines: what a model has to beat. They read text and the other samples alone, and load no model.
+"""Trivial baselines: what a model has to beat. They read only text and the other samples, and load no model.
 
 Best of n and ProcessBench show them beside every model, and lead with the difference from the best one. Those that
 check arithmetic or weigh evidence are of `jprm.methods.evidence.baselines`, which is imported when they are computed.
@@ -16,7 +16,7 @@ from jprm.options import find_part
 from jprm.tree import ReasoningTree, chains_of
 
 MOST_SAMPLES = 100_000
-"""Best of n reads the text of no more samples for baselines; larger files have those alone that need no checker."""
+"""Best of n reads the text of no more samples for baselines; larger files have only those that need no checker."""
 
 DOUBTED = 0.1
 """The weight in a vote of a chain that a baseline doubts; others weigh 1."""

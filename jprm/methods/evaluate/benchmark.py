@@ -105,7 +105,7 @@ class Benchmark:
       derive: its entry in `results.json`, from the requests and results of the other sections: for a benchmark without
         files of its own. The scorer is None where no model is loaded.
       needs: what a suite must give for it: `data`, `calibrate`, `neutral`.
-      context: whether its figures read what stands between the turns of trajectories; without it they see steps alone.
+      context: whether its figures read what stands between the turns of trajectories; without it they see only steps.
       one_calibration_file: whether `calibrate` is exactly one file.
       reader: the reader of its files: a name in `jprm.methods.data.readers`, or a `Reader` of its own with the options
         `reading`. None recognises each file's format.

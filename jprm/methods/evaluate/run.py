@@ -80,7 +80,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
 
 def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:
-    """Returns the scored trees as a benchmark's figures take them: of steps alone where it reads no context."""
+    """Returns the scored trees as a benchmark's figures take them: of only steps where it reads no context."""
     return {name: trees if benchmark.context else list(map(steps_only, trees)) for name, trees in scores.items()}
 
 

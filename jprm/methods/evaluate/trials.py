@@ -148,7 +148,7 @@ def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
 
 
 def tables(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
-    """Yields the tables of the `trials` of one or several models' reports, by name; pass^k is of the data alone."""
+    """Yields the tables of the `trials` of one or several models' reports, by name; pass^k is only of the data."""
     first = next(iter(reports.values()))
     title = f"Trials: {first['n_trials']} of {first['n_tasks']} tasks"
     title += f"; {first['n_single']} tasks with a single trial left out" * bool(first["n_single"])

@@ -75,7 +75,7 @@ class Policy:
 
 
 def bucket(problem: str, n: int) -> int:
-    """Returns a number from 0 to n - 1 that depends on a problem's normalised text alone."""
+    """Returns a number from 0 to n - 1 that depends only on a problem's normalised text."""
     return int(hashlib.sha256(normalise(problem).encode()).hexdigest(), 16) % n
 
 

@@ -4,7 +4,7 @@ A source reads trees (`jprm.tree`) and returns for each an array (N, F): row n d
 n, so that the row of a chain's last step describes the chain. A row never depends on later steps of its own chain. NaN
 says that the source has nothing to say. Sources are named as in `jprm fuse fit --sources`:
 
-    arithmetic numbers form pool          of the text alone
+    arithmetic numbers form pool          only of the text
     stored logprob                        what records hold: scores of steps, the policy's log-probability
     prm=DIR judge=P.json                  a model's scores of steps by several rules
     verdicts=python|coq|tests             a checker's verdicts of steps, or whether the record's `tests` pass

@@ -111,7 +111,7 @@ class Verifier:
     def by(self, output: str) -> Verifier:
         """Returns the verifier itself for `score`. Raises ValueError for another output."""
         if output != "score":
-            raise ValueError(f"{self.name}: a fused verifier orders chains by its score alone, not by {output!r}")
+            raise ValueError(f"{self.name}: a fused verifier orders chains only by its score, not by {output!r}")
         return self
 
     def of_prefixes(self) -> Verifier:

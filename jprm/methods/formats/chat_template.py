@@ -123,7 +123,7 @@ def render_turns(
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     template = (chat.tools if tools else "") or chat.text
     if not template:
-        raise ValueError("the tokenizer has chat templates under names alone, and none is the default. Name one so")
+        raise ValueError("the tokenizer has chat templates only under names, and none is the default. Name one so")
     if not _ASKS_FOR_NONE.search(template):
         messages = [{**one, "content": ""} if one["content"] is None else one for one in messages]
     question = {"template": template, "messages": list(messages), "tokens": dict(chat.tokens), "turns": turns}

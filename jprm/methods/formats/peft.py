@@ -47,7 +47,7 @@ FIXED: dict[str, tuple] = {
 HARMLESS = {
     # the tensors of the file say themselves which matrices of which layers have an adapter
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "lora_dropout",  # acts in PEFT's own training alone, never when a model scores
+    "lora_dropout",  # acts only in PEFT's own training, never when a model scores
     "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "runtime_config", "megatron_core",
     "qalora_group_size",
 }  # fmt: skip

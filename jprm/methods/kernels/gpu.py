@@ -59,7 +59,7 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
             f"attention='gpu_kernel' takes rows of a multiple of {sizes.tile} tokens in each of {split} parts, not {T}"
         )
     until_BT, position_BT = unsplit(until_BT, position_BT)
-    more = -T % sizes.tile  # of padding tokens, each of which sees itself alone
+    more = -T % sizes.tile  # of padding tokens, each of which sees only itself
     alone = jnp.broadcast_to(jnp.arange(T + 1, T + more + 1, dtype=until_BT.dtype), (len(until_BT), more))
     until_BS = jnp.concatenate([until_BT, alone], axis=1) if more else until_BT
     return find_blocks(until_BS, jnp.pad(position_BT, ((0, 0), (0, more))), sizes, split, bounded(config))

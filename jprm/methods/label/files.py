@@ -369,7 +369,7 @@ def trees_in(path: Path) -> Iterator[ReasoningTree]:
 
 
 def _problems(path: Path) -> Iterator[ReasoningTree]:
-    """As `trees_in`, but also takes records that are a problem alone, which get a step that nobody reads."""
+    """As `trees_in`, but also takes records that are only a problem, which get a step that nobody reads."""
     for number, line in data.lines(path):
         where = f"{os.fspath(path)}:{number}"
         record = parse(line, where)

@@ -161,7 +161,7 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
-    """Returns the layer's output. Heads are split over the mesh, and each device has its rows and heads alone."""
+    """Returns the layer's output. Heads are split over the mesh, and each device has only its rows and heads."""
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
     shape = (x_BTD.shape[0], *(sizes(config)[axis] for axis in "KGHV"))
@@ -348,7 +348,7 @@ def _backward(saved, gradients):
             state = _state_of(log, enters, states, at)
             _, after = jax.vjp(functools.partial(_after, at_B=at), k, total, decay, added, state)
             *more, dstate = after(taken)
-            # The state of a token is read by later chunks alone, whose gradients are all here: its own is complete.
+            # The state of a token is read only by later chunks, whose gradients are all here: its own is complete.
             number = jnp.where(kept[:, x] < dlog.shape[1], _number_of(enters, states, at), dlog.shape[1])
             dlog = _add(dlog, number, dstate)
             return dlog, taken_by(dlog, x + 1), *jax.tree.map(jnp.add, sums, more)

@@ -1,7 +1,7 @@
 """Fits the head on the untrained decoder before fine-tuning (LP-FT, Kumar et al. 2022, arXiv 2202.10054).
 
 A new head starts at zero, so the first updates would move a pretrained decoder for a head without information, on
-hidden states whose dimensions differ a hundredfold in size. Fitting costs forward passes alone. A base that is a run
+hidden states whose dimensions differ a hundredfold in size. Fitting costs only forward passes. A base that is a run
 with the same head gives its own.
 """
 

@@ -3,7 +3,7 @@
     jprm train EXPERIMENT.py --workdir RUN --set model.head=jprm.methods.layers.rollouts:BETA \\
       objective=jprm.methods.layers.rollouts:counts data.extras='["rollouts"]'
 
-Cross-entropy on the fraction K / N learns the chance alone, and takes 1 of 2 for as much as 50 of 100. The likelihood
+Cross-entropy on the fraction K / N learns only the chance, and takes 1 of 2 for as much as 50 of 100. The likelihood
 of the counts themselves is the Beta-binomial's: what stays unknown after reading a step becomes the distribution's
 spread. Data are those of `jprm label mc --estimate soft`, whose nodes say how many `rollouts` they had.
 

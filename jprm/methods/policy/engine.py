@@ -3,7 +3,7 @@
 A server may report an update and go on with its old weights, or with a part of them, and training on its samples then
 fails silently. So after every push the server computes the log-probabilities of kept tokens. The learner's must be
 equal within a tolerance, and what differs must not point back to the parameters of the last push, of the first one, or
-of the embedding or the head alone.
+of only the embedding or the head.
 
     sglang   /update_weights_from_disk, /generate
     vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions

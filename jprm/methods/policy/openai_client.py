@@ -448,7 +448,7 @@ def _prompt_tokens(reply: Any) -> int:
 
 
 def _joined(drawn: Sequence[Sample]) -> Sample:
-    """Returns parts of one sample, of which the last alone has steps, as a whole."""
+    """Returns parts of one sample, of which only the last has steps, as a whole."""
     tokens, last = sum(sample.tokens for sample in drawn), drawn[-1]
     logprobs = [sample.logprob for sample in drawn if sample.logprob is not None]
     logprob = sum(logprobs) if len(logprobs) == len(drawn) else None

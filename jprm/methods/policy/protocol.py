@@ -32,7 +32,7 @@ class Sample:
       finish_reason: one of FINISH_REASONS.
       logprob: natural logarithm of the probability of the generated tokens, with or without the sampling temperature
         as the policy documents; None if unknown.
-      error: the reason, for `error` alone.
+      error: the reason, only for `error`.
       token_logprobs: (text, log-probability) of every generated token where the policy was told to report them, else
         empty.
       token_ids, token_entropies: the ids of those tokens, and the entropies in nats before each, where the policy

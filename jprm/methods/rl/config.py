@@ -74,7 +74,7 @@ class GuardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """The world in which the policy acts, in place of writing chains alone. See `jprm.methods.agents.environment`.
+    """The world in which the policy acts, in place of only writing chains. See `jprm.methods.agents.environment`.
 
     name: `FILE.py:NAME` or `module:NAME`.
     turns: the most turns of an episode; `max_tokens` are the most of one turn, and `tokens` of all with what the world
@@ -132,7 +132,7 @@ class RLExperiment:
     policy: the run, Hugging Face folder or GGUF file that the policy starts from.
     model: what its files do not hold, or what to change of a run's model: dtype, remat, attention, ...
     problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with what else the verifier needs, such as
-      `tests`; evaluations use the second alone.
+      `tests`; evaluations use only the second.
     prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
     verifier: `answer`, `boxed` (only a box counts), `tests` (of programs), or your own, `module:NAME` or
       `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
@@ -226,7 +226,7 @@ class RLExperiment:
                 f"problems_an_update={self.problems_an_update} is no multiple of minibatches={self.minibatches}"
             )
         if "temperature" in self.objective_options:
-            raise ValueError("objective_options.temperature is the samples': set temperature alone")
+            raise ValueError("objective_options.temperature is the samples': set only temperature")
         if set_by_method := set(METHODS[self.method].options) & set(self.objective_options):
             raise ValueError(f"objective_options.{min(set_by_method)} is set by method={self.method!r}: leave it out")
         last, ratio = self.credit.norm == "last", self.objective_options.get("ratio", "token")

@@ -298,7 +298,7 @@ class CreditConfig:
         if self.norm not in ("sequence", "group", "constant", "last"):
             raise ValueError(f"credit.norm={self.norm!r} is not one of sequence, group, constant, last")
         if (self.norm == "constant") != (self.length > 0):
-            raise ValueError(f"credit.norm={self.norm!r} with length={self.length}: norm='constant' alone has a length")
+            raise ValueError(f"credit.norm={self.norm!r} with length={self.length}: only norm='constant' has a length")
         if not self.temperature > 0 or not 0 < self.gamma <= 1:
             raise ValueError(f"credit: temperature={self.temperature} must be above 0, gamma={self.gamma} in (0, 1]")
         if self.baseline is not None and (self.baseline not in BASELINES or self.advantage == "reinforce"):
@@ -381,7 +381,7 @@ def segment_advantages(
     Args:
         reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
             cut off, and counts under every credit.
-        scores: the PRM's scores of every sample's steps. `verifier` looks at their number alone.
+        scores: the PRM's scores of every sample's steps. `verifier` looks only at their number.
 
     Raises ValueError as `checked` does, and for a form that does not give P + 1 rewards.
     """

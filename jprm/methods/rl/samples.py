@@ -1,6 +1,6 @@
 """Samples: what a policy wrote, as the tokens that it sampled, and groups of them as trees of tokens.
 
-Text is for graders and reward models alone. A text can have other tokens than the ones that made it, so training on
+Text is only for graders and reward models. A text can have other tokens than the ones that made it, so training on
 text that was tokenised again would ascribe to the policy what it never sampled.
 
 In an environment a sample is an episode: turns that the policy sampled, and between them what the world answered.
@@ -121,13 +121,13 @@ def check_exact(policy: Any) -> Sampler:
     """Returns the policy. Raises ValueError where it does not tell the probability of the tokens that it sampled."""
     if not isinstance(policy, Sampler):
         raise ValueError(
-            f"{getattr(policy, 'name', policy)}: gives text alone. Reinforcement learning needs the sampled token ids"
+            f"{getattr(policy, 'name', policy)}: gives only text. Reinforcement learning needs the sampled token ids"
             " with their log-probabilities: name a model that is sampled in this process"
         )
     if policy.options.top_p != 1:
         raise ValueError(f"top_p is {policy.options.top_p}: log-probabilities are of all tokens; set it to 1")
     if policy.options.temperature == 0:
-        raise ValueError("temperature is 0: the policy would sample one chain alone; set it above 0")
+        raise ValueError("temperature is 0: the policy would sample only one chain; set it above 0")
     return policy
 
 
@@ -136,7 +136,7 @@ def sample(
 ) -> list[list[Rollout]]:
     """Returns n samples of each problem.
 
-    A draw is numbered by seed, update, problem and sample alone: the same parameters give the same samples,
+    A draw is numbered only by seed, update, problem and sample: the same parameters give the same samples,
     whatever was sampled before. Each process samples for a part of the problems, and returns the samples of all.
     `costs`, the tokens that are expected of each problem, balance the parts.
 
@@ -307,7 +307,7 @@ EXTRAS = ("old", "gain", "penalty", "count")
 through it, the sum of the negative ones, and the number of these samples."""
 
 SPREAD = 1.0
-"""Log-probabilities of one shared token differ between samples by rounding alone, in bfloat16 by tenths."""
+"""Log-probabilities of one shared token differ between samples only by rounding, in bfloat16 by tenths."""
 
 
 def group_tree(

@@ -48,7 +48,7 @@ DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": 
 
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the processes of the job that learn, and those that sample for them alone.
+    """Returns the processes of the job that learn, and those that only sample for them.
 
     Raises ValueError where none is left to learn.
     """

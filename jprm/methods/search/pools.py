@@ -1,7 +1,7 @@
 """Pools of samples from a policy, from file to file, for `jprm sample`.
 
 Problems are sampled a block at a time, and a block is written whole. The same command continues after the last whole
-block with the same calls of the policy, so a policy whose samples depend on their number alone gives the same bytes.
+block with the same calls of the policy, so a policy whose samples depend only on their number gives the same bytes.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *
 
 def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
     """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
-    over; `bare_answer`, the last step alone. Leaves out what equals the chain."""
+    over; `bare_answer`, only the last step. Leaves out what equals the chain."""
     rng, records = np.random.default_rng(seed), []
     for i, chain in enumerate(chains):
         steps = chain["steps"]

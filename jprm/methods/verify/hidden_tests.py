@@ -10,11 +10,11 @@ the object decide. It raises `Undecided`, and the test decides nothing.
 
 A test runs in a namespace of its own, which nothing that the program sends is written into: the program's names are
 where Python looks after the globals, among the builtins. So whatever a test stores hides the program's name. Which
-builtins a program may hide is known from the tests alone (`_subjects`).
+builtins a program may hide is known only from the tests (`_subjects`).
 
 One pair of processes serves many programs. The leader has the questions, the follower runs the programs. For every
 question the leader sends the follower one end of a new socket pair; each then forks a child, and the two children talk
-over that pair alone. A child gives up the right to fork before anything untrusted runs, and is killed when its question
+only over that pair. A child gives up the right to fork before anything untrusted runs, and is killed when its question
 is decided. So a program cannot change what happens to the next one: it shares with it no memory, no descriptor and no
 file. A follower whose folder has changed after a program ends, even if the program removed its files, and the caller
 starts another for the remaining questions.

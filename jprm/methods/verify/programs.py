@@ -13,14 +13,14 @@ The tests run in another process and sandbox than the program (`hidden_tests.py`
 but neither the tests nor their report. A test that compares a program's object with a plain value is undecided; then
 the step is incorrect if another test fails, and unlabelled otherwise. A test that needs a name of the program has
 Python's own builtins, whatever the program defines: where it hides one of them, the test passes or is undecided. Tests
-that need builtins alone, such as `assert sum(10, 15) == 6`, test the program's function of that name, which all of them
+that need only builtins, such as `assert sum(10, 15) == 6`, test the program's function of that name, which all of them
 call; `check(sum)`, with a `check` of the test's own, tests `sum` whatever else the test calls.
 
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
 the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
 
 Starting two sandboxes takes longer than most programs, so a pair of them serves a batch: each program and its tests are
-two processes of their own, forked there. A program that hangs, crashes or attacks has its own report alone.
+two processes of their own, forked there. A program that hangs, crashes or attacks spoils only its own report.
 """
 
 from __future__ import annotations

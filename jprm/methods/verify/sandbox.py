@@ -183,7 +183,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def python() -> str:
-    """Returns the interpreter without its virtual environment: programs see the standard library alone."""
+    """Returns the interpreter without its virtual environment: programs see only the standard library."""
     return os.path.realpath(sys.executable)
 
 
@@ -268,7 +268,7 @@ _WITH: dict[str, tuple[dict[int, int], ...]] = {
     "ioctl": tuple({1: command} for command in (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
 }  # fmt: skip
 """Calls that are allowed with these values of arguments, by their place. Limits, scheduling and priority may be changed
-of the caller alone (0; not of its group or user): a program may not slow or starve the process that forks the next one.
+of only the caller (0; not of its group or user): a program may not slow or starve the process that forks the next one.
 `fcntl` duplicates descriptors, sets their flags, locks, and sizes pipes, but takes no lease on the machine's files.
 Sockets are of the families AF_UNIX, AF_INET and AF_INET6, which end at the sandbox's network: AF_VSOCK leads out of it.
 `ioctl` asks for a terminal (TCGETS, TCGETS2, TIOCGWINSZ) and for waiting bytes, and sets descriptors' flags, but not

@@ -198,7 +198,7 @@ def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
 
 
 def _letters(digits: str) -> str:
-    """Returns hexadecimal digits as letters: answers of words alone are compared as text (`jprm.methods.answers`)."""
+    """Returns hexadecimal digits as letters: answers of only words are compared as text (`jprm.methods.answers`)."""
     return digits[:16].translate(str.maketrans("0123456789", "ghijklmnop"))
 
 

@@ -316,7 +316,7 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
 )
 """Adapters by their signs; the first match counts. A causal language model's files do not tell that it is a PRM, so
-these are recognised by their names alone."""
+these are recognised only by their names."""
 
 
 _INCORRECT = frozenset("- 0 bad error false incorrect invalid negative no wrong".split())

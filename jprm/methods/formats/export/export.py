@@ -385,7 +385,7 @@ def _card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str
     base = pathlib.Path(experiment.base).name if experiment.base else "random parameters"
     classes = ", ".join(f"{i} = {label}" for i, label in enumerate(labels))
     adapters = f"\n- LoRA: rank {lora.rank}, scale {lora.scale:g}, on {lora.targets}" if lora.rank else ""
-    specials = "" if isinstance(tokenizer, JsonTokenizer) else "\nThe tokenizer is a SentencePiece model alone.\n"
+    specials = "" if isinstance(tokenizer, JsonTokenizer) else "\nThe tokenizer is only a SentencePiece model.\n"
     task = {"peft": "library_name: peft", "transformers": "library_name: transformers"}.get(
         format, "library_name: vllm"
     )
@@ -486,7 +486,7 @@ scores = output.outputs.data[ends][:, 1:].sum(-1)  # it has applied the softmax
 ```
 
 Send ids, not text: the server would tokenise a joined string. A `step_tag_id` in its pooler config, which returns the
-scores of that token alone, fits where a newline is one token that no problem and no step contains; the indices above
+scores of only that token, fits where a newline is one token that no problem and no step contains; the indices above
 always do.
 """
 

@@ -280,7 +280,7 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
             save_file(arrays, file.name, metadata={"format": "pt"})
         except SafetensorError as error:  # of a full disk too
             raise OSError(errno.EIO, f"could not be written: {error}", file.name) from error
-        os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file for its owner alone
+        os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file only for its owner
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
