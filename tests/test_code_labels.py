@@ -179,7 +179,7 @@ def test_records_and_verifiers_that_do_not_fit_cost_nothing(tmp_path, capsys, mo
 
 def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
     monkeypatch.setattr(
-        "jprm.methods.verify.programs.run_servers", lambda *_, **__: [sandbox.Outcome(1, "bwrap: no")] * 2
+        "jprm.methods.verify.programs.run_servers", lambda *_, **__: [sandbox.CommandResult(1, "bwrap: no")] * 2
     )
     refused(OSError, "start", judge_programs, [({"problem": "p", "tests": TESTS}, ["x = 1"])])
 

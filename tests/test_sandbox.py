@@ -40,7 +40,7 @@ def test_it_sees_no_home_no_environment_and_no_other_process(tmp_path, monkeypat
         f"import os; print(os.path.exists({str(secret)!r}), 'SOME_KEY' in os.environ, os.path.exists('/proc/1'),"
         " os.path.exists('/etc/passwd'), os.listdir('/tmp'), os.getuid())"
     )
-    assert outcome == sandbox.Outcome(0, "False False False False [] 65534\n")
+    assert outcome == sandbox.CommandResult(0, "False False False False [] 65534\n")
 
 
 def test_a_loop_ends_with_its_time():

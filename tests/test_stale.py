@@ -22,7 +22,7 @@ from jprm.io.jsonl import write_records
 from jprm.io.outputs import code_of, digest
 from jprm.methods.data import readers
 from jprm.methods.data.prepare import prepare
-from jprm.methods.evaluate.run import Source, scored_trees
+from jprm.methods.evaluate.run import FileReader, scored_trees
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.progress import claim_rl
 from jprm.methods.scored_files import score_file
@@ -68,7 +68,7 @@ def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file,
     def every(prm):
         yield lambda: score_file(prm, input_file, tmp_path / "out.jsonl")
         yield lambda: label_teacher(prm, input_file, tmp_path / "soft.jsonl")
-        yield lambda: scored_trees(prm, input_file, Source("jsonl", readers.find("jsonl"), {}), tmp_path / "scores")
+        yield lambda: scored_trees(prm, input_file, FileReader("jsonl", readers.find("jsonl"), {}), tmp_path / "scores")
 
     for make in every(prm):
         make()
@@ -166,7 +166,7 @@ def test_a_reader_whose_file_changed_is_another_request(prm, input_file, tmp_pat
     name = f"{own}:READER"
 
     def read():
-        return scored_trees(prm, input_file, Source(name, readers.find(name), {}), tmp_path / "scores")
+        return scored_trees(prm, input_file, FileReader(name, readers.find(name), {}), tmp_path / "scores")
 
     prepared = prepare(name, [input_file], tmp_path / "prepared")
     assert prepared == prepare(name, [input_file], tmp_path / "prepared")

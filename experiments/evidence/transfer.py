@@ -24,7 +24,7 @@ import numpy as np
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.fit import (
     VOTES,
-    Policy,
+    PolicyPools,
     bucket,
     choose_vote,
     fit_calibrated,
@@ -76,13 +76,13 @@ def summary(gain_P: np.ndarray, problems: Sequence[str]) -> dict:
     return {key: round(float(np.asarray(value)[0]), 2) for key, value in difference._asdict().items()}
 
 
-def with_only(policy: Policy, columns: np.ndarray) -> Policy:
+def with_only(policy: PolicyPools, columns: np.ndarray) -> PolicyPools:
     """Returns a policy with some of its numbers."""
     chains = policy.chains._replace(x_MF=policy.chains.x_MF[:, columns])
-    return Policy(policy.name, policy.problems, chains, policy.seconds)
+    return PolicyPools(policy.name, policy.problems, chains, policy.seconds)
 
 
-def transfer(policies: Sequence[Policy]) -> tuple[dict, dict[str, tuple[Ranker, Vote]]]:
+def transfer(policies: Sequence[PolicyPools]) -> tuple[dict, dict[str, tuple[Ranker, Vote]]]:
     """Returns the gain over the majority on each policy by a verifier of the others, and those verifiers."""
     rows, pooled, problems, fitted = {}, [], [], {}
     for policy in policies:
@@ -111,7 +111,7 @@ def transfer(policies: Sequence[Policy]) -> tuple[dict, dict[str, tuple[Ranker, 
     return rows, fitted
 
 
-def trivial(policies: Sequence[Policy], names: Sequence[str]) -> dict:
+def trivial(policies: Sequence[PolicyPools], names: Sequence[str]) -> dict:
     """Returns what single numbers gain in the vote and their AUROC, on the problems of the tests and on all.
 
     A chain weighs a tenth of another where its number is on the wrong side of its pool's mean.
@@ -135,7 +135,7 @@ def trivial(policies: Sequence[Policy], names: Sequence[str]) -> dict:
     return rows
 
 
-def another_origin(policies: Sequence[Policy], path: pathlib.Path, sources: Sequence) -> dict:
+def another_origin(policies: Sequence[PolicyPools], path: pathlib.Path, sources: Sequence) -> dict:
     """Returns the gains, by a verifier of all three policies, on the published solutions of four other models."""
     trees = [tree for line in path.read_text().splitlines() if testing((tree := solutions(json.loads(line))).problem)]
     test = policy_of("solutions", trees, sources)
@@ -178,7 +178,7 @@ def _chosen(ranker: Ranker, chains: Chains) -> np.ndarray:
     return np.bincount(chains.problem_M, leads_M * chains.correct_M) / np.bincount(chains.problem_M, leads_M)
 
 
-def with_labels(policies: Sequence[Policy], fitted: dict[str, tuple[Ranker, Vote]], seeds: int = 5) -> dict:
+def with_labels(policies: Sequence[PolicyPools], fitted: dict[str, tuple[Ranker, Vote]], seeds: int = 5) -> dict:
     """Returns what the outcomes of k problems of the new policy add, mean over draws of the k problems.
 
     The ranker of the other policies is trained on with the k problems, which weigh k / (k + PRIOR), and calibrated on

@@ -57,7 +57,7 @@ SAMPLED = ("sampler", "PRM", "scoring", "prefill", "decode")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class PlannedProgram:
     """What an update runs.
 
     variants: by the number of their layers, functions to lower and their arguments. One is the program itself; two have
@@ -144,7 +144,7 @@ def in_all(work: Mapping[str, float], packing: float, apart: bool, reached: floa
 
 
 def measure(
-    name: str, program: Program, layers: int, resident: float, kernels: Mapping[str, float],
+    name: str, program: PlannedProgram, layers: int, resident: float, kernels: Mapping[str, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Compiles a program; returns its figures, those of `layers` layers where it is compiled with fewer."""
@@ -179,7 +179,7 @@ def longest(config: RLExperiment) -> Experiment:
 
 def programs(
     config: RLExperiment, experiment: Experiment, mesh: Mesh, topology: Topology
-) -> tuple[dict[str, Program], dict[str, float]]:
+) -> tuple[dict[str, PlannedProgram], dict[str, float]]:
     """Returns an update's programs, and the bytes of a device that stay there, by what they are.
 
     mesh: of the devices that learn, all but those of the topology's last `config.sampling_hosts` hosts.
@@ -197,7 +197,7 @@ def programs(
         "sampler": held(copied),
     }  # fmt: skip
     every = mesh, learners
-    runs = {"update": Program({model.layers: (step, arguments)}, held(state), config.minibatches, *every)}
+    runs = {"update": PlannedProgram({model.layers: (step, arguments)}, held(state), config.minibatches, *every)}
     problems = -(-config.problems_an_update // (config.sampling_hosts or topology.hosts))  # of the host with the most
     if config.prm and kind_of(config.prm) == "run":
         prm, width = read(path_of(config.prm) / RUN), make_mesh(MeshConfig(), devices(host))
@@ -205,14 +205,14 @@ def programs(
         resident["PRM"] = held(scored[0])
         tokens = problems * config.samples * config.tokens  # every chain in a row of its own
         times = -(-tokens // (width.size * prm.data.tokens))
-        runs["scoring"] = Program({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
+        runs["scoring"] = PlannedProgram({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
     for name, sizes in {"prefill": depths(sampler_model), "decode": (sampler_model.layers,)}.items():
         some = [
             _sampling(config, *shallow(copied, sampler_model, layers), sampler_mesh, problems)[name] for layers in sizes
         ]
         variants = {layers: one[:2] for layers, one in zip(sizes, some, strict=True)}
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
-        runs[name] = Program(variants, resident["sampler"] - unused, some[0][2], sampler_mesh, host)
+        runs[name] = PlannedProgram(variants, resident["sampler"] - unused, some[0][2], sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
@@ -231,7 +231,7 @@ def programs(
         turns, between = -(-config.sampling_hosts // learners.hosts), topology.slices > 1
         sent.append(Collective("collective-permute", "weights", between, size, size, turns, False, "push"))
         stays -= size
-    runs["push"] = Program({model.layers: send}, stays, model.layers, *every, tuple(sent))
+    runs["push"] = PlannedProgram({model.layers: send}, stays, model.layers, *every, tuple(sent))
     return runs, {name: size for name, size in resident.items() if size}
 
 

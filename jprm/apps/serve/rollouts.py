@@ -5,8 +5,9 @@
     /health                     200 once it samples
 
 So some hosts of a job sample while others learn. One thread has the devices: it samples what waits, in rows that take
-new requests when theirs have ended (`jprm.methods.decoding.sampler.Rows`), and changes the parameters in between. A
-sample that is unfinished then goes on with the new ones; each token has the log-probability under those that drew it.
+new requests when theirs have ended (`jprm.methods.decoding.sampler.DecodingRows`), and changes the parameters in
+between. A sample that is unfinished then goes on with the new ones; each token has the log-probability under those that
+drew it.
 """
 
 from __future__ import annotations

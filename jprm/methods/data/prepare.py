@@ -38,7 +38,7 @@ from jprm.tree import tree_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class PrepareRequest:
     """What `prepare` was asked for. `sha256` holds the checksum of every local file, `code` the digests of the files of
     a reader of the user's own."""
 
@@ -54,7 +54,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrepareReport(Request):
+class PrepareReport(PrepareRequest):
     """The request and what became of every item, as in the folder's `report.json`.
 
     Every item read is rejected, dropped by the options, excluded, left out because it is `repeated`, or kept.
@@ -140,7 +140,7 @@ def prepare(
     return report
 
 
-def _request(name, source, exclude, on_error, options) -> Request:
+def _request(name, source, exclude, on_error, options) -> PrepareRequest:
     """Returns the checked request."""
     reader = readers.find(name)
     chosen = dataclasses.asdict(choose(reader.options, options))
@@ -155,7 +155,7 @@ def _request(name, source, exclude, on_error, options) -> Request:
         if not path_of(path).is_file():
             raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
     sums = {path: sha256_of(local_copy(path)) for path in local}
-    return Request(name, source, exclude, chosen, on_error, sums, code=code_of(reader))
+    return PrepareRequest(name, source, exclude, chosen, on_error, sums, code=code_of(reader))
 
 
 def _report_of(out: Place) -> PrepareReport:
@@ -165,7 +165,9 @@ def _report_of(out: Place) -> PrepareReport:
         raise ValueError(f"{out} exists and is not a prepared folder: choose another name, or remove it") from None
 
 
-def _unchanged(out: Place, there: PrepareReport, request: Request, console: rich.console.Console) -> PrepareReport:
+def _unchanged(
+    out: Place, there: PrepareReport, request: PrepareRequest, console: rich.console.Console
+) -> PrepareReport:
     """Returns the report of an existing folder, if it is of the same request."""
     differ = differing({name: getattr(there, name) for name in vars(request)}, vars(request))
     if differ:
@@ -190,7 +192,7 @@ def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], conso
 class _Tally:
     """Counts records by what becomes of them."""
 
-    def __init__(self, request: Request):
+    def __init__(self, request: PrepareRequest):
         self.read = self.steps = self.excluded_records = self.unlabelled = self.all_right = self.repeated = 0
         self.labels, self.dropped = collections.Counter(), collections.Counter()
         self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
@@ -231,7 +233,7 @@ def _write(
     work: pathlib.Path,
     reader: Reader,
     files: Collection[Place],
-    request: Request,
+    request: PrepareRequest,
     console: rich.console.Console,
 ) -> PrepareReport:
     """Writes the kept records of all files into `work` and returns the report."""

@@ -47,7 +47,7 @@ def check(prm: PRM) -> None:
         raise NotImplementedError(f"{prm.name}: model.steps needs the end of every step, and its layout ends chains")
 
 
-class Decoder(Protocol):
+class CachedModel(Protocol):
     """A model whose keys and values are kept: a `PRM` that `check` takes, or a policy."""
 
     @property
@@ -64,7 +64,7 @@ class Slots:
     A recurrent model also has states, one after each node of a tree, in places of their own.
     """
 
-    def __init__(self, model: Decoder, size: int, nodes: int = 0):
+    def __init__(self, model: CachedModel, size: int, nodes: int = 0):
         decode.check(model.config)
         self.model, self.size = model, size
         self.nodes = nodes if decode.recurrent(model.config) else 0

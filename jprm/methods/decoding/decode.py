@@ -178,7 +178,7 @@ def forward(
     decoder = params["decoder"]
     x_BTD = embed(tokens_BT, decoder["embed"], config)
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
-    where = Place(*transformer.positions(position_BT, config), position_BT, start, age_B)
+    where = NewTokens(*transformer.positions(position_BT, config), position_BT, start, age_B)
     if length_B is None:
         length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
 
@@ -224,8 +224,9 @@ def forward(
 
 
 def _state(
-    recurrent: layers.Recurrent, past: Past | None, of_group, index, own, place: Place, rows: int, config: ModelConfig
-) -> tuple[Array, ...]:
+    recurrent: layers.Recurrent, past: Past | None, of_group, index, own, place: NewTokens, rows: int,
+    config: ModelConfig,
+) -> tuple[Array, ...]:  # fmt: skip
     """Returns the recurrent state that each row starts from: its own where it has any."""
     if past is None:
         before = tuple(
@@ -258,7 +259,7 @@ def _state(
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class NewTokens:
     """Where the new tokens are: their rotations and positions, and their first index in the row's own cache."""
 
     rotations: tuple[Rotation, Rotation]
@@ -268,7 +269,7 @@ class Place:
     age_B: Array | None = None
 
 
-def _attention(y_BTD, w: Mapping[str, Array], settings, before, own, place: Place, config: ModelConfig):
+def _attention(y_BTD, w: Mapping[str, Array], settings, before, own, place: NewTokens, config: ModelConfig):
     """Returns attention's output, and the rows' keys and values."""
     rotation = transformer.rotation_of(settings, place.rotations, config)
     q_BTKGH, *kv = transformer.project_heads(y_BTD, w, rotation, place.growth, config)

@@ -1,8 +1,8 @@
 """A policy that samples from a language model in this process: a base model, or one that jprm trained.
 
 A prefix's prompt is computed once, and its samples share the keys. A jitted loop decodes the samples' own tokens. A row
-whose samples have ended takes waiting ones (`Rows`), so that no row waits for the longest sample of all. Rows, prompts
-and samples are padded to powers of two, and each combination that occurs is compiled once.
+whose samples have ended takes waiting ones (`DecodingRows`), so that no row waits for the longest sample of all. Rows,
+prompts and samples are padded to powers of two, and each combination that occurs is compiled once.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class Sampler:
         if not jobs:
             return {}
         waiting, drawn = collections.deque(jobs), {}
-        rows = Rows(self, self._devices * padded_size(-(-min(most, len(jobs)) // self._devices)), m, until)
+        rows = DecodingRows(self, self._devices * padded_size(-(-min(most, len(jobs)) // self._devices)), m, until)
         while True:
             free = rows.free()
             if waiting and (len(free) >= rows.enough or len(free) == len(rows.jobs)):
@@ -265,7 +265,7 @@ class Sampler:
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
           kept: takes samples that have ended, with their keys, and the row of `past` of every m of them.
         """
-        rows = Rows(self, len(end_B) // m, m, until)
+        rows = DecodingRows(self, len(end_B) // m, m, until)
         rows.begin(past, length_B, last_B, number_B, hash_B, end_B)
         drawn: dict[int, Drawn] = {}
         while rows.needed():
@@ -329,7 +329,7 @@ class Job:
     needed: bool = True
 
 
-class Rows:
+class DecodingRows:
     """R rows of m samples, each row after a prompt of its own.
 
     Samples begin and end at different times: a row's tokens are in a ring (`decode.Samples`), from `since_R` on.

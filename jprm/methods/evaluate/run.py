@@ -39,7 +39,7 @@ own evaluation, error steps beyond a chain's end are no steps, nor is the one st
 without the number before them."""
 
 
-class Source(NamedTuple):
+class FileReader(NamedTuple):
     """How a file is read: the reader's name, which is part of the request for scores, the reader and its options."""
 
     name: str
@@ -84,16 +84,16 @@ def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]])
     return {name: trees if benchmark.context else list(map(steps_only, trees)) for name, trees in scores.items()}
 
 
-def source_of(benchmark: Benchmark, path: PathLike) -> Source:
+def source_of(benchmark: Benchmark, path: PathLike) -> FileReader:
     """Returns how a benchmark reads a file."""
     if isinstance(benchmark.reader, Reader):
-        return Source(benchmark.name, benchmark.reader, benchmark.reading)
+        return FileReader(benchmark.name, benchmark.reader, benchmark.reading)
     return source(benchmark.reader or format_of(path))
 
 
-def source(reader: str) -> Source:
+def source(reader: str) -> FileReader:
     """Returns how evaluations read files of a reader in `jprm.methods.data.readers`."""
-    return Source(reader, find(reader), OPTIONS.get(reader, {}))
+    return FileReader(reader, find(reader), OPTIONS.get(reader, {}))
 
 
 def open_scorer(path: PathLike) -> PRM | scored.Scorer:
@@ -105,7 +105,7 @@ def open_scorer(path: PathLike) -> PRM | scored.Scorer:
 
 def scored_files(
     prm: PRM | scored.Scorer,
-    files: Mapping[str, tuple[PathLike, Source]],
+    files: Mapping[str, tuple[PathLike, FileReader]],
     folder: PathLike,
     too_long: TooLong = "error",
     tell: Callable[[str], None] = lambda line: None,
@@ -125,7 +125,7 @@ def scored_files(
 def scored_trees(
     prm: PRM | scored.Scorer,
     path: PathLike,
-    source: Source,
+    source: FileReader,
     folder: PathLike,
     too_long: TooLong = "error",
     also: Sequence[PRM] = (),

@@ -36,7 +36,16 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, 
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
 from jprm.methods.evaluate.prmbench import PRMBENCH, SOCRATIC
-from jprm.methods.evaluate.run import Source, by_name, is_scored, open_scorer, scored_files, scorer, seen_by, source_of
+from jprm.methods.evaluate.run import (
+    FileReader,
+    by_name,
+    is_scored,
+    open_scorer,
+    scored_files,
+    scorer,
+    seen_by,
+    source_of,
+)
 from jprm.methods.evaluate.steps import NEUTRAL
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
@@ -299,9 +308,9 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
     return scores
 
 
-def _files(suite: Suite) -> dict[str, tuple[Place, Source]]:
+def _files(suite: Suite) -> dict[str, tuple[Place, FileReader]]:
     """Returns each file once, by its name, with the reader of the first section that has it."""
-    files: dict[str, tuple[Place, Source]] = {}
+    files: dict[str, tuple[Place, FileReader]] = {}
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:
             if path.stem not in files:

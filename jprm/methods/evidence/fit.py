@@ -38,7 +38,7 @@ from jprm.methods.evidence.ranker import (
     vote_correct,
 )
 from jprm.methods.evidence.sources import Source, answers_of
-from jprm.methods.evidence.verifier import Verifier, Vote, request_of, vote_weights
+from jprm.methods.evidence.verifier import FusedVerifier, Vote, request_of, vote_weights
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
 CHUNK = 64
@@ -51,7 +51,7 @@ fits policies of one strength hurts a stronger one."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class PolicyPools:
     """The pools of one file: their chains' evidence and outcomes.
 
     Attributes:
@@ -81,7 +81,7 @@ def bucket(problem: str, n: int) -> int:
 
 def read_policy(
     path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
-) -> Policy:
+) -> PolicyPools:
     """Returns the evidence of a file's pools, of the problems that `keep` chooses.
 
     Raises RecordError for a record that is no pool; ScoreError where an outcome is not known.
@@ -93,7 +93,7 @@ def read_policy(
     return policy_of(path_of(path).stem, trees, sources)
 
 
-def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> Policy:
+def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> PolicyPools:
     """Returns the evidence and outcomes of pools."""
     seconds, tokens, columns = {}, {}, []
     for source in sources:
@@ -111,10 +111,10 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
         classes.append(answer_classes(answers_of(tree)))
     x_MF = np.concatenate(x)
     chains = Chains(x_MF, np.array(correct), np.concatenate(problem), np.zeros(len(x_MF), int), np.concatenate(classes))
-    return Policy(name, [tree.problem for tree in trees], chains, seconds, tokens)
+    return PolicyPools(name, [tree.problem for tree in trees], chains, seconds, tokens)
 
 
-def fit_calibrated(policies: Sequence[Policy], keep: Callable[[str], bool] = lambda problem: True) -> Ranker:
+def fit_calibrated(policies: Sequence[PolicyPools], keep: Callable[[str], bool] = lambda problem: True) -> Ranker:
     """Returns the ranker of the policies' problems that `keep` chooses, calibrated on problems it was not trained on.
 
     Raises ValueError where one of the three parts has no problem with a correct and an incorrect chain.
@@ -169,7 +169,7 @@ def stronger(chains: Chains, kept: float, seed: int) -> Chains:
 
 
 def choose_vote(
-    policies: Sequence[Policy], seed: int, keep: Callable[[str], bool] = lambda problem: True
+    policies: Sequence[PolicyPools], seed: int, keep: Callable[[str], bool] = lambda problem: True
 ) -> tuple[Vote, list[dict[str, Any]]]:
     """Returns how far votes trust the evidence, and its gains on each policy that was left out.
 
@@ -220,7 +220,7 @@ def fit(
     out: str | os.PathLike,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
-) -> Verifier:
+) -> FusedVerifier:
     """Fits a verifier to files of pools, one policy each, and writes it to a folder.
 
     Raises:
@@ -256,12 +256,12 @@ def fit(
         "policies_left_out": left_out,
     }
     name = str(path_of(out).resolve())
-    verifier = Verifier(witnesses, ranker, vote, name, request_of(witnesses, ranker, vote), measured)
+    verifier = FusedVerifier(witnesses, ranker, vote, name, request_of(witnesses, ranker, vote), measured)
     verifier.save(out)
     return verifier
 
 
-def _auroc(ranker: Ranker, policy: Policy) -> float | None:
+def _auroc(ranker: Ranker, policy: PolicyPools) -> float | None:
     """Returns the in-problem AUROC on the problems that calibrated the ranker."""
     chains = policy.of(lambda problem: bucket(problem, 10) in (8, 9))
     return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if mixed_problems(chains) else None

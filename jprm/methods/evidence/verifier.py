@@ -1,4 +1,4 @@
-"""`Verifier`: a ranker over sources of evidence, with the interface of a PRM; and the folder that holds it.
+"""`FusedVerifier`: a ranker over sources of evidence, with the interface of a PRM; and the folder that holds it.
 
 The folder has one file, `verifier.json`: names and versions of the sources, coefficients, the vote's settings. Models
 are there by their path and identity, and are checked when the verifier is loaded.
@@ -71,7 +71,7 @@ def distance_of(standard_MF: Float[np.ndarray, "M F"]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verifier:
+class FusedVerifier:
     """Evidence from several sources, weighed: a `jprm.methods.scored_files.Scorer`.
 
     A step's score is the probability that the chain is correct if it ended with this step, as the semantics `value` has
@@ -108,13 +108,13 @@ class Verifier:
         """Returns what results say of it."""
         return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
 
-    def by(self, output: str) -> Verifier:
+    def by(self, output: str) -> FusedVerifier:
         """Returns the verifier itself for `score`. Raises ValueError for another output."""
         if output != "score":
             raise ValueError(f"{self.name}: a fused verifier orders chains only by its score, not by {output!r}")
         return self
 
-    def of_prefixes(self) -> Verifier:
+    def of_prefixes(self) -> FusedVerifier:
         """Returns the verifier that scores chains while they grow, for a search.
 
         A prefix has no pool and no record, so sources that need them count as absent: their numbers add nothing.
@@ -206,7 +206,7 @@ def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote) -> dict[st
     }
 
 
-def load_verifier(folder: str | os.PathLike) -> Verifier:
+def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
     """Returns the verifier that `jprm fuse fit` wrote into a folder.
 
     Raises:
@@ -240,7 +240,9 @@ def load_verifier(folder: str | os.PathLike) -> Verifier:
     )  # fmt: skip
     settings = Vote(**{field.name: _number(vote, field.name, where, "vote") for field in dataclasses.fields(Vote)})
     name = str(place.resolve())
-    return Verifier(sources, ranker, settings, name, request_of(sources, ranker, settings), data.get("measured") or {})
+    return FusedVerifier(
+        sources, ranker, settings, name, request_of(sources, ranker, settings), data.get("measured") or {}
+    )
 
 
 def _object(data: Mapping[str, Any], field: str, where: str) -> Mapping[str, Any]:

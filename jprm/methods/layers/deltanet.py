@@ -63,7 +63,7 @@ WEIGHTS = {
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ChunkPlan:
     """Chunks of rows: N of them, of C tokens. States have numbers; 0 is the one that a row starts from."""
 
     back: Int[Array, "B T J"]  # the J tokens before each on its path, the nearest first; T where there is none
@@ -97,15 +97,15 @@ def previous_of(until_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.max(jnp.where(before_BTS, index_T, -1), axis=-1)
 
 
-def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
+def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> ChunkPlan:
     return local(functools.partial(_plan, config=config), [("batch",)], _PLAN)(until_BT)
 
 
 _ROWS: Any = ("batch",)
-_PLAN = Plan(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS)
+_PLAN = ChunkPlan(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS)
 
 
-def _plan(until_BT, config: ModelConfig, last_B=None) -> Plan:
+def _plan(until_BT, config: ModelConfig, last_B=None) -> ChunkPlan:
     """Returns the plan; the state after the token `last_B` is kept too, as if a later chunk went on from it."""
     (B, T), C = until_BT.shape, chunk_of(config, until_BT.shape[1])
     N, most = -(-T // C), bound(config, T)
@@ -140,7 +140,7 @@ def _plan(until_BT, config: ModelConfig, last_B=None) -> Plan:
     leads_BNC = leader_BNC == jnp.arange(C)
     enters_BNC = jnp.take_along_axis(jnp.cumsum(leads_BNC, axis=-1) - 1, leader_BNC, axis=-1)
     states_BNC = _ranked(leads_BNC, state_BNC, 0)
-    return Plan(
+    return ChunkPlan(
         back=jnp.where(back_BTJ >= 0, back_BTJ, T),
         sees=own_BNCC,
         enters=enters_BNC,
@@ -160,7 +160,7 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
     return jnp.take_along_axis(jnp.where(chosen_BNC, value_BNC, rest), order_BNC, axis=-1)
 
 
-def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
+def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: ChunkPlan, settings, config: ModelConfig):
     """Returns the layer's output. Heads are split over the mesh, and each device has only its rows and heads."""
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
@@ -168,7 +168,7 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, sett
     start = jnp.zeros(shape, jnp.float32, out_sharding=sharding("batch", "kv_heads", None, None, None))
     inputs, gate_BTKGV = _projected(x_BTD, w, config)
 
-    def own(inputs, small, plan: Plan, start):
+    def own(inputs, small, plan: ChunkPlan, start):
         q, k, v = (_convolved(x, small[name], plan.back) for name, x in zip(_CONVOLVED, inputs[:3], strict=True))
         return _rule(q, k, v, *_rates(inputs[3], inputs[4], small), plan, start, config)[0]
 
@@ -215,7 +215,7 @@ def _convolved(x_BTX, w_XW, back_BTJ):
 # ------------------------------------------------------------------------------------------------------------- the rule
 
 
-def _rule(q_BTKH, k_BTKH, v_BTKGV, g_BTKG, b_BTKG, plan: Plan, start_BKGHV, config: ModelConfig):
+def _rule(q_BTKH, k_BTKH, v_BTKGV, g_BTKG, b_BTKG, plan: ChunkPlan, start_BKGHV, config: ModelConfig):
     """Returns outputs (B, T, K, G, V) in float32, and the kept states (B, S, K, G, H, V).
 
     With G_i the sum of g over i's path in its chunk, up to i, and G_ij that after j, tokens add (I + A)^-1 b
@@ -294,7 +294,7 @@ _inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 @jax.custom_vjp
-def _chunks(q, k, v, total, solved, decay, log, plan: Plan):
+def _chunks(q, k, v, total, solved, decay, log, plan: ChunkPlan):
     """Returns outputs (N, B, K, G, C, V), and the log of states (B, S, K, G, H, V) with those of these chunks.
 
     q, k: (N, B, K, C, H); v: (N, B, K, G, C, V); total: G_i above, (N, B, K, G, C); solved: (I + A)^-1 b, and decay:
@@ -303,13 +303,13 @@ def _chunks(q, k, v, total, solved, decay, log, plan: Plan):
     return _forward(q, k, v, total, solved, decay, log, plan)[0]
 
 
-def _of_chunk(plan: Plan):
+def _of_chunk(plan: ChunkPlan):
     """Returns what a chunk needs of the plan, chunks first; loops turn as often as the row with most states needs."""
     tables = plan.enters, plan.states, plan.exits, plan.kept
     return (*(jnp.moveaxis(x, 1, 0) for x in tables), jnp.max(plan.reads, axis=0), jnp.max(plan.writes, axis=0))
 
 
-def _forward(q, k, v, total, solved, decay, log, plan: Plan):
+def _forward(q, k, v, total, solved, decay, log, plan: ChunkPlan):
     def chunk(log, inputs):
         q, k, v, total, solved, decay, (enters, states, exits, kept, reads, writes) = inputs
         of_k, of_q = _read_all(q, k, log, enters, states, reads, v)
@@ -477,7 +477,7 @@ def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, 
     return _out(y, gate_BTKGV, w, x_BTD, config), (state, after)
 
 
-def _number_after(plan: Plan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
+def _number_after(plan: ChunkPlan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
     """Returns the number of the state that is kept after a token of each row. (Padding may have later ones.)"""
     B, _, C = plan.exits.shape
     chunk = jnp.arange(B), at_B // C

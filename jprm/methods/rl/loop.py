@@ -31,7 +31,7 @@ from jprm.methods.rl import RESULT, refresh, rollout, sampling_hosts
 from jprm.methods.rl.config import METHODS, RLExperiment, learner
 from jprm.methods.rl.progress import Progress, best_of, claim_rl, fired, fresh_test, suspected, verdict
 from jprm.methods.rl.refresh import step_auroc
-from jprm.methods.rl.sampling import Carrying, Here, Problems, Samples, Source, sampler_options
+from jprm.methods.rl.sampling import Carrying, Here, Problems, Samples, SampleSource, sampler_options
 from jprm.methods.rl.sampling_hosts import SamplingHosts
 from jprm.methods.rl.sampling_servers import Servers
 from jprm.methods.verify import verifiers
@@ -119,7 +119,7 @@ class Loop:
         model, tokenizer = trainer.experiment.model, trainer.tokenizer
         if config.sampling_hosts:
             return SamplingHosts(self.problems, tokenizer, trainer.params, name, ahead, self._costs)
-        source, mesh = Source(self.problems, tokenizer, self._prm), own_mesh(trainer.mesh)
+        source, mesh = SampleSource(self.problems, tokenizer, self._prm), own_mesh(trainer.mesh)
         parts = trainer.params, model, tokenizer
         if config.engine:
             prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]

@@ -20,7 +20,7 @@ from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
 from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
 from jprm.methods.evaluate.best_of_n import shown_n
-from jprm.methods.evidence.verifier import Verifier as Fused
+from jprm.methods.evidence.verifier import FusedVerifier
 from jprm.methods.policy.vocabulary import log_probabilities
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
@@ -147,7 +147,7 @@ def judged(
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
     reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
     of_group = zip(records, drawn, reward_PG, scores, strict=True)
-    fused = isinstance(prm, Fused)
+    fused = isinstance(prm, FusedVerifier)
     return [
         Group(record, list(some), np.array(reward_G), scores_G, fused) for record, some, reward_G, scores_G in of_group
     ]

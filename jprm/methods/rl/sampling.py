@@ -2,7 +2,7 @@
 
 The loop asks `Samples` and does not know whom it asks: this process (`Here`, and `Carrying`, whose samples may run over
 an update), servers (`jprm.methods.rl.sampling_servers`), or other hosts of the job (`jprm.methods.rl.sampling_hosts`).
-A `Source` draws and judges on the devices of its own process, together with the other processes of its group.
+A `SampleSource` draws and judges on the devices of its own process, together with the other processes of its group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Problems:
         return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, update - 1)
 
 
-class Source:
+class SampleSource:
     """Draws and judges the samples of a run.
 
     `policy` is set by the caller, when there are parameters. `prm` and `second` are None where the experiment has none.
@@ -194,7 +194,7 @@ class Here:
 
     waited = 0.0
 
-    def __init__(self, source: Source, ahead: list[Ahead], costs: Costs):
+    def __init__(self, source: SampleSource, ahead: list[Ahead], costs: Costs):
         self.source, self.ahead, self._costs = source, ahead, costs
 
     @property

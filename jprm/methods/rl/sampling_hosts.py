@@ -35,7 +35,7 @@ from jprm.methods.rl import rollout
 from jprm.methods.rl.config import RLExperiment, model_of
 from jprm.methods.rl.rollout import Group
 from jprm.methods.rl.samples import Rollout
-from jprm.methods.rl.sampling import Ahead, Costs, Problems, Source, sampler_options
+from jprm.methods.rl.sampling import Ahead, Costs, Problems, SampleSource, sampler_options
 from jprm.model.mesh import mesh_by_heads, sent
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train import Stopped
@@ -181,7 +181,7 @@ class _Host:
     def __init__(self, config: RLExperiment):
         self.config, model = config, model_of(config.policy, config.model)
         self._model, self._tokenizer = model, load_tokenizer(config.policy, model.vocab_size)
-        self.source = Source(Problems.read(config), self._tokenizer, config.prm)
+        self.source = SampleSource(Problems.read(config), self._tokenizer, config.prm)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         if order["do"] == "push":

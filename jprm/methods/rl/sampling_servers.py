@@ -7,7 +7,7 @@ from typing import cast
 
 from jprm.methods.policy.engine import RemoteSampler
 from jprm.methods.rl.samples import Rollout, ask
-from jprm.methods.rl.sampling import Ahead, Costs, Here, Source
+from jprm.methods.rl.sampling import Ahead, Costs, Here, SampleSource
 
 
 class Servers(Here):
@@ -16,7 +16,7 @@ class Servers(Here):
     What servers have not returned yet is no part of a checkpoint. A run that continues asks for it again.
     """
 
-    def __init__(self, source: Source, ahead: list[Ahead], costs: Costs):
+    def __init__(self, source: SampleSource, ahead: list[Ahead], costs: Costs):
         super().__init__(source, ahead, costs)
         self._asked: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # by update
 

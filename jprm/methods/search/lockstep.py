@@ -247,13 +247,13 @@ def live_scorer(prm: Any) -> LiveScorer:
     """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses and
     for fused verifiers, of which the sources score that can."""
     from jprm.methods.decoding.cache import LiveTrees
-    from jprm.methods.evidence.verifier import Verifier
+    from jprm.methods.evidence.verifier import FusedVerifier
 
     if isinstance(prm, Unscored):
         return prm
     if isinstance(prm, Judge):
         return LiveJudge(prm)
-    if isinstance(prm, Verifier):
+    if isinstance(prm, FusedVerifier):
         return Rescorer(prm.of_prefixes())
     if isinstance(prm, Rubric):
         return Rescorer(prm)

@@ -117,7 +117,7 @@ class Ended(BaseException):
     """Raised when the other process has ended. No test catches it."""
 
 
-class Program(Pipe):
+class ProgramSide(Pipe):
     """The program's side: a table of its objects, by number."""
 
     def pack_object(self, value, depth):
@@ -442,7 +442,7 @@ def _proxy(pipe, number):
 
 def serve(descriptor):
     """Runs the program that arrives on a socket, and answers what is asked about it."""
-    program = Program(descriptor)
+    program = ProgramSide(descriptor)
     with contextlib.suppress(Ended):
         question = program.receive()
         if question["more"] and _incomplete(question["code"]):

@@ -37,7 +37,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class CommandResult:
     """`status` is the exit status, negative for a signal, None if time ran out. `output` is what was printed."""
 
     status: int | None
@@ -69,7 +69,7 @@ def require() -> None:
         )
 
 
-def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> Outcome:
+def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> CommandResult:
     """Runs a command with `text` as its input; returns what it prints and how it ends.
 
     Without `sandbox` only time, memory and file size are limited, and the program may do whatever its user may.
@@ -89,7 +89,7 @@ def run_servers(
     seconds: float,
     *,
     sandbox: bool = True,
-) -> tuple[Outcome, Outcome]:
+) -> tuple[CommandResult, CommandResult]:
     """Runs two trusted commands, each in a sandbox of its own, joined by a socket whose number ends their arguments.
 
     They may fork, unlike programs. A child must apply `rules()` before it runs anything untrusted. `limits` are of each
@@ -102,7 +102,7 @@ def run_servers(
         require()
     ends, ended = socket.socketpair(), threading.Event()
 
-    def run(which: int, stop: threading.Event | None) -> Outcome:
+    def run(which: int, stop: threading.Event | None) -> CommandResult:
         command, descriptors = [*commands[which], str(ends[which].fileno())], (ends[which].detach(),)
         return _run_command(
             command, texts[which], limits, sandbox=sandbox, descriptors=descriptors, stop=stop, server_seconds=seconds
@@ -120,7 +120,7 @@ def run_servers(
 def _run_command(
     command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, descriptors: Sequence[int] = (), stop=None,
     server_seconds: float | None = None,
-) -> Outcome:  # fmt: skip
+) -> CommandResult:  # fmt: skip
     """Runs a command. It takes over the file `descriptors`, and is killed when the event `stop` is set.
 
     With `server_seconds`, its time, it may fork.
@@ -153,7 +153,7 @@ def _run_command(
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
         printed.seek(0)
-        return Outcome(status, printed.read().decode(errors="replace"))
+        return CommandResult(status, printed.read().decode(errors="replace"))
 
 
 def _write(file: IO[bytes], content: bytes) -> None:
