@@ -15,6 +15,7 @@ from jprm.experiment import read
 from jprm.io.jsonl import write_records
 from jprm.methods.judge.critiques import JudgePrompt, verdicts
 from jprm.methods.judge.judge import Judge
+from jprm.options import find_part
 from jprm.tree import read_records, tree_of
 
 
@@ -162,6 +163,10 @@ def test_a_policys_samples_become_pools():
     cut = Sample(tuple(SOUND[:2]), 6, "length")
     pool = run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
     assert [(one["answer"], one["correct"]) for one in pool["samples"]] == [(10, True), (None, False)]
+
+
+def test_the_verifier_of_rollouts_is_found_by_its_name():
+    assert find_part(run.REACHES_ANSWER, {}, "verifier", files=True) is task.reaches_answer
 
 
 def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_run, one_device, tmp_path):

@@ -59,6 +59,9 @@ TESTED, TESTED_SAMPLES = 200, 64
 TEMPERATURE = 0.7
 """Of all samples. At 1 a policy so small makes every rare slip somewhere in 64 samples."""
 
+REACHES_ANSWER = "experiments.quickstart.task:reaches_answer"
+"""The verifier of completions, by the name that the rollouts' file keeps."""
+
 console = Console()
 
 
@@ -80,7 +83,7 @@ def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> 
     policy = load_sampler(out / "policy", SamplerConfig(temperature=TEMPERATURE, max_tokens=128, rows=512))
     sample_pools(policy, out / "problems.jsonl", out / "pools.jsonl", LABELLED_SAMPLES, seed, pool)
     sample_pools(policy, out / "test_problems.jsonl", out / "test_pools.jsonl", TESTED_SAMPLES, seed, pool)
-    label(policy, out, seed, task, "task:reaches_answer")
+    label(policy, out, seed, task, REACHES_ANSWER)
     for labels in ("formal", "monte_carlo", "outcome"):
         if not (out / labels / "result.json").is_file():
             console.rule(f"a reward model learns from labels: {labels}")
