@@ -15,7 +15,7 @@ import numpy as np
 
 from jprm import multihost
 from jprm.experiment import RUN, Experiment, kind_of, read
-from jprm.io.jsonl import write_records
+from jprm.io.jsonl import dump, read_lines, write_records
 from jprm.io.storage import Place, path_of
 from jprm.methods.policy.protocol import Policy, Prefix
 from jprm.methods.rl.config import RefreshConfig, RLExperiment
@@ -147,7 +147,9 @@ def _files(config: RLExperiment, folder: Place, records: Sequence[dict[str, Any]
     """Writes an update's records, and returns the names of all files that are trained on."""
     earlier = [folder / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
     folder.mkdir(exist_ok=True)
-    write_records(file := folder / f"{update}.jsonl", records)
+    file, lines = folder / f"{update}.jsonl", [dump(record).encode() + b"\n" for record in records]
+    if not file.is_file() or [line for _, line in read_lines(file)] != lines:  # in a bucket they would be new data
+        write_records(file, records)
     return list(map(str, (file, *(path for path in earlier if path.is_file()), *config.refresh.replay)))
 
 
