@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.code_pool import choose, judged
+from experiments.code_pool import choose, judged, prm
+from experiments.objectives import heads
 from jprm.methods.verify.sandbox import refusal
+from jprm.tree import tree_of, with_scores
 
 
 def test_pass_at_k_is_the_mean_over_subsets():
@@ -34,10 +36,13 @@ def test_choices_in_closed_form():
     np.testing.assert_allclose(choose.dual_agreement(POOL), [np.sqrt(2) * 4] * 2 + [5, 0, 0, 0])
     assert choose.most_tests(POOL).tolist() == [4, 4, 5, 0, 0, 0]
     assert choose.share(POOL).tolist() == [2, 2, 1, 0, 0, 0]
+    assert choose.share(POOL, np.array([1, 2, 5, 9, 9, 9]) / 8).tolist() == [3 / 8, 3 / 8, 5 / 8, 0, 0, 0]
     correct = np.array([one["correct"] for one in POOL["samples"]])
     assert choose.chosen(choose.dual_agreement(POOL), correct) == 0.5
     assert choose.chosen(choose.most_tests(POOL), correct) == 0
-    report = choose.report([POOL, {**POOL, "problem": "q"}], {"share": [choose.share(POOL)] * 2})
+    keys = {"share": [choose.share(POOL)] * 2, "dual agreement": [-choose.share(POOL)] * 2}
+    report = choose.report([POOL, {**POOL, "problem": "q"}], keys)
+    assert report["chosen"]["dual agreement"]["over_share"]["value"] == pytest.approx(-1 / 2)
     assert report["pass_at"]["1"]["value"] == pytest.approx(1 / 6)
     assert report["chosen"]["share"]["gain"]["value"] == pytest.approx(1 / 2 - 1 / 6)
 
@@ -69,3 +74,33 @@ def test_the_pool_is_read_whole(shared_data):
     problems = judged.read(shared_data / "code")
     assert len(problems) == 164 and {len(problem.programs) for problem in problems} == {100}
     assert sum(len(problem.tests) for problem in problems) == 7795
+
+
+def test_each_half_is_scored_by_what_was_trained_on_the_other(monkeypatch):
+    trees = [
+        tree_of({"problem": f"p{i}", "samples": [{"steps": ["a"] * (1 + i % 3), "correct": True}]}) for i in range(11)
+    ]
+    sizes = np.array([len(tree.nodes) for tree in trees])
+    of_node = np.repeat(np.arange(11), sizes)
+    known = heads.Known(trees, sizes, of_node[:, None].astype(np.float16))
+
+    def fitted(experiment, train, fit):
+        seen = {tree.problem for tree in train.trees}
+        assert len(seen) in (5, 6)
+
+        def score(test):
+            assert not seen & {tree.problem for tree in test.trees}
+            parts = np.split(test.state_ND[:, 0], np.cumsum(test.size_K)[:-1])
+            return [with_scores(tree, part.tolist()) for tree, part in zip(test.trees, parts, strict=True)]
+
+        return score
+
+    monkeypatch.setattr(heads, "fitted", fitted)
+    scored = prm.scored(None, known)
+    assert [tree.problem for tree in scored] == [tree.problem for tree in trees]
+    assert [[node.score for node in tree.nodes] for tree in scored] == [[i] * sizes[i] for i in range(11)]
+    first, second = prm.halves([f"p{i}" for i in range(11)])
+    assert prm.halves([f"p{i}" for i in range(11)][::-1]) == (
+        [10 - i for i in first[::-1]],
+        [10 - i for i in second[::-1]],
+    )

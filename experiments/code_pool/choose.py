@@ -12,6 +12,7 @@ program of its best group, ties as a random one of them. Intervals are 95 %, ove
     share            the largest group of programs that answered the calls of all tests alike, if they ran to their end
     shortest, longest  by characters
     NAME             the last step score of a file of scored pools (`--scores NAME=FILE`), on the problems that it has
+    NAME vote        the group of `share` whose programs' last step scores have the largest sum
 """
 
 from __future__ import annotations
@@ -57,12 +58,16 @@ def most_tests(pool: Pool) -> Float[np.ndarray, " N"]:
     return np.array([weights[list(sample["passes"])].sum() for sample in pool["samples"]])
 
 
-def share(pool: Pool) -> Float[np.ndarray, " N"]:
-    """Returns how many programs answered the tests' calls as each did; 0 for one that did not run to its end."""
-    count = collections.Counter(sample["behaviour"] for sample in pool["samples"])
-    return np.array(
-        [count[one] if (one := sample["behaviour"]) is not None else 0 for sample in pool["samples"]], float
-    )
+def share(pool: Pool, weight_N: Float[np.ndarray, " N"] | None = None) -> Float[np.ndarray, " N"]:
+    """Returns how many programs answered the tests' calls as each did, or the sum of their weights.
+
+    A program that did not run to its end has 0.
+    """
+    sums: collections.Counter[str] = collections.Counter()
+    behaviour = [sample["behaviour"] for sample in pool["samples"]]
+    for one, weight in zip(behaviour, np.ones(len(behaviour)) if weight_N is None else weight_N, strict=True):
+        sums[one] += weight
+    return np.array([0 if one is None else sums[one] for one in behaviour], float)
 
 
 def length(pool: Pool) -> Float[np.ndarray, " N"]:
@@ -86,7 +91,10 @@ def chosen(key_N: Float[np.ndarray, " N"], correct_N: Bool[np.ndarray, " N"]) ->
 def report(
     pools: Sequence[Pool], keys: Mapping[str, Sequence[Float[np.ndarray, " N"]]], seed: int = 0
 ) -> dict[str, Any]:
-    """Returns pass@k, the accuracy of every choice, and what it gains over a random program, paired over problems."""
+    """Returns pass@k and every choice's accuracy, with its gains over a random program and over `share`.
+
+    Gains are paired over problems.
+    """
     correct = [np.array([sample["correct"] for sample in pool["samples"]]) for pool in pools]
     problems = [pool["problem"] for pool in pools]
 
@@ -94,10 +102,12 @@ def report(
         return draws(lambda w: weighted_mean(np.array(values), w), problems, seed=seed)
 
     at = {k: drawn([pass_at(one, k) for one in correct]) for k in (1, 2, 5, 10, 100)}
-    rows = {}
-    for name, key in keys.items():
-        of = drawn([chosen(one, right) for one, right in zip(key, correct, strict=True)])
-        rows[name] = interval(of).json() | {"gain": difference(of, at[1]).json()}
+    of = {
+        name: drawn([chosen(one, right) for one, right in zip(key, correct, strict=True)]) for name, key in keys.items()
+    }
+    rows = {name: interval(one).json() | {"gain": difference(one, at[1]).json()} for name, one in of.items()}
+    for name in rows.keys() - {"share"} if "share" in of else ():
+        rows[name]["over_share"] = difference(of[name], of["share"]).json()
     return {"n": len(pools), "pass_at": {str(k): interval(one).json() for k, one in at.items()}, "chosen": rows}
 
 
@@ -113,7 +123,8 @@ def main() -> None:
         by_problem = {record["problem"]: record["samples"] for record in read_records(path)}
         some = [pool for pool in pools if pool["problem"] in by_problem]
         keys = {other: [key(pool) for pool in some] for other, key in CHOICES.items()}
-        keys[name] = [np.array([sample["scores"][-1] for sample in by_problem[pool["problem"]]]) for pool in some]
+        last = [np.array([sample["scores"][-1] for sample in by_problem[pool["problem"]]]) for pool in some]
+        keys |= {name: last, f"{name} vote": [share(pool, score_N) for pool, score_N in zip(some, last, strict=True)]}
         results[name] = report(some, keys)
     write_json(options.out, results)
     for name, result in results.items():
@@ -121,7 +132,8 @@ def main() -> None:
         for k, one in result["pass_at"].items():
             print(f"  pass@{k:8} {_said(one)}")
         for choice, one in result["chosen"].items():
-            print(f"  {choice:15} {_said(one)}, gain {_said(one['gain'])}")
+            over = f", over shares {_said(one['over_share'])}" if "over_share" in one else ""
+            print(f"  {choice:15} {_said(one)}, gain {_said(one['gain'])}{over}")
 
 
 def _said(one: Mapping[str, float]) -> str:
