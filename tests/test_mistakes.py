@@ -8,13 +8,13 @@ import json
 import numpy as np
 import pytest
 
-from jprm.io.jsonl import RecordError
+from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.mistakes import levels_report, mcc, mistakes_report, predicted
 from jprm.methods.evaluate.run import source
 from jprm.methods.evaluate.suite import STANDARD, standard_suite
 from jprm.methods.verify.puzzles import first_mistake, value_of
-from jprm.tree import tree_of
+from jprm.tree import read_trees, tree_of
 
 SOLUTION = {
     "Question_UUID": "q", "Subject": "college_physics", "Question": "What?", "Options": "A: one\nB: two",
@@ -219,6 +219,14 @@ def test_levels_are_hard2verifys_own():
         name: pytest.approx(row) for name, row in expected.items()
     }
     assert list(levels["steps"]) == ["right", "wrong", "accuracy", "f1"]
+
+
+def test_solutions_of_one_question_are_scored_into_one_file(tmp_path):
+    """A file of records with an `id` of another line is refused, and a question of MR-Ben has three solutions."""
+    records = [one for name in ("gpt", "llama") for one in read("mr_ben", SOLUTION | {"Sampled_Model": name})]
+    write_records(tmp_path / "scored.jsonl", records)
+    assert [tree.extra["generator"] for tree in read_trees(tmp_path / "scored.jsonl")] == ["gpt", "llama"]
+    assert {tree.extra["question_id"] for tree in read_trees(tmp_path / "scored.jsonl")} == {"q"}
 
 
 def test_the_published_files_are_read_whole_and_programs_decide_them(shared_data):

@@ -41,7 +41,7 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     if said == "incorrect":
         first = _first(steps, take(item, "Model_Solution_First_Error_Step", str, where), code, where)
     question, choices = take(item, "Question", str, where), item.get("Options")
-    names = {"id": "Question_UUID", "generator": "Sampled_Model"}
+    names = {"question_id": "Question_UUID", "generator": "Sampled_Model"}  # a question has several solutions
     yield {
         "problem": f"{question}\n{choices}" if choices else question,
         "steps": steps,
