@@ -60,6 +60,13 @@ def test_commands_exist(page, capsys):
             assert option in text, f"{line}: {option}"
 
 
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
+def test_files_that_commands_run_exist(page):
+    """`experiments/mine.py` stands for the user's own."""
+    named = {word for line in _commands(page) for word in re.findall(r"(?:experiments|examples)/[\w/]+\.\w+", line)}
+    assert not [file for file in named - {"experiments/mine.py"} if not (REPOSITORY / file).exists()]
+
+
 def test_bodies_that_curl_sends_say_that_they_are_json():
     """Else curl says that they are a form's, and the server refuses them."""
     texts = [_text(file) for file in (*PAGES, REPOSITORY / "jprm/apps/cli/__init__.py")]
