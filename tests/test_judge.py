@@ -202,6 +202,17 @@ def test_a_tree_has_scores_where_critiques_were_read(serve):
     assert [node.get("score") for node in tree["nodes"]] == [1.0, None, 1.0]
 
 
+def test_a_trajectory_has_scores_at_its_turns(serve):
+    said = [("system", "Be brief."), ("user", "Add."), ("assistant", "3"), ("tool", "3"), ("assistant", "It is 3.")]
+    record = {"messages": [{"role": role, "content": text} for role, text in said], "outcome": 1.0}
+    server = serve(lambda number, body: reply(YES if "It is 3." in body["prompt"] else NO))
+    [scored] = judge(server).score_many([record])
+    assert [message.get("score") for message in scored["messages"]] == [None, None, 0.0, None, 1.0]
+    server = serve(lambda number, body: reply(YES if "It is 3." in body["prompt"] else "Hm."))
+    [scored] = judge(server).score_many([record])  # a turn without a score: the trajectory has none
+    assert not any("score" in message for message in scored["messages"]) and scored["judge"]["read"] == 1
+
+
 def test_equal_questions_of_a_tree_are_asked_once_and_leaves_share_a_prefix(serve):
     pool = {"problem": "p", "samples": [{"steps": ["a", "b"]}, {"steps": ["a", "c"]}]}
     server = serve(lambda number, body: reply(YES))

@@ -253,13 +253,13 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
 
 
 def writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:
-    """Returns the scores as records hold them: in a chain or sample at every step or at none."""
+    """Returns the scores as records hold them: in a chain, sample or trajectory at every step or at none."""
     scores = [None if np.isnan(score) else as_written(score) for score in score_N]
     if tree.kind == "tree":
         return scores
     starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
     for start, end in itertools.pairwise([*starts, len(scores)]):
-        if None in scores[start:end]:
+        if any(scores[i] is None and tree.nodes[i].is_step for i in range(start, end)):
             scores[start:end] = [None] * (end - start)
     return scores
 
