@@ -3,7 +3,7 @@
 import pytest
 
 from jprm.apps.plan import counts, hlo, topologies
-from jprm.apps.plan.counts import Program, collectives, count, group_size, nodes_of, totals
+from jprm.apps.plan.counts import ProgramCounts, collectives, count, group_size, nodes_of, totals
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_all_kinds_between_slices(said, kind, bytes, received):
 
 
 def test_the_network_bounds_a_step():
-    program = Program(0.0, 0.0, tuple(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE")), ())))
+    program = ProgramCounts(0.0, 0.0, tuple(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE")), ())))
     found = counts.bounds(program, topologies.find("v5p-128"))
     # 288 bytes at 50 Gb/s; the 1,392 within a slice at 600 GB/s.
     assert found.network == pytest.approx(288 / 6.25e9) and found.by == "network" and found.step == found.network

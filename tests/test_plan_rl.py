@@ -165,7 +165,7 @@ def test_figures_are_continued_on_their_line():
             Collective("all-gather", "weights", False, 8.0, 7.0, 2.0, False, f"layer {i}") for i in range(layers)
         )
         once = Collective("all-reduce", "other", False, 5.0, 5.0, 1.0, False, "head")
-        return counts.Program(10.0 + 3 * layers, 20.0 + layers, (*gathers, once))
+        return counts.ProgramCounts(10.0 + 3 * layers, 20.0 + layers, (*gathers, once))
 
     model = dataclasses.replace(POLICY, layers=28, layer_groups=(28,))
     assert rl.depths(model) == (2, 4)

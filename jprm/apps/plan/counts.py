@@ -17,11 +17,11 @@ from jprm.apps.plan.hlo import Array, Computation, Instruction, Module
 from jprm.apps.plan.topologies import Topology
 from jprm.model.parameters import matrices, model_flops
 
-__all__ = ["Bounds", "Program", "bounds", "count", "matrices", "model_flops", "totals"]
+__all__ = ["Bounds", "ProgramCounts", "bounds", "count", "matrices", "model_flops", "totals"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramCounts:
     """Counts of one device and one run. `uncounted` names kernels of unknown cost."""
 
     flops: float
@@ -36,7 +36,7 @@ class Program:
 
 def count(
     module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None, node: int = 0
-) -> Program:
+) -> ProgramCounts:
     """Counts what the module's entry computes, moves and sends.
 
     parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
@@ -56,7 +56,7 @@ def count(
                     of_kernel = kernel_flops(inner, kernels or {})
                     flops += times * of_kernel
                     uncounted |= set() if of_kernel else {inner.op_name or inner.name}
-    return Program(flops, moved, tuple(collectives(module, parameters, node)), tuple(sorted(uncounted)))
+    return ProgramCounts(flops, moved, tuple(collectives(module, parameters, node)), tuple(sorted(uncounted)))
 
 
 def product_flops(where: Computation, product: Instruction) -> float:
@@ -495,7 +495,7 @@ class Bounds:
         return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 
-def bounds(program: Program, topology: Topology) -> Bounds:
+def bounds(program: ProgramCounts, topology: Topology) -> Bounds:
     """Returns the bounds of one device's program: its counts over the published rates of its chip and its links."""
     chip = topology.chip
     share = 1 / chip.devices

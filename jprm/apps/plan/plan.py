@@ -98,7 +98,7 @@ def plan(
 
 
 def _measured(
-    program: counts.Program, topology: Topology, needed: float, tokens: int, epoch_tokens: float | None,
+    program: counts.ProgramCounts, topology: Topology, needed: float, tokens: int, epoch_tokens: float | None,
     epoch_labels: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the fields `program`, `bounds` and `epoch` of a plan; `needed`: the model's FLOPs for a step."""

@@ -342,7 +342,7 @@ def params_of(lowered: tuple[Callable, tuple[Any, ...]]) -> Any:
     return getattr(first, "params", first)
 
 
-def _measured(program: counts.Program, topology: Topology) -> dict[str, Any]:
+def _measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any]:
     bounds = counts.bounds(program, topology)
     return {
         "program": {
@@ -428,14 +428,14 @@ def total_at(totals: Mapping[int, float], layers: int) -> float:
     return sum(weight * totals[depth] for depth, weight in _weights(totals, layers).items())
 
 
-def program_at(programs: Mapping[int, counts.Program], layers: int) -> counts.Program:
+def program_at(programs: Mapping[int, counts.ProgramCounts], layers: int) -> counts.ProgramCounts:
     """Returns the counts of the program with `layers` layers, as `total_at` does.
 
     Its collectives are those of both programs, each counted with its program's weight. The smaller program has a
     negative weight.
     """
     weights = _weights(programs, layers)
-    return counts.Program(
+    return counts.ProgramCounts(
         flops=sum(weight * programs[depth].flops for depth, weight in weights.items()),
         bytes=sum(weight * programs[depth].bytes for depth, weight in weights.items()),
         collectives=tuple(
