@@ -46,6 +46,10 @@ def print_storeys() -> None:
         some = [name for name in MODULES if storey(name) == each]
         print(f"{sum(lines[name] for name in some):7,} lines in {len(some):3} files  {each}")
     print(f"{sum(lines.values()):7,} lines in {len(lines):3} files")
+    tests = [file.read_text(encoding="utf-8") for file in (REPOSITORY / "tests").rglob("*.py")]
+    print(f"{sum(text.count(chr(10)) for text in tests):7,} lines in {len(tests):3} files  tests")
+    pages = [file.read_text(encoding="utf-8") for file in (REPOSITORY / "docs").rglob("*.md")]
+    print(f"{sum(len(text.split()) for text in pages):7,} words in {len(pages):3} pages  docs")
     frozen = sum(lines[name] for name in MODULES if storey(name) in ("core", "io"))
     print(f"{frozen:7,} lines of the core and io, frozen at {FROZEN:,}")
     importers = {name: [other for other, used in edges().items() if name in used] for name in MODULES}
