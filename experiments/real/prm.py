@@ -1,6 +1,6 @@
 """Qwen2.5-Coder as a process reward model: human step ratings of PRM800K, or outcomes of its own samples.
 
-    python experiments/real/download.py qwen2.5-coder-0.5b
+    python -m experiments.real.download qwen2.5-coder-0.5b
     make data/prm800k.prepared
     jprm train experiments/real/prm.py --workdir runs/real/prm800k
 

@@ -2,7 +2,7 @@
 
     for pool in own_train own_test chatgpt; do jprm score --model runs/real/prm800k \\
       --input experiments/real/pools/$pool.jsonl.gz --output scored/$pool.jsonl; done
-    python experiments/real/prm_scores.py --name "ratings PRM" --scored scored/*.jsonl --output scores_ratings.jsonl
+    python -m experiments.real.prm_scores --name "ratings PRM" --scored scored/*.jsonl --output scores_ratings.jsonl
 
 How a sample's step scores become one number is chosen on the fitting problems of bucket 7 of `own_train`.
 """
@@ -13,9 +13,9 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-import token_states as states  # pyright: ignore[reportMissingImports]
 import tyro
 
+from experiments.real import token_states as states
 from jprm.io.jsonl import write_records
 from jprm.methods.evidence.fit import bucket
 from jprm.statistics import auroc

@@ -1,6 +1,6 @@
 """What a published 7B or 8B PRM is worth, from its published scores: none of the models is run.
 
-    python experiments/real/published_prms.py --shared ../shared/data --out runs/real/published.json
+    python -m experiments.real.published_prms --shared ../shared/data --out runs/real/published.json
 
 Five PRMs scored the same 250 chains of each ProcessBench split, in the same order (published by FoVer, CC BY 4.0). The
 files are flat lists of step scores with labels, up to the first error of a chain, and of chain scores, each the least

@@ -1,6 +1,6 @@
 """Scores of pools by every reader of a base's states: from pools to `scores.jsonl.gz`, which the verdict reads.
 
-    python experiments/real/reader_scores.py --base runs/models/qwen2.5-coder-0.5b.gguf --output scores.jsonl.gz \\
+    python -m experiments.real.reader_scores --base runs/models/qwen2.5-coder-0.5b.gguf --output scores.jsonl.gz \\
         --keep runs/real/states --other runs/real/chatgpt.jsonl
 
 Readers are fitted on `pools/own_train.jsonl.gz` (buckets 0 to 6 of 10 train, 7 chooses) and score that file's buckets
@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import state_readers as readers  # pyright: ignore[reportMissingImports]
-import token_states as states  # pyright: ignore[reportMissingImports]
 import tyro
 
+from experiments.real import state_readers as readers
+from experiments.real import token_states as states
 from jprm.checkpoints import base as bases
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import Bar

@@ -1,6 +1,6 @@
 """Tokens a second of jprm's sampler and of llama.cpp's server on the same GSM8K prompts, one after the other.
 
-    python experiments/real/sampler_speed.py --model runs/models/qwen2.5-coder-0.5b.gguf --server-python PYTHON
+    python -m experiments.real.sampler_speed --model runs/models/qwen2.5-coder-0.5b.gguf --server-python PYTHON
 
 PYTHON has the package xllamacpp (llama.cpp with its server). Both have as many threads as there are cores, the same
 chat prompt, temperature 0.8 and the model's own ends. The server's slots are always busy, and its prompts are cached:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
-from token_states import Sample  # pyright: ignore[reportMissingImports]
+
+from experiments.real.token_states import Sample
 
 WINDOW = 32
 """Tokens of a window of confidence: DeepConf has 2,048, for chains a hundred times as long."""

@@ -1,7 +1,7 @@
 """A PRM's step AUROC on PRM800K phase 1 beside position and length fitted to all training ratings, paired.
 
     jprm score --model runs/real/prm800k --input data/phase1_test_trees.jsonl --output scored.jsonl
-    python experiments/real/step_labels.py --shared ../shared/data --scored scored.jsonl
+    python -m experiments.real.step_labels --shared ../shared/data --scored scored.jsonl
 
 The default is the kept scores of Qwen2.5-Coder-0.5B trained by `prm.py` on an H200. Neutral ratings are positive.
 """

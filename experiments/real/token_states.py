@@ -1,6 +1,6 @@
 """States and confidences of any base on a file of pools, computed once and resumably: what the readers read.
 
-    python experiments/real/token_states.py --base runs/models/qwen2.5-coder-0.5b.gguf --input pool.jsonl.gz \\
+    python -m experiments.real.token_states --base runs/models/qwen2.5-coder-0.5b.gguf --input pool.jsonl.gz \\
         --output runs/real/states --layers 3 6 9 12 15 18 21 24 --prompt experiments/real/prompt.txt
 
 Each problem's samples are one tree, so that their prompt and common beginnings are computed once. A problem is one file

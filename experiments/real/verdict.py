@@ -1,7 +1,7 @@
 """The verdict on readers of states, from kept pools and kept scores of their samples: see README.md for the protocol.
 
-    python experiments/real/verdict.py --out runs/real/verdict.json                   # two minutes
-    python experiments/real/verdict.py --out verdict.json --scores mine.jsonl         # of `reader_scores.py`
+    python -m experiments.real.verdict --out runs/real/verdict.json                   # two minutes
+    python -m experiments.real.verdict --out verdict.json --scores mine.jsonl         # of `reader_scores.py`
 
 Pools are `pools/NAME.jsonl.gz` beside this file: `own_train`, `own_test`, and those of other policies.
 """
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import token_states as states  # pyright: ignore[reportMissingImports]
 import tyro
 
+from experiments.real import token_states as states
 from jprm.io.jsonl import parse, read_lines
 from jprm.io.outputs import Bar, write_json
 from jprm.methods.evidence import sources as evidence
