@@ -130,63 +130,54 @@ class ProcessBench(ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PRMBench(ModelOptions):
+class PublishedOptions(ModelOptions):
+    data: Data
+    """The benchmark's files as published, all or some of them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PRMBench(PublishedOptions):
     """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
 
     For example:
       jprm eval prmbench --model DIR --input prmbench/*.jsonl --output prmbench.json
     """
 
-    data: Data
-    """PRMBench files, of any of its classes."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SocraticPRMBench(ModelOptions):
+class SocraticPRMBench(PublishedOptions):
     """Socratic-PRMBench: PRMScore of its twenty classes of error and its six patterns of reasoning.
 
     For example:
       jprm eval socratic-prmbench --model DIR --input socratic_prmbench/*.jsonl --output socratic.json
     """
 
-    data: Data
-    """Socratic-PRMBench files, of any of its classes."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MRBen(ModelOptions):
+class MRBen(PublishedOptions):
     """MR-Ben: whether a solution is right (MCC), and its first wrong step. Reasons are left out.
 
     For example:
       jprm eval mr-ben --model DIR --input mrben/*.json --output mr_ben.json
     """
 
-    data: Data
-    """MR-Ben files, of any of its subjects."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BigBenchMistake(ModelOptions):
+class BigBenchMistake(PublishedOptions):
     """BIG-Bench-Mistake: the first mistake, or that there is none, beside programs that decide four of its five tasks.
 
     For example:
       jprm eval big-bench-mistake --model DIR --input big_bench_mistake/*.jsonl --output mistakes.json
     """
 
-    data: Data
-    """BIG-Bench-Mistake files, of any of its tasks."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hard2Verify(ModelOptions):
-    """Hard2Verify: balanced accuracy and F1 of steps, of whole solutions, and of the first error.
+class Hard2Verify(PublishedOptions):
+    """Hard2Verify, encrypted as published or in plain text: balanced accuracy and F1 of steps, solutions, first errors.
 
     For example:
       jprm eval hard2verify --model DIR --input hard2verify/test.jsonl --output hard2verify.json
     """
-
-    data: Data
-    """Hard2Verify's file as published, encrypted, or in plain text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
