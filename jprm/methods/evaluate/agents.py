@@ -262,8 +262,7 @@ def figures(request: Request) -> Report:
     if fitting:
         known = turns_of(fitting)
         thresholds = best_thresholds(known.score_M, known.class_M)
-    records = [tree for trees in request.data.values() for tree in trees]
-    return agents_report(records, thresholds, request.seed, bool(fitting)) | {"too_long": request.left_out}
+    return agents_report(request.trees, thresholds, request.seed, bool(fitting)) | {"too_long": request.left_out}
 
 
 KEYS = ("step_accuracy", "first_bad_turn", "auroc", "f1_bad", "f1_neutral", "f1_good")

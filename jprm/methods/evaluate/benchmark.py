@@ -75,6 +75,11 @@ class Request:
     too_long: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
+    def trees(self) -> list[ReasoningTree]:
+        """The records of all files of `data`."""
+        return [tree for trees in self.data.values() for tree in trees]
+
+    @property
     def left_out(self) -> int:
         """Records of `data` that are left out because a chain is too long."""
         return sum(self.too_long.get(name, 0) for name in self.data)

@@ -72,7 +72,7 @@ def figures(request: Request) -> Report:
     `f1_tuned` is at the threshold that `calibrate` gives. `ece` is the class's calibration error as a probability, and
     `ece_if_calibrated` what noise alone would show in 95 % of samples.
     """
-    classes = classes_of([tree for trees in request.data.values() for tree in trees])
+    classes = classes_of(request.trees)
     tuning = [tree for trees in request.calibrate.values() for tree in trees]
     tuned = classes_of(tuning) if tuning else None
     rows = {}

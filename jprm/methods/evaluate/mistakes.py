@@ -210,8 +210,7 @@ def levels_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -
 
 
 def figures(of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]], request: Request) -> Report:
-    trees = [tree for trees in request.data.values() for tree in trees]
-    return of(trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
+    return of(request.trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
 
 
 def _rows(report: Report) -> Iterator[list[Cell] | None]:

@@ -263,8 +263,7 @@ def _called_right(tree: ReasoningTree, score_P: np.ndarray, redundant: bool, sca
 
 
 def figures(taxonomy: Taxonomy, request: Request) -> Report:
-    trees = [tree for trees in request.data.values() for tree in trees]
-    return prmbench_report(trees, request.seed, request.scale, taxonomy) | {"too_long": request.left_out}
+    return prmbench_report(request.trees, request.seed, request.scale, taxonomy) | {"too_long": request.left_out}
 
 
 def tables(taxonomy: Taxonomy, report: Report) -> Iterator[Table]:

@@ -251,8 +251,7 @@ def labelled(trees: Sequence[ReasoningTree], neutral: str) -> list[Labelled]:
 
 
 def figures(request: Request) -> Report:
-    records = [tree for trees in request.data.values() for tree in trees]
-    report = steps_report(records, request.neutral, request.seed, request.scale.threshold)
+    report = steps_report(request.trees, request.neutral, request.seed, request.scale.threshold)
     return report | {"too_long": request.left_out}
 
 
