@@ -104,6 +104,31 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
     assert json.loads(json.dumps(results)) == suites.read_results(done)
 
 
+@pytest.mark.parametrize("wrong", [True, False])
+def test_figures_that_the_chains_do_not_allow_are_left_out(wrong, tiny_run, folder, short_rows, tmp_path, capsys):  # noqa: F811
+    """Chains that are all wrong, or all right, have no F1 and tune no threshold; all else is computed."""
+    items = [item for item in json.loads((folder / "easy.json").read_text()) if (item["label"] >= 0) == wrong]
+    (tmp_path / "alike.json").write_text(json.dumps(items))
+    shutil.copy(folder / "hard.json", tmp_path)
+    path = write(tmp_path, {
+        "neutral": "positive", "steps": {"data": ["alike.json"]},
+        "processbench": {"data": ["alike.json", "hard.json"], "calibrate": "alike.json"},
+        "calibration": {"data": ["hard.json"], "calibrate": ["hard.json"]},
+    })  # fmt: skip
+    out = tmp_path / "out"
+    assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(path), "--output", str(out)]) == 0
+    told, results = capsys.readouterr().out, suites.read_results(out)
+    assert "calibration" not in results and "calibration" in results["not_computed"]
+    assert ("steps" in results) != ("steps" in results["not_computed"])
+    alike, hard = results["processbench"]["files"].values()
+    assert alike["f1"] is alike["tuned"] is hard["tuned"] is None and 0 <= hard["f1"] <= 1
+    assert alike["error_accuracy" if wrong else "correct_accuracy"] is not None
+    assert results["processbench"]["average"]["tuned"] is None
+    assert results["not_computed"]["calibration"] in " ".join(told.split())
+    assert cli.main(["report", str(out), "--output", str(tmp_path / "page.html")]) == 0
+    assert results["not_computed"]["calibration"] in (tmp_path / "page.html").read_text()
+
+
 def test_half_written_caches_are_named(done, tmp_path):
     shutil.copytree(done, tmp_path / "copy")
     results = suites.read_results(tmp_path / "copy")

@@ -285,6 +285,7 @@ def _left_out(page: Page) -> Iterator[Block]:
     for other in _others(page).values():
         what = "shown as plain numbers, as this page runs no code that results name: register it and call the library"
         rows.append([f"drawing and comparison of {other['benchmark']}", what])
+    rows += [[f"figures of {name}", reason] for name, reason in results.get("not_computed", {}).items()]
     for name, benchmark in registered().items():
         if name in results:
             rows += [[what, str(count)] for what, count in benchmark.left_out(results[name]) if count]

@@ -42,7 +42,7 @@ from jprm.methods.evaluate.blocks import (
     words,
 )
 from jprm.methods.evaluate.plots import Series, curves, slug
-from jprm.methods.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
@@ -163,7 +163,7 @@ def chains_of_trees(
             correct.append(outcome_of(tree.answer, leaf.correct, leaf.extra.get("answer"), f"record {i}"))
             vote.append(leaf.outputs.get("vote", np.nan))
     if not problem:
-        raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
+        raise NothingToMeasure("no pool records: best-of-n needs {problem, samples} records with scores")
     flat = {"pool": pool, "steps": steps, "length": length, "correct": correct, "vote": vote}
     score_M = np.concatenate([*scores, np.zeros(0, np.float32)])
     return _samples(problem, np.array(empty, int), answers if with_answers else None, flat | {"score": score_M})
@@ -213,7 +213,7 @@ def chains_of_tables(path: str | os.PathLike, *, probability: bool) -> PoolSampl
         parts["correct"].append(np.array(outcomes, float))
         parts["vote"].append(np.array([_vote(rest[i]) for i in kept], float))
     if not problem:
-        raise ScoreError("no pool records: best-of-n needs {problem, samples} records with scores")
+        raise NothingToMeasure("no pool records: best-of-n needs {problem, samples} records with scores")
     whole = {name: np.concatenate(each) for name, each in parts.items()}
     empty_P = np.bincount(whole["empty"].astype(int), minlength=len(problem))
     return _samples(problem, empty_P, answers if any(answer is not None for answer in answers) else None, whole)

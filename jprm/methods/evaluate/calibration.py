@@ -35,7 +35,7 @@ from jprm.methods.evaluate.blocks import (
 from jprm.methods.evaluate.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.plots import reliability, slug
-from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
 from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, jsonable, mean_draws
 from jprm.statistics import interval as interval_of
@@ -223,12 +223,12 @@ def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed
     fitted, steps = calibrate.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in files.values()), strict=True)))
     for some in (fitted, steps):
         if not len(some.score_N):
-            raise ScoreError("the records hold no labelled step")
+            raise NothingToMeasure("the records hold no labelled step")
     if len(set(fitted.right_N)) < 2:
-        raise ScoreError("the calibration split holds no step labelled right, or none labelled wrong")
+        raise NothingToMeasure("the calibration split holds no step labelled right, or none labelled wrong")
     apart_N = ~np.isin(steps.problem_N, fitted.problem_N)
     if not apart_N.any():
-        raise ScoreError("every labelled step is of a problem in the calibration split: nothing is left to judge")
+        raise NothingToMeasure("every labelled step is of a problem in the calibration split: nothing is left to judge")
     left_out, steps = int((~apart_N).sum()), steps.only(apart_N)
     maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
     first = _First(*map(np.concatenate, zip(*(x.first for x in files.values()), strict=True)))

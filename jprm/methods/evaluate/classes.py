@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Model, Table, left_out_words
 from jprm.methods.evaluate.calibration import ece, ece_if_calibrated
-from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.statistics import auroc, average_precision, bootstrap, f1, jsonable
 from jprm.tree import ReasoningTree
 
@@ -46,7 +46,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
             labels.append(names)
             problems.append(tree.problem)
     if not nodes:
-        raise ScoreError("the records hold no step with a class")
+        raise NothingToMeasure("the records hold no step with a class")
     outputs = list(nodes[0].outputs)
     return Classes(
         problems,

@@ -40,7 +40,7 @@ from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
 from jprm.methods.evaluate.processbench import cross_fit
-from jprm.methods.evaluate.scored import ScoreError, harmonic_mean, scores_of
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, harmonic_mean, scores_of
 from jprm.methods.verify.puzzles import first_mistake
 from jprm.statistics import difference, draws, interval, ratio, weighted_mean
 from jprm.tree import ReasoningTree
@@ -67,7 +67,7 @@ def chains_of_files(trees: Sequence[ReasoningTree]) -> Chains:
             raise ScoreError(f"record {i}: first_error is {place!r}, not null, -1 or the index of a step")
         first.append(-2 if place is None else place)
     if not first:
-        raise ScoreError("no record")
+        raise NothingToMeasure("no record")
     tasks = np.array([str(tree.extra.get("task", "")) for tree in trees])
     first_N, scores = np.array(first), scores_of(trees, [f"record {i}" for i in range(len(trees))])
     return Chains([tree.problem for tree in trees], tasks, first_N, first_N == -1, scores)

@@ -41,7 +41,7 @@ from jprm.methods.evaluate.blocks import (
     percent,
     words,
 )
-from jprm.methods.evaluate.scored import ScoreError, scores_of
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Interval, bootstrap, jsonable, ratio
 from jprm.tree import ReasoningTree
@@ -242,7 +242,7 @@ def _chains(trees: Sequence[ReasoningTree], scale: Scale, taxonomy: Taxonomy) ->
             raise ScoreError(f"record {i}: labels are not 0 or 1 for every step")
         seen.setdefault((name, idx), tree)
     if not seen:
-        raise ScoreError(f"no {taxonomy.title} record")
+        raise NothingToMeasure(f"no {taxonomy.title} record")
     scores = scores_of(list(seen.values()), [f"{name} {idx}" for name, idx in seen])
     return [
         _Chain(

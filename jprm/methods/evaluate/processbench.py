@@ -34,7 +34,7 @@ from jprm.methods.evaluate.blocks import (
     points,
     words,
 )
-from jprm.methods.evaluate.scored import F1, ScoreError, harmonic_mean, scores_of, weighted_f1
+from jprm.methods.evaluate.scored import F1, NothingToMeasure, ScoreError, harmonic_mean, scores_of, weighted_f1
 from jprm.statistics import Draws, difference, draws, jsonable
 from jprm.tree import ReasoningTree
 
@@ -100,10 +100,13 @@ def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Floa
 
 
 def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> float:
-    """Returns the lowest threshold with the highest F1, for tuning on a calibration split."""
+    """Returns the lowest threshold with the highest F1, for tuning on a calibration split.
+
+    Raises NothingToMeasure where all chains have an error, or none has.
+    """
     threshold_K, curve = f1_curve(first_error_N, scores)
     if np.isnan(curve.f1).all():
-        raise ScoreError("a threshold needs chains with an error and chains without one to be tuned on")
+        raise NothingToMeasure("a threshold needs chains with an error and chains without one to be tuned on")
     return float(threshold_K[np.argmax(curve.f1)])
 
 
@@ -112,14 +115,14 @@ def cross_fit(
 ) -> tuple[Bool[np.ndarray, " N"], list[float]]:
     """Returns whether each chain is predicted right at the best threshold of other folds, and the folds' thresholds.
 
-    Problems are dealt to the folds, so that no threshold judges a chain whose problem it saw. Raises ScoreError where
-    the other folds lack chains with an error or chains without.
+    Problems are dealt to the folds, so that no threshold judges a chain whose problem it saw. Raises NothingToMeasure
+    where the other folds lack chains with an error or chains without.
     """
     first_error_N = np.asarray(first_error_N)
     problem_N = np.unique(np.asarray(problems), return_inverse=True)[1].reshape(-1)
     n_problems = int(problem_N.max(initial=-1)) + 1
     if n_problems < folds:
-        raise ScoreError(f"{n_problems} problems cannot be dealt to {folds} folds")
+        raise NothingToMeasure(f"{n_problems} problems cannot be dealt to {folds} folds")
     fold_N = (np.random.default_rng(seed).permutation(n_problems) % folds)[problem_N]
     right_N, thresholds = np.zeros(len(scores), bool), []
     for fold in range(folds):
@@ -135,10 +138,11 @@ def processbench_report(
     """Returns F1 at `threshold`, the scorer's own, tuned, cross-fitted and at best, with baselines, by file.
 
     `calibration` names the file whose best threshold is the tuned one of all files, also for the baselines; that file's
-    own `tuned` has `in_sample` true. `cross_fit`, also of the baselines with a threshold, tunes on the file itself but
-    judges each chain by a threshold that has not seen its problem; None where the file is too small. `upper_bound` is
-    the oracle of each file, in sample. `less`, in `tuned` and `cross_fit`, is the paired difference from the baseline
-    tuned alike that has the highest F1. Intervals resample problems and keep thresholds fixed.
+    own `tuned` has `in_sample` true. Every `tuned` is None where all its chains have an error, or none has.
+    `cross_fit`, also of the baselines with a threshold, tunes on the file itself but judges each chain by a threshold
+    that has not seen its problem; None where the file is too small. `upper_bound` is the oracle of each file, in
+    sample. `less`, in `tuned` and `cross_fit`, is the paired difference from the baseline tuned alike that has the
+    highest F1. Intervals resample problems and keep thresholds fixed.
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
@@ -148,16 +152,18 @@ def processbench_report(
     names = [name for name in baselines.STEPS if name in shared]
     for name, file in chains.items():
         file |= {key: trivial[name][key] for key in names}
-    tuned = {}
-    for scorer in ("scores", *names):
-        try:
-            tuned[scorer] = best_threshold(chains[calibration]["first_error"], chains[calibration][scorer])
-        except ScoreError as error:
-            raise ScoreError(f"{calibration}: {error}") from None
+    tuned = {scorer: _tuned(chains[calibration], scorer) for scorer in ("scores", *names)}
     return {
         name: _file_report(file, tuned, calibration, name == calibration, threshold, seed)
         for name, file in chains.items()
     }
+
+
+def _tuned(file: Mapping[str, Any], scorer: str) -> float | None:
+    try:
+        return best_threshold(file["first_error"], file[scorer])
+    except NothingToMeasure:
+        return None
 
 
 def average_f1(
@@ -190,13 +196,14 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
     The resamples depend only on the files' problems and the seed: draws of two models can be subtracted.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
-    tuned = best_threshold(chains[calibration]["first_error"], chains[calibration]["scores"])
+    tuned = _tuned(chains[calibration], "scores")
     by_kind: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
     for number, (name, file) in enumerate(chains.items()):
         fitted = _cross_fitted(file, "scores", seed)
         first_error_N, scores = file["first_error"], file["scores"]
         by_kind["half"][name] = _drawn(file, right_at(first_error_N, scores, threshold), seed + number)
-        by_kind["tuned"][name] = _drawn(file, right_at(first_error_N, scores, tuned), seed + number)
+        right_N = None if tuned is None else right_at(first_error_N, scores, tuned)
+        by_kind["tuned"][name] = None if right_N is None else _drawn(file, right_N, seed + number)
         by_kind["cross_fit"][name] = fitted and _drawn(file, fitted[0], seed + number)
     return by_kind
 
@@ -209,12 +216,12 @@ def _drawn(file: Mapping[str, Any], right_N: Bool[np.ndarray, " N"], seed: int) 
 def _cross_fitted(file: Mapping[str, Any], scorer: str, seed: int):
     try:
         return cross_fit(file["first_error"], file[scorer], file["problem"], seed)
-    except ScoreError:
+    except NothingToMeasure:
         return None
 
 
 def _file_report(
-    file: Mapping[str, Any], tuned: Mapping[str, float], calibration: str, in_sample: bool, threshold: float, seed: int
+    file: Mapping[str, Any], tuned: Mapping[str, Any], calibration: str, in_sample: bool, threshold: float, seed: int
 ):
     first_error_N = file["first_error"]
     threshold_K, curve = f1_curve(first_error_N, file["scores"])
@@ -235,6 +242,8 @@ def _file_report(
         return figures(right_at(first_error_N, file[scorer], threshold)) | {"threshold": jsonable(threshold)}
 
     def at_tuned(scorer):
+        if tuned[scorer] is None:
+            return None
         return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
 
     trivial = [name for name in tuned if name != "scores"]
@@ -253,19 +262,22 @@ def _file_report(
         best = max(others, key=lambda name: np.nan_to_num(others[name].value))
         return {"less": difference(drawn(right_N), others[best]).json() | {"baseline": best}}
 
+    tuned_row = at_tuned("scores")
+    if tuned_row is not None:
+        tuned_row |= less(right_at(first_error_N, file["scores"], tuned["scores"]), False)
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
     return {
         **at("scores", threshold),
         "n": len(first_error_N),
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),
-        "tuned": at_tuned("scores") | less(right_at(first_error_N, file["scores"], tuned["scores"]), False),
+        "tuned": tuned_row,
         "cross_fit": (folds := fitted["scores"]) and {**(at_cross_fit("scores") or {}), **less(folds[0], True)},
         "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top]), "in_sample": True},
         "baselines": {
             "always_correct": at("position", -np.inf),
             "always_first_step": at("position", np.inf),
-            **{scorer: at_tuned(scorer) | {"cross_fit": at_cross_fit(scorer)} for scorer in trivial},
+            **{scorer: (at_tuned(scorer) or {}) | {"cross_fit": at_cross_fit(scorer)} for scorer in trivial},
         },
     }
 
@@ -310,6 +322,8 @@ threshold. Prompted models (critics) read the whole chain and write an analysis,
 
 THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
 
+NOT_TUNED = "not tuned: the calibration file lacks chains with an error, or chains without one"
+
 
 def figures(request: Request) -> Report:
     """Returns `files`, `average` over the files, and `calibrate`, the name of the file that thresholds are tuned on."""
@@ -330,17 +344,21 @@ def tables(report: Report) -> Iterator[Table]:
         tuned = file["tuned"]
         named = {
             f"{name}, n = {file['n']}{left_out_words(file)}": file,
-            f"  tuned on {tuned['calibrated_on']}{' (in sample)' if tuned['in_sample'] else ''}": tuned,
+            f"  tuned on {tuned['calibrated_on']}{' (in sample)' if tuned['in_sample'] else ''}"
+            if tuned
+            else "": tuned,
             "  cross-fitted": file["cross_fit"],
             "  oracle (best threshold in sample)": file["upper_bound"],
             **{f"  {words(key)}": value for key, value in file["baselines"].items()},
         }
         for label, row in named.items():
-            if row is not None:  # None: too few problems to cross-fit
+            if row and "f1" in row:  # neither is there for a threshold that could not be fitted
                 accuracies = (row.get(key) for key in ("error_accuracy", "correct_accuracy"))
                 threshold = row.get("threshold")
                 rows.append([label, _f1(row), *accuracies, None if threshold is None else f"{threshold:.4g}"])
         rows.append(None)
+    if not all(file["tuned"] for file in report.values()):
+        rows.append([NOT_TUNED, None, None, None, None])
     yield Table("ProcessBench", ("", "F1 [95 %]", "error acc.", "correct acc.", "threshold"), rows)
 
 
@@ -376,15 +394,23 @@ def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[Cell]]:
     for kind, said in named.items():
         key = {"oracle": "upper_bound"}.get(kind, kind)
         files = {name: file if kind == "half" else file[key] for name, file in report["files"].items()}
+        if kind == "tuned" and not any(files.values()):
+            yield [f"{model.name}, {NOT_TUNED}", *(None for _ in splits), None, "this page"]
+            continue
         average = report["average"].get(kind) if set(files) == set(SPLITS) else None
         yield [f"{model.name}, {said}", *(_f1(files.get(split)) for split in splits), average, "this page"]
 
 
 def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, file in results["processbench"]["files"].items():
+    report = results["processbench"]
+    for name, file in report["files"].items():
         rows = {"always no error" if key == "always_correct" else words(key): x for key, x in file["baselines"].items()}
-        use, how = file["tuned"], f"with the threshold tuned on {file['tuned']['calibrated_on']}"
-        if use["in_sample"]:
+        if not (file["n_error"] and file["n_correct"]):
+            lacking = "without" if file["n_error"] else "with"
+            yield "open", f"ProcessBench {name}: has no chains {lacking} an error, so it has no F1."
+            continue
+        use, how = file["tuned"], f"with the threshold tuned on {report['calibrate']}"
+        if use is None or use["in_sample"]:
             if file["cross_fit"] is None:
                 yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
                 continue
@@ -404,15 +430,19 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Yields each file's F1, tuned off the chains it judges, against the best trivial baseline, tuned alike."""
     for name, file in results["processbench"]["files"].items():
-        use = file["cross_fit"] if file["tuned"]["in_sample"] else file["tuned"]
+        use = file["tuned"] if _off_its_file(file) else file["cross_fit"]
         if use is not None and "baseline" in use.get("less", {}):  # results of 0.1 have none
             yield f"ProcessBench {name}, F1", words(use["less"]["baseline"]), use["less"]
+
+
+def _off_its_file(file: Mapping[str, Any]) -> bool:
+    return file["tuned"] is not None and not file["tuned"]["in_sample"]
 
 
 def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the figure to report: tuned on another file, or cross-fitted where there is none; untuned at last."""
     report, average = results["processbench"], results["processbench"]["average"]
-    off_its_file = any(not file["tuned"]["in_sample"] for file in report["files"].values())
+    off_its_file = any(map(_off_its_file, report["files"].values()))
     kind = "tuned" if off_its_file else "cross_fit" if average["cross_fit"] is not None else "half"
     said = {"tuned": f"threshold tuned on {report['calibrate']}"}.get(kind, THRESHOLDS[kind])
     some = [decided(less) for _, _, less in against_trivial(results) if less["low"] is not None]

@@ -16,6 +16,10 @@ class ScoreError(ValueError):
     """A scored record without the scores, labels or outcomes that an evaluation needs."""
 
 
+class NothingToMeasure(ScoreError):
+    """Records that are whole, but too few or too alike for a figure: a suite leaves the figure out and says why."""
+
+
 def scores_of(
     trees: Sequence[ReasoningTree], names: Sequence[str] | None = None, *, probability: bool = False
 ) -> list[Float[np.ndarray, " N"]]:

@@ -28,7 +28,7 @@ from jprm.methods.evaluate.blocks import (
     points,
     words,
 )
-from jprm.methods.evaluate.scored import ScoreError, scores_of, weighted_f1
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of, weighted_f1
 from jprm.statistics import Draws, auroc, average_precision, bootstrap, difference, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
@@ -118,7 +118,9 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
     if not {0, 1} <= set(class_N.tolist()):
-        raise ScoreError("the records hold no step labelled right, or none labelled wrong: there is nothing to rank")
+        raise NothingToMeasure(
+            "the records hold no step labelled right, or none labelled wrong: there is nothing to rank"
+        )
     trivial = {
         "constant": [np.ones(len(tree.parent_N)) for tree in trees],
         "position": [-tree.depth_N.astype(float) for tree in trees],

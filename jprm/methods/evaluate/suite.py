@@ -46,6 +46,7 @@ from jprm.methods.evaluate.run import (
     seen_by,
     source_of,
 )
+from jprm.methods.evaluate.scored import NothingToMeasure
 from jprm.methods.evaluate.steps import NEUTRAL
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
@@ -53,7 +54,7 @@ from jprm.tree import ReasoningTree, RecordError, read_records, read_trees
 
 PathLike = str | os.PathLike
 
-RESERVED = frozenset("jprm neutral seed sections data meaning absent too_long unread model others".split())
+RESERVED = frozenset("jprm neutral seed sections data meaning absent too_long unread model others not_computed".split())
 """Keys of `results.json` that are no benchmark."""
 
 
@@ -202,7 +203,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     """Scores what is not scored yet, computes everything, writes and returns `results.json`.
 
     `tell` receives a line at the start of each piece of work. Raises what the sections raise for records that cannot
-    be judged; a diagnostic that finds nothing to look at is `{"not_computed": reason}` instead.
+    be judged; what finds nothing to measure is left out with a reason, under `not_computed`.
     """
     out = path_of(out)
     prm, files = open_scorer(model), _files(suite)
@@ -230,7 +231,10 @@ def results_of(
     scale: Scale = PROBABILITY,
     too_long: Mapping[str, int] | None = None,
 ) -> Report:
-    """Computes everything that a suite asks for, from scored records by the name of their file."""
+    """Computes everything that a suite asks for, from scored records by the name of their file.
+
+    A section whose records are too few or too alike for its figures is left out: `not_computed` says why, by section.
+    """
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}
     results["data"] = {
@@ -241,7 +245,7 @@ def results_of(
     results["meaning"] = [
         {"domain": domain, "rubric": rubric} for domain, rubric in sorted(told - {(None, None)}, key=str)
     ]
-    results |= {"absent": list(suite.absent), "too_long": dict(too_long or {})}
+    results |= {"absent": list(suite.absent), "too_long": dict(too_long or {}), "not_computed": {}}
     if suite.others:
         results["others"] = {
             name: {"benchmark": place, "title": suite.benchmarks[name].title} for name, place in suite.others.items()
@@ -254,7 +258,10 @@ def results_of(
             )
             data, calibrate = seen_by(benchmark, data), seen_by(benchmark, calibrate)
             requests[name] = Request(data, calibrate, suite.neutral, suite.seed, scale, too_long or {})
-            results[name] = benchmark.figures(requests[name])
+            try:
+                results[name] = benchmark.figures(requests[name])
+            except NothingToMeasure as error:
+                results["not_computed"][name] = str(error)
     for name, benchmark in suite.benchmarks.items():
         if benchmark.derive is not None:
             results[name] = benchmark.derive(requests, results, score)
@@ -266,6 +273,8 @@ def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Ta
     for name, benchmark in benchmarks.items():
         for report in benchmark.reports(results[name]) if name in results else ():
             yield from benchmark.tables(report)
+    for name, reason in results.get("not_computed", {}).items():
+        yield f"not computed: {benchmarks[name].title}: {reason}"
     for folder, paths in itertools.groupby(results["absent"], os.path.dirname):
         first, *others = map(os.path.basename, paths)
         yield f"absent: {os.path.join(folder, first)}" + (f" and {len(others)} more of this folder" if others else "")

@@ -505,7 +505,8 @@ def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: S
         seed = requests["processbench"].seed
         chains = [tree for trees in requests["processbench"].data.values() for tree in trees]
     if "processbench" in results:
-        threshold = next(iter(results["processbench"]["files"].values()))["tuned"]["threshold"]
+        tuned = next(iter(results["processbench"]["files"].values()))["tuned"]
+        threshold = tuned["threshold"] if tuned else threshold
     if "best_of_n" in requests:
         seed, pools = requests["best_of_n"].seed, requests["best_of_n"].data
     report = diagnostics_report(chains, pools, threshold, seed, scale)
