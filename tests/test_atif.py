@@ -1,6 +1,7 @@
 """ATIF documents: read as trajectories, and written back with scores, byte for byte."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -45,6 +46,9 @@ FORMS = {
     "odd": '{"steps" : [ {"step_id":1 ,"source":"agent","message":"\\u00e9" } ],\t"agent":{"name":"n","version":"1"},'
            '"schema_version":"ATIF-v1.0","extra":{ }}',
 }  # fmt: skip
+
+
+HARBOR = pathlib.Path(__file__).parent / "harbor"
 
 
 class Lengths:
@@ -120,6 +124,42 @@ def test_what_is_written_passes_the_models_of_the_format(form, tmp_path):
     text = (tmp_path / "out.json").read_text()
     for begin, end in atif.documents(text, "out.json"):
         models.Trajectory.model_validate_json(text[begin:end])
+
+
+def test_trajectories_that_harbor_wrote_are_read_and_scored(tmp_path):
+    """Written by Harbor 0.26.0's own code: its converter of mini-swe-agent's logs, and its agent Terminus 2.
+
+    The runs are made up. Terminus 2 writes arrays of token ids on one line, calls of its terminal, an answer that it
+    could not parse and so has no call, and a summary that refers to the trajectories of its subagents.
+    """
+    (mini,) = find("atif").read(HARBOR / "mini_swe_agent.json")
+    (terminus,) = find("atif").read(HARBOR / "terminus_2.json")
+    roles = [[message["role"] for message in record["messages"]] for _, record in (mini, terminus)]
+    assert roles == [
+        ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant", "tool"],
+        ["user", "assistant", "tool", "system", "user", "assistant", "user", "assistant", "tool"],
+    ]
+    first = mini[1]["messages"][2]
+    assert first["reasoning_content"] == "I look at the file and its list at once."
+    assert [call["function"]["arguments"] for call in first["tool_calls"]] == [
+        {"command": "cat count.py"}, {"command": "ls"},
+    ]  # fmt: skip
+    assert [message["content"] for message in mini[1]["messages"]][3:5] == [
+        "items = ['a', 'b', 'é', 'é']\nprint(len(items))\n", "count.py\n",
+    ]  # fmt: skip
+    assert terminus[1]["messages"][6]["content"] == "ERROR: No valid JSON found in response"
+    assert terminus[1]["messages"][8]["content"].startswith("Are you sure")
+    assert all(message["content"] for message in terminus[1]["messages"])  # the reference is no message
+    for name, scores in [("mini_swe_agent", [4.0, 0.0, 1.2]), ("terminus_2", [4.9, 1.7, 2.2])]:
+        source, out = HARBOR / f"{name}.json", tmp_path / f"{name}.json"
+        score_atif(Lengths(), source, out)
+        document = json.loads(out.read_text())
+        agents = [step for step in document["steps"] if step["source"] == "agent"]
+        assert [step["extra"][atif.KEY]["score"] for step in agents] == scores
+        for step in agents:
+            assert step["extra"].pop(atif.KEY) and (step["extra"] or step.pop("extra") == {})
+        assert document["extra"].pop(atif.KEY) and (document["extra"] or document.pop("extra") == {})
+        assert document == json.loads(source.read_text())
 
 
 def changed(path, value):

@@ -33,8 +33,9 @@ def parse_atif(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields the trajectory of a document, then those of the subagents inside it, each before its own.
 
     The message of a step is its text. Results of calls are messages of tools; results of no call, and those of a step
-    of the system or the user, are the user's. The outcome is `extra.outcome` or `extra.reward` of the document, if
-    there is one. `session_id` and `trajectory_id` stay, and the agent's name, version and model as `agent`.
+    of the system or the user, are the user's. A result that only refers to a subagent's trajectory is no message. The
+    outcome is `extra.outcome` or `extra.reward` of the document, if there is one. `session_id` and `trajectory_id`
+    stay, and the agent's name, version and model as `agent`.
     """
     for document, field in _documents(item, where, ""):
         yield _trajectory(document, where, field)
@@ -108,6 +109,8 @@ def _results(observation: Any, ids: Sequence[str], where: str, place: str) -> It
         within = f"{place}.results[{j}]"
         result = object_of(result, where, within, "Write a result's object.")
         call_id, content = result.get("source_call_id"), result.get("content")
+        if call_id is None and content is None and result.get("subagent_trajectory_ref"):
+            continue  # it only says where a subagent's trajectory lies: nobody said anything
         if call_id is not None and ids and call_id not in ids:
             reason = f"is {call_id!r}, and the step calls {', '.join(map(repr, ids))}"
             raise RecordError(where, within + ".source_call_id", reason, "Name the call that the result answers.")
