@@ -129,6 +129,16 @@ def test_figures_that_the_chains_do_not_allow_are_left_out(wrong, tiny_run, fold
     assert results["not_computed"]["calibration"] in (tmp_path / "page.html").read_text()
 
 
+def test_a_file_that_cannot_be_read_is_named_before_any_is_scored(folder, tiny_run, tmp_path, capsys):
+    shutil.copy(folder / "easy.json", tmp_path)
+    (tmp_path / "rated.jsonl").write_text("{")
+    path = write(tmp_path, {"neutral": "positive", "steps": {"data": ["rated.jsonl"]},
+                            "processbench": {"data": ["easy.json"], "calibrate": "easy.json"}})  # fmt: skip
+    out = tmp_path / "out"
+    assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(path), "--output", str(out)]) == 2
+    assert "rated.jsonl:1" in capsys.readouterr().err and not (out / "scores" / "easy.jsonl").exists()
+
+
 def test_half_written_caches_are_named(done, tmp_path):
     shutil.copytree(done, tmp_path / "copy")
     results = suites.read_results(tmp_path / "copy")

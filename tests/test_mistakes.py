@@ -184,6 +184,7 @@ def test_figures_in_closed_form():
     assert values == {"error_accuracy": 0.5, "correct_accuracy": 0.5, "f1": 0.5, "accuracy": 0.5}
     # called correct and so: 1; called wrong and so: 2; the others: 1 and 1
     assert report["mcc"]["value"] == pytest.approx((1 * 2 - 1 * 1) / np.sqrt(2 * 2 * 3 * 3))
+    assert -1 <= report["mcc"]["low"] <= report["mcc"]["high"] <= 1
     assert report["mr_score"]["value"] == pytest.approx(0.2 / 6 + 0.3 * 0.5)
     assert report["tasks"]["b"]["error_accuracy"]["value"] == 0
     assert report["baselines"]["none"]["accuracy"]["value"] == 0.5

@@ -42,7 +42,7 @@ from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_o
 from jprm.methods.evaluate.processbench import cross_fit
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, harmonic_mean, scores_of
 from jprm.methods.verify.puzzles import first_mistake
-from jprm.statistics import difference, draws, interval, ratio, weighted_mean
+from jprm.statistics import Interval, difference, draws, interval, ratio, weighted_mean
 from jprm.tree import ReasoningTree
 
 KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
@@ -177,7 +177,10 @@ def _figures(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarra
     }
     first_N = chains.first_N[of_N]
     counts = {"n": int(of_N.sum()), "n_error": int((first_N != -1).sum()), "n_not_located": int((first_N == -2).sum())}
-    return counts | {key: interval(one, fraction=key != "mcc").json() for key, one in drawn.items()}
+    between = {key: interval(one, fraction=key != "mcc") for key, one in drawn.items()}
+    value, low, high = between["mcc"]
+    between["mcc"] = Interval(value, np.maximum(low, -1), np.minimum(high, 1))  # of few chains, s is large
+    return counts | {key: one.json() for key, one in between.items()}
 
 
 def balanced(
@@ -221,7 +224,7 @@ def _rows(report: Report) -> Iterator[list[Cell] | None]:
     if "cross_fit" in report:
         yield ["cross-fitted", *(report["cross_fit"].get(key, "") for key in KEYS)]
     for name, row in report["baselines"].items():
-        yield [f"baseline: {name}", *(row.get(key, "") for key in KEYS)]
+        yield [f"baseline: {words(name)}", *(row.get(key, "") for key in KEYS)]
     for task, row in report.get("checker", {}).items():
         yield [f"  checker: {words(task)}", *(row[key] for key in KEYS)]
 
@@ -257,7 +260,7 @@ def _headline(name: str, title: str, key: str, results: Mapping[str, Any]) -> It
 
 def _against_trivial(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     if less := results[name].get("ahead"):
-        yield f"{title}, F1", less["baseline"], less
+        yield f"{title}, F1", words(less["baseline"]), less
 
 
 def _benchmark(
