@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from experiments.real import prm_scores, reader_scores, step_labels, verdict
+from experiments.real import outcomes, prm_scores, reader_scores, step_labels, verdict
 from experiments.real import published_prms as published
 from experiments.real import state_readers as readers
 from experiments.real import token_states as states
@@ -280,6 +280,20 @@ def test_a_reader_trained_on_all_outcomes_is_judged_without_scores_of_what_fits(
     held_out_M = own.bucket_M >= 7
     assert auroc(odds["outcome PRM"][held_out_M], right_M[: len(score_M)][held_out_M]) == 1
     assert np.isfinite(odds["fused"]).all()
+
+
+def test_outcomes_are_of_fitting_problems_with_as_many_right_as_wrong_samples(tmp_path):
+    pools_of(tmp_path / "own_train.jsonl", 80)
+    outcomes.main(tmp_path, tmp_path / "own_train.jsonl")
+    tenths = {"fit": range(7), "valid": [7]}
+    for name, of in tenths.items():
+        records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        assert records
+        for record in records:
+            right = [sample["correct"] for sample in record["samples"]]
+            assert 0 < sum(right) <= 2 and 0 < len(right) - sum(right) <= 2
+            assert all(sample["answer"] is not None for sample in record["samples"])
+            assert verdict.bucket(record["problem"], 10) in of
 
 
 def test_scores_without_their_problem_are_one_line(tmp_path):

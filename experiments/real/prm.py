@@ -4,9 +4,10 @@
     make data/prm800k.prepared
     jprm train experiments/real/prm.py --workdir runs/real/prm800k
 
-Of outcomes, at every step of a sample (pools as JSON Lines; train on other problems than those that are judged):
+Of outcomes, at every step of a sample (README.md has a command for two CPU cores, which trains the upper layers):
 
-    export JPRM_PREPARED=fit.jsonl JPRM_PREPARED_VALID=valid.jsonl
+    python -m experiments.real.outcomes --output runs/real
+    export JPRM_PREPARED=runs/real/fit.jsonl JPRM_PREPARED_VALID=runs/real/valid.jsonl
     jprm train experiments/real/prm.py --workdir runs/real/outcomes \\
       --set data.supervise=outcome_steps target.labels=value target.neutral=none optimizer.learning_rate=1e-5 steps=60
 
