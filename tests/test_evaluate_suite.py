@@ -121,6 +121,9 @@ def test_figures_that_the_chains_do_not_allow_are_left_out(wrong, tiny_run, fold
     assert "calibration" not in results and "calibration" in results["not_computed"]
     assert ("steps" in results) != ("steps" in results["not_computed"])
     alike, hard = results["processbench"]["files"].values()
+    before = told[: told.index("scoring ")]
+    assert f"alike: has no chains {'without' if wrong else 'with'} an error" in before and "tuned on it" in before
+    assert "hard: " not in before
     assert alike["f1"] is alike["tuned"] is hard["tuned"] is None and 0 <= hard["f1"] <= 1
     assert alike["error_accuracy" if wrong else "correct_accuracy"] is not None
     assert results["processbench"]["average"]["tuned"] is None

@@ -114,6 +114,8 @@ class Benchmark:
       one_calibration_file: whether `calibrate` is exactly one file.
       reader: the reader of its files: a name in `jprm.methods.data.readers`, or a `Reader` of its own with the options
         `reading`. None recognises each file's format.
+      foreseen: sentences on figures that records do not allow, of the records by file and the names of the files of
+        `calibrate`. A suite says them before it scores anything.
       reports: the command's reports that an entry in `results.json` holds.
       section: the page's section for one or several models of one suite. By default every figure that has an interval.
       verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
@@ -141,6 +143,9 @@ class Benchmark:
     one_calibration_file: bool = False
     reader: Any = None
     reading: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    foreseen: Callable[[Mapping[str, Sequence[Mapping[str, Any]]], Collection[str]], Iterator[str]] = (
+        lambda records, calibrate: iter(())
+    )
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
     section: Callable[[Sequence[Model]], Iterator[Block]] | None = None
     verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())

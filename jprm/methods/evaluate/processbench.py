@@ -12,7 +12,7 @@ of the chain. So F1 at every threshold takes two sorts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -337,6 +337,20 @@ def figures(request: Request) -> Report:
     }
 
 
+def foreseen(records: Mapping[str, Sequence[Mapping[str, Any]]], calibrate: Collection[str]) -> Iterator[str]:
+    """Yields which files have no F1, as their chains all have an error or all have none."""
+    for name, chains in records.items():
+        n_error = sum(chain["first_error"] >= 0 for chain in chains)
+        if alike := _alike(name, n_error, len(chains) - n_error):
+            yield alike + (", and no threshold can be tuned on it" if name in calibrate else "")
+
+
+def _alike(name: str, n_error: int, n_correct: int) -> str | None:
+    if n_error and n_correct:
+        return None
+    return f"ProcessBench {name}: has no chains {'without' if n_error else 'with'} an error, so it has no F1"
+
+
 def tables(report: Report) -> Iterator[Table]:
     # By hand: a file has seven rows of F1 at its own, tuned and best thresholds, each with the threshold.
     rows: list[list[Cell] | None] = []
@@ -405,9 +419,8 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     report = results["processbench"]
     for name, file in report["files"].items():
         rows = {"always no error" if key == "always_correct" else words(key): x for key, x in file["baselines"].items()}
-        if not (file["n_error"] and file["n_correct"]):
-            lacking = "without" if file["n_error"] else "with"
-            yield "open", f"ProcessBench {name}: has no chains {lacking} an error, so it has no F1."
+        if alike := _alike(name, file["n_error"], file["n_correct"]):
+            yield "open", f"{alike}."
             continue
         use, how = file["tuned"], f"with the threshold tuned on {report['calibrate']}"
         if use is None or use["in_sample"]:
@@ -476,6 +489,7 @@ BENCHMARK = Benchmark(
     title="ProcessBench",
     tables=tables,
     figures=figures,
+    foreseen=foreseen,
     needs=("data", "calibrate"),
     one_calibration_file=True,
     reader="processbench",

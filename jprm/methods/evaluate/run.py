@@ -114,12 +114,11 @@ def scored_files(
 
     A model leaves out records as too long, a judge those with a step of which no critique could be read.
     """
-    count = {name: len(source.records(path)) for name, (path, source) in files.items()}  # all can be read, before hours
     scores, left_out = {}, {}
     for name, (path, source) in files.items():
         tell(f"scoring {path}")
         scores[name] = scored_trees(prm, path, source, folder, too_long)
-        left_out[name] = count[name] - len(scores[name])
+        left_out[name] = len(source.records(path)) - len(scores[name])
     return scores, left_out
 
 

@@ -210,6 +210,8 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     check_output(out / "results.json", *(path for path, _ in files.values()))
     if not all((out / "scores" / f"{name}.jsonl").exists() for name in files):
         (out / "results.json").unlink(missing_ok=True)  # results of an earlier run must not stand beside newer scores
+    for line in _foreseen(suite, files):
+        tell(line)
     scores, left_out = scored_files(prm, files, out / "scores", suite.too_long, tell)
     tell("computing")
     if not isinstance(prm, PRM):  # a judge; a diagnostic's edits of chains would cost as much again
@@ -222,6 +224,14 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
         results |= {"model": about | _meaning(prm)}
     write_json(out / "results.json", results)
     return results
+
+
+def _foreseen(suite: Suite, files: Mapping[str, tuple[Place, FileReader]]) -> Iterator[str]:
+    records = {name: source.records(path) for name, (path, source) in files.items()}  # all can be read, before hours
+    for section, paths in suite.data.items():
+        fitted = _names(suite.calibrate.get(section, ()))
+        some = {name: records[name] for name in dict.fromkeys([*_names(paths), *fitted])}
+        yield from suite.benchmarks[section].foreseen(some, fitted)
 
 
 def results_of(
