@@ -140,6 +140,9 @@ def test_a_file_that_cannot_be_read_is_named_before_any_is_scored(folder, tiny_r
     out = tmp_path / "out"
     assert cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(path), "--output", str(out)]) == 2
     assert "rated.jsonl:1" in capsys.readouterr().err and not (out / "scores" / "easy.jsonl").exists()
+    line = ["--input", tmp_path / "easy.json", "--calibrate", tmp_path / "rated.jsonl", "--output", tmp_path / "r.json"]
+    assert cli.main(["eval", "processbench", "--model", str(tiny_run.folder), *map(str, line)]) == 2
+    assert "rated.jsonl:1" in capsys.readouterr().err and not (tmp_path / "r.json.scores").exists()
 
 
 def test_half_written_caches_are_named(done, tmp_path):

@@ -71,12 +71,18 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
+    read_all(files)
     prm = load(options.model, adapter=options.adapter)
     scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
     scores = seen_by(benchmark, scores)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
     neutral = getattr(options, "neutral", "drop")
     return prm, Request(data, fitted, neutral, scale=prm.scale, too_long=too_long)
+
+
+def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the records of all files: before the first is scored, so that a bad file is not found hours later."""
+    return {name: source.records(path) for name, (path, source) in files.items()}
 
 
 def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:

@@ -41,6 +41,7 @@ from jprm.methods.evaluate.run import (
     by_name,
     is_scored,
     open_scorer,
+    read_all,
     scored_files,
     scorer,
     seen_by,
@@ -227,7 +228,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
 
 
 def _foreseen(suite: Suite, files: Mapping[str, tuple[Place, FileReader]]) -> Iterator[str]:
-    records = {name: source.records(path) for name, (path, source) in files.items()}  # all can be read, before hours
+    records = read_all(files)
     for section, paths in suite.data.items():
         fitted = _names(suite.calibrate.get(section, ()))
         some = {name: records[name] for name in dict.fromkeys([*_names(paths), *fitted])}
