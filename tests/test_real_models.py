@@ -1,6 +1,6 @@
 """Models from GGUF against transformers in float32: states, perplexity, greedy decoding, ids.
 
-They are SmolLM2-135M, Gemma 3 270M, and Qwen2.5-Coder-Instruct of 0.5B and 1.5B parameters (the last takes 14 GB).
+They are SmolLM2-135M, Gemma 3 270M, and Qwen2.5-Coder-Instruct of 0.5B and 1.5B parameters (the last takes 22 GB).
 transformers takes half a minute to read a file, so the tests share the result.
 """
 

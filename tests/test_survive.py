@@ -235,8 +235,8 @@ sys.exit(main(sys.argv[1:]))
 def test_a_process_whose_main_thread_hangs_ends_and_continues(tmp_path):
     made = make_data(tmp_path / "data")
     run = dataclasses.replace(
-        experiment(made, valid=()), steps=6, checkpoint_every=2, stall_seconds=1, stall_action="abort"
-    )
+        experiment(made, valid=()), steps=6, checkpoint_every=2, stall_seconds=4, stall_action="abort"
+    )  # a busy machine takes more than a second for a step
     write_experiment(tmp_path / "experiment.py", run)
     code = HANGING.format(mark=str(tmp_path / "hung"))
     command = [sys.executable, "-c", code, "train", str(tmp_path / "experiment.py"), "--workdir", str(tmp_path / "run")]
