@@ -63,7 +63,7 @@ def share(pool: Pool, weight_N: Float[np.ndarray, " N"] | None = None) -> Float[
 
     A program that did not run to its end has 0.
     """
-    sums: collections.Counter[str] = collections.Counter()
+    sums: dict[str, float] = collections.defaultdict(float)
     behaviour = [sample["behaviour"] for sample in pool["samples"]]
     for one, weight in zip(behaviour, np.ones(len(behaviour)) if weight_N is None else weight_N, strict=True):
         sums[one] += weight
