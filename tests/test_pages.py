@@ -13,7 +13,6 @@ from jprm.apps.serve.engine import Engine
 
 CONTINUED = {
     "docs/extending.md": "test_extending.py",
-    "docs/pick_a_run.md": "test_pick_page.py",
     "docs/trajectories.md": "test_trajectories_page.py",
     "docs/tutorial.md": "test_tutorial.py",
 }

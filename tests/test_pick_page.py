@@ -1,4 +1,4 @@
-"""docs/pick_a_run.md: its files and commands run on two runs of one task, judged by a server of known verdicts."""
+"""examples/pick_a_run.md: its files and commands run on two runs of one task, judged by a server of known verdicts."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from stub_server import reply
 
 from jprm.apps import cli
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs/pick_a_run.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parent.parent / "examples/pick_a_run.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 COMMANDS = [
     line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
