@@ -40,8 +40,10 @@ def verdict(number, body):
     return reply("", message={"content": word}, logprobs={"content": [{**top[0], "top_logprobs": top}]})
 
 
-def test_its_commands_choose_the_run_and_the_turn(serve, tmp_path, monkeypatch, capsys):
+def test_its_commands_choose_the_run_and_the_turn(serve, tiny_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("runs/real").mkdir(parents=True)
+    Path("runs/real/upper").symlink_to(tiny_run.folder)
     server = serve(verdict)
     for name, text in FILES.items():
         Path(name).write_text(text.replace("http://127.0.0.1:8080/v1", server.url))
@@ -56,7 +58,12 @@ def test_its_commands_choose_the_run_and_the_turn(serve, tmp_path, monkeypatch, 
             capsys.readouterr()
             runpy.run_path(args[0])
             printed = capsys.readouterr().out
-            if args[0] == "pick.py":
+            if args == ["pick.py", "scored43.jsonl"]:
+                assert [line.split(":")[0] for line in printed.splitlines()] == [
+                    "trial 0, solved 1",
+                    "trial 1, solved 0",
+                ]
+            elif args[0] == "pick.py":
                 assert printed.splitlines() == [
                     "trial 0, solved 1: mean 0.90, lowest 0.90 at turn 1 of 2: 'Which name?'",
                     "trial 1, solved 0: mean 0.63, lowest 0.10 at turn 2 of 3: 'No.'",
