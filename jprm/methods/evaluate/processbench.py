@@ -422,11 +422,12 @@ def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if alike := _alike(name, file["n_error"], file["n_correct"]):
             yield "open", f"{alike}."
             continue
-        use, how = file["tuned"], f"with the threshold tuned on {report['calibrate']}"
-        if use is None or use["in_sample"]:
-            if file["cross_fit"] is None:
-                yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
-                continue
+        if _off_its_file(file):
+            use, how = file["tuned"], f"with the threshold tuned on {report['calibrate']}"
+        elif file["cross_fit"] is None:
+            yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
+            continue
+        else:
             use, how = file["cross_fit"], "with a cross-fitted threshold"
             # tuned as the model is; baselines without a threshold have no `cross_fit`
             rows = {name: row.get("cross_fit") or row for name, row in rows.items()}
