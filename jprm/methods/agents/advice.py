@@ -54,13 +54,9 @@ _LOCK = threading.Lock()
 
 @functools.cache
 def _scorer(place: str) -> Any:
-    if place.endswith(".json"):
-        from jprm.methods.judge.load import load_judge
+    from jprm.methods.evaluate.run import open_scorer  # imported with the first critic
 
-        return load_judge(place)
-    import jprm
-
-    return jprm.load(place)
+    return open_scorer(place)
 
 
 @dataclasses.dataclass
