@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 
 import httpx2 as httpx
@@ -13,7 +14,7 @@ from tiny import compiling
 
 import jprm
 from jprm.apps.serve import ServeConfig
-from jprm.apps.serve.app import make_app, prefix_cache
+from jprm.apps.serve.app import PAGE, make_app, prefix_cache
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
 from jprm.io.jsonl import dump, write_records
@@ -226,6 +227,24 @@ def test_keys_hosts_and_origins(engine):
     (got,) = call(engine, ("GET", "/v1/models", {"headers": {"origin": "https://evil.example"}}))
     assert "access-control-allow-origin" not in got.headers
     refused(ValueError, "sites", ServeConfig, origins=("*",))
+
+
+def test_under_a_path_of_a_proxy_links_and_the_key_hold(engine):
+    config = ServeConfig(longest=256, root_path="/prm")
+    pages = "/", "/playground.js", "/docs", "/health", "/v1/models"
+    for root in ("/prm", ""):  # a proxy that leaves the path as it is, and one that takes it away
+        got = call(engine, *(("GET", root + path, {}) for path in pages), config=config, key="secret")
+        assert [answer.status_code for answer in got] == [200, 200, 200, 200, 401]
+    asked = (("GET", path, {}) for path in ("/prm", "/prmx/health", "/openapi.json"))
+    scored, bare, other, described = call(engine, post("/prm/v1/score", CHAIN), *asked, config=config)
+    assert scored.status_code == 200 and other.status_code == 404
+    assert bare.is_redirect and bare.headers["location"] == "/prm/"  # from where a page's relative links lead back
+    assert described.json()["servers"] == [{"url": "/prm"}]
+    for path in ("/", "/docs", *(path for path in PAGE if path.endswith((".js", ".css")))):
+        (got,) = call(engine, ("GET", path, {}), config=config)
+        assert not re.search(r"""(href=|src=|fetch\(|url\()["'`]?/""", got.text), path
+    for wrong in ("prm", "/prm/", "//evil", "/a b"):
+        refused(ValueError, "root_path", ServeConfig, root_path=wrong)
 
 
 def test_an_overload_is_refused_with_the_time_to_come_back_and_passes(engine):

@@ -40,6 +40,7 @@ from jprm.apps.web.http import (
     listening,
     opened,
     page_route,
+    under,
 )
 from jprm.tree import ReasoningTree
 
@@ -103,7 +104,7 @@ def make_app(
         Route("/v1/study", _study),
         Route("/health", lambda request: PlainTextResponse("ok")),
     ]
-    app = Starlette(routes=routes, middleware=guards(config, expected), exception_handlers=HANDLERS)
+    app = Starlette(routes=routes, middleware=[*under(config), *guards(config, expected)], exception_handlers=HANDLERS)
     app.state.listen, app.state.clock = config, clock
     app.state.tasks, app.state.log, app.state.one_at_a_time = Tasks(study, log.events), log, asyncio.Lock()
     app.state.one_report = asyncio.Lock()

@@ -35,7 +35,18 @@ from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
 from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of
 from jprm.apps.web import text_of_file
-from jprm.apps.web.http import HANDLERS, MATH, file_routes, files_of, guards, key_of, listening, opened, page_route
+from jprm.apps.web.http import (
+    HANDLERS,
+    MATH,
+    file_routes,
+    files_of,
+    guards,
+    key_of,
+    listening,
+    opened,
+    page_route,
+    under,
+)
 from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.decoding.cache import PrefixCache
@@ -196,13 +207,14 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
         Route("/ready", _ready),
         Route("/metrics", _metrics),
     ]
-    described = openapi.document([route.path for route in routes], key is not None)
+    described = openapi.document([route.path for route in routes], key is not None, config.root_path)
     routes += [
         page_route("/openapi.json", json.dumps(described), "openapi.json"),
         page_route("/docs", openapi.page(described), "docs.html"),
         *file_routes({name: file for name, file in DOCS.items() if name not in [route.path for route in routes]}),
     ]
     middleware = [
+        *under(config),
         Middleware(_Measured, registry=registry, paths=[route.path for route in routes]),
         *guards(config, lambda path: None if path in OPEN else key),
     ]

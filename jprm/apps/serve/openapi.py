@@ -237,8 +237,8 @@ GET: dict[str, Operation] = {
 }
 
 
-def document(paths: Sequence[str], key: bool) -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 document of the routes in `paths`; `key`: whether clients need one."""
+def document(paths: Sequence[str], key: bool, root_path: str = "") -> dict[str, Any]:
+    """Returns the OpenAPI 3.1 document of the routes in `paths`, under `root_path`; `key`: whether clients need one."""
     described: dict[str, dict[str, Any]] = {}
     for verb, operations in (("post", POST), ("get", GET)):
         for path, operation in operations.items():
@@ -256,6 +256,8 @@ def document(paths: Sequence[str], key: bool) -> dict[str, Any]:
         "paths": described,
         "components": components,
     }
+    if root_path:
+        about["servers"] = [{"url": root_path}]
     if key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         about["security"] = [{"key": []}]

@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from jprm.apps.web import Listen
-from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening, opened
+from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening, opened, under
 from jprm.checkpoints import base
 from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.methods.policy.engine import log_probabilities
@@ -91,7 +91,7 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
     app = Starlette(
         routes=routes,
         exception_handlers=HANDLERS,
-        middleware=guards(config, lambda path: key if path != "/health" else None),
+        middleware=[*under(config), *guards(config, lambda path: key if path != "/health" else None)],
     )
     app.state.listen = config
     return app

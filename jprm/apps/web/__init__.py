@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import json
+import re
 from importlib import resources
 from typing import Any
 
@@ -20,6 +21,7 @@ class Listen:
       port: The port to listen on; 0 takes a free one.
       hosts: Names that clients may address the server by, besides the host and localhost. A browser on another site
         cannot fake them.
+      root_path: The path under which a proxy shows the server, such as /prm, whether or not the proxy takes it away.
       origins: Sites whose pages may call the server from a browser, such as https://example.org. Default: none.
       body_bytes: Bytes of the largest request.
       body_seconds: Seconds in which a request's headers must arrive, and then its body.
@@ -28,6 +30,7 @@ class Listen:
     host: str = "127.0.0.1"
     port: int = 8000
     hosts: tuple[str, ...] = ()
+    root_path: str = ""
     origins: tuple[str, ...] = ()
     body_bytes: int = 8 * 2**20
     body_seconds: float = 30.0
@@ -38,6 +41,8 @@ class Listen:
         for field in ("body_bytes", "body_seconds"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} is {getattr(self, field)}: it must be above 0")
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ValueError(f"root_path is {self.root_path!r}: it must begin with / and not end with it, such as /prm")
         if "*" in self.origins:
             raise ValueError("origins has '*': name the sites whose pages may call the server")
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -83,6 +83,27 @@ def key_of(config: Listen) -> str | None:
     if key is None and not config.loopback:
         raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
     return key
+
+
+def under(config: Listen) -> list[Middleware]:
+    """Returns the middleware, the first of an application, that takes `root_path` away from the paths of requests."""
+    return [Middleware(_Under, root=config.root_path)] if config.root_path else []
+
+
+class _Under:
+    """Serves an application under a path. `scope["path"]` is without it afterwards, as guards and counts compare it."""
+
+    def __init__(self, app: ASGIApp, root: str):
+        self.app, self.root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not path.startswith(self.root + "/") and path != self.root:
+            await self.app(scope, receive, send)
+        elif path == self.root:  # links on a page are relative to its folder
+            await RedirectResponse(self.root + "/")(scope, receive, send)
+        else:
+            await self.app({**scope, "path": path.removeprefix(self.root)}, receive, send)
 
 
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
