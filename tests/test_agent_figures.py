@@ -9,7 +9,7 @@ import pytest
 from jprm.apps.cli import main
 from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data.readers import find
-from jprm.methods.evaluate.agents import agents_report, headline, section, tables
+from jprm.methods.evaluate.agents import agents_report, findings, section, tables
 from jprm.methods.evaluate.blocks import Model, Table
 from jprm.methods.evaluate.first_bad import agent_of, failed_of, first_bad_report
 from jprm.methods.evaluate.run import format_of, source
@@ -127,7 +127,9 @@ def test_figures_of_agents_are_shown_and_need_no_model(tmp_path):
     models = [Model(name, {"agents": report}) for name in ("one", "other")]
     page = [block for block in section(models) if isinstance(block, Table)]
     assert page and all(len(row) == len(block.columns) for block in page for row in block.rows if row)
-    assert [what for what, _ in headline({"agents": report})] == ["solved, of trials chosen by the lowest score, %"]
+    (solved,) = findings({"agents": report})
+    assert solved.figure == report["trials"]["chosen"]["lowest"]
+    assert solved.difference == report["trials"]["ahead"]["lowest"]
 
 
 @pytest.mark.parametrize(

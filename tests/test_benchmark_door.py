@@ -19,6 +19,7 @@ from jprm.methods.data.reader import Reader, take
 from jprm.methods.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import Figure, Model, Note, Table, as_latex, as_markdown, interval
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.suite import read_suite
 from jprm.statistics import bootstrap, draws, weighted_mean
 
@@ -65,6 +66,10 @@ def problem_draws(results, scores):
     yield "final score", draws(*finals(of_toy), seed=results["seed"])
 
 
+def findings(results):
+    return [Finding("final score", results[name]["mean"]) for name in ("final_score", "own_score") if name in results]
+
+
 FINAL_SCORE = Benchmark(
     name="final_score",
     title="Final scores <toy>",
@@ -73,7 +78,7 @@ FINAL_SCORE = Benchmark(
     figures=figures,
     reader=Reader(parse),
     section=section,
-    verdict=lambda results: iter([("open", f"The final score is {interval(results['final_score']['mean'])} %.")]),
+    findings=findings,
     problem_draws=problem_draws,
     left_out=lambda report: iter([("final score: steps before the last", 7)]),
 )
@@ -105,8 +110,9 @@ def test_a_suite_a_table_a_page_and_a_comparison(registered, toy_file, tiny_run,
     line = [*folders, "--out", page, "--figures", tmp_path / "figures"]
     assert cli.main(["report", *map(str, line)]) == 0
     text = page.read_text()
-    assert re.search("<h2[^>]*>Final scores &lt;toy&gt;<", text) and "Mean final score, %" in text and shown in text
-    assert "The final score is" in text and "final score: steps before the last" in text
+    assert re.search("<h2[^>]*>Final scores &lt;toy&gt;<", text) and "Mean final score, %" in text
+    assert f"final score: {shown} %." in text and f"<b>{shown.partition(' ')[0]}</b>" in text  # the verdict, a tile
+    assert "final score: steps before the last" in text
     assert ">final score</th><td>+0.0 points [+0.0, +0.0]</td>" in text
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {name for name in names if not name.startswith("training-")} == {"final_score.svg"}

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from jprm.methods.evaluate import calibration as cal
 from jprm.methods.evaluate import calibration_map, conformal
-from jprm.methods.evaluate.calibration import verdict
+from jprm.methods.evaluate.calibration import findings
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.statistics import equal_mass_bins
 from jprm.tree import tree_of
@@ -272,5 +272,5 @@ def test_a_value_model_is_not_judged_by_the_calibration_of_its_steps():
     ece = {"value": 0.3, "low": 0.2, "high": 0.4, "plain": 0.31}
     raw = {"ece": ece, "ece_if_calibrated": {"high": 0.05}, "miscalibrated": True}
     found = {"calibration": {"raw": raw, "recalibrated": {"temperature": {"ece": ece}}}}
-    kinds = {s: [k for k, _ in verdict(found | {"model": {"semantics": s}})] for s in ("correctness", "value")}
+    kinds = {s: [x.kind for x in findings(found | {"model": {"semantics": s}})] for s in ("correctness", "value")}
     assert kinds == {"correctness": ["bad"], "value": ["open"]}

@@ -9,6 +9,7 @@ from refusing import refused
 
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import steps as ev
+from jprm.methods.evaluate.findings import verdict
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence.baselines import cross_fitted
 from jprm.statistics import auroc
@@ -172,9 +173,9 @@ def test_a_model_is_measured_from_position_and_length_together():
     assert less["baseline"] == max(areas, key=lambda name: areas[name])
     assert less["value"] == pytest.approx(report["auroc"]["value"] - areas[less["baseline"]])
     assert less["high"] < 0
-    kind, said = next(ev.verdict({"steps": report}))
-    assert kind == "bad" and "worse than" in said
-    assert [less for *_, less in ev.against_trivial({"steps": report})] == list(report["ahead"].values())
+    findings = list(ev.findings({"steps": report}))
+    assert [finding.difference for finding in findings] == list(report["ahead"].values())
+    assert next(verdict(findings))[0] == "bad"
     assert next(ev.tables(report | {"too_long": 0})).rows[0][2] == less
 
 

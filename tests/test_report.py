@@ -5,6 +5,7 @@ The suites' folders come from synthetic scorers, so no model is needed.
 
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
@@ -24,9 +25,11 @@ from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import plots, processbench
 from jprm.methods.evaluate.benchmark import Request
-from jprm.methods.evaluate.blocks import Figure, Model, decided, interval, percent, points
+from jprm.methods.evaluate.benchmarks import registered
+from jprm.methods.evaluate.blocks import Figure, Model, decided, interval, last, percent, points
+from jprm.methods.evaluate.findings import findings_of, lead, tiles, verdict
 from jprm.methods.evaluate.processbench import SPLITS
-from jprm.methods.evaluate.suite import Suite, results_of
+from jprm.methods.evaluate.suite import Suite, results_of, tables
 from jprm.methods.studies import diagnostics
 from jprm.tree import tree_of
 
@@ -86,6 +89,10 @@ def write_folder(folder, files, name):
     trees = {key: list(map(tree_of, items)) for key, items in files.items()}
     write_json(folder / "results.json", results_of(suite, trees) | {"model": model})
     return folder
+
+
+def findings(model):
+    return list(itertools.chain(*findings_of(model.results, registered())))
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +157,18 @@ def test_figures_are_whole_files_that_parse(written):
 
 def test_the_verdict_follows_the_figures(folders):
     models = collect(folders).models
-    said = {model.name: list(page.verdict(model)) for model in models}
-    for model in models:  # against the best trivial baseline, which the page's first screen leads with
-        less = model.results["best_of_n"]["pool"]["rules"][model.results["model"]["rule"]]
-        kinds = [kind for kind, sentence in said[model.name] if sentence.startswith("pool")][:2]
+    said = {model.name: list(verdict(findings(model))) for model in models}
+    for model in models:
+        use = model.results["best_of_n"]["pool"]["rules"][model.results["model"]["rule"]]
+        rows = [row for row in said[model.name] if row[1].startswith("pool")]
         named = {"better": "good", "worse": "bad", "undecided": "open"}
-        uses = ("best_of_n_minus_best_baseline", "weighted_vote_minus_best_baseline")
-        assert kinds == [named[decided(less[use])] for use in uses]
-        assert "best trivial baseline in" in " ".join(page.against_trivial(model))
-    rated = {name: next(k for k, s in rows if "AUROC" in s) for name, rows in said.items()}
-    assert rated["good"] == "good"
+        for (kind, sentence), of in zip(rows, ("best_of_n", "weighted_vote"), strict=True):
+            assert kind == named[decided(use[f"{of}_minus_best_baseline"])]
+            figures = (interval(last(use[of])), points(use[f"{of}_minus_best_baseline"]))
+            assert all(figure in sentence for figure in (*figures, points(use[f"{of}_minus_one_sample"])))
+            baseline = model.results["best_of_n"]["pool"]["best_baseline"]["value"]
+            assert f"({percent(baseline)} %)" in sentence
+    assert next(kind for kind, sentence in said["good"] if "AUROC" in sentence) == "good"
 
 
 def test_the_first_screen_begins_with_the_task_and_a_table_of_all_models(folders, written):
@@ -208,14 +217,16 @@ def test_models_are_compared_pairwise_and_only_on_one_suite(folders, tmp_path):
     refused(ValueError, "suite", collect, [folders[0], tmp_path / "drop"])
 
 
-def test_the_page_begins_with_three_sentences_that_follow_the_figures(folders):
+def test_the_page_and_the_terminal_say_once_where_each_difference_lies(folders):
     (model, _) = collect(folders).models
     report, rule = model.results["best_of_n"]["pool"], model.results["model"]["rule"]
-    said, use = page.lead(model), report["rules"][rule]
-    assert len(said) == 3
-    for sentence, kind in ((said[0], "best_of_n"), (said[2], "weighted_vote")):
-        for rival in ("best_baseline", "one_sample"):
-            assert points(use[f"{kind}_minus_{rival}"]) in sentence
+    said, use = lead(findings(model)), report["rules"][rule]
+    place = {"better": "Better", "worse": "Worse", "undecided": "Not"}
+    for finding in findings(model):
+        if finding.difference is not None:
+            (sentence,) = (sentence for sentence in said if f"{finding.what}, {points(finding.difference)}" in sentence)
+            assert sentence.startswith(place[decided(finding.difference)]) and finding.baseline in sentence
+    assert list(tables(model.results, registered()))[-len(said) :] == said
     one = np.mean([np.mean([s["correct"] for s in pool["samples"]]) for pool in records(3.0)["pool"]])
     difference = use["best_of_n"]["value"][-1] - one
     assert use["best_of_n_minus_one_sample"]["value"] == pytest.approx(difference, abs=1e-6)
@@ -223,8 +234,18 @@ def test_the_page_begins_with_three_sentences_that_follow_the_figures(folders):
 
 def test_the_first_figure_of_processbench_is_tuned_off_the_chains_it_judges(folders):
     results = collect(folders).models[0].results
-    ((_, figure),) = processbench.headline(results)  # the one file tunes the threshold
-    assert figure["value"] == results["processbench"]["average"]["cross_fit"]["value"]
+    (first,) = processbench.findings(results)  # the one file tunes the threshold
+    assert first.figure["value"] == results["processbench"]["average"]["cross_fit"]["value"]
+
+
+def test_the_tiles_are_the_first_finding_of_each_benchmark(folders):
+    models = collect(folders).models
+    shown = tiles(models, registered())
+    firsts = [of_benchmark[0] for of_benchmark in findings_of(models[0].results, registered())]
+    assert [what for what, _ in shown] == [f"{first.what}, %" for first in firsts if first.figure is not None]
+    assert [[name for name, *_ in values] for _, values in shown] == [["good", "poor<b>"]] * 4
+    for (_, values), first in zip(shown, firsts, strict=False):
+        assert values[0][1:3] == tuple(interval(first.figure).split(" ", 1))
 
 
 def test_what_is_not_computed_is_not_called_none():

@@ -6,7 +6,6 @@ page's head forbids the browser any request.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import io
@@ -42,8 +41,8 @@ from jprm.methods.evaluate.blocks import (
     interval,
     percent,
     plain,
-    points,
 )
+from jprm.methods.evaluate.findings import Tiles, findings_of, first_fault, lead, tiles, verdict
 from jprm.methods.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
 from jprm.methods.rl import RESULT
 
@@ -84,9 +83,10 @@ def report(
     else:
         page = collect(folders)
         sections = list(sections_of(page, more or {}))
-        verdicts = [(model.name, list(verdict(model))) for model in page.models]
-        leads = [(model.name, sentences) for model in page.models if (sentences := lead(model))]
-        first = First(leads, tiles(page.models), glance(page.models))
+        said = {model.name: list(itertools.chain(*findings_of(model.results, registered()))) for model in page.models}
+        verdicts = [(name, list(verdict(findings))) for name, findings in said.items()]
+        leads = [(name, lead(findings)) for name, findings in said.items() if findings]
+        first = First(leads, tiles(page.models, registered()), glance(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     atomic_write(out, html(page, sections, drawn, verdicts, first))
     if figures is not None:
@@ -157,62 +157,10 @@ def embedded(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def verdict(model: Model) -> Iterator[tuple[str, str]]:
-    """Yields (`good`, `bad` or `open`, sentence) for every benchmark in a model's results."""
-    for name, benchmark in registered().items():
-        if name in model.results:
-            yield from benchmark.verdict(model.results)
-
-
-def against_trivial(model: Model) -> Iterator[str]:
-    """Yields sentences on where a model is better, worse and not told apart from the best trivial baselines."""
-    sentences = [
-        (decided(less), f"{what}: {points(less)} ({base})")
-        for name, benchmark in registered().items()
-        if name in model.results
-        for what, base, less in benchmark.against_trivial(model.results)
-        if less["low"] is not None
-    ]
-    for kind, said in (("better", "Better than"), ("worse", "Worse than"), ("undecided", "Not told apart from")):
-        if some := [text for of_kind, text in sentences if of_kind == kind]:
-            yield f"{said} the best trivial baseline in {'; '.join(some)}."
-
-
-def lead(model: Model) -> list[str]:
-    """Returns the sentences that the page begins with: what benchmarks say, else where baselines are met."""
-    there = [benchmark for name, benchmark in registered().items() if name in model.results]
-    said = [sentence for benchmark in there for sentence in benchmark.lead(model.results)]
-    verdicts = list(verdict(model))
-    return said[:3] or list(against_trivial(model)) or [count_of(verdicts)][: len(verdicts)]
-
-
 def glance(models: Sequence[Model]) -> list[str | Table]:
     """Returns what the page says before all else, by the benchmarks that all models have."""
     there = [each for name, each in registered().items() if all(name in model.results for model in models)]
     return [block for benchmark in there for block in benchmark.glance(models)]
-
-
-def count_of(sentences: Sequence[tuple[str, str]]) -> str:
-    """Returns one sentence on a verdict's sentences: how many are of each kind."""
-    count = collections.Counter(kind for kind, _ in sentences)
-    names = {"good": ("strength", "strengths"), "bad": ("fault", "faults"), "open": ("undecided", "undecided")}
-    parts = [f"{count[kind]} {some[count[kind] > 1]}" for kind, some in names.items() if count[kind]]
-    return f"{len(sentences)} finding{'s'[: len(sentences) > 1]}: {', '.join(parts)}."
-
-
-Tiles = list[tuple[str, list[tuple[str, str, str, str]]]]
-"""Figures of the first screen: what each is, and its (model, value, interval, remark)."""
-
-
-def tiles(models: Sequence[Model]) -> Tiles:
-    """Returns the first screen's four figures."""
-    figures: dict[str, list[tuple[str, str, str, str]]] = {}
-    for model in models:
-        for name, benchmark in registered().items():
-            for what, figure in benchmark.headline(model.results) if name in model.results else ():
-                value, _, inside = interval(figure).partition(" ")
-                figures.setdefault(what, []).append((model.name, value, inside, figure.get("beside", "")))
-    return list(figures.items())[:4]
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
@@ -413,13 +361,8 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
         sections.insert(0, ("runs", "Runs", [_together(results)]))
     if figures := list(training(runs)):
         sections.append(("training", "Training", figures))
-    leads = [(name, [_lead(sentences)]) for name, sentences in verdicts]
+    leads = [(name, [first_fault(sentences)]) for name, sentences in verdicts]
     return Page(models, [], chains, []), sections, verdicts, First(leads, _tiles(results))
-
-
-def _lead(sentences: list[tuple[str, str]]) -> str:
-    """Returns the first bad verdict, else the first of all."""
-    return next((sentence for mark, sentence in sentences if mark == "bad"), sentences[0][1])
 
 
 class First(NamedTuple):

@@ -35,7 +35,8 @@ from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate import first_bad as of_first_bad
 from jprm.methods.evaluate import trials as of_trials
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, percent, words
+from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.run import by_name, load_and_score, source_of
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.scored_files import stored_scale
@@ -313,24 +314,19 @@ def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Tabl
         yield Table(f"Calibration by turn: {name}", ("turns", "number", "mean score", "not bad"), rows)
 
 
-def against_trivial(results: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yields step accuracy and AUROC, the best trivial baseline of each, and the paired difference from it."""
-    ahead = results["agents"].get("ahead", {})
-    for key, said in (("step_accuracy", "step accuracy of turns"), ("auroc", "turns, AUROC")):
-        if key in ahead:
-            yield said, ahead[key]["baseline"], ahead[key]
-
-
-def headline(results: Any) -> Iterator[tuple[str, Any]]:
+def findings(results: Any) -> Iterator[Finding]:
     report = results["agents"]
-    if "auroc" in report:
-        yield "turns that are not bad above bad ones (AUROC), %", report["auroc"]
-    if first := report.get("first_bad", {}).get("scores"):
-        yield "first bad turn named by the lowest score, %", first["lowest"]["step"]
-    if chosen := report.get("trials", {}).get("chosen"):
-        best = report["trials"]["best_trivial"]
-        trivial = f"{best}: {percent(report['trials']['trivial'][best]['value'])}"
-        yield "solved, of trials chosen by the lowest score, %", chosen["lowest"] | {"beside": trivial}
+    named = {"auroc": "turns that are not bad above bad ones (AUROC)", "step_accuracy": "turns of the right class"}
+    for key, said in named.items():
+        if key in report:
+            yield Finding(said, report[key], words(report["ahead"][key]["baseline"]), report["ahead"][key])
+    first, trials = report.get("first_bad", {}), report.get("trials", {})
+    if first.get("scores"):
+        base, less = words(first["best_trivial"]["step"]), first["ahead"]["lowest"]["step"]
+        yield Finding("first bad turn named by the lowest score", first["scores"]["lowest"]["step"], base, less)
+    if trials.get("chosen"):
+        base, less = words(trials["best_trivial"]), trials["ahead"]["lowest"]
+        yield Finding("solved, of trials chosen by the lowest score", trials["chosen"]["lowest"], base, less)
 
 
 BENCHMARK = Benchmark(
@@ -341,6 +337,5 @@ BENCHMARK = Benchmark(
     figures=figures,
     context=True,
     section=section,
-    headline=headline,
-    against_trivial=against_trivial,
+    findings=findings,
 )

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 
 from jprm.methods.evaluate.blocks import Block, Model, Results, Table, plain
+from jprm.methods.evaluate.findings import Finding
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree
 
@@ -118,13 +119,8 @@ class Benchmark:
         `calibrate`. A suite says them before it scores anything.
       reports: the command's reports that an entry in `results.json` holds.
       section: the page's section for one or several models of one suite. By default every figure that has an interval.
-      verdict: (`good`, `bad` or `open`, sentence) of one model's results, for the page's verdict.
+      findings: the findings of one model's results, the one to report first: the page's tiles, lead and verdict.
       glance: what the page's first screen says before all else: sentences and one table of all models.
-      lead: sentences on one model's results that the page begins with, three at most of all benchmarks.
-      against_trivial: (what, the best trivial baseline, a paired difference from it) of one model's results: the page
-        begins with them where no benchmark has a `lead`.
-      headline: (what, a figure with `value`, `low` and `high`, and a remark `beside` it where there is one) of one
-        model's results, for the page's first screen.
       problem_draws: (what a figure is, `jprm.statistics.Draws` of it over problems) of one model's results and scores,
         each a fraction in [0, 1], with the seed `results["seed"]`: models of one suite meet the same resamples. Models
         are compared by these.
@@ -148,10 +144,7 @@ class Benchmark:
     )
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
     section: Callable[[Sequence[Model]], Iterator[Block]] | None = None
-    verdict: Callable[[Results], Iterator[tuple[str, str]]] = lambda results: iter(())
+    findings: Callable[[Results], Iterable[Finding]] = lambda results: ()
     glance: Callable[[Sequence[Model]], Iterator[str | Table]] = lambda models: iter(())
-    lead: Callable[[Results], Iterator[str]] = lambda results: iter(())
-    against_trivial: Callable[[Results], Iterator[tuple[str, str, Mapping[str, Any]]]] = lambda results: iter(())
-    headline: Callable[[Results], Iterator[tuple[str, Mapping[str, Any]]]] = lambda results: iter(())
     problem_draws: Callable[[Results, Scores], Iterator[tuple[str, Any]]] = lambda results, scores: iter(())
     left_out: Callable[[Report], Iterator[tuple[str, int]]] = lambda entry: iter(())

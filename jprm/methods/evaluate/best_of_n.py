@@ -27,20 +27,18 @@ from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import (
-    SAID,
     Block,
     Figure,
     Heading,
     Model,
     Table,
-    decided,
     interval,
     last,
     left_out_words,
     percent,
-    points,
     words,
 )
+from jprm.methods.evaluate.findings import Finding, compared
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
@@ -637,46 +635,38 @@ def _named(baseline: str) -> str:
     return f"vote by {plain}" if vote else plain
 
 
-def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yields what the model does by its own rule, the best trivial baseline, and the paired difference from it."""
+def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields the best of n and the weighted vote of each file, by the model's own rule."""
     rule = results["model"]["rule"]
     for name, report in results["best_of_n"].items():
-        if "best_baseline" not in report:  # results of 0.1
-            continue
-        base = _named(report["best_baseline"]["name"])
-        for kind, said in (("best_of_n", f"best of {report['n_max']}"), ("weighted_vote", "the weighted vote")):
-            if (less := report["rules"][rule][f"{kind}_minus_best_baseline"]) is not None:
-                yield f"{name}, {said}", base, less
+        use, n_max = report["rules"][rule], report["n_max"]
+        base = _named(report.get("best_baseline", {}).get("name", ""))  # results of 0.1 have none
+        fall = results.get("diagnostics", {}).get("over_optimisation", {}).get(name, {}).get(rule)
+        notes = {"best_of_n": _peak(use["best_of_n"], words(rule), fall), "weighted_vote": ""}
+        if use["weighted_vote"] is not None:
+            notes["weighted_vote"] = f"Majority vote has {percent(report['majority']['value'][-1])} %."
+        for kind, said in (("best_of_n", "best of {}"), ("weighted_vote", "weighted vote of {}")):
+            if use[kind] is None:
+                continue
+            note, one = notes[kind], use.get(f"{kind}_minus_one_sample")
+            if one is not None and one["low"] is not None:
+                note = f"It is {compared(one, 'one sample')}. {note}"
+            less = use.get(f"{kind}_minus_best_baseline")
+            yield Finding(f"{name}, {said.format(n_max)}", last(use[kind]), base, less, note)
 
 
-def lead(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields three sentences on the first file: what best of n is better than, where it falls with n, and the vote."""
-    rule = results["model"]["rule"]
-    name, report = next(iter(results["best_of_n"].items()))
-    use, n_max = report["rules"][rule], report["n_max"]
-    if "best_of_n_minus_one_sample" not in use:  # results of an older version
-        return
-    best = use["best_of_n"]
-    yield (
-        f"The best of {n_max} by its scores ({name}, {words(rule)}) is right in {interval(last(best))} %:"
-        f" {_compared(report, use, 'best_of_n')}."
-    )
-    peak = int(np.argmax([value or 0.0 for value in best["value"]]))
-    top, end = (f"{percent(value)} %" for value in (best["value"][peak], best["value"][-1]))
-    drop = results.get("diagnostics", {}).get("over_optimisation", {}).get(name, {}).get(rule)
-    if None in best["value"]:
-        yield f"Its curve below n = {n_max} is left out: a score depends on all samples of the pool."
-    elif peak == n_max - 1:
-        yield f"It is highest at n = {n_max}, the largest: more samples have not made it worse."
-    elif drop is not None and drop["finding"]:
-        yield f"It falls with n: {top} at n = {peak + 1}, {end} at {n_max}."
-    else:
-        yield f"It is highest at n = {peak + 1} with {top}; that it falls, to {end} at {n_max}, is not shown."
-    if (vote := use["weighted_vote"]) is not None:
-        yield (
-            f"A vote of {n_max} weighted by its scores is right in {interval(last(vote))} %:"
-            f" {_compared(report, use, 'weighted_vote')}."
-        )
+def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -> str:
+    """Returns where a curve over n is highest; `fall` is the diagnostic of its drop from there, which decides it."""
+    n_max = len(curve["value"])
+    if None in curve["value"]:
+        return f"By {rule}; below n = {n_max} the curve is left out: a score depends on all samples of the pool."
+    peak = int(np.argmax(curve["value"]))
+    top, end = (f"{percent(curve['value'][i])} %" for i in (peak, -1))
+    if peak == n_max - 1:
+        return f"By {rule} it is highest at n = {n_max}, the largest: more samples have not made it worse."
+    if fall is not None and fall["finding"]:
+        return f"By {rule} it falls with n: {top} at n = {peak + 1}, {end} at {n_max}."
+    return f"By {rule} it is highest at n = {peak + 1} with {top}; that it falls, to {end} at {n_max}, is not shown."
 
 
 def glance(models: Sequence[Model]) -> Iterator[str | Table]:
@@ -700,54 +690,6 @@ def glance(models: Sequence[Model]) -> Iterator[str | Table]:
         rival = f"{percent(base['value'])} ({_named(base['name'])})"
         rows.append((model.name, interval(last(use["best_of_n"])), vote, rival))
     yield Table("Right, %", ("", f"best of {n_max}", "weighted vote", "best trivial chooser"), rows)
-
-
-def _compared(report: Report, use: Mapping[str, Any], kind: str) -> str:
-    """Returns how a use of the scores compares with the best trivial baseline and with one sample."""
-    base, one = use[f"{kind}_minus_best_baseline"], use[f"{kind}_minus_one_sample"]
-    if base["low"] is None or one["low"] is None:
-        return f"one sample is in {percent(report['baselines']['random']['value'][0])} %"
-    than_base, than_one = (SAID[decided(less)][1] for less in (base, one))
-    named = _named(report["best_baseline"]["name"])
-    return f"{than_base} the best trivial baseline, {named} ({points(base)}), and {than_one} one sample ({points(one)})"
-
-
-def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rule = results["model"]["rule"]
-    for name, report in results["best_of_n"].items():
-        best = last(report["rules"][rule]["best_of_n"])
-        sentence = (
-            f"{name}: choosing among {report['n_max']} by {words(rule)} is right in {interval(best)} % of problems"
-        )
-        base, less = report.get("best_baseline"), report["rules"][rule].get("best_of_n_minus_best_baseline")
-        if base is None or less is None or less["low"] is None:
-            yield "open", f"{sentence}; choosing blindly in {percent(report['baselines']['random']['value'][-1])} %."
-            continue
-        vote = report["rules"][rule]["weighted_vote_minus_best_baseline"]
-        kind, said = SAID[decided(less)]
-        yield (
-            kind,
-            f"{sentence}. That is {said} the best trivial baseline, {_named(base['name'])}"
-            f" ({percent(base['value'])} %): {points(less)}. The oracle has"
-            f" {percent(report['pass_at_n']['value'][-1])} %.",
-        )
-        if vote is not None and vote["low"] is not None:
-            kind, said = SAID[decided(vote)]
-            figure = interval(last(report["rules"][rule]["weighted_vote"]))
-            yield (
-                kind,
-                f"{name}: the vote of {report['n_max']} weighted by {words(rule)} is right in {figure} %. That is"
-                f" {said} the best trivial baseline: {points(vote)}. Majority vote has"
-                f" {percent(report['majority']['value'][-1])} %.",
-            )
-
-
-def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, report in results["best_of_n"].items():
-        yield (
-            f"{name}: best of {report['n_max']} by the model's rule, %",
-            last(report["rules"][results["model"]["rule"]]["best_of_n"]),
-        )
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -777,11 +719,8 @@ BENCHMARK = Benchmark(
     reader="pools",
     reports=lambda entry: entry.values(),
     section=section,
-    lead=lead,
+    findings=findings,
     glance=glance,
-    verdict=verdict,
-    headline=headline,
-    against_trivial=against_trivial,
     problem_draws=problem_draws,
     left_out=left_out,
 )

@@ -141,13 +141,6 @@ def last(curve: Mapping[str, Any]) -> dict[str, Any]:
     return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}
 
 
-def against(figure: Mapping[str, Any], baseline: float) -> tuple[str, str]:
-    """(`good`, `bad` or `open`, the baseline's place): below, above or inside the interval of a figure."""
-    if figure["low"] is None or figure["low"] <= baseline <= figure["high"]:
-        return "open", "inside"
-    return ("good", "below") if figure["low"] > baseline else ("bad", "above")
-
-
 def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Yields every figure of a report that has an interval, by its place in the report, as a plain number."""
     if not isinstance(report, Mapping):

@@ -27,13 +27,13 @@ from jprm.methods.evaluate.blocks import (
     Model,
     Note,
     Table,
-    interval,
     left_out_words,
     percent,
     words,
 )
 from jprm.methods.evaluate.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
@@ -538,31 +538,24 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     )
 
 
-def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     report = results["calibration"]
-    raw = report["raw"]
-    kind = report.get("chosen", "temperature")
-    best = report["recalibrated"][kind]
-    sentence = (
-        f"A step's score is off its fraction of right steps by {interval(raw['ece'])} points on average (ECE),"
-        f" {percent(raw['ece'].get('plain'))} before the bias of noise is taken off; a calibrated scorer"
-        f" would show up to {percent(raw['ece_if_calibrated']['high'])} by noise."
-    )
+    raw, chosen = report["raw"], report.get("chosen", "temperature")
+    kind, note = "good", ""
     if results.get("model", {}).get("semantics") == "value":
-        sentence += (
-            " The model scores values, how likely the chain is to end correct: a right step may well have a low one."
-        )
-        yield "open", sentence
+        kind = "open"
+        note = "The model scores values, how likely the chain is to end correct: a right step may well have a low one."
     elif raw["miscalibrated"] is None:
-        yield "open", f"{sentence} There are too few problems to say more."
+        kind, note = "open", "There are too few problems to say more."
     elif raw["miscalibrated"]:
-        yield "bad", f"{sentence} The {kind} map brings it to {percent(best['ece']['value'])} on other problems."
-    else:
-        yield "good", sentence
-
-
-def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "calibration error (ECE), points", results["calibration"]["raw"]["ece"]
+        brought = percent(report["recalibrated"][chosen]["ece"]["value"])
+        kind, note = "bad", f"The {chosen} map brings it to {brought} % on other problems."
+    noise = (
+        "It is how far a step's score is from its fraction of right steps on average,"
+        f" {percent(raw['ece'].get('plain'))} % before the bias of noise is taken off; a calibrated scorer would show"
+        f" up to {percent(raw['ece_if_calibrated']['high'])} % by noise."
+    )
+    yield Finding("calibration error (ECE)", raw["ece"], note=f"{noise} {note}".strip(), kind=kind)
 
 
 def left_out(report: Report) -> Iterator[tuple[str, int]]:
@@ -577,7 +570,6 @@ BENCHMARK = Benchmark(
     figures=figures,
     needs=("data", "calibrate", "neutral"),
     section=section,
-    verdict=verdict,
-    headline=headline,
+    findings=findings,
     left_out=left_out,
 )

@@ -39,6 +39,7 @@ from jaxtyping import Bool, Float, Int
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.processbench import cross_fit
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, harmonic_mean, scores_of
 from jprm.methods.verify.puzzles import first_mistake
@@ -254,13 +255,11 @@ def _section(name: str, models: Sequence[Model]) -> Iterator[Block]:
     )
 
 
-def _headline(name: str, title: str, key: str, results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield title, results[name][key]
-
-
-def _against_trivial(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    if less := results[name].get("ahead"):
-        yield f"{title}, F1", words(less["baseline"]), less
+def _findings(name: str, title: str, headline: tuple[str, str], results: Mapping[str, Any]) -> Iterator[Finding]:
+    report, (said, key) = results[name], headline
+    yield Finding(f"{title}, {said}", report[key])
+    if less := report.get("ahead"):
+        yield Finding(f"{title}, F1, cross-fitted threshold", report["cross_fit"]["f1"], words(less["baseline"]), less)
 
 
 def _benchmark(
@@ -274,8 +273,7 @@ def _benchmark(
         figures=functools.partial(figures, of),
         reader=name,
         section=functools.partial(_section, name),
-        headline=functools.partial(_headline, name, f"{title}, {headline[0]}, %", headline[1]),
-        against_trivial=functools.partial(_against_trivial, name, title),
+        findings=functools.partial(_findings, name, title, headline),
     )
 
 

@@ -35,12 +35,10 @@ from jprm.methods.evaluate.blocks import (
     Model,
     Note,
     Table,
-    against,
-    interval,
     left_out_words,
-    percent,
     words,
 )
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Interval, bootstrap, jsonable, ratio
@@ -295,19 +293,12 @@ def section(name: str, models: Sequence[Model]) -> Iterator[Block]:
     yield Note("PRMScore is the mean of F1 over right steps and F1 over wrong steps, as published.")
 
 
-def verdict(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    score = results[name]["prm_score"]
-    base = max(row["prm_score"] or 0.0 for row in results[name]["baselines"].values())
-    kind, place = against(score, base)
-    yield (
-        kind,
-        f"PRMScore on {title} is {interval(score)}; the best verdict that looks at nothing has {percent(base)},"
-        f" which is {place} the interval.",
-    )
-
-
-def headline(name: str, title: str, results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield f"{title}, PRMScore, %", results[name]["prm_score"]
+def findings(name: str, title: str, results: Mapping[str, Any]) -> Iterator[Finding]:
+    score, rows = results[name]["prm_score"], results[name]["baselines"]
+    best = max(rows, key=lambda key: rows[key]["prm_score"] or 0.0)
+    base = rows[best]["prm_score"] or 0.0
+    less = {key: x if x is None else x - base for key, x in score.items()}
+    yield Finding(f"{title}, PRMScore", score, words(best), less)
 
 
 def left_out(title: str, report: Report) -> Iterator[tuple[str, int]]:
@@ -322,8 +313,7 @@ def _benchmark(name: str, taxonomy: Taxonomy, **reading: Any) -> Benchmark:
         tables=functools.partial(tables, taxonomy),
         figures=functools.partial(figures, taxonomy),
         section=functools.partial(section, name),
-        verdict=functools.partial(verdict, name, title),
-        headline=functools.partial(headline, name, title),
+        findings=functools.partial(findings, name, title),
         left_out=functools.partial(left_out, title),
         **reading,
     )

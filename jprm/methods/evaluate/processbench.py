@@ -27,13 +27,11 @@ from jprm.methods.evaluate.blocks import (
     Model,
     Note,
     Table,
-    decided,
-    interval,
     left_out_words,
     percent,
-    points,
     words,
 )
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import F1, NothingToMeasure, ScoreError, harmonic_mean, scores_of, weighted_f1
 from jprm.statistics import Draws, difference, draws, jsonable
 from jprm.tree import ReasoningTree
@@ -341,14 +339,15 @@ def foreseen(records: Mapping[str, Sequence[Mapping[str, Any]]], calibrate: Coll
     """Yields which files have no F1, as their chains all have an error or all have none."""
     for name, chains in records.items():
         n_error = sum(chain["first_error"] >= 0 for chain in chains)
-        if alike := _alike(name, n_error, len(chains) - n_error):
-            yield alike + (", and no threshold can be tuned on it" if name in calibrate else "")
+        if alike := _alike(n_error, len(chains) - n_error):
+            alike += ", and no threshold can be tuned on it" if name in calibrate else ""
+            yield f"ProcessBench {name}: {alike}"
 
 
-def _alike(name: str, n_error: int, n_correct: int) -> str | None:
+def _alike(n_error: int, n_correct: int) -> str | None:
     if n_error and n_correct:
         return None
-    return f"ProcessBench {name}: has no chains {'without' if n_error else 'with'} an error, so it has no F1"
+    return f"has no chains {'without' if n_error else 'with'} an error, so it has no F1"
 
 
 def tables(report: Report) -> Iterator[Table]:
@@ -415,56 +414,33 @@ def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[Cell]]:
         yield [f"{model.name}, {said}", *(_f1(files.get(split)) for split in splits), average, "this page"]
 
 
-def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    report = results["processbench"]
+def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields the average of several files, and each file's F1 against the best trivial baseline, tuned alike.
+
+    The threshold is tuned on another file, or cross-fitted where there is none, or untuned at last.
+    """
+    report, average = results["processbench"], results["processbench"]["average"]
+    tuned_on = f"threshold tuned on {report['calibrate']}"
+    if len(report["files"]) > 1:
+        off_its_file = any(map(_off_its_file, report["files"].values()))
+        kind = "tuned" if off_its_file else "cross_fit" if average["cross_fit"] is not None else "half"
+        yield Finding(f"ProcessBench, mean F1, {tuned_on if off_its_file else THRESHOLDS[kind]}", average[kind])
     for name, file in report["files"].items():
-        rows = {"always no error" if key == "always_correct" else words(key): x for key, x in file["baselines"].items()}
-        if alike := _alike(name, file["n_error"], file["n_correct"]):
-            yield "open", f"{alike}."
-            continue
-        if _off_its_file(file):
-            use, how = file["tuned"], f"with the threshold tuned on {report['calibrate']}"
-        elif file["cross_fit"] is None:
-            yield "open", f"ProcessBench {name}: too few problems to tune a threshold off the chains it judges."
-            continue
+        kind = "tuned" if _off_its_file(file) else "cross_fit"
+        if alike := _alike(file["n_error"], file["n_correct"]):
+            yield Finding(f"ProcessBench {name}", None, note=f"{alike}.", kind="open")
+        elif (use := file[kind]) is None:
+            note = "Too few problems to tune a threshold off the chains it judges."
+            yield Finding(f"ProcessBench {name}, F1, {THRESHOLDS['half']}", _f1(file), note=note, kind="open")
         else:
-            use, how = file["cross_fit"], "with a cross-fitted threshold"
-            # tuned as the model is; baselines without a threshold have no `cross_fit`
-            rows = {name: row.get("cross_fit") or row for name, row in rows.items()}
-        best, base = max(rows.items(), key=lambda pair: pair[1]["f1"] or 0)
-        less = use.get("less", {"low": None})  # results of 0.1 have none
-        yield (
-            {"better": "good", "worse": "bad", "undecided": "open"}[decided(less)],
-            f"ProcessBench {name}: F1 {interval(_f1(use))} {how}; {percent(file['f1'])} at {file['threshold']:.4g}. The"
-            f" best trivial baseline ({best}), tuned alike, has {percent(base['f1'])}"
-            + (f": a difference of {points(less)}." if less["low"] is not None else "."),
-        )
-
-
-def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yields each file's F1, tuned off the chains it judges, against the best trivial baseline, tuned alike."""
-    for name, file in results["processbench"]["files"].items():
-        use = file["tuned"] if _off_its_file(file) else file["cross_fit"]
-        if use is not None and "baseline" in use.get("less", {}):  # results of 0.1 have none
-            yield f"ProcessBench {name}, F1", words(use["less"]["baseline"]), use["less"]
+            less = use.get("less")  # results of 0.1 have none
+            said = f"ProcessBench {name}, F1, {tuned_on if kind == 'tuned' else THRESHOLDS[kind]}"
+            note = f"At {file['threshold']:.4g} it is {percent(file['f1'])} %."
+            yield Finding(said, _f1(use), words(less["baseline"]) if less else "", less, note)
 
 
 def _off_its_file(file: Mapping[str, Any]) -> bool:
     return file["tuned"] is not None and not file["tuned"]["in_sample"]
-
-
-def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the figure to report: tuned on another file, or cross-fitted where there is none; untuned at last."""
-    report, average = results["processbench"], results["processbench"]["average"]
-    off_its_file = any(map(_off_its_file, report["files"].values()))
-    kind = "tuned" if off_its_file else "cross_fit" if average["cross_fit"] is not None else "half"
-    said = {"tuned": f"threshold tuned on {report['calibrate']}"}.get(kind, THRESHOLDS[kind])
-    some = [decided(less) for _, _, less in against_trivial(results) if less["low"] is not None]
-    beside = f"better than the best trivial baseline in {some.count('better')} of {len(some)} files" if some else ""
-    if len(some) == 1:
-        said_so = {"undecided": "not told apart from"}.get(some[0], f"{some[0]} than")
-        beside = f"{said_so} the best trivial baseline"
-    yield f"ProcessBench F1, {said}, %", {**average[kind], "beside": beside}
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -496,8 +472,6 @@ BENCHMARK = Benchmark(
     reader="processbench",
     reports=lambda entry: [entry["files"]],
     section=section,
-    verdict=verdict,
-    headline=headline,
-    against_trivial=against_trivial,
+    findings=findings,
     problem_draws=problem_draws,
 )

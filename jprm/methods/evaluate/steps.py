@@ -16,18 +16,14 @@ from jaxtyping import Bool, Float, Int
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import (
-    SAID,
     Block,
     Model,
     Note,
     Table,
-    decided,
-    interval,
     left_out_words,
-    percent,
-    points,
     words,
 )
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of, weighted_f1
 from jprm.statistics import Draws, auroc, average_precision, bootstrap, difference, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
@@ -293,25 +289,13 @@ def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
     yield Table(title, ("", *columns), rows)
 
 
-def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     steps = results["steps"]
-    sentence = f"Right steps score above wrong ones in {interval(steps['auroc'])} % of pairs (AUROC)"
-    if (less := steps.get("ahead", {}).get("auroc")) is None or less["low"] is None:
-        yield "open", f"{sentence}."
-        return
-    kind, said = SAID[decided(less)]
-    best = f"the best trivial baseline, {words(less['baseline'])} ({percent(less['baseline_value'])} %)"
-    yield kind, f"{sentence}. That is {said} {best}: {points(less)}."
-
-
-def against_trivial(results: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yields what the scores rank, the best trivial baseline, and the paired difference from it."""
-    for key, less in results["steps"].get("ahead", {}).items():
-        yield f"steps, {'AUROC' if key == 'auroc' else key}", words(less["baseline"]), less
-
-
-def headline(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "right steps above wrong ones (AUROC), %", results["steps"]["auroc"]
+    named = {"auroc": "right steps above wrong ones (AUROC)", "alternatives": "right steps above wrong alternatives"}
+    for key, said in named.items():
+        less = steps.get("ahead", {}).get(key)  # results of 0.1 have none
+        if steps[key]["value"] is not None:
+            yield Finding(said, steps[key], words(less["baseline"]) if less else "", less)
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -326,8 +310,6 @@ BENCHMARK = Benchmark(
     figures=figures,
     needs=("data", "neutral"),
     section=section,
-    verdict=verdict,
-    headline=headline,
-    against_trivial=against_trivial,
+    findings=findings,
     problem_draws=problem_draws,
 )

@@ -35,6 +35,7 @@ from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
+from jprm.methods.evaluate.findings import findings_of, lead
 from jprm.methods.evaluate.prmbench import PRMBENCH, SOCRATIC
 from jprm.methods.evaluate.run import (
     FileReader,
@@ -292,6 +293,7 @@ def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Ta
     for name, count in results.get("unread", {}).items():
         if count:
             yield f"{name}: {count} records left out, with a step of which no critique could be read"
+    yield from lead(list(itertools.chain(*findings_of(results, benchmarks))))
 
 
 def read_results(folder: PathLike) -> dict[str, Any]:

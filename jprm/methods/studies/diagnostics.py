@@ -15,6 +15,7 @@ import numpy as np
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
+from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
 from jprm.score.scale import PROBABILITY, Scale
@@ -560,21 +561,21 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     )
 
 
-def verdict(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     rows = list(rows_of(results["diagnostics"]))
-    findings = [name for name, row in rows if row.get("finding")]
-    of_rule = [name for name in findings if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
-    findings = [name for name in findings if name not in of_rule]
+    flaws = [name for name, row in rows if row.get("finding")]
+    of_rule = [name for name in flaws if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
+    flaws = [name for name in flaws if name not in of_rule]
     missing = [name for name, row in rows if "not_computed" in row]
-    computed = len(rows) - len([name for name, row in rows if "not_computed" in row])
-    said = f"Diagnostics: {len(findings)} finding{'' if len(findings) == 1 else 's'} in {computed} computed"
-    said += f" ({'; '.join(findings)})." if findings else "."
+    said = f"{len(flaws)} of {len(rows) - len(missing)} computed are findings"
+    said += f" ({'; '.join(flaws)})." if flaws else "."
     if of_rule:
         rules = ", ".join(name.rsplit(", ", 1)[1] for name in of_rule)
         said += f" Chains score by their length under {rules}, as such rules do with any scorer."
     if missing:
         said += f" Not computed: {'; '.join(missing)}."
-    yield "bad" if findings else "open" if missing or not rows else "good", said
+    kind = "bad" if flaws else "open" if missing or not rows else "good"
+    yield Finding("Diagnostics", None, note=said, kind=kind)
 
 
 BENCHMARK = Benchmark(
@@ -584,5 +585,5 @@ BENCHMARK = Benchmark(
     run=run,
     derive=derive,
     section=section,
-    verdict=verdict,
+    findings=findings,
 )
