@@ -98,8 +98,8 @@ def _brackets(tokens: Sequence[Token]) -> list[Token]:
             if "R" in kinds:
                 out[start] = Token("B", out[start].text)
                 out.append(Token("B", token.text))
-            elif token.kind == "}" and kinds <= {"W", "B", "A", "%"}:
-                out[start:] = inner  # \text{ miles}
+            elif token.kind == "}" and _is_unit(inner):
+                out[start:] = inner  # \text{ miles}, \text{ km/h}
             elif "B" in kinds and "W" not in kinds:
                 out[start:] = [Token("P", "(list)", out[start].spaced)]
             elif out[start].kind != "{" and "W" in kinds and parse_expression(inner) is None:
@@ -108,6 +108,13 @@ def _brackets(tokens: Sequence[Token]) -> list[Token]:
                 out.append(token)
     unclosed = set(opened)
     return [Token("B", t.text) if i in unclosed else t for i, t in enumerate(out)]
+
+
+def _is_unit(tokens: Sequence[Token]) -> bool:
+    """Returns whether the tokens are words, of which one may be by another: miles, dollars/box, km/h."""
+    pairs = zip([Token("B", ""), *tokens], tokens, strict=False)
+    of_words = (b.kind in "WBA%" or b.text == "/" or (b.kind == "S" and a.text == "/") for a, b in pairs)
+    return all(of_words) and {token.kind for token in tokens} != {"O"}
 
 
 _TAKES = set(
