@@ -103,7 +103,25 @@ def test_evidence_of_a_chain():
     assert asked.tolist() == [1 / 2, 1 / 2, 1 / 2, 1 / 2]  # of `things` and `ann`
     assert linked.tolist() == [0, 0, 1 / 3, 2 / 4]
     assert rows["form"][:, 2].tolist() == [0, 0, 0, 1 / 4]
+    assert rows["form"][:, -1].tolist() == [0, 0, 0, 0]
     np.testing.assert_allclose(rows["form"][:, 0], np.log([1, 2, 3, 4]))
+    below = tree_of({"problem": "p", "steps": ["3 - 4 = -1", "9 - 4 = 5", "so \\boxed{-\\$5}"]})
+    assert evidence.find("form").read([below])[0][:, -1].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "labels"),
+    [
+        (["\\[ x = \\frac{165}{1.1} \\]", "\\[ x = 150 \\]"], [None, 1]),
+        (["\\[ x = \\frac{165}{1.1} \\]", "Hence:", "\\[ x = 160 \\]"], [None, None, 0]),
+        (["1. **Total cost** = 54 * $4", "Total cost = $216"], [None, 1]),
+        (["Total cost = 54 * 4", "Cost of cups = 210", "Cups = 3"], [None, None, None]),
+        (["Cups = 3", "Cups = 5"], [None, None]),  # two statements, of which neither is computed
+        (["Cups = 2 + 3 = 6", "Cups = 6"], [0, None]),
+    ],
+)  # fmt: skip
+def test_a_quantity_is_held_against_what_an_earlier_step_said_of_it(steps, labels):
+    assert evidence.labels_of(steps) == labels
 
 
 def test_what_a_pool_says_by_brute_force():

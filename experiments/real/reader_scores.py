@@ -6,8 +6,9 @@
 Readers are fitted on `pools/own_train.jsonl.gz` (buckets 0 to 6 of 10 train, 7 chooses) and score that file's buckets
 8 and 9, `own_test.jsonl.gz` and the others. Buckets 0 to 7 are scored by readers of other folds of five, so that no
 score is of a reader that was fitted on its problem. A GPU takes minutes; two CPU cores an hour for each 50 problems.
-With `--keep` a stopped command continues. With `--larger`, a larger base of the same tokenizer reads all samples as
-well, for the readers of what it says more likely: three times the work where it has three times the parameters.
+With `--keep` a stopped command continues. With `--larger`, a larger base of the same tokenizer reads the samples as
+well, for the readers of what it says more likely: three times the work where it has three times the parameters. They
+are fitted to nothing, so of the training problems it reads only buckets 8 and 9, which the verdict calibrates on.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def main(
         by_problem = list(bar.follow(states_of(train)))
     with Bar("fitting readers", len(readers.FITTED)) as bar:
         fitted = fit(train, by_problem, bar)
-    for tree, samples, same in zip(train, by_problem, larger_of(train), strict=True):
-        chosen = 0 if bucket(tree.problem, 10) > 7 else 1 + fold_of(tree)
+    of_larger = larger_of([tree for tree in train if calibrates(tree)])
+    for tree, samples in zip(train, by_problem, strict=True):
+        chosen = 0 if calibrates(tree) else 1 + fold_of(tree)
         chosen_fits = {name: fits[chosen] for name, fits in fitted.items()}
+        same = next(of_larger) if calibrates(tree) else None
         records.append(record("own_train", tree, samples, chosen_fits, same))
     del by_problem
     for path in (pools / "own_test.jsonl.gz", *other):
@@ -79,6 +82,10 @@ def main(
 
 def trees_of(path: pathlib.Path, problems: int | None) -> list[ReasoningTree]:
     return [tree for tree in itertools.islice(states.answered(path), problems) if tree.nodes]
+
+
+def calibrates(tree: ReasoningTree) -> bool:
+    return bucket(tree.problem, 10) > 7
 
 
 def fold_of(tree: ReasoningTree) -> int:

@@ -2,8 +2,9 @@
 
     python -m experiments.real.verdict --out runs/real/verdict.json                   # two minutes
     python -m experiments.real.verdict --out verdict.json --scores mine.jsonl         # of `reader_scores.py`
+    python -m experiments.real.verdict --out verdict.json --scores                    # the arms that read no model
 
-Pools are `pools/NAME.jsonl.gz` beside this file: `own_train`, `own_test`, and those of other policies.
+Pools are `pools/NAME.jsonl.gz` beside this file: `own_train`, `own_test`, and those of other policies (`OTHERS`).
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ from jprm.tree import ReasoningTree, chains_of
 
 HERE = pathlib.Path(__file__).parent
 DRAWS = 2000
-ALONE = ("outcome PRM",)
-"""Trained on outcomes of the very problems that fit the fused verifier: not among its sources, nor scored there."""
+OTHERS = ("chatgpt", "coder15", "llama13b", "llama7b")
+TEXT = sum(len(evidence.find(name).numbers) for name in evidence.DEFAULT)
+"""Numbers of the arm `text`; those of the log-probability follow them."""
+ALONE = ("outcome PRM", "contrast", "lowest contrast")
+"""Not among the fused verifier's sources, nor scored on the problems that fit it: the outcome PRM was trained on their
+outcomes, and the contrasts of two bases, fitted to nothing, cost most."""
 
 
 class Pool(NamedTuple):
-    """The samples of a file: text evidence and outcomes, each reader's scores by seed, the bucket of the problem.
+    """The samples of a file: their evidence without a model and outcomes, each reader's scores by seed, the bucket of
+    the problem.
 
     lost: problems of which no sample has an answer. Every arm is wrong there.
     """
@@ -60,7 +66,7 @@ class Pool(NamedTuple):
 
 
 def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]) -> Pool:
-    """Returns the pool of the problems up to the last one that all readers have scored.
+    """Returns the pool of the problems up to the last one that all readers have scored; without readers of all.
 
     Readers of ALONE need no scores of the training problems that fit arms: they are NaN there.
     Raises SystemExit where another problem before the last one is not scored.
@@ -70,10 +76,11 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
     readers = {reader for of in of_trees for reader in of}
 
     def lacking(tree: ReasoningTree, of: Mapping[str, Any]) -> set[str]:
-        fitting = name == "own_train" and bucket(tree.problem, 10) < 7
+        fitting = name == "own_train" and bucket(tree.problem, 10) <= 7
         return readers - of.keys() - (set(ALONE) if fitting else set())
 
-    last = max((i for i, of in enumerate(of_trees) if of and not lacking(trees[i], of)), default=-1)
+    scored = (i for i, of in enumerate(of_trees) if (of or not readers) and not lacking(trees[i], of))
+    last = max(scored, default=-1)
     if last < 0:
         raise SystemExit(f"error: {path}: no problem has all readers' scores; make them with reader_scores.py")
     whole = [i for i in range(last + 1) if trees[i].nodes]
@@ -81,7 +88,7 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
         raise SystemExit(f"error: {path}: {missing} problems lack scores; make them with reader_scores.py")
     lost = whole[-1] + 1 - len(whole)
     trees, of_trees = [trees[i] for i in whole], [of_trees[i] for i in whole]
-    policy = policy_of(name, trees, [evidence.find(source) for source in evidence.DEFAULT])
+    policy = policy_of(name, trees, [evidence.find(source) for source in (*evidence.DEFAULT, "logprob")])
     unscored = [np.full(len(chains_of(tree)), np.nan) for tree in trees]
     by_reader = {}
     for reader in sorted(readers):
@@ -129,15 +136,20 @@ def arms(own: Pool, seed: int) -> dict[str, Arm]:
              (("train", range(7)), ("valid", [7]), ("calibration", [8, 9]))}  # fmt: skip
     train, valid, calibration = parts["train"], parts["valid"], parts["calibration"]
     result = {name: of_number(name, seed, calibration) for name in own.score_SM}
-    text = calibrated(fit_ranker(train.chains, valid.chains), calibration.chains)
-    result["text"] = lambda pool: text.log_odds(pool.chains.x_MF)
 
-    def together(pool: Pool) -> Chains:
-        columns = [pool.score(name, seed) for name in own.score_SM if name not in ALONE]
-        return pool.chains._replace(x_MF=np.column_stack([pool.chains.x_MF, *columns]))
+    def ranked(columns: Callable[[Pool], Sequence[np.ndarray]]) -> Arm:
+        def chains(pool: Pool) -> Chains:
+            return pool.chains._replace(x_MF=np.column_stack(columns(pool)))
 
-    fused = calibrated(fit_ranker(together(train), together(valid)), together(calibration))
-    result["fused"] = lambda pool: fused.log_odds(together(pool).x_MF)
+        ranker = calibrated(fit_ranker(chains(train), chains(valid)), chains(calibration))
+        return lambda pool: ranker.log_odds(chains(pool).x_MF)
+
+    result["text"] = ranked(lambda pool: [pool.chains.x_MF[:, :TEXT]])
+    result["text and log-probability"] = ranked(lambda pool: [pool.chains.x_MF])
+    if readers := [name for name in own.score_SM if name not in ALONE]:
+        result["fused"] = ranked(
+            lambda pool: [pool.chains.x_MF[:, :TEXT], *(pool.score(name, seed) for name in readers)]
+        )
     return result
 
 
@@ -190,18 +202,21 @@ def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
 
 
 def main(
-    out: pathlib.Path, pools: pathlib.Path = HERE / "pools", scores: tuple[pathlib.Path, ...] = (), seeds: int = 3
+    out: pathlib.Path,
+    pools: pathlib.Path = HERE / "pools",
+    scores: tuple[pathlib.Path, ...] | None = None,
+    seeds: int = 3,
 ) -> None:
     """Fit the verdict's arms on the policy's training pools, and measure all on its test pools and on other policies.
 
     Args:
         out: A file for the figures, as JSON.
         pools: The folder of the pools.
-        scores: Files of scores; by default all `scores*.jsonl.gz` of the pools' folder.
+        scores: Files of scores; by default all `scores*.jsonl.gz` of the pools' folder. None: the arms without a model.
         seeds: Of readers that have any.
     """
-    known = read_scores(scores or sorted(pools.glob("scores*.jsonl.gz")))
-    others = sorted({pool for pool, _ in known} - {"own_train", "own_test"})
+    known = read_scores(sorted(pools.glob("scores*.jsonl.gz")) if scores is None else scores)
+    others = sorted({pool for pool, _ in known} - {"own_train", "own_test"}) if known else OTHERS
     names = ["own_train", "own_test", *others]
     with Bar("reading pools", len(names)) as bar:
         read_pools = {name: read(pools / f"{name}.jsonl.gz", known) for name in bar.follow(names)}
@@ -231,7 +246,7 @@ def show(result: dict[str, Any]) -> None:
                 text(row[key]) for key in ("vote less majority", "best less majority", "vote less text")
             )
             area = "" if row["AUROC in problems"] is None else f"{row['AUROC in problems']:.1f}"
-            print(f"  {arm:16} vote less majority {less:22} best {best:22} vote less text {over:22} AUROC {area}")
+            print(f"  {arm:24} vote less majority {less:22} best {best:22} vote less text {over:22} AUROC {area}")
 
 
 if __name__ == "__main__":

@@ -90,8 +90,43 @@ def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F
 
 def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
     del problem
-    labels = list(map(label_of, steps))
+    labels = labels_of(steps)
     return _counts(labels, [label is None and "=" in step for label, step in zip(labels, steps, strict=True)])
+
+
+def labels_of(steps: Sequence[str]) -> list[int | None]:
+    """Returns the arithmetic label of each step, after what earlier steps said of the quantity that it names.
+
+    Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next: the second is held against the first.
+    As labels of steps these would be too bold, since a name may come to mean something else.
+    """
+    labels, given = [], {}
+    for step in steps:
+        of_step = [label_of(step)]
+        if named := _quantity(step):
+            name, value = named
+            if given.get(name, value) != value:
+                of_step.append(label_of(f"{given[name]} = {value}"))
+            given[name] = value
+        labels.append(min((label for label in of_step if label is not None), default=None))
+    return labels
+
+
+_MARKUP = re.compile(r"\\(?:text|mathrm|left|right)\b|[\\{}$*`\[\]()]")
+_ITEM = re.compile(r"^\s*(?:\d+[.)]|[-•])\s*")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _quantity(step: str) -> tuple[str, str] | None:
+    """Returns the name before a step's first equality sign and what is after its last, of `Total cost = 3 * 4`."""
+    before, equals, after = step.partition("=")
+    if not equals or "==" in step:
+        return None
+    name = " ".join(_ITEM.sub("", _MARKUP.sub(" ", before.lower())).split())
+    name = re.split(r"[.:;,] ", name)[-1].strip(" -:.,")
+    value = re.sub(r"\\[\[\]()]|#.*$", "", after.rpartition("=")[2] or after).strip().rstrip(".,")
+    named = len(name) <= 80 and any(c.isalpha() for c in name)
+    return (name, value) if named and any(c.isdigit() for c in value) else None
 
 
 def _counts(labels: Sequence[float | None], undecided: Sequence[bool]) -> Rows:
@@ -154,7 +189,8 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
         value = value_of_step(step)
         size = math.log10(1 + min(abs(value), 1e12)) if value is not None else math.nan
         whole = float(value is not None and value == int(value)) if value is None or abs(value) < 1e15 else 1.0
-        rows.append((math.log(k), math.log(characters / k), repeated / k, whole, float(value is None), size))
+        negative = float(bool(_NEGATIVE.search(step)))
+        rows.append((math.log(k), math.log(characters / k), repeated / k, whole, float(value is None), size, negative))
     del problem
     return rows
 
@@ -298,10 +334,13 @@ def _each(read: Callable[[ReasoningTree], Float[np.ndarray, "N F"]]) -> Read:
 VERDICT_NUMBERS = ("any_false", "false_steps", "true_steps", "undecided_steps")
 
 SOURCES: dict[str, Source] = {
-    "arithmetic": Source("arithmetic", VERDICT_NUMBERS, of_chains(_arithmetic)),
+    "arithmetic": Source("arithmetic", VERDICT_NUMBERS, of_chains(_arithmetic), version=2),
     "numbers": Source("numbers", ("used", "nowhere", "copied", "asked", "linked"), of_chains(_numbers)),
     "form": Source(
-        "form", ("log_steps", "log_step_length", "repeated", "whole", "no_value", "magnitude"), of_chains(_form)
+        "form",
+        ("log_steps", "log_step_length", "repeated", "whole", "no_value", "magnitude", "negative"),
+        of_chains(_form),
+        version=2,
     ),
     "pool": Source("pool", POOL, _each(_pool), needs="pool", version=2),
     "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record"),
@@ -416,6 +455,7 @@ def names(sources: Sequence[Source]) -> list[str]:
 
 _NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?=\D|$)")
 _RESULT = re.compile(r"=\s*[-$€£~\s]*((?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?)(?![\d.]*\s*[-+*/x×÷=]\s*[$\d(])")
+_NEGATIVE = re.compile(r"(?:=|boxed\{)\s*\\?[$€£]?\s*-\s*\\?[$€£]?\d")
 _LABEL = re.compile(r"^\s*(?:step\s*)?[A-Za-z]?\d+\s*[:.)]\s", re.IGNORECASE)
 _MARK = re.compile(r"<<[^<>]*>>")
 _WORDS = dict(
