@@ -9,8 +9,9 @@ characters, words beside a formula, a sign of a relation in front, primes, or br
 text, and so is what it fails to parse.
 
 Limits: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); a unit may be absent (10 cm =
-10), but two known units must be the same; a list without brackets is a set (1,2 = 2,1); `x=5` equals 5; 1<x<2 equals
-(1,2) only if it is the true answer, so the true answer comes first; a column vector is no tuple; 12:30 is text.
+10), but two known units must measure the same thing (1 m = 100 cm); a list without brackets is a set (1,2 = 2,1);
+`x=5` equals 5; a true 1<x<2 equals a given (1,2), and a true 3.14 a given 3,14, but not the other way round, so the
+true answer comes first; a column vector is no tuple; 12:30 is text.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jprm.methods.answers.forms import (
     clash,
     normal,
     number_of,
+    size_of,
     squeezed,
     without_unit,
 )
@@ -70,6 +72,19 @@ _NAMED = re.compile(
 _JOIN = re.compile(r"\s*(?:,\s*)?(?<![a-zA-Z\\])(or|and)(?![a-zA-Z])\s*", re.IGNORECASE)
 _NAME_OF_EACH = re.compile(r"(?:\A|(?<=, ))[a-zA-Z]\s*=\s*(?=[^,]*(?:,|\Z))")
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*([ap])\.?\s*m\.?\Z", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})")
+_NOON = {"noon": "12:00 pm", "12 noon": "12:00 pm", "midnight": "12:00 am", "12 midnight": "12:00 am"}
+_LETTERS = re.compile(r"\(?[A-J]\)?(?:\s*(?:,\s*and|and|[,;&])?\s*\(?[A-J]\)?)+")
+_INEQUALITY = re.compile(r"[<>]|\\[lgn]eq(?![a-zA-Z])")
+_INTERVALS = re.compile(r"[(\[].*,.*[)\]]|\\mathbb\{R\}", re.DOTALL)
+_POINT = re.compile(r"\((?:(?!\\infty|\\cup).)*\)", re.DOTALL)
+_SYMBOL = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?|\\(?:alpha|beta|theta|phi|lambda|mu)")
+_TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "\\neq": "\\neq"}
+_BUILT = re.compile(r"\\?\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\||:)\s*(.*?)\s*\\?\}", re.DOTALL)
+_LONGEST_RANGE = 200  # characters
+_COMMA = re.compile(r"[+-]?\d{1,3}(?:[. ]?\d{3})*,\d+")  # before the decimals, as in much of Europe
+_LETTERED = re.compile(r"[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)")
+_VALUE_OF = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*=\s*([^=]+)")
 _TRIG = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\\circ")
 _IN_RADIANS = r"\1\\frac{\2\\pi}{180}"
 _PROSE = re.compile(r"[^\W\d_]{2,}")
@@ -97,7 +112,13 @@ def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s
 def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0) -> bool:
     one, two = number_of(truth), number_of(given)
     if one and two:
-        return not clash(one.unit, two.unit) and _same_number(one, two)
+        if clash(one.unit, two.unit):
+            (base, size), (base2, size2) = size_of(one.unit), size_of(two.unit)
+            one, two = (n._replace(value=n.value * s) for n, s in ((one, size), (two, size2)))
+            return base == base2 and _same_number(one, two)
+        return _same_number(one, two)
+    if one and isinstance(given, str) and _COMMA.fullmatch(given):
+        return _same(truth, given.replace(".", "").replace(",", "."), limit_s, depth + 1)
     text, other = str(truth), str(given)
     if max(len(text), len(other)) > LONGEST:
         return canonical_answer(truth) == canonical_answer(given)
@@ -106,7 +127,7 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
         return bool(text)
     if NUMBER.fullmatch(text) and NUMBER.fullmatch(other) or depth > 3:
         return False
-    for rule in (_times, _choices, _words, _bases, _relations, _alternatives, _rounded, _chains, _names):
+    for rule in _RULES:
         if (verdict := rule(text, other, limit_s, depth)) is not None:
             return verdict
     text, other = _TRIG.sub(_IN_RADIANS, text), _TRIG.sub(_IN_RADIANS, other)
@@ -153,10 +174,29 @@ def _repeats(denominator: int) -> bool:
 
 
 def _times(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares times of day, of which one at least says which half of the day it is in."""
+    text, other = _NOON.get(text.lower(), text), _NOON.get(other.lower(), other)
     one, two = _TIME.fullmatch(text), _TIME.fullmatch(other)
     if one and two:
-        return (int(one[1]), one[2] or "00", one[3].lower()) == (int(two[1]), two[2] or "00", two[3].lower())
+        return _minutes(one) == _minutes(two)
+    if (
+        (half := one or two)
+        and (whole := _CLOCK.fullmatch(other if one else text))
+        and int(whole[1]) in (0, *range(13, 24))
+    ):
+        return _minutes(half) == 60 * int(whole[1]) + int(whole[2])
     return False if (one or two) and not (one or two).group(2) else None  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _minutes(time: re.Match[str]) -> int:
+    return 60 * (int(time[1]) % 12 + 12 * (time[3].lower() == "p")) + int(time[2] or 0)
+
+
+def _letters(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares the letters of several choices, in any order: "A, C", "C and A" and AC."""
+    if _LETTERS.fullmatch(text) and _LETTERS.fullmatch(other) and re.search(r"[^A-J]", text + other):
+        return set(re.findall("[A-J]", text)) == set(re.findall("[A-J]", other))
+    return None
 
 
 def _choices(text: str, other: str, limit_s: float, depth: int) -> bool | None:
@@ -204,9 +244,20 @@ def _words(text: str, other: str, limit_s: float, depth: int) -> bool | None:
 
 
 def _bare_words(text: str) -> list[str]:
-    words = re.sub(r"[.!,'’\"]", "", text.casefold().replace("-", " ").replace("does not exist", "dne")).split()
+    words = re.sub(
+        r"[.!,'’\"]",
+        "",
+        text.casefold().replace("-", " ").replace("does not exist", "dne").replace("not possible", "impossible"),
+    ).split()
     words = words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words
-    return ["no", "solution"] if words in (["no", "solutions"], ["no", "real", "solutions"]) else words
+    words = words[2:] if words[:2] in (["there", "is"], ["there", "are"]) else words
+    return ["no", "solution"] if " ".join(words) in _NO_SOLUTION else words
+
+
+_NO_SOLUTION = {
+    "\\emptyset",
+    *(f"no {of}{what}{s}" for of in ("", "real ") for what in ("solution", "root") for s in ("", "s")),
+}
 
 
 def _bases(text: str, other: str, limit_s: float, depth: int) -> bool | None:
@@ -232,6 +283,80 @@ def _relations(text: str, other: str, limit_s: float, depth: int) -> bool | None
     if one and two:
         return one[1] == two[1] and _same(one[2], two[2], limit_s, depth + 1)
     return False
+
+
+def _ranges(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares inequalities of one symbol with intervals, and with others. A true (1,2) may be a point, and is none."""
+    (one, symbol), (two, symbol2) = _intervals(text), _intervals(other)
+    if not one and not two or one and two and symbol != symbol2:
+        return None
+    if one and two:
+        return _same(one, two, limit_s, depth + 1)
+    if _INTERVALS.fullmatch(other) if one else _INTERVALS.fullmatch(text) and not _POINT.fullmatch(text):
+        return _same(one or text, two or other, limit_s, depth + 1)
+    return None
+
+
+def _intervals(text: str) -> tuple[str, str]:
+    """Returns what inequalities of one symbol allow, as intervals, and the symbol; ("", "") for anything else."""
+    if not _INEQUALITY.search(text) or len(text) > _LONGEST_RANGE:
+        return "", ""
+    if m := _BUILT.fullmatch(text):
+        text = m[1]
+    found, symbols = [], set()
+    for some in re.split(
+        r"\s*(?:,\s*)?(?:(?<![a-zA-Z\\])or(?![a-zA-Z])|\\l?or(?![a-zA-Z])|\\cup(?![a-zA-Z]))\s*", text
+    ):
+        low, high = ("(", "-\\infty"), ("\\infty", ")")
+        for part in re.split(r"\s*(?:,|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\land(?![a-zA-Z]))\s*", some):
+            sides = re.split(r"\s*(<|>|\\[lgn]eq(?![a-zA-Z]))\s*", part)
+            at = [i for i, side in enumerate(sides) if _SYMBOL.fullmatch(side)]
+            if len(sides) not in (3, 5) or len(at) != 1 or len(sides) == 5 and at != [2]:
+                return "", ""
+            symbols.add(sides[at[0]])
+            for i in range(1, len(sides), 2):
+                bound, sign = (sides[i + 1], sides[i]) if i > at[0] else (sides[i - 1], _TURNED[sides[i]])
+                if sign == "\\neq":
+                    if some != part or len(sides) > 3:
+                        return "", ""
+                    found.append(f"(-\\infty,{bound})")
+                    low = "(", bound
+                elif sign in (">", "\\geq") and low[1] == "-\\infty":
+                    low = "(" if sign == ">" else "[", bound
+                elif sign in ("<", "\\leq") and high[0] == "\\infty":
+                    high = bound, ")" if sign == "<" else "]"
+                else:
+                    return "", ""
+        found.append(f"{low[0]}{low[1]},{high[0]}{high[1]}")
+    return (" \\cup ".join(found), symbols.pop()) if len(symbols) == 1 else ("", "")
+
+
+def _assignments(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares `x = 2, y = 5` with (2,5) and with `y = 5, x = 2`; and `x = 1, x = 2` with 1, 2."""
+    one, two = _values_of(text), _values_of(other)
+    if not one and not two or not (one and two) and "=" in (other if one else text):
+        return None
+    tuples = "(" in (text[:1], other[:1]) and len(one or two) == len(dict(one or two))
+    bare = [_bare_values(values, tuples) if values else each for values, each in ((one, text), (two, other))]
+    if one and two and dict(one).keys() != dict(two).keys():
+        return None
+    if one and two and len(dict(one)) == len(one) == len(two):
+        return all(_same(a[1], b[1], limit_s, depth + 1) for a, b in zip(sorted(one), sorted(two), strict=True))
+    return _same(bare[0], bare[1], limit_s, depth + 1)
+
+
+def _values_of(text: str) -> list[tuple[str, str]]:
+    """Returns the names and values of a list of them, [] for anything else."""
+    parts = [
+        _VALUE_OF.fullmatch(part) for part in re.split(r"\s*(?:[,;]|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))+\s*", text)
+    ]
+    return [(m[1], m[2]) for m in parts if m] if len(parts) > 1 and all(parts) else []
+
+
+def _bare_values(values: list[tuple[str, str]], as_tuple: bool) -> str:
+    return (
+        f"({','.join(value for _, value in sorted(values))})" if as_tuple else ", ".join(value for _, value in values)
+    )
 
 
 def _alternatives(text: str, other: str, limit_s: float, depth: int) -> bool | None:
@@ -277,6 +402,10 @@ def _rounded(text: str, other: str, limit_s: float, depth: int) -> bool | None:
 
 def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
     """Compares `x = 5` with 5: one may name what it is the value of."""
+    if text[:1] + other[:1] != "((" and "(" in (text[:1], other[:1]):  # the point A(1,2)
+        text, other = _LETTERED.sub("", text), _LETTERED.sub("", other)
+        if text[:1] + other[:1] == "((":
+            return _same(text, other, limit_s, depth + 1)
     one, two = _NAMED.match(text), _NAMED.match(other)
     if one and two and squeezed(text[: one.start(1)]) == squeezed(other[: two.start(1)]):
         return _same(one[1], two[1], limit_s, depth + 1)
@@ -286,6 +415,21 @@ def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
         return _same(text, two[1], limit_s, depth + 1)
     return None
 
+
+_RULES = (
+    _times,
+    _letters,
+    _choices,
+    _words,
+    _bases,
+    _relations,
+    _ranges,
+    _assignments,
+    _alternatives,
+    _rounded,
+    _chains,
+    _names,
+)
 
 # ---- Before the library.
 

@@ -72,6 +72,7 @@ _SIZES = re.compile(
 )
 _DIGIT_GAPS = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*|\\[,!;: ]|~)(?=\d{3}(?!\d))|(?<=\d)\\!(?=\d)")
 _GAPS = re.compile(r"(?<!\\)\\[,!;:> ]|~|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\}|(?<!\\)\\(?=\s|\Z)")
+_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _ALIASES = [
     (re.compile(pattern, re.IGNORECASE if "answer" in pattern else 0), new)
     for pattern, new in [
@@ -92,7 +93,10 @@ _ALIASES = [
         (r"\\therefore(?![a-zA-Z])", ""),
         (r"\\langle(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"\A\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer(?:\s+is)?\s*[:=]?\s+", ""),
+        (
+            r"\A\s*(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:answer(?:\s+is)?|(?:option|choice)\s+is)\s*[:=]?\s+",
+            "",
+        ),
         (r"\A\*+(?=\S)|(?<=\S)\*+\Z", ""),
         (r"(?<=\d)\s*\([a-zA-Z]{3,}(?: [a-zA-Z]+){0,3}\)\Z", lambda m: m[0].replace("(", " ").replace(")", "")),
         (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
@@ -106,6 +110,32 @@ _ALIASES = [
         (r"\\%", "%"),
         (r"\\&", "&"),
         (r"\\#", "#"),
+        (r"(?<![a-zA-Z\\])(?:(?:minus|negative)\s+|-\s*)(?:infinity|infty|inf|oo)(?![a-zA-Z])", r"-\\infty "),
+        (r"(?<![a-zA-Z\\])(?:positive\s+)?(?:[Ii]nfinity|infty|inf|oo)(?![a-zA-Z])", r"\\infty "),
+        (r"\A(?:the\s+)?empty\s+set\Z", r"\\emptyset "),
+        (r"\A(\d+(?:\.\d+)?)\s+to\s+(\d+(?:\.\d+)?)\Z", r"\1:\2"),  # a ratio
+        (r"(?<=\d)\s*(?:\b[Rr]|with\s+remainder|remainder|rem\.?)\s*(?=\d+\Z)", " R "),
+        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+        (r"(?<![a-zA-Z\\])exp\s*\(([^()]*)\)", r"e^{\1}"),
+        (r"(?<![a-zA-Z\\])cbrt\s*\(([^()]*)\)", r"\\sqrt[3]{\1}"),
+        (r"\AC\(\s*(\d+)\s*,\s*(\d+)\s*\)\Z", r"\\binom{\1}{\2}"),
+        (r"\A(?:\{\}\s*)?(?:[\^_]\s*\{?\s*)?(\d+)\s*\}?\s*C\s*_?\s*\{?\s*(\d+)\s*\}?\Z", r"\\binom{\1}{\2}"),
+        (r"\(?\s*\\?(?<![a-z])[pb]?mod(?![a-z])\s*\{?\s*(\d+)\s*\}?\s*\)?", r"\\mod \1"),
+        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+        (
+            r"\A(?:\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)|(?:the\s+set\s+of\s+)?[Aa]ll\s+real(?:s|\s+numbers)?)\Z",
+            r"\\mathbb{R}",
+        ),
+        (r"\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
+        (r"\A[(\[][^()\[\]]*;[^()\[\]]*[)\]]\Z", lambda m: re.sub(r"(?<=\d),(?=\d)", ".", m[0]).replace(";", ",")),
+        (r"(?<!\d)(\d{1,2})\s*o'clock", r"\1:00"),
+        (rf"\A(\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?({_MONTHS})(?![a-z])", r"\2 \1"),
+        (rf"\A({_MONTHS})\s+(\d{{1,2}})(?:st|nd|rd|th)(?![a-z])", r"\1 \2"),
+        (r"\A((?:\\\$|[€£¥₹])\s*\d+(?:\.\d+)?)\s?[kK]\Z", r"\1 thousand"),
+        (r"\A((?:\\\$|[€£¥₹])\s*\d+(?:\.\d+)?)\s?M\Z", r"\1 million"),
+        (r"\A0b([01]+)\Z", r"\1_2"),
+        (r"\A0x([\da-fA-F]+)\Z", lambda m: f"{m[1].upper()}_{{16}}"),
+        (r"\A(?:Matrix\()?\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\)?\Z", lambda m: _matrix(m[1])),  # of Python
     ]
 ]
 _OPEN_ENDS = re.compile(r"^\]([^\[\]]*)(\[|\])$|^(\[)([^\[\]]*)\[$")  # ]0,1[
@@ -148,6 +178,11 @@ def normal(text: str) -> str:
     return text
 
 
+def _matrix(rows: str) -> str:
+    cells = [row.replace(",", " & ") for row in re.findall(r"\[([^\[\]]*)\]", rows)]
+    return r"\begin{pmatrix}" + r" \\ ".join(cells) + r"\end{pmatrix}"
+
+
 def _unwrapped(m: re.Match) -> str:
     at = m.start()
     return (" " if at and (m.string[at - 1].isalnum() or m.string[at - 1] in ")}") else "") + m[1]
@@ -182,6 +217,12 @@ usd dollar dollars USD \\$ US\\$ US-dollar|eur euro euros EUR €|gbp GBP £|jpy
 cent cents ¢|deg degree degrees|degC Celsius|degF Fahrenheit|rad radian radians|mph|km/h kmph kph|gallon gallons gal
 lb lbs|N newton newtons|J joule joules|W watt watts|V volt volts|Hz hertz|kJ|kW|MB|GB"""
 _UNIT_OF = {alias: names.split()[0] for names in re.split(r"[|\n]", _NAMES) for alias in names.split()}
+_PARTS = """m mm 1/1000 cm 1/100 km 1000 inch 0.0254 ft 0.3048 yd 0.9144 mile 1609.344|g mg 1/1000 kg 1000
+L mL 1/1000|lb oz 1/16|s min 60 h 3600 day 86400 week 604800|year month 1/12|usd cent 1/100"""
+_SIZE_OF: dict[str, tuple[str, Fraction]] = {}
+for _base, *_others in map(str.split, re.split(r"[|\n]", _PARTS)):
+    _SIZE_OF[_base] = _base, Fraction(1)
+    _SIZE_OF |= {name: (_base, Fraction(size)) for name, size in zip(_others[::2], _others[1::2], strict=True)}
 _COMPOUND = {"miles per hour": "mph", "mile/h": "mph", "km per h": "km/h", "km/h": "km/h"}
 CHANGES = re.compile(
     r"(?:hundred|thousand|\w*illion|dozen|lakh|crore|pair|score|half|halve|third|quarter|(?!month|north"
@@ -232,6 +273,26 @@ def unit_of(phrase: str) -> str | None:
         if words and not any(CHANGES.match(word) or len(word) == 1 for word in words):
             return _UNIT_OF.get(words[0].lower(), "") + power if len(words) > 1 else ""
     return None
+
+
+def size_of(unit: str) -> tuple[str, Fraction]:
+    """Returns the unit in which a unit is measured, and its size in it: ("m2", 1/10000) for "cm2"."""
+    name, power = (unit[:-1], unit[-1]) if unit[-1:] in ("2", "3") else (unit, "")
+    base, size = _SIZE_OF.get(name, (name, Fraction(1)))
+    return base + power, size ** int(power or 1)
+
+
+def _summed(text: str) -> Number | None:
+    """Returns a quantity in several units in the last of them: 1 hour 30 minutes is 90 minutes."""
+    text = re.sub(r"\A\\\$\s*(\d+)(?=\D)", r"\1 dollars", text)
+    if not _SEVERAL.fullmatch(text):
+        return None
+    parts = [(Fraction(value), unit_of(unit) or "") for value, unit in _QUANTITY.findall(text)]
+    bases, sizes = zip(*(size_of(unit) for _, unit in parts), strict=True)
+    if len(set(bases)) > 1 or "" in bases or sorted(sizes, reverse=True) != list(sizes) or len(set(sizes)) < len(sizes):
+        return None
+    total = sum(value * size for (value, _), size in zip(parts, sizes, strict=True))
+    return Number(total / sizes[-1], False, False, parts[-1][1])
 
 
 def without_unit(text: str) -> tuple[str, str]:
@@ -291,7 +352,8 @@ _SCALE = re.compile(r"\s+(hundred|thousand|million|billion|trillion|lakh|crore|d
 _FILLER = re.compile(
     r"(?:(?:approximately|approx\.?|about|around|roughly|nearly|exactly|precisely|simply|just|only|indeed"
     r"|equals?|a total of"
-    r"|in total|total of|therefore|thus|hence|so|then|namely|is|be|to be|the number|the value|a|an|the|it|it's|that is"
+    r"|in total|total of|therefore|thus|hence|so|then|namely|is|be|to be|the number|the value|the|it|it's|that is"
+    r"|an?(?!\s+(?:half|third|quarter|f[io]\w+th|sixth|eighth|tenth))"
     r"|i\.e\.|precisely|equal to|given by|\\approx|\\thickapprox|\\simeq|\\sim|~|=|:)(?![a-zA-Z])[\s,:]*)+",
     re.IGNORECASE,
 )
@@ -319,8 +381,13 @@ _WORD_VALUE = {word: i for i, word in enumerate(_ONES.split())}
 _WORD_VALUE |= {
     word: 10 * (i + 2) for i, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())
 }
+_ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
 _WORD_FRACTIONS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _HALVES = re.compile(r"\s+and\s+(?:a|one)[\s-]+(half|third|quarter)(?=\s|\Z)", re.IGNORECASE)
+
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\.?")
+_SEVERAL = re.compile(rf"{_QUANTITY.pattern}(?:\s*,?\s*(?:and\s+)?{_QUANTITY.pattern}){{1,3}}")
 
 
 class Number(NamedTuple):
@@ -346,6 +413,8 @@ def number_of(answer: str | float) -> Number | None:
     text = normal(answer)
     text = _FILLER.sub("", text, count=1) if _FILLER.match(text) else text
     text = _SIGN_WORD.sub("-", text)
+    if several := _summed(text):
+        return several
     scale, percent, unit = Fraction(1), False, ""
     if (found := _plain(text)) is None:
         if m := _PERCENT.search(text):
@@ -422,10 +491,16 @@ def _in_words(text: str) -> tuple[Fraction, bool] | None:
     if (
         len(words) == 2
         and words[1].rstrip("s") in ("half", "halve", *_WORD_FRACTIONS)
-        and words[0] in {"a", *_WORD_VALUE}
+        and words[0] in {"a", "an", *_WORD_VALUE}
     ):
-        top = 1 if words[0] == "a" else _WORD_VALUE[words[0]]
+        top = 1 if words[0] in ("a", "an") else _WORD_VALUE[words[0]]
         return Fraction(sign * top, _WORD_FRACTIONS[words[1].rstrip("s").replace("halve", "half")]), False
+    if words == ["half"]:
+        return Fraction(sign, 2), False
+    if words in (["dozen"], ["a", "dozen"]):
+        return Fraction(sign * 12), False
+    if len(words) == 1 and words[0] in _ORDINALS:
+        return Fraction(_ORDINALS.index(words[0]) + 1), False
     total = part = 0
     for i, word in enumerate(words):
         if word in _WORD_VALUE:
