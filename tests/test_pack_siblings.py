@@ -5,7 +5,8 @@ import itertools
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_pack import LAYOUT, longest, reasoning_trees
+from test_pack import LAYOUT, longest
+from tiny import reasoning_trees
 
 import jprm.pack
 from jprm.pack import pack, split, token_tree
