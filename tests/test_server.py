@@ -4,6 +4,7 @@ import asyncio
 import gc
 import gzip
 import json
+import re
 import time
 import tracemalloc
 import warnings
@@ -77,11 +78,6 @@ def test_finish_reason_decides_what_is_whole(serve, choice, steps, finish):
     assert server.requests[0][1]["stop"] == ["\n\n"]
 
 
-def test_truncated_completion_is_marked(serve):
-    sample = draw(serve(lambda number, body: reply("one\n\ntwo and", "length", stop_reason=None)))
-    assert (sample.steps, sample.finish_reason) == (("one", "two and"), "length")
-
-
 @pytest.mark.parametrize(
     "first",
     [
@@ -106,49 +102,39 @@ def test_retry_after_is_honoured(serve):
     assert server.times[1] - server.times[0] >= 1.0  # the backoff alone would be 0.01 s
 
 
-def test_a_wait_beyond_the_total_limit_is_not_begun(serve):
-    server = serve(lambda number, body: (429, {"Retry-After": "3600"}, b"busy"))
-    start = time.monotonic()
-    sample = draw(server, total_timeout_s=5.0)
-    assert time.monotonic() - start < 4
-    assert sample.finish_reason == "error" and "429" in sample.error and "1 attempts" in sample.error
-
-
-def test_a_slow_server_is_given_up(serve):
+def late(seconds):
     def sleep(number, body):
-        time.sleep(1.0)
+        time.sleep(seconds)
         return reply("late")
 
-    server = serve(sleep)
-    sample = draw(server, request_timeout_s=0.1, retries=1)
-    assert sample.finish_reason == "error" and "no reply in 0.1 s; given up after 2 attempts" in sample.error
+    return sleep
 
 
-def test_a_server_that_drips_is_slow_too(serve):
-    """Every piece comes sooner than the limit, the whole does not."""
-    server = serve(lambda number, body: (200, {}, (b" ",) * 40))
-    start = time.monotonic()
-    sample = draw(server, request_timeout_s=0.3, retries=0)
-    assert "no reply in 0.3 s" in sample.error
-    assert time.monotonic() - start < 1.5  # the pieces take 2
+BOUNDED = {  # what the server does, the settings, the error, its requests, and the seconds that it takes at most
+    "a wait beyond the total limit": (
+        lambda *_: (429, {"Retry-After": "3600"}, b"busy"), {"total_timeout_s": 5.0}, "429.* 1 attempts", [1], 4,
+    ),
+    "a slow server": (
+        late(1.0), {"request_timeout_s": 0.1, "retries": 1}, "no reply in 0.1 s; given up after 2 attempts", [2], 4,
+    ),
+    "pieces that each come sooner than the limit": (
+        lambda *_: (200, {}, (b" ",) * 40), {"request_timeout_s": 0.3, "retries": 0}, "no reply in 0.3 s", [1], 1.5,
+    ),
+    "many retries": (lambda *_: (503, {}, b""), {"total_timeout_s": 0.5, "retries": 1000}, "503", range(2, 50), 2),
+    "an attempt at the end of the total limit": (late(10), {"total_timeout_s": 0.2}, "", [1], 4),
+    "a reply without end, 100 MiB in 5 s": (
+        lambda *_: (200, {}, (b" " * 2**20,) * 100), {"max_tokens": 1}, "longer than 1,052,672 bytes", [1], 2,
+    ),
+}  # fmt: skip
 
 
-def test_the_total_limit_ends_retries(serve):
-    server = serve(lambda number, body: (503, {}, b""))
-    start = time.monotonic()
-    sample = draw(server, total_timeout_s=0.5, retries=1000)
-    assert "503" in sample.error and 1 < len(server.requests) < 50
-    assert time.monotonic() - start < 2.0
-
-
-def test_an_attempt_ends_with_the_total_limit(serve):
-    def sleep(number, body):
-        time.sleep(10)
-        return reply("late")
-
-    start = time.monotonic()
-    assert draw(serve(sleep), total_timeout_s=0.2).finish_reason == "error"
-    assert time.monotonic() - start < 4  # a request may take 5 s; the rest is room for a busy machine
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_server_holds_a_sample_beyond_its_limits(serve, name):
+    script, settings, said, requests, seconds = BOUNDED[name]
+    server, start = serve(script), time.monotonic()
+    sample = draw(server, **settings)
+    assert time.monotonic() - start < seconds and len(server.requests) in requests
+    assert sample.finish_reason == "error" and re.search(said, sample.error)
 
 
 def test_waits_double(serve):
@@ -377,15 +363,6 @@ def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
 
     refused(RuntimeError, "ServerPolicy.sample_async", asyncio.run, notebook())
     gc.collect()  # a coroutine that nothing awaited would warn here
-
-
-def test_a_reply_without_end_is_cut(serve):
-    """The server writes 100 MiB in 5 s. The limit is passed in the second piece."""
-    server = serve(lambda number, body: (200, {}, (b" " * 2**20,) * 100))
-    start = time.monotonic()
-    sample = draw(server, max_tokens=1)
-    assert sample.finish_reason == "error" and "the reply is longer than 1,052,672 bytes" in sample.error
-    assert time.monotonic() - start < 2 and len(server.requests) == 1
 
 
 def test_a_compressed_reply_is_not_unpacked(serve):
