@@ -65,7 +65,7 @@ _CHOICE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _NAMED = re.compile(
-    r"(?:\\angle\s*|\\triangle\s*)?(?:[A-Za-z]{1,3}|\\[a-zA-Z]+"
+    r"(?:m?\s*\\angle\s*|\\triangle\s*)?(?:[A-Za-z]{1,3}|\\[a-zA-Z]+"
     r"|[A-Za-z]+(?:\s[A-Za-z]+){0,4})(?:_\{?\w+\}?)?'{0,2}(?:\([^()=]*\))?\s*(?:=|\\approx(?![a-zA-Z]))\s*([^=].*)\Z",
     re.DOTALL,
 )
@@ -79,7 +79,8 @@ _INEQUALITY = re.compile(r"[<>]|\\[lgn]eq(?![a-zA-Z])")
 _INTERVALS = re.compile(r"[(\[].*,.*[)\]]|\\mathbb\{R\}", re.DOTALL)
 _POINT = re.compile(r"\((?:(?!\\infty|\\cup).)*\)", re.DOTALL)
 _SYMBOL = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?|\\(?:alpha|beta|theta|phi|lambda|mu)")
-_TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "\\neq": "\\neq"}
+_EXCEPT = re.compile(rf"({_SYMBOL.pattern})\s*\\neq\s*([^<>=\\]+)")
+_TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 _BUILT = re.compile(r"\\?\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\||:)\s*(.*?)\s*\\?\}", re.DOTALL)
 _LONGEST_RANGE = 200  # characters
 _COMMA = re.compile(r"[+-]?\d{1,3}(?:[. ]?\d{3})*,\d+")  # before the decimals, as in much of Europe
@@ -238,6 +239,8 @@ def _text_of_choice(text: str, other: str, limit_s: float, depth: int) -> bool |
 
 
 def _words(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    if text.lower() in ("yes", "no", "true", "false") and (m := re.match(r"(\w+)\s*(?:[,.;:]|--?\s)\s*\w", other)):
+        return text.lower() == m[1].lower()
     if _WORDS.fullmatch(text) or _WORDS.fullmatch(other):
         return _bare_words(text) == _bare_words(other)
     return None
@@ -303,25 +306,22 @@ def _intervals(text: str) -> tuple[str, str]:
         return "", ""
     if m := _BUILT.fullmatch(text):
         text = m[1]
+    if m := _EXCEPT.fullmatch(text):
+        return rf"\mathbb{{R}} \setminus \{{{_JOIN.sub(', ', m[2])}\}}", m[1]
     found, symbols = [], set()
     for some in re.split(
         r"\s*(?:,\s*)?(?:(?<![a-zA-Z\\])or(?![a-zA-Z])|\\l?or(?![a-zA-Z])|\\cup(?![a-zA-Z]))\s*", text
     ):
         low, high = ("(", "-\\infty"), ("\\infty", ")")
         for part in re.split(r"\s*(?:,|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\land(?![a-zA-Z]))\s*", some):
-            sides = re.split(r"\s*(<|>|\\[lgn]eq(?![a-zA-Z]))\s*", part)
+            sides = re.split(r"\s*(<|>|\\[lg]eq(?![a-zA-Z]))\s*", part)
             at = [i for i, side in enumerate(sides) if _SYMBOL.fullmatch(side)]
             if len(sides) not in (3, 5) or len(at) != 1 or len(sides) == 5 and at != [2]:
                 return "", ""
             symbols.add(sides[at[0]])
             for i in range(1, len(sides), 2):
                 bound, sign = (sides[i + 1], sides[i]) if i > at[0] else (sides[i - 1], _TURNED[sides[i]])
-                if sign == "\\neq":
-                    if some != part or len(sides) > 3:
-                        return "", ""
-                    found.append(f"(-\\infty,{bound})")
-                    low = "(", bound
-                elif sign in (">", "\\geq") and low[1] == "-\\infty":
+                if sign in (">", "\\geq") and low[1] == "-\\infty":
                     low = "(" if sign == ">" else "[", bound
                 elif sign in ("<", "\\leq") and high[0] == "\\infty":
                     high = bound, ")" if sign == "<" else "]"
@@ -416,6 +416,19 @@ def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
     return None
 
 
+def _both_signs(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares 1 \\pm \\sqrt{5}, also inside of a fraction, with the list of its two values."""
+    signed = [each.count("\\pm") == 1 and "," not in each for each in (text, other)]
+    if not any(signed) or "\\mp" in text + other:
+        return None
+    sign = "\\pm"
+    one, two = (
+        f"{each.replace(sign, '+')}, {each.replace(sign, '-')}" if has else each
+        for each, has in zip((text, other), signed, strict=True)
+    )
+    return _same(one, two, limit_s, depth + 1)
+
+
 _RULES = (
     _times,
     _letters,
@@ -424,6 +437,7 @@ _RULES = (
     _bases,
     _relations,
     _ranges,
+    _both_signs,
     _assignments,
     _alternatives,
     _rounded,
@@ -440,9 +454,21 @@ def _readable(text: str) -> str:
     text = text.replace("^\\circ", "").strip()
     for pattern, new in _NUMERALS:
         text = pattern.sub(new, text)
-    return text
+    return _SCALED.sub(_scaled, text)
 
 
+def _scaled(m: re.Match[str]) -> str:
+    """Returns a number times a matrix as one matrix: the library reads no product of them."""
+    factor = "-1" if m[1] == "-" else m[1]
+    rows = [[f"({factor})({cell.strip()})" for cell in row.split("&")] for row in m[2].split("\\\\") if row.strip()]
+    return r"\begin{pmatrix}" + r" \\ ".join(" & ".join(row) for row in rows) + r"\end{pmatrix}"
+
+
+_SCALED = re.compile(
+    r"\A(-|-?\s*(?:\d+(?:\.\d+)?|\\frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\}))\s*(?:\\cdot\s*|\*\s*)?"
+    r"\\begin\{pmatrix\}((?:(?!\\begin).)*)\\end\{pmatrix\}\Z",
+    re.DOTALL,
+)
 _NUMERALS = (
     (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\times "),
     (re.compile(r"(?<=\d)(?:\{,\}|,\\!\s?)(?=\d{3})"), ""),

@@ -128,6 +128,9 @@ _ALIASES = [
         ),
         (r"\\mathbb\s*R(?![a-zA-Z])", r"\\mathbb{R}"),
         (r"\A[(\[][^()\[\]]*;[^()\[\]]*[)\]]\Z", lambda m: re.sub(r"(?<=\d),(?=\d)", ".", m[0]).replace(";", ",")),
+        (r"(?<=\d)\s*\\mu\s*m(?![a-zA-Z])", " um"),
+        (r"\A(\d+)\s+(?:in|out\s+of)\s+(\d+)\Z", r"\1/\2"),
+        (r"(?<=[\w)])\s+only\Z", ""),
         (r"(?<!\d)(\d{1,2})\s*o'clock", r"\1:00"),
         (rf"\A(\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?({_MONTHS})(?![a-z])", r"\2 \1"),
         (rf"\A({_MONTHS})\s+(\d{{1,2}})(?:st|nd|rd|th)(?![a-z])", r"\1 \2"),
@@ -215,10 +218,15 @@ L l liter litre liters litres|mL ml milliliter millilitre milliliters millilitre
 min mins minute minutes|h hr hrs hour hours|day days|week weeks|month months|year years yr yrs
 usd dollar dollars USD \\$ US\\$ US-dollar|eur euro euros EUR €|gbp GBP £|jpy yen JPY ¥|inr rupee rupees INR ₹ Rs
 cent cents ¢|deg degree degrees|degC Celsius|degF Fahrenheit|rad radian radians|mph|km/h kmph kph|gallon gallons gal
-lb lbs|N newton newtons|J joule joules|W watt watts|V volt volts|Hz hertz|kJ|kW|MB|GB"""
+lb lbs|N newton newtons|J joule joules|W watt watts|V volt volts|Hz hertz|kJ|kW|MB|GB|kN|MW|mV|kV|kHz|MHz|GHz
+nm nanometer nanometers nanometre nanometres|um micrometer micrometers micron microns|K kelvin kelvins
+Pa pascal pascals|kPa|mol mole moles|atm|mA|ms millisecond milliseconds"""
 _UNIT_OF = {alias: names.split()[0] for names in re.split(r"[|\n]", _NAMES) for alias in names.split()}
-_PARTS = """m mm 1/1000 cm 1/100 km 1000 inch 0.0254 ft 0.3048 yd 0.9144 mile 1609.344|g mg 1/1000 kg 1000
-L mL 1/1000|lb oz 1/16|s min 60 h 3600 day 86400 week 604800|year month 1/12|usd cent 1/100"""
+_PARTS = """m mm 1/1000 cm 1/100 km 1000 inch 0.0254 ft 0.3048 yd 0.9144 mile 1609.344 um 1e-6 nm 1e-9
+g mg 1/1000 kg 1000
+L mL 1/1000|lb oz 1/16|J kJ 1000|N kN 1000|W kW 1000 MW 1e6|V mV 1/1000 kV 1000
+Hz kHz 1000 MHz 1e6 GHz 1e9|Pa kPa 1000
+s ms 1/1000 min 60 h 3600 day 86400 week 604800|year month 1/12|usd cent 1/100"""
 _SIZE_OF: dict[str, tuple[str, Fraction]] = {}
 for _base, *_others in map(str.split, re.split(r"[|\n]", _PARTS)):
     _SIZE_OF[_base] = _base, Fraction(1)
@@ -242,6 +250,14 @@ _TAIL = re.compile(
     r"|\bper\b)?\s*(?:[^\W\d_]+\.?|\([a-z ]+\)))"
     r"{0,6}\s*(?:\^\s*\{?-?[123]\}?)?)\.?\Z"
 )
+
+
+_PRODUCT = re.compile(
+    r"(?<=[\d})])\s+(?=.*[/^])(U(?:(?:\s*(?:/|\\cdot|\*)\s*|\s+)\(?U\)?)+)\Z".replace(
+        "U", r"[A-Za-z]+(?:\s*\^\s*\{?-?\d\}?)?"
+    )
+)
+"""Units multiplied and divided: N m^2/kg^2."""
 
 
 def unit_of(phrase: str) -> str | None:
@@ -305,6 +321,10 @@ def without_unit(text: str) -> tuple[str, str]:
         unit = "usd" if "$" in m[2] else unit
         text = m[1] + text[m.end() :]
     at = max(0, len(text) - 80)
+    if (m := _PRODUCT.search(text)) and all(
+        part in _UNIT_OF for part in re.findall("[a-zA-Z]+", m[1].replace("\\cdot", ""))
+    ):
+        return text[: m.start()], unit or re.sub(r"[\s{}()]", "", m[1])
     tail = _TAIL.search(text, _last_value(text, at))
     if not tail or not tail.start():
         return text, unit
@@ -372,7 +392,9 @@ _POWERS = re.compile(
 )
 _EUROPEAN = re.compile(r"([+-]?)(\d{1,3}(?:\.\d{3})+),(\d{1,2})\Z")
 _SIGN_WORD = re.compile(r"(?:minus|negative)\s+(?=[\d\\.])", re.IGNORECASE)
-_PERCENT = re.compile(r"\s*(?:%|per\s?cent(?:age points?)?)\Z", re.IGNORECASE)
+_PERCENT = re.compile(
+    r"\s*(?:%|per\s?cent(?:age points?)?)(?:\s+of\s+(?:the\s+)?[a-z]{3,}(?:\s[a-z]+){0,3})?\Z", re.IGNORECASE
+)
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
     " eighteen nineteen"
@@ -437,8 +459,15 @@ def number_of(answer: str | float) -> Number | None:
             scale *= 12 if m[1].lower() == "dozen" else 10 ** _SCALES[m[1].lower()]
             text = text[: m.start()] + (rest if _SCALE.fullmatch(rest) else "")
         found = _plain(text) if text else None
-        if found is None and not percent and (found := _in_words(written)):
-            scale = Fraction(1)
+        if found is None and not percent:
+            found, name = _in_words(written), ""
+            words = written.split(" ")
+            for i in range(1, min(len(words), 9)):  # five apples
+                if found or written[:1].isdigit() or not written.isascii():
+                    break
+                name = unit_of(rest) if (rest := " ".join(words[-i:])).islower() else None
+                found = _in_words(" ".join(words[:-i])) if name is not None else None
+            scale, unit = (Fraction(1), unit or name or "") if found else (scale, unit)
     return found and Number(found[0] * scale, found[1], percent, unit)
 
 
