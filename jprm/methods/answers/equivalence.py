@@ -65,10 +65,12 @@ _CHOICE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _NAMED = re.compile(
-    r"(?:m?\s*\\angle\s*|\\triangle\s*)?(?:[A-Za-z]{1,3}|\\[a-zA-Z]+"
+    r"(?:m?\s*\\angle\s*|\\triangle\s*)?(?:[A-Za-z]{1,3}|\\[a-zA-Z]+(?:\{[a-zA-Z]{1,3}\})?"
     r"|[A-Za-z]+(?:\s[A-Za-z]+){0,4})(?:_\{?\w+\}?)?'{0,2}(?:\([^()=]*\))?\s*(?:=|\\approx(?![a-zA-Z]))\s*([^=].*)\Z",
     re.DOTALL,
 )
+_TURNED_NAME = re.compile(r"([^=]*\d[^=]*?)\s*=\s*[a-zA-Z]")
+_ASIDE = re.compile(r"([^\s(].*?)\s*\(\s*(?:or|i\.e\.,?|=|that is,?)?\s*([^()]*)\s*\)", re.DOTALL)
 _JOIN = re.compile(r"\s*(?:,\s*)?(?<![a-zA-Z\\])(or|and)(?![a-zA-Z])\s*", re.IGNORECASE)
 _NAME_OF_EACH = re.compile(r"(?:\A|(?<=, ))[a-zA-Z]\s*=\s*(?=[^,]*(?:,|\Z))")
 _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*([ap])\.?\s*m\.?\Z", re.IGNORECASE)
@@ -81,7 +83,9 @@ _POINT = re.compile(r"\((?:(?!\\infty|\\cup).)*\)", re.DOTALL)
 _SYMBOL = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?|\\(?:alpha|beta|theta|phi|lambda|mu)")
 _EXCEPT = re.compile(rf"({_SYMBOL.pattern})\s*\\neq\s*([^<>=\\]+)")
 _TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
-_BUILT = re.compile(r"\\?\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\||:)\s*(.*?)\s*\\?\}", re.DOTALL)
+_BUILT = re.compile(
+    r"(?:\\?\{)?\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\||:)\s*(.*?)\s*(?:\\?\})?", re.DOTALL
+)
 _LONGEST_RANGE = 200  # characters
 _COMMA = re.compile(r"[+-]?\d{1,3}(?:[. ]?\d{3})*,\d+")  # before the decimals, as in much of Europe
 _LETTERED = re.compile(r"[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)")
@@ -382,6 +386,8 @@ def _chains(text: str, other: str, limit_s: float, depth: int) -> bool | None:
     """Compares what holds equations of numbers, 72 = 8 * 9: all sides must be equal."""
     if "=" not in other or "=" in text or re.search(r"[<>]|\\[lgn]eq|\\begin", other):
         return None
+    if m := _TURNED_NAME.fullmatch(other):
+        return _same(text, m[1], limit_s, depth + 1)
     sides = [side.strip() for side in other.split("=")]
     if re.search(r"[a-zA-Z]", _unworded(sides[0])) or sides[0].startswith("\\angle"):
         if len(sides) == 2 or not all(sides):
@@ -416,6 +422,14 @@ def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
     return None
 
 
+def _asides(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+    """Compares a value that is said twice, "42 (forty-two)": both must be equal."""
+    m = _ASIDE.fullmatch(other)
+    if m is None or number_of(m[1]) is None or not m[2] or re.search(r"[,;]", m[2]):
+        return None
+    return all(_same(text, value, limit_s, depth + 1) for value in m.groups()) or None
+
+
 def _both_signs(text: str, other: str, limit_s: float, depth: int) -> bool | None:
     """Compares 1 \\pm \\sqrt{5}, also inside of a fraction, with the list of its two values."""
     signed = [each.count("\\pm") == 1 and "," not in each for each in (text, other)]
@@ -437,6 +451,7 @@ _RULES = (
     _bases,
     _relations,
     _ranges,
+    _asides,
     _both_signs,
     _assignments,
     _alternatives,
@@ -460,7 +475,9 @@ def _readable(text: str) -> str:
 def _scaled(m: re.Match[str]) -> str:
     """Returns a number times a matrix as one matrix: the library reads no product of them."""
     factor = "-1" if m[1] == "-" else m[1]
-    rows = [[f"({factor})({cell.strip()})" for cell in row.split("&")] for row in m[2].split("\\\\") if row.strip()]
+    rows = [
+        [f"{factor} \\cdot ({cell.strip()})" for cell in row.split("&")] for row in m[2].split("\\\\") if row.strip()
+    ]
     return r"\begin{pmatrix}" + r" \\ ".join(" & ".join(row) for row in rows) + r"\end{pmatrix}"
 
 
@@ -473,6 +490,7 @@ _NUMERALS = (
     (re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)"), r"\\times "),
     (re.compile(r"(?<=\d)(?:\{,\}|,\\!\s?)(?=\d{3})"), ""),
     (re.compile(r"\\\$(?=\s*\d)"), ""),
+    (re.compile(r"(?<![\w.})\]])(\d+)\s*/\s*(\d+)\s+(?=[a-zA-Z])"), r"\\frac{\1}{\2}"),  # 2/3 x
 )
 
 

@@ -73,6 +73,7 @@ _SIZES = re.compile(
 _DIGIT_GAPS = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*|\\[,!;: ]|~)(?=\d{3}(?!\d))|(?<=\d)\\!(?=\d)")
 _GAPS = re.compile(r"(?<!\\)\\[,!;:> ]|~|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\}|(?<!\\)\\(?=\s|\Z)")
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+_MONTH_OF = {month[:3]: month for month in _MONTHS.split("|")}
 _ALIASES = [
     (re.compile(pattern, re.IGNORECASE if "answer" in pattern else 0), new)
     for pattern, new in [
@@ -132,6 +133,9 @@ _ALIASES = [
         (r"\A(\d+)\s+(?:in|out\s+of)\s+(\d+)\Z", r"\1/\2"),
         (r"(?<=[\w)])\s+only\Z", ""),
         (r"(?<!\d)(\d{1,2})\s*o'clock", r"\1:00"),
+        (rf"\A({'|'.join(_MONTH_OF)})t?\.?\s+(?=\d{{1,2}}\Z)", lambda m: _MONTH_OF[m[1]] + " "),
+        (rf"(?<=\d\s)({'|'.join(_MONTH_OF)})t?\.?\Z", lambda m: _MONTH_OF[m[1]]),
+        (r"(?<!\S)\*\*([^\s*][^*]*)\*\*(?!\S)", r"\1"),
         (rf"\A(\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?({_MONTHS})(?![a-z])", r"\2 \1"),
         (rf"\A({_MONTHS})\s+(\d{{1,2}})(?:st|nd|rd|th)(?![a-z])", r"\1 \2"),
         (r"\A((?:\\\$|[€£¥₹])\s*\d+(?:\.\d+)?)\s?[kK]\Z", r"\1 thousand"),
@@ -141,12 +145,15 @@ _ALIASES = [
         (r"\A(?:Matrix\()?\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\)?\Z", lambda m: _matrix(m[1])),  # of Python
     ]
 ]
+_PLAINEST = re.compile(r"-?\d+(?:\.\d+)?")
 _OPEN_ENDS = re.compile(r"^\]([^\[\]]*)(\[|\])$|^(\[)([^\[\]]*)\[$")  # ]0,1[
 
 
 @functools.lru_cache(1 << 15)
 def normal(text: str) -> str:
     """Returns an answer in plain LaTeX: without delimiters, fonts, sizes and gaps, in one spelling of each symbol."""
+    if _PLAINEST.fullmatch(text):
+        return text
     text = in_latex(text).replace("\\$", "\x01")
     text = text.replace("\\(", " ").replace("\\)", " ") if "\\(" in text else text
     text = _ALIASES[0][0].sub(_ALIASES[0][1], text)
@@ -226,7 +233,7 @@ _PARTS = """m mm 1/1000 cm 1/100 km 1000 inch 0.0254 ft 0.3048 yd 0.9144 mile 16
 g mg 1/1000 kg 1000
 L mL 1/1000|lb oz 1/16|J kJ 1000|N kN 1000|W kW 1000 MW 1e6|V mV 1/1000 kV 1000
 Hz kHz 1000 MHz 1e6 GHz 1e9|Pa kPa 1000
-s ms 1/1000 min 60 h 3600 day 86400 week 604800|year month 1/12|usd cent 1/100"""
+s ms 1/1000 min 60 h 3600 day 86400 week 604800|year month 1/12|m/s km/h 5/18 mph 0.44704|usd cent 1/100"""
 _SIZE_OF: dict[str, tuple[str, Fraction]] = {}
 for _base, *_others in map(str.split, re.split(r"[|\n]", _PARTS)):
     _SIZE_OF[_base] = _base, Fraction(1)
@@ -253,9 +260,7 @@ _TAIL = re.compile(
 
 
 _PRODUCT = re.compile(
-    r"(?<=[\d})])\s+(?=.*[/^])(U(?:(?:\s*(?:/|\\cdot|\*)\s*|\s+)\(?U\)?)+)\Z".replace(
-        "U", r"[A-Za-z]+(?:\s*\^\s*\{?-?\d\}?)?"
-    )
+    r"(?<=[\d})])\s+(U(?:(?:\s*(?:/|\\cdot|\*)\s*|\s+)\(?U\)?)+)\Z".replace("U", r"[A-Za-z]+(?:\s*\^\s*\{?-?\d\}?)?")
 )
 """Units multiplied and divided: N m^2/kg^2."""
 
@@ -321,8 +326,10 @@ def without_unit(text: str) -> tuple[str, str]:
         unit = "usd" if "$" in m[2] else unit
         text = m[1] + text[m.end() :]
     at = max(0, len(text) - 80)
-    if (m := _PRODUCT.search(text)) and all(
-        part in _UNIT_OF for part in re.findall("[a-zA-Z]+", m[1].replace("\\cdot", ""))
+    if (
+        ("/" in text or "^" in text)
+        and (m := _PRODUCT.search(text))
+        and all(part in _UNIT_OF for part in re.findall("[a-zA-Z]+", m[1].replace("\\cdot", "")))
     ):
         return text[: m.start()], unit or re.sub(r"[\s{}()]", "", m[1])
     tail = _TAIL.search(text, _last_value(text, at))
@@ -461,6 +468,8 @@ def number_of(answer: str | float) -> Number | None:
         found = _plain(text) if text else None
         if found is None and not percent:
             found, name = _in_words(written), ""
+            if not found and scale != 1 and (counted := _in_words(text)):  # two dozen
+                return Number(counted[0] * scale, False, False, unit)
             words = written.split(" ")
             for i in range(1, min(len(words), 9)):  # five apples
                 if found or written[:1].isdigit() or not written.isascii():
