@@ -417,21 +417,21 @@ def token_advantages(
 
     Raises ValueError where a sample has not one score a step, and as `segment_advantages` does.
     """
-    for index, (one, score_P) in enumerate(zip(samples, scores, strict=True)):
-        if len(score_P) != len(one.step_stop):
-            raise ValueError(f"sample {index} has {len(one.step_stop)} steps and {len(score_P)} scores")
+    for index, (sample, score_P) in enumerate(zip(samples, scores, strict=True)):
+        if len(score_P) != len(sample.step_stop):
+            raise ValueError(f"sample {index} has {len(sample.step_stop)} steps and {len(score_P)} scores")
     advantages = segment_advantages(reward_G, scores, config)
     if config.norm == "last":
         return [np.append(np.zeros(len(x.ids) - 1), a[0]) for x, a in zip(samples, advantages, strict=True)]
     return [
-        weight_T * np.repeat(advantage_P1, segment_lengths(one))
-        for one, advantage_P1, weight_T in zip(samples, advantages, sampled_weights(samples, config), strict=True)
+        weight_T * np.repeat(advantage_P1, segment_lengths(sample))
+        for sample, advantage_P1, weight_T in zip(samples, advantages, sampled_weights(samples, config), strict=True)
     ]
 
 
 def sampled_weights(samples: Sequence[Rollout], config: CreditConfig) -> list[Float[Array, " T"]]:
     """Returns `token_weights` of the sampled tokens; what a world wrote between them has none and counts nowhere."""
-    sampled = [one.sampled_T for one in samples]
+    sampled = [sample.sampled_T for sample in samples]
     weights = token_weights([int(sampled_T.sum()) for sampled_T in sampled], config)
     spread = []
     for sampled_T, weight_N in zip(sampled, weights, strict=True):
@@ -441,6 +441,6 @@ def sampled_weights(samples: Sequence[Rollout], config: CreditConfig) -> list[Fl
     return spread
 
 
-def segment_lengths(one: Rollout) -> Int[Array, " P1"]:
+def segment_lengths(rollout: Rollout) -> Int[Array, " P1"]:
     """Returns the number of tokens of every step and of the tail."""
-    return np.diff([0, *one.step_stop, len(one.ids)])
+    return np.diff([0, *rollout.step_stop, len(rollout.ids)])

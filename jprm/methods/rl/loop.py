@@ -215,7 +215,7 @@ class Loop:
         self.at(number, "scoring")
         groups = self.samples.judged(ahead)
         for group in groups:
-            mean = float(np.mean([len(one.ids) for one in group.samples]))
+            mean = float(np.mean([len(sample.ids) for sample in group.samples]))
             self.progress.lengths[group.record["problem"]] = mean
         of_samples = self.samples.figures(ahead, number)
         return groups, {"update": number, **of_samples, **rollout.train_figures(groups)}
@@ -234,7 +234,7 @@ class Loop:
             tokens = sum(len(tree.node_M) for tree in trees)
         else:
             trees = rollout.trees_of(part, self.samples.layout, config)
-            tokens = sum(len(one.ids) for group in part for one in group.samples)
+            tokens = sum(len(sample.ids) for group in part for sample in group.samples)
         rows, report = rollout.packed(trees, trainer.experiment.data, chain_rows(trainer.experiment.model))
         if config.minibatches > 1 and config.objective_options.get("truncate"):
             rows = rollout.with_proximal(rows, trainer, config.temperature)
@@ -290,7 +290,7 @@ class Loop:
         best = self._evaluation(self.samples.held_out(rollout.fresh(progress.update)))
         self.trainer.state = state
         self._push(int(state.step))
-        earlier = sum("check" in each for each in progress.evaluations)
+        earlier = sum("check" in evaluation for evaluation in progress.evaluations)
         return multihost.first(fresh_test, best, now, earlier, self.config.seed)
 
     def _confirm_best(self) -> None:

@@ -66,13 +66,13 @@ class Progress:
     )  # tokens of a problem's last samples, their mean
 
     def get_state(self) -> dict[str, Any]:
-        ahead = [each.json() for each in self.ahead]
+        ahead = [batch.json() for batch in self.ahead]
         return copy.deepcopy({name: value for name, value in vars(self).items() if name != "ahead"}) | {"ahead": ahead}
 
     def set_state(self, state: dict[str, Any]) -> None:
         known = {field.name for field in dataclasses.fields(self)}
         vars(self).update({name: value for name, value in state.items() if name in known})
-        self.ahead = [Ahead.of_json(each) for each in state.get("ahead", [])]
+        self.ahead = [Ahead.of_json(batch) for batch in state.get("ahead", [])]
 
 
 # ---- Guards: whether an evaluation ends the run, and the run's verdict in words. Pure functions of the evaluations.
@@ -92,7 +92,7 @@ SUSPICION = 0.025
 
 def best_of(evaluations: Sequence[Evaluation]) -> int:
     """Returns the index of the evaluation with the most correct answers, the first of equals."""
-    return int(np.argmax([each["gold"] for each in evaluations]))
+    return int(np.argmax([evaluation["gold"] for evaluation in evaluations]))
 
 
 def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
@@ -180,7 +180,7 @@ def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Eva
             f"Update {best['update']}, which best/ holds, was better than the last: {percent(fresh['gold'])} % on fresh"
             " samples."
         )
-    tests = [each["check"] for each in evaluations if "check" in each]
+    tests = [evaluation["check"] for evaluation in evaluations if "check" in evaluation]
     if unconfirmed := sum(test["p"] >= test["level"] for test in tests):
         sentences.append(
             f"At {unconfirmed} of {len(evaluations)} evaluations the run looked like gaming, and fresh samples did"

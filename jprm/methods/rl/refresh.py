@@ -51,10 +51,10 @@ def verdicts_of_rollouts(
     The last step has the chain's own reward. Samples beyond the first `chains` of a problem have no verdicts.
     """
     records = {
-        Prefix(group.record["problem"], one.steps[:end]): group.record
+        Prefix(group.record["problem"], sample.steps[:end]): group.record
         for group in groups
-        for one in group.samples[: config.chains]
-        for end in range(1, len(one.steps))
+        for sample in group.samples[: config.chains]
+        for end in range(1, len(sample.steps))
     }
     drawn = policy.sample(list(records), config.rollouts, until="end", seed=0)
     completions = [(record, prefix, samples) for (prefix, record), samples in zip(records.items(), drawn, strict=True)]
@@ -81,10 +81,10 @@ def labelled(
     records = []
     for group, chains in zip(groups, verdicts, strict=True):
         samples = []
-        for one, verdict_P in zip(group.samples, chains, strict=True):
+        for sample, verdict_P in zip(group.samples, chains, strict=True):
             labels = [None if x is None else of_verdict[semantics](x) for x in verdict_P]
             if any(label is not None for label in labels):
-                samples.append({"steps": list(one.steps), "labels": labels})
+                samples.append({"steps": list(sample.steps), "labels": labels})
         if samples:
             records.append({"problem": group.record["problem"], "samples": samples, "semantics": semantics})
     return records
@@ -94,8 +94,8 @@ def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Returns pool records of the groups' chains with their outcomes, for an outcome model or an implicit PRM."""
     records = []
     for group in groups:
-        pairs = [(one, bool(reward >= 1)) for one, reward in zip(group.samples, group.reward_G, strict=True)]
-        samples = [{"steps": list(one.steps), "correct": right} for one, right in pairs if one.steps]
+        pairs = [(sample, bool(reward >= 1)) for sample, reward in zip(group.samples, group.reward_G, strict=True)]
+        samples = [{"steps": list(sample.steps), "correct": right} for sample, right in pairs if sample.steps]
         if samples:
             records.append({"problem": group.record["problem"], "samples": samples})
     return records
@@ -111,10 +111,10 @@ def fresh(
     if config.refresh.labels == "outcome":
         return with_outcomes(groups)
     if config.refresh.labels == "rollouts":
-        verdicts = multihost.spread(lambda some: verdicts_of_rollouts(some, policy, verifier, config.refresh), groups)
+        verdicts = multihost.spread(lambda part: verdicts_of_rollouts(part, policy, verifier, config.refresh), groups)
     else:
         verdicts = multihost.first(
-            lambda: [[list(working(group.record, one.steps)) for one in group.samples] for group in groups]
+            lambda: [[list(working(group.record, sample.steps)) for sample in group.samples] for group in groups]
         )
     return labelled(groups, verdicts, read(path_of(prm) / RUN).target.labels)
 
@@ -169,8 +169,8 @@ def step_auroc(groups: Sequence[Group], scores: Sequence[Sequence[np.ndarray]], 
     pairs = [
         (score, right)
         for group, scores_G in zip(groups, scores, strict=True)
-        for one, score_P in zip(group.samples, scores_G, strict=True)
-        for score, right in zip(score_P, working(group.record, one.steps), strict=True)
+        for sample, score_P in zip(group.samples, scores_G, strict=True)
+        for score, right in zip(score_P, working(group.record, sample.steps), strict=True)
         if right is not None
     ]
     if len({right for _, right in pairs}) < 2:

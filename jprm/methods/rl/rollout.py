@@ -59,7 +59,7 @@ class Group:
     def json(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them, the record by its problem; float32 survives it."""
         return {
-            "problem": self.record["problem"], "samples": [one.json() for one in self.samples],
+            "problem": self.record["problem"], "samples": [sample.json() for sample in self.samples],
             "rewards": self.reward_G.tolist(), "scores": _listed(self.scores), "fused": self.fused, "lost": self.lost,
             "second": _listed(self.second),
         }  # fmt: skip
@@ -67,7 +67,7 @@ class Group:
     @staticmethod
     def of_json(value: Mapping[str, Any], records: Mapping[str, Record]) -> Group:
         """Inverts `json`; `records` by problem."""
-        samples = [Rollout.of_json(one) for one in value["samples"]]
+        samples = [Rollout.of_json(sample) for sample in value["samples"]]
         scores, second = (_arrays(value[name]) for name in ("scores", "second"))
         reward_G = np.array(value["rewards"])
         return Group(records[value["problem"]], samples, reward_G, scores, value["fused"], value["lost"], second)
@@ -139,17 +139,22 @@ def judged(
     if drawn and drawn[0] and drawn[0][0].episode is not None:
         return _judged_by_world(records, drawn, floor, prm, keep_lost)
 
-    def rewards(some: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[list[float]]:
-        whole = [(record, one.steps) for record, samples in some for one in samples if one.ended and one.steps]
+    def rewards(pairs: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[list[float]]:
+        whole = [
+            (record, sample.steps) for record, samples in pairs for sample in samples if sample.ended and sample.steps
+        ]
         reward = iter(verifier.rewards(whole))
-        return [[next(reward) if one.ended and one.steps else floor for one in samples] for _, samples in some]
+        return [
+            [next(reward) if sample.ended and sample.steps else floor for sample in samples] for _, samples in pairs
+        ]
 
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
     reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
     of_group = zip(records, drawn, reward_PG, scores, strict=True)
     fused = isinstance(prm, FusedVerifier)
     return [
-        Group(record, list(some), np.array(reward_G), scores_G, fused) for record, some, reward_G, scores_G in of_group
+        Group(record, list(rollouts), np.array(reward_G), scores_G, fused)
+        for record, rollouts, reward_G, scores_G in of_group
     ]
 
 
@@ -162,46 +167,46 @@ def _judged_by_world(
     """
     groups = []
     for record, samples in zip(records, drawn, strict=True):
-        kept = [one for one in samples if keep_lost or (one.ids and not one.lost)]
-        for one in kept:
-            if not 0 <= (reward := one.reward) <= 1:
+        kept = [sample for sample in samples if keep_lost or (sample.ids and not sample.lost)]
+        for rollout in kept:
+            if not 0 <= (reward := rollout.reward) <= 1:
                 raise ValueError(f"{record['problem'][:60]!r}: the environment's reward {reward} is not in [0, 1]")
         if keep_lost or len(kept) > 1:
-            reward_G = np.array([one.reward if one.ended else floor for one in kept])
-            groups.append(Group(record, kept, reward_G, None, lost=sum(one.lost for one in samples)))
+            reward_G = np.array([rollout.reward if rollout.ended else floor for rollout in kept])
+            groups.append(Group(record, kept, reward_G, None, lost=sum(sample.lost for sample in samples)))
     if not groups:
-        errors = [one.episode["error"] for samples in drawn for one in samples if one.episode and one.lost]
+        errors = [sample.episode["error"] for samples in drawn for sample in samples if sample.episode and sample.lost]
         raise OSError(
             f"the environment lost the episodes of an update: {errors[0] if errors else 'all turns are blank'}"
         )
     if prm is None:
         return groups
     scores = scored(prm, [group.record for group in groups], [group.samples for group in groups])
-    return [dataclasses.replace(group, scores=some) for group, some in zip(groups, scores, strict=True)]
+    return [dataclasses.replace(group, scores=scores_G) for group, scores_G in zip(groups, scores, strict=True)]
 
 
 def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Rollout]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
     """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
-    of_groups = multihost.spread(lambda some: _scored(prm, some), list(zip(records, drawn, strict=True)))
+    of_groups = multihost.spread(lambda part: _scored(prm, part), list(zip(records, drawn, strict=True)))
     return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in of_groups]
 
 
-def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[list[list[float]]]:
-    if some and some[0][1][0].episode is not None:
-        return _scored_turns(prm, [samples for _, samples in some])
+def _scored(prm: PRM, drawn: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[list[list[float]]]:
+    if drawn and drawn[0][1][0].episode is not None:
+        return _scored_turns(prm, [samples for _, samples in drawn])
     trees = []
-    for record, samples in some:
+    for record, samples in drawn:
         nodes: list[Node] = []
-        for one in samples:
+        for sample in samples:
             first = len(nodes)
-            nodes += [Node(i - 1 if i > first else -1, text) for i, text in enumerate(one.steps, first)]
+            nodes += [Node(i - 1 if i > first else -1, text) for i, text in enumerate(sample.steps, first)]
         trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
     scored_trees, scores = iter(prm.score_trees([tree for tree in trees if tree.nodes])), []
-    for (_, samples), tree in zip(some, trees, strict=True):
+    for (_, samples), tree in zip(drawn, trees, strict=True):
         score_N = next(scored_trees) if tree.nodes else np.zeros(0, np.float32)
-        bounds = np.cumsum([len(one.steps) for one in samples])[:-1]
+        bounds = np.cumsum([len(sample.steps) for sample in samples])[:-1]
         scores.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
     return scores
 
@@ -209,14 +214,14 @@ def _scored(prm: PRM, some: Sequence[tuple[Record, Sequence[Rollout]]]) -> list[
 def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[list[float]]]:
     """Returns the scores of the turns of episodes, by task; what episodes of one task share is computed once."""
     trees = [
-        tree_of_trajectories([read_trajectory({"messages": one.messages()}) for one in samples if one.steps])
+        tree_of_trajectories([read_trajectory({"messages": sample.messages()}) for sample in samples if sample.steps])
         for samples in groups
-        if any(one.steps for one in samples)
+        if any(sample.steps for sample in samples)
     ]
     scored_trees, scores = iter(zip(trees, prm.score_trees(trees), strict=True)), []
     for samples in groups:
         of_group: list[list[float]] = [[] for _ in samples]
-        acted = [i for i, one in enumerate(samples) if one.steps]
+        acted = [i for i, sample in enumerate(samples) if sample.steps]
         if acted:
             tree, score_N = next(scored_trees)
             for i, path in zip(acted, chains_of(tree), strict=True):  # a leaf for each, in order
@@ -235,7 +240,7 @@ def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[Token
     prompts = by_prompt(group, layout)
     if config.method == "policy_gradient":
         needs = credit.find(config.credit.name).prm
-        scores = group.scores if needs and group.scores else [np.zeros(len(one.steps)) for one in samples]
+        scores = group.scores if needs and group.scores else [np.zeros(len(sample.steps)) for sample in samples]
         advantage = token_advantages(samples, group.reward_G, scores, config.credit)
         weight = sampled_weights(samples, config.credit)
         for prompt, of_prompt in prompts.items():
@@ -246,8 +251,8 @@ def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[Token
     elif METHODS[config.method].pairs:
         alternatives = of_chains if config.method == "dpo" else of_steps
         for prompt, some in prompts.items():
-            for each in alternatives(prompt, [samples[i] for i in some], group.reward_G[some]):
-                yield from preference_trees(name, each, config.tokens)
+            for pair in alternatives(prompt, [samples[i] for i in some], group.reward_G[some]):
+                yield from preference_trees(name, pair, config.tokens)
     else:
         for prompt, some in prompts.items():
             if kept := [samples[i] for i in some if group.reward_G[i] >= 1]:
@@ -256,18 +261,20 @@ def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[Token
 
 def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
     """Returns a group's samples by the ids before them: episodes of one task may begin in several ways."""
-    usual = next((one.prompt for one in group.samples if one.prompt), ()) or layout.problem(group.record["problem"])
-    found: dict[tuple[int, ...], list[int]] = {}
-    for i, one in enumerate(group.samples):
-        found.setdefault(tuple(one.prompt or usual), []).append(i)
-    return found
+    usual = next((sample.prompt for sample in group.samples if sample.prompt), ()) or layout.problem(
+        group.record["problem"]
+    )
+    indices_of: dict[tuple[int, ...], list[int]] = {}
+    for i, sample in enumerate(group.samples):
+        indices_of.setdefault(tuple(sample.prompt or usual), []).append(i)
+    return indices_of
 
 
 def neutral_tree(
     name: str, prompt: Sequence[int], samples: Sequence[Rollout], weight: Sequence[np.ndarray] | None = None
 ) -> TokenTree:
     """Returns the tree of samples that no advantage tells apart."""
-    return group_tree(name, prompt, samples, [np.zeros(len(one.ids)) for one in samples], weight)
+    return group_tree(name, prompt, samples, [np.zeros(len(sample.ids)) for sample in samples], weight)
 
 
 def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperiment) -> list[TokenTree]:
@@ -276,9 +283,9 @@ def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperime
     for record in records:
         ids = [token for number, text in enumerate(record["steps"]) for token in layout.step(text, number)]
         ids = (*ids, *([] if layout.tokenizer.eos is None else [layout.tokenizer.eos]))
-        one = Rollout(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
+        gold = Rollout(ids, np.zeros(len(ids), np.float32), (len(ids),), ("\n".join(record["steps"]),), True)
         prompt = layout.problem(record["problem"])
-        trees.append(neutral_tree(record["problem"][:60], prompt, [one], sampled_weights([one], config.credit)))
+        trees.append(neutral_tree(record["problem"][:60], prompt, [gold], sampled_weights([gold], config.credit)))
     return trees
 
 
@@ -352,8 +359,8 @@ def evaluation(groups: Sequence[Group], working: Working, others: Scores | None,
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))
     interval = bootstrap(lambda w: weighted_mean(correct_PN.mean(1), w), problems, seed=seed).json()
-    chains = [one for group in groups for one in group.samples]
-    verdicts = [[right_working(working(g.record, one.steps)) for one in g.samples] for g in groups]
+    chains = [sample for group in groups for sample in group.samples]
+    verdicts = [[right_working(working(g.record, sample.steps)) for sample in g.samples] for g in groups]
     working_PN = np.array(verdicts, bool)
     figures: dict[str, Any] = {
         "gold": interval["value"], "gold_low": interval["low"], "gold_high": interval["high"],
@@ -361,10 +368,10 @@ def evaluation(groups: Sequence[Group], working: Working, others: Scores | None,
         "pass": pass_at(correct_PN >= 1),
         "working": working_PN.mean(),
         "right_with_wrong_working": _mean(~working_PN[correct_PN >= 1]),
-        "tokens": np.mean([len(one.ids) for one in chains]),
-        "steps": np.mean([len(one.steps) for one in chains]),
-        "blank": np.mean([not one.steps for one in chains]),
-        "truncated": np.mean([not one.ended for one in chains]),
+        "tokens": np.mean([len(chain.ids) for chain in chains]),
+        "steps": np.mean([len(chain.steps) for chain in chains]),
+        "blank": np.mean([not chain.steps for chain in chains]),
+        "truncated": np.mean([not chain.ended for chain in chains]),
     }  # fmt: skip
     figures |= _proxies(groups, others) | {"examples": examples(groups, verdicts)}
     return {key: float(x) if isinstance(x, np.floating) else x for key, x in figures.items()}
@@ -379,8 +386,8 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
     trees = [
         neutral_tree(group.record["problem"][:60], prompt, samples)
         for group in groups
-        for prompt, some in by_prompt(group, layout).items()
-        if (samples := [group.samples[i] for i in some if group.samples[i].ids])
+        for prompt, indices in by_prompt(group, layout).items()
+        if (samples := [group.samples[i] for i in indices if group.samples[i].ids])
     ]
     rows, _ = packed(trees, data, chain_rows(trainer.experiment.model))
     return trainer.measure(rows, PolicyGradient(temperature=config.temperature, estimator="exact"))["kl"]
@@ -420,28 +427,28 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
     """Returns the incorrect chains that the PRM rates highest, or without a PRM the first of them."""
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
-        for i, one in enumerate(group.samples):
+        for i, sample in enumerate(group.samples):
             if group.correct_G[i] < 1:
                 scores = group.scores[i] if group.scores else None
                 top = float(group.chain_scores[i]) if scores is not None else 0.0
                 rows.append((-top, len(rows), {
-                    "problem": group.record["problem"], "answer": group.record["answer"], "steps": list(one.steps),
+                    "problem": group.record["problem"], "answer": group.record["answer"], "steps": list(sample.steps),
                     "scores": None if scores is None else [round(float(x), 4) for x in scores],
-                    "right_working": bool(right[i]), "ended": one.ended,
+                    "right_working": bool(right[i]), "ended": sample.ended,
                 }))  # fmt: skip
     return [row for *_, row in sorted(rows, key=lambda row: row[:2])[:EXAMPLES]]
 
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
     """Returns the figures of an update's samples: reward, proxy, lengths, blank and cut chains, equal rewards."""
-    chains = [one for group in groups for one in group.samples]
+    chains = [sample for group in groups for sample in group.samples]
     figures = {
         "reward": np.mean([group.correct_G.mean() for group in groups]),
         "same_reward": np.mean([np.ptp(group.reward_G) == 0 for group in groups]),
-        "chain_tokens": np.mean([len(one.ids) for one in chains]),
-        "chain_steps": np.mean([len(one.steps) for one in chains]),
-        "blank": np.mean([not one.steps for one in chains]),
-        "truncated": np.mean([not one.ended for one in chains]),
+        "chain_tokens": np.mean([len(chain.ids) for chain in chains]),
+        "chain_steps": np.mean([len(chain.steps) for chain in chains]),
+        "blank": np.mean([not chain.steps for chain in chains]),
+        "truncated": np.mean([not chain.ended for chain in chains]),
     }
     if groups[0].samples[0].episode is not None:
         lost = sum(group.lost for group in groups)

@@ -143,7 +143,7 @@ def sample(
     Raises ValueError for a policy that `check_exact` refuses, and for a problem that occurs twice.
     """
     draw = _draw(policy, problems, n, (seed, update))
-    return [[Rollout.of_json(one) for one in samples] for samples in multihost.spread(draw, problems, costs)]
+    return [[Rollout.of_json(value) for value in samples] for samples in multihost.spread(draw, problems, costs)]
 
 
 def ask(
@@ -162,7 +162,7 @@ def ask(
 
     def result() -> list[list[Rollout]]:
         drawn = multihost.spread(lambda assigned: future.result(), problems, costs)
-        return [[Rollout.of_json(one) for one in samples] for samples in drawn]
+        return [[Rollout.of_json(value) for value in samples] for samples in drawn]
 
     return result
 
@@ -173,9 +173,9 @@ def _draw(policy: Any, problems: Sequence[str], n: int, stream: tuple[int, int])
         raise ValueError("a problem occurs twice in an update: its samples would be the same")
     policy = check_exact(policy)
 
-    def draw(some: Sequence[str]) -> list[list[dict[str, Any]]]:
-        drawn = policy.draw([Prefix(problem) for problem in some], n, until="end", seed=0, stream=stream)
-        return [[rollout_of(policy, each).json() for each in samples] for samples in drawn]
+    def draw(part: Sequence[str]) -> list[list[dict[str, Any]]]:
+        drawn = policy.draw([Prefix(problem) for problem in part], n, until="end", seed=0, stream=stream)
+        return [[rollout_of(policy, drawn_sample).json() for drawn_sample in samples] for samples in drawn]
 
     return draw
 
@@ -222,39 +222,43 @@ def go_on(
     """
     policy, first = check_exact(policy), groups[0].update
 
-    def draw(some: Sequence[Carried]) -> list[list[dict[str, Any]]]:
-        places = [(g, i) for g, group in enumerate(some) for i, one in enumerate(group.chains) if one.reason == "open"]
-        prefixes = [(Prefix(group.problem), (seed, group.update)) for group in some]
+    def draw(part: Sequence[Carried]) -> list[list[dict[str, Any]]]:
+        places = [
+            (g, i) for g, group in enumerate(part) for i, chain in enumerate(group.chains) if chain.reason == "open"
+        ]
+        prefixes = [(Prefix(group.problem), (seed, group.update)) for group in part]
         known = [(tuple(policy.prompt(prefix)), text_hash(prefix, stream)) for prefix, stream in prefixes]
-        wanted = [Wanted(*known[g], i, _drawn(some[g].chains[i])) for g, i in places]
-        needed = sum(some[g].update == first for g, _ in places)
+        wanted = [Wanted(*known[g], i, _drawn(part[g].chains[i])) for g, i in places]
+        needed = sum(part[g].update == first for g, _ in places)
         drawn = dict(zip(places, policy.go_on(wanted, needed), strict=True))
         return [
-            [vars(_after(one, drawn.get((g, i)), by)) for i, one in enumerate(group.chains)]
-            for g, group in enumerate(some)
+            [vars(_after(chain, drawn.get((g, i)), by)) for i, chain in enumerate(group.chains)]
+            for g, group in enumerate(part)
         ]
 
     return [tuple(map(Begun.of_json, chains)) for chains in multihost.spread(draw, groups, costs)]
 
 
-def _drawn(one: Begun) -> Drawn | None:
-    logprob_N = np.array(one.log_probability_T, np.float32)
-    return Drawn(one.ids, logprob_N, float(logprob_N.sum()), "open") if one.ids else None
+def _drawn(chain: Begun) -> Drawn | None:
+    logprob_N = np.array(chain.log_probability_T, np.float32)
+    return Drawn(chain.ids, logprob_N, float(logprob_N.sum()), "open") if chain.ids else None
 
 
-def _after(one: Begun, drawn: Drawn | None, by: int) -> Begun:
+def _after(chain: Begun, drawn: Drawn | None, by: int) -> Begun:
     """Returns the chain with its new tokens."""
-    if drawn is None or len(drawn.ids) == len(one.ids):
-        return one
-    spans = one.drawn_by if one.drawn_by and one.drawn_by[-1][1] == by else (*one.drawn_by, (len(one.ids), by))
+    if drawn is None or len(drawn.ids) == len(chain.ids):
+        return chain
+    spans = (
+        chain.drawn_by if chain.drawn_by and chain.drawn_by[-1][1] == by else (*chain.drawn_by, (len(chain.ids), by))
+    )
     return Begun(drawn.ids, tuple(drawn.logprob_N.tolist()), spans, drawn.finish_reason)
 
 
-def behind_T(one: Rollout, update: int) -> Int[np.ndarray, " T"]:
+def behind_T(rollout: Rollout, update: int) -> Int[np.ndarray, " T"]:
     """Returns of every token how many updates the policy that drew it was behind the one that learns from it."""
-    first = [index for index, _ in one.drawn_by]
-    by = np.array([by for _, by in one.drawn_by])
-    return update - 1 - np.repeat(by, np.diff([*first, len(one.ids)]))
+    first = [index for index, _ in rollout.drawn_by]
+    by = np.array([by for _, by in rollout.drawn_by])
+    return update - 1 - np.repeat(by, np.diff([*first, len(rollout.ids)]))
 
 
 def sample_episodes(
@@ -264,16 +268,16 @@ def sample_episodes(
     """Returns n episodes of each record, as `sample` does; those that the environment lost are among them."""
     policy = check_exact(policy)
 
-    def draw(some: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    def draw(part: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
         with Conversations(policy, layout.stop) as talk:
-            episodes = world.start([record for record in some for _ in range(n)])
+            episodes = world.start([record for record in part for _ in range(n)])
             starts = [begun(talk, layout, episode, i % n) for i, episode in enumerate(episodes)]
             played = play(talk, layout, world, starts, limits, stream=(seed, update))
-        world.close([one.episode for one in played])
-        written = [rollout_of_episode(one).json() for one in played]
-        return [written[i * n : (i + 1) * n] for i in range(len(some))]
+        world.close([trajectory.episode for trajectory in played])
+        written = [rollout_of_episode(trajectory).json() for trajectory in played]
+        return [written[i * n : (i + 1) * n] for i in range(len(part))]
 
-    return [[Rollout.of_json(one) for one in samples] for samples in multihost.spread(draw, records)]
+    return [[Rollout.of_json(value) for value in samples] for samples in multihost.spread(draw, records)]
 
 
 def rollout_of_episode(played: Played) -> Rollout:
@@ -330,8 +334,8 @@ def group_tree(
     Raises ValueError for a group or a sample without tokens, arrays of other lengths, and samples of different models:
     their log-probabilities of a shared token differ.
     """
-    lengths = [len(one.ids) for one in samples]
-    weight = [one.sampled_T.astype(float) for one in samples] if weight is None else weight
+    lengths = [len(rollout.ids) for rollout in samples]
+    weight = [rollout.sampled_T.astype(float) for rollout in samples] if weight is None else weight
     if not lengths or not min(lengths) or not len(prompt_ids):
         raise ValueError(f"{name!r}: a group has a prompt and at least one sample, and samples have tokens")
     for what, arrays in {"advantages": advantage, "weights": weight}.items():
@@ -339,10 +343,10 @@ def group_tree(
             raise ValueError(f"{name!r}: {what} for {[len(x) for x in arrays]} tokens, the samples have {lengths}")
         if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError(f"{name!r}: {what} are not all finite")
-    shared = merged(name, prompt_ids, [one.ids for one in samples])
+    shared = merged(name, prompt_ids, [rollout.ids for rollout in samples])
     tree = next_tokens(shared)
     slot_K = _slots(shared, tree)
-    old_K = np.concatenate([np.asarray(one.log_probability_T, np.float64) for one in samples])
+    old_K = np.concatenate([np.asarray(rollout.log_probability_T, np.float64) for rollout in samples])
     advantage_K = np.concatenate(advantage).astype(np.float64)
 
     def total(value_K):
@@ -358,7 +362,7 @@ def group_tree(
         "old": old_M,
         "gain": total(np.maximum(advantage_K, 0.0)),
         "penalty": total(np.minimum(advantage_K, 0.0)),
-        "count": total(np.concatenate([one.sampled_T for one in samples])),
+        "count": total(np.concatenate([rollout.sampled_T for rollout in samples])),
     }
     return dataclasses.replace(
         tree,
@@ -400,7 +404,7 @@ def of_chains(
     prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
     """Returns the samples after their prompt."""
-    pairs = list(zip((one.ids for one in samples), reward_G, strict=True))
+    pairs = list(zip((rollout.ids for rollout in samples), reward_G, strict=True))
     right, wrong = [ids for ids, reward in pairs if reward >= 1], [ids for ids, reward in pairs if reward < 1]
     return [Alternatives(tuple(prompt), right, wrong)]
 
@@ -410,11 +414,11 @@ def of_steps(
 ) -> list[Alternatives]:
     """Returns the next steps after every sequence of steps, by depth. A chain without steps is one step."""
     reached: dict[Ids, dict[Ids, bool]] = {}
-    for one, reward in zip(samples, reward_G, strict=True):
-        stops = one.step_stop or (len(one.ids),)
+    for rollout, reward in zip(samples, reward_G, strict=True):
+        stops = rollout.step_stop or (len(rollout.ids),)
         for begin, stop in zip((0, *stops), stops, strict=False):
-            steps = reached.setdefault(one.ids[:begin], {})
-            step = one.ids[begin:stop]
+            steps = reached.setdefault(rollout.ids[:begin], {})
+            step = rollout.ids[begin:stop]
             steps[step] = steps.get(step, False) or bool(reward >= 1)
     return [
         Alternatives(
@@ -426,19 +430,19 @@ def of_steps(
     ]
 
 
-def preference_trees(name: str, each: Alternatives, tokens: int) -> Iterator[TokenTree]:
+def preference_trees(name: str, pair: Alternatives, tokens: int) -> Iterator[TokenTree]:
     """Yields trees of at most `tokens` tokens in which every right continuation meets every wrong one once.
 
     The label of a chain is 1 if it is right, else 0. Where all do not fit one tree, the longer side is halved. A pair
     that does not fit is a tree of its own, which the packer refuses.
     """
-    if not each.right or not each.wrong:
+    if not pair.right or not pair.wrong:
         return
-    tree = merged(name, each.prefix, [*each.right, *each.wrong])
-    if len(tree.tokens_N) <= tokens or len(each.right) == len(each.wrong) == 1:
-        yield dataclasses.replace(tree, label_M=(tree.node_M < len(each.right)).astype(np.float32))
+    tree = merged(name, pair.prefix, [*pair.right, *pair.wrong])
+    if len(tree.tokens_N) <= tokens or len(pair.right) == len(pair.wrong) == 1:
+        yield dataclasses.replace(tree, label_M=(tree.node_M < len(pair.right)).astype(np.float32))
         return
-    side = max(("right", "wrong"), key=lambda side: (len(some := getattr(each, side)) > 1, sum(map(len, some))))
-    some = getattr(each, side)
-    for half in (some[: len(some) // 2], some[len(some) // 2 :]):
-        yield from preference_trees(name, dataclasses.replace(each, **{side: half}), tokens)
+    side = max(("right", "wrong"), key=lambda side: (len(texts := getattr(pair, side)) > 1, sum(map(len, texts))))
+    texts = getattr(pair, side)
+    for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
+        yield from preference_trees(name, dataclasses.replace(pair, **{side: half}), tokens)

@@ -103,7 +103,7 @@ class SampleSource:
         if self.second is None:
             return groups
         second = rollout.scored(self.second, records, [group.samples for group in groups])
-        return [dataclasses.replace(group, second=some) for group, some in zip(groups, second, strict=True)]
+        return [dataclasses.replace(group, second=scores_G) for group, scores_G in zip(groups, second, strict=True)]
 
 
 def sampler_options(config: RLExperiment) -> SamplerConfig:
@@ -247,7 +247,7 @@ class Carrying(Here):
     def take(self, update: int) -> Ahead:
         groups = [group for ahead in self.ahead for group in ahead.groups]
         costs = [
-            sum(max(length - len(one.ids), 1.0) for one in group.chains if one.reason == "open")
+            sum(max(length - len(chain.ids), 1.0) for chain in group.chains if chain.reason == "open")
             for group, length in zip(groups, self._costs([group.problem for group in groups]), strict=True)
         ]
         chains = iter(go_on(self.policy, groups, seed=self.source.config.seed, by=update - 1, costs=costs))
@@ -255,7 +255,7 @@ class Carrying(Here):
             ahead.groups = [dataclasses.replace(group, chains=next(chains)) for group in ahead.groups]
         first = self.ahead.pop(0)
         return Ahead(
-            first.update, first.by, [[one.rollout(self.policy) for one in group.chains] for group in first.groups]
+            first.update, first.by, [[chain.rollout(self.policy) for chain in group.chains] for group in first.groups]
         )
 
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:

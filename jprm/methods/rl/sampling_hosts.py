@@ -114,7 +114,9 @@ class SamplingHosts:
     def judged(self, ahead: Ahead) -> list[Group]:
         if ahead.judged is not None:
             return self._groups(ahead.judged)
-        self._order("judge", update=ahead.update, drawn=[[one.json() for one in samples] for samples in ahead.drawn])
+        self._order(
+            "judge", update=ahead.update, drawn=[[sample.json() for sample in samples] for samples in ahead.drawn]
+        )
         return self._groups(self._reply())
 
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
@@ -193,7 +195,7 @@ class _Host:
                 update, self.source.sample(records, self.config.samples, update, order["costs"])
             )
         elif order["do"] == "judge":
-            drawn = [[Rollout.of_json(one) for one in samples] for samples in order["drawn"]]
+            drawn = [[Rollout.of_json(sample) for sample in samples] for samples in order["drawn"]]
             groups = self.source.judged(order["update"], drawn)
         else:
             groups = self.source.held_out_groups(order["stream"])
@@ -222,13 +224,13 @@ def _receive(config: RLExperiment, stored: decode.Stored, part: Mapping, mesh: M
     return _moved(config, jax.eval_shape(stored, part), mesh)
 
 
-def _moved(config: RLExperiment, some: dict, mesh: Mesh) -> dict:
+def _moved(config: RLExperiment, params: dict, mesh: Mesh) -> dict:
     """Moves arrays from the learners, which have them on a mesh of this kind each, to the sampling hosts."""
     learners, samplers = parted(config)
     with multihost.among((*learners, *samplers)):
         multihost.meet()  # compiling, and waiting for the last samples, may take long
         return jax.tree.map(
-            lambda x, place: sent(x, mesh, place, learners, samplers), some, decode.places_of(some, mesh)
+            lambda x, place: sent(x, mesh, place, learners, samplers), params, decode.places_of(params, mesh)
         )
 
 

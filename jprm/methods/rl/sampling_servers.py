@@ -22,7 +22,7 @@ class Servers(Here):
 
     def begin(self, update: int, due: int) -> None:
         config, problems = self.source.config, self.source.problems
-        known = [update - 1, *(one.update for one in self.ahead), *self._asked]
+        known = [update - 1, *(begun.update for begun in self.ahead), *self._asked]
         for later in range(max(known) + 1, due + 1):
             texts = [record["problem"] for record in problems.chosen(later)]
             costs = self._costs(texts)
