@@ -72,15 +72,15 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
             if len(scores) < len(chain):
                 place = next(k for k, node in enumerate(chain) if tree.nodes[node].score is None)
                 raise ScoreError(f"record {i}: turn {place} has no score. Score the file again")
-            found = of_trials.features(tree, chain)
+            numbers = of_trials.features(tree, chain)
             for place, node in enumerate(chain):
                 if (label := tree.nodes[node].label) is None:
                     continue
                 of_label = _class(label, tree.semantics, f"record {i}, turn {place}")
-                trivial = (1.0, -place, float(place < len(chain) - 1), -len(found.texts[place]),
-                           float(not found.repeats[place]), -found.errors[place])  # fmt: skip
-                before = sum(found.characters[: place + 1])
-                rows.append([place, np.log1p(place), *np.log1p([found.characters[place], before]), *trivial[3:]])
+                trivial = (1.0, -place, float(place < len(chain) - 1), -len(numbers.texts[place]),
+                           float(not numbers.repeats[place]), -numbers.errors[place])  # fmt: skip
+                before = sum(numbers.characters[: place + 1])
+                rows.append([place, np.log1p(place), *np.log1p([numbers.characters[place], before]), *trivial[3:]])
                 turns.append((tree.problem, len(ends), place, of_label, scores[place], *trivial))
             correct = tree.nodes[chain[-1]].correct
             ends.append((tree.problem, np.nan if correct is None else float(correct), min(scores), scores[-1]))
@@ -173,9 +173,9 @@ def _turns_report(
         row: {key: draws(figure, groups, seed=seed) for key, (figure, groups) in figures.items()}
         for row, figures in rows.items()
     }
-    report |= {key: interval(one).json() for key, one in drawn["scores"].items()}
+    report |= {key: interval(drawn_figure).json() for key, drawn_figure in drawn["scores"].items()}
     report["baselines"] = {
-        row: {key: interval(one).json() for key, one in figures.items()}
+        row: {key: interval(drawn_figure).json() for key, drawn_figure in figures.items()}
         for row, figures in drawn.items() if row != "scores"
     }  # fmt: skip
     report["ahead"] = {}

@@ -110,7 +110,7 @@ def of_labelled(
     if sum(len(tree.nodes) for tree in trees) > MOST_SAMPLES:
         return {}
     computed = {name: find_part(name, LABELLED, "baseline")(trees, classes) for name in LABELLED}
-    return {name: each for name, each in computed.items() if each is not None}
+    return {name: chosen for name, chosen in computed.items() if chosen is not None}
 
 
 def fitted(
@@ -123,4 +123,4 @@ def fitted(
 def _computed(baselines: dict[str, Any], trees: Sequence[ReasoningTree], text: bool) -> dict[str, Any]:
     names = [name for name, baseline in baselines.items() if text or not isinstance(baseline, str)]
     computed = {name: find_part(name, baselines, "baseline")(trees) for name in names}
-    return {name: each for name, each in computed.items() if each is not None}
+    return {name: chosen for name, chosen in computed.items() if chosen is not None}

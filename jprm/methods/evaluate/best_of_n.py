@@ -212,7 +212,7 @@ def chains_of_tables(path: str | os.PathLike, *, probability: bool) -> PoolSampl
         parts["vote"].append(np.array([_vote(rest[i]) for i in kept], float))
     if not problem:
         raise NothingToMeasure("no pool records: best-of-n needs {problem, samples} records with scores")
-    whole = {name: np.concatenate(each) for name, each in parts.items()}
+    whole = {name: np.concatenate(columns) for name, columns in parts.items()}
     empty_P = np.bincount(whole["empty"].astype(int), minlength=len(problem))
     return _samples(problem, empty_P, answers if any(answer is not None for answer in answers) else None, whole)
 
@@ -232,7 +232,7 @@ def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
     if chains.answers is not None:
         ends = np.cumsum(with_steps_P)
         of_pools = (chains.answers[end - count : end] for end, count in zip(ends, with_steps_P, strict=True))
-        class_PN = placed(np.concatenate([answer_classes(each) for each in of_pools]), -1)
+        class_PN = placed(np.concatenate([answer_classes(answers) for answers in of_pools]), -1)
         answered_PN = class_PN >= 0
     mask_BP = np.arange(max(1, chains.steps_B.max(initial=0))) < chains.steps_B[:, None]
     score_BP = np.zeros(mask_BP.shape, np.float32)
@@ -412,13 +412,13 @@ def compare_curves(
     at_once = max(1, COMPARED // (len(a[pairs[0][0]]) * len(n)))
     rows = []
     for first in range(0, len(pairs), at_once):
-        some = pairs[first : first + at_once]
-        columns = [a[one][:, n - 1] - b[other][:, n - 1] for one, other in some]
+        part = pairs[first : first + at_once]
+        columns = [a[one][:, n - 1] - b[other][:, n - 1] for one, other in part]
         columns_of_pairs = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
         rows += [
             {"a": one, "b": other, "n": n.tolist()}
             | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in columns_of_pairs.items()}
-            for i, (one, other) in enumerate(some)
+            for i, (one, other) in enumerate(part)
         ]
     return rows
 
@@ -429,13 +429,13 @@ def _curves(
     """The problems' expected accuracies (P, n) by the name of their chooser, and the standard errors of votes."""
     with_steps_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
 
-    def placed(of: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
-        return _placed(with_steps_PN, np.concatenate([getattr(each, field) for each in of]), fill)
+    def placed(chosen: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
+        return _placed(with_steps_PN, np.concatenate([getattr(pool, field) for pool in chosen]), fill)
 
     curves = {
         "pass_at_n": _chosen_by(pools, pools.correct_PN),
         "random": _chosen_by(pools, np.zeros(pools.correct_PN.shape)),
-        **{name: _chosen_by(pools, placed(of, "key_K", -np.inf)) for name, of in trivial.items()},
+        **{name: _chosen_by(pools, placed(chosen, "key_K", -np.inf)) for name, chosen in trivial.items()},
         **{f"{rule}.best_of_n": curve_Pn for rule, curve_Pn in chosen_curves(pools).items()},
     }
     errors: dict[str, np.ndarray] = {}
@@ -443,7 +443,7 @@ def _curves(
         return _honest(curves, pools, trivial), errors
     weights = {"majority": np.ones(pools.correct_PN.shape)}
     weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
-    weights |= {f"{name}.vote": placed(of, "weight_K", 0.0) for name, of in trivial.items()}
+    weights |= {f"{name}.vote": placed(chosen, "weight_K", 0.0) for name, chosen in trivial.items()}
     weight_PNK = np.stack(list(weights.values()), -1)
     votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
     for k, name in enumerate(weights):
@@ -456,7 +456,7 @@ def _honest(
 ) -> dict[str, np.ndarray]:
     """Returns the curves, those that depend on the pool `at_ends`."""
     of_pool = [f"{name}.vote" for name in trivial]  # weighed by the pool's mean
-    of_pool += [name for name, of in trivial.items() if any(each.of_pool for each in of)]
+    of_pool += [name for name, chosen in trivial.items() if any(pool.of_pool for pool in chosen)]
     of_pool += [f"{rule}.weighted_vote" for rule in RULES] if pools.of_pool else []
     return curves | {name: at_ends(curves[name]) for name in of_pool if name in curves}
 
@@ -648,9 +648,9 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
         for kind, said in (("best_of_n", "best of {}"), ("weighted_vote", "weighted vote of {}")):
             if use[kind] is None:
                 continue
-            note, one = notes[kind], use.get(f"{kind}_minus_one_sample")
-            if one is not None and one["low"] is not None:
-                note = f"It is {compared(one, 'one sample')}. {note}"
+            note, from_one = notes[kind], use.get(f"{kind}_minus_one_sample")
+            if from_one is not None and from_one["low"] is not None:
+                note = f"It is {compared(from_one, 'one sample')}. {note}"
             less = use.get(f"{kind}_minus_best_baseline")
             yield Finding(f"{name}, {said.format(n_max)}", last(use[kind]), base, less, note)
 
@@ -674,18 +674,18 @@ def glance(models: Sequence[Model]) -> Iterator[str | Table]:
     name, report = next(iter(models[0].results["best_of_n"].items()))
     if "best_baseline" not in report:  # results of 0.1
         return
-    n_max, one = report["n_max"], report["baselines"]["random"]["value"][0]
-    said = f"{name}: {report['n_problems']:,} problems, {n_max} samples of each. One is right in {percent(one)} %"
+    n_max, one_right = report["n_max"], report["baselines"]["random"]["value"][0]
+    said = f"{name}: {report['n_problems']:,} problems, {n_max} samples of each. One is right in {percent(one_right)} %"
     if report["majority"] is not None:
         many = report["majority"]["value"][-1]
         said += f", the most common answer in {percent(many)} %"
-        said += ": incorrect answers agree more often than correct ones" if many < one else ""
+        said += ": incorrect answers agree more often than correct ones" if many < one_right else ""
     yield f"{said}."
     yield "A model's scores choose a sample, or weigh the votes. A trivial chooser reads the text, without a model."
     rows = []
     for model in models:
-        of = model.results["best_of_n"][name]
-        use, base = of["rules"][model.results["model"]["rule"]], of["best_baseline"]
+        of_model = model.results["best_of_n"][name]
+        use, base = of_model["rules"][model.results["model"]["rule"]], of_model["best_baseline"]
         vote = "" if use["weighted_vote"] is None else interval(last(use["weighted_vote"]))
         rival = f"{percent(base['value'])} ({_named(base['name'])})"
         rows.append((model.name, interval(last(use["best_of_n"])), vote, rival))

@@ -221,8 +221,8 @@ def calibration_report(
 
 def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed: int) -> dict[str, Any]:
     fitted, steps = calibrate.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in files.values()), strict=True)))
-    for some in (fitted, steps):
-        if not len(some.score_N):
+    for part in (fitted, steps):
+        if not len(part.score_N):
             raise NothingToMeasure("the records hold no labelled step")
     if len(set(fitted.right_N)) < 2:
         raise NothingToMeasure("the calibration split holds no step labelled right, or none labelled wrong")
@@ -365,10 +365,18 @@ class _Judged(NamedTuple):
     def of_trees(cls, scored: Sequence[ReasoningTree], neutral: str, name: str, file: int = 0) -> _Judged:
         parts, chains = [], []
         for i, tree in enumerate(labelled(scored, neutral)):
-            some = tree.class_N != UNLABELLED
+            known_N = tree.class_N != UNLABELLED
             _check_probabilities(tree.score_N, f"{name}: record {i}")
-            same = (np.full(some.sum(), tree.problem), np.full(some.sum(), file))
-            parts.append((tree.score_N[some], tree.class_N[some] == 1, *same, tree.depth_N[some], tree.length_N[some]))
+            same = (np.full(known_N.sum(), tree.problem), np.full(known_N.sum(), file))
+            parts.append(
+                (
+                    tree.score_N[known_N],
+                    tree.class_N[known_N] == 1,
+                    *same,
+                    tree.depth_N[known_N],
+                    tree.length_N[known_N],
+                )
+            )
             chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
             if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
                 chains.append((tree.problem, tree.score_N.min(), (tree.class_N == 1).all()))

@@ -123,11 +123,11 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
 
 
 def _table(name: str, report: Mapping[str, Any]) -> Table:
-    def row(title: str, of: Mapping[str, Any]) -> list[Cell]:
-        threshold = "" if of["threshold"] is None else f"{of['threshold']:.3g}"
-        return [title, of["n"], *(of[key] for key in KEYS), threshold, of["ece"], of["ece_if_calibrated"]]
+    def row(title: str, entry: Mapping[str, Any]) -> list[Cell]:
+        threshold = "" if entry["threshold"] is None else f"{entry['threshold']:.3g}"
+        return [title, entry["n"], *(entry[key] for key in KEYS), threshold, entry["ece"], entry["ece_if_calibrated"]]
 
-    rows = [row(title, of) for title, of in report["classes"].items()]
+    rows = [row(title, entry) for title, entry in report["classes"].items()]
     title = f"{name}Classes: {report['n_steps']} steps, {report['n_problems']} problems{left_out_words(report)}"
     columns = ("class", "n", "AUROC", "average precision", "F1 at 0.5", "F1 tuned", "threshold", "ECE", "by noise")
     top = [["highest class is right", report["n_steps"], report["accuracy"]], ["baseline: most frequent class", "",

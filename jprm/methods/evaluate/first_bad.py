@@ -73,23 +73,23 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
     failed = failed_of(trees)
     if not failed:
         return {}
-    named = all(one.to_blame and any(one.agents) for one in failed)
-    scored = all(one.scores is not None for one in failed)
+    named = all(run.to_blame and any(run.agents) for run in failed)
+    scored = all(run.scores is not None for run in failed)
     figures = [f"within_{k}" if k else "step" for k in WITHIN] + ["agent"] * named
-    rows = {name: _drawn([_certain(one, at(one)) for one in failed], failed, seed) for name, at in _TRIVIAL.items()}
-    rows["any"] = _drawn([_random(one) for one in failed], failed, seed)
+    rows = {name: _drawn([_certain(run, at(run)) for run in failed], failed, seed) for name, at in _TRIVIAL.items()}
+    rows["any"] = _drawn([_random(run) for run in failed], failed, seed)
     if named:  # of the other figures it says nothing
-        chance = [[np.nan] * len(WITHIN) + [(one.to_blame in one.agents) / len({*one.agents})] for one in failed]
+        chance = [[np.nan] * len(WITHIN) + [(run.to_blame in run.agents) / len({*run.agents})] for run in failed]
         rows["any agent"] = _drawn(chance, failed, seed)
     scores: dict[str, Draws] = {}
     if scored:
-        scores["lowest"] = _drawn([_certain(one, _lowest(one)) for one in failed], failed, seed)
-        scores["below"] = _drawn([_certain(one, _below(one, threshold)) for one in failed], failed, seed)
-    report: dict[str, Any] = {"n": len(failed), "n_tasks": len({one.task for one in failed}), "figures": figures}
-    for key, some in (("scores", scores), ("trivial", rows)):
+        scores["lowest"] = _drawn([_certain(run, _lowest(run)) for run in failed], failed, seed)
+        scores["below"] = _drawn([_certain(run, _below(run, threshold)) for run in failed], failed, seed)
+    report: dict[str, Any] = {"n": len(failed), "n_tasks": len({run.task for run in failed}), "figures": figures}
+    for key, predictions in (("scores", scores), ("trivial", rows)):
         report[key] = {
             name: {figure: _at(drawn, c).json() for c, figure in enumerate(figures) if np.isfinite(drawn.value[c])}
-            for name, drawn in some.items()
+            for name, drawn in predictions.items()
         }
     best = [max(rows, key=lambda name, c=c: np.nan_to_num(rows[name].value[c], nan=-1)) for c in range(len(figures))]
     report["best_trivial"] = dict(zip(figures, best, strict=True))
@@ -102,35 +102,35 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
 
 
 _TRIVIAL = {
-    "first": lambda one: 0,
-    "second": lambda one: min(1, len(one.agents) - 1),
-    "last": lambda one: len(one.agents) - 1,
-    "longest": lambda one: int(np.argmax(one.characters)),
+    "first": lambda run: 0,
+    "second": lambda run: min(1, len(run.agents) - 1),
+    "last": lambda run: len(run.agents) - 1,
+    "longest": lambda run: int(np.argmax(run.characters)),
 }
 
 
-def _lowest(one: Failed) -> int:
-    return int(np.argmin(np.array(one.scores)))
+def _lowest(run: Failed) -> int:
+    return int(np.argmin(np.array(run.scores)))
 
 
-def _below(one: Failed, threshold: float) -> int:
-    below = np.array(one.scores) < threshold
-    return int(np.argmax(below)) if below.any() else _lowest(one)
+def _below(run: Failed, threshold: float) -> int:
+    below = np.array(run.scores) < threshold
+    return int(np.argmax(below)) if below.any() else _lowest(run)
 
 
-def _certain(one: Failed, place: int) -> list[float]:
+def _certain(run: Failed, place: int) -> list[float]:
     """Returns the figures of a prediction: right within each distance, and the right agent."""
-    return [float(abs(place - one.place) <= k) for k in WITHIN] + [float(one.agents[place] == one.to_blame)]
+    return [float(abs(place - run.place) <= k) for k in WITHIN] + [float(run.agents[place] == run.to_blame)]
 
 
-def _random(one: Failed) -> list[float]:
+def _random(run: Failed) -> list[float]:
     """Returns the mean of `_certain` over all turns."""
-    return np.mean([_certain(one, place) for place in range(len(one.agents))], 0).tolist()
+    return np.mean([_certain(run, place) for place in range(len(run.agents))], 0).tolist()
 
 
 def _drawn(value_KC: list[list[float]], failed: Sequence[Failed], seed: int) -> Draws:
     value = np.array(value_KC)
-    return draws(lambda weight_RK: weighted_mean(value, weight_RK), [one.task for one in failed], seed=seed)
+    return draws(lambda weight_RK: weighted_mean(value, weight_RK), [run.task for run in failed], seed=seed)
 
 
 def _column(drawn: Draws, c: int) -> Draws:

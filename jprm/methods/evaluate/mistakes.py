@@ -111,10 +111,10 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
     }
     known_N = chains.first_N >= -1
     right = {"none": none_N == chains.first_N, "first step": chains.first_N == 0}
-    some = np.flatnonzero(known_N).tolist()
-    scores_of_some = {"scores": [chains.scores[i] for i in some], **baselines.of_steps([trees[i] for i in some])}
+    known = np.flatnonzero(known_N).tolist()
+    scores_of_some = {"scores": [chains.scores[i] for i in known], **baselines.of_steps([trees[i] for i in known])}
     for name, scores in scores_of_some.items():
-        right_N = _cross_fitted(chains, some, scores, seed)
+        right_N = _cross_fitted(chains, known, scores, seed)
         if right_N is not None:
             right[name] = right_N
     fitted = {name: _drawn(chains, right_N, known_N, seed) for name, right_N in right.items()}
@@ -143,11 +143,11 @@ def _checked(tree: ReasoningTree) -> int | None:
     return first_mistake(str(tree.extra.get("task")), tree.problem, [node.text for node in tree.nodes])
 
 
-def _cross_fitted(chains: Chains, some: list[int], scores: Sequence[np.ndarray], seed: int) -> np.ndarray | None:
+def _cross_fitted(chains: Chains, known: list[int], scores: Sequence[np.ndarray], seed: int) -> np.ndarray | None:
     """Returns whether the chains with these indices are predicted right at other folds' threshold; None for too few."""
     right_N = np.zeros(len(chains.first_N), bool)
     try:
-        right_N[some] = cross_fit(chains.first_N[some], scores, [chains.problem[i] for i in some], seed)[0]
+        right_N[known] = cross_fit(chains.first_N[known], scores, [chains.problem[i] for i in known], seed)[0]
     except ScoreError:
         return None
     return right_N
@@ -157,12 +157,12 @@ def _drawn(chains: Chains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> 
     """Returns the draws of the accuracies of predictions, of the chains `of_N` whose place is known."""
     some_N = of_N & (chains.first_N >= -1)
     error_N, none_N = (some_N & part_N for part_N in (chains.first_N >= 0, chains.first_N == -1))
-    of: dict[str, Any] = {
+    statistic: dict[str, Any] = {
         key: functools.partial(_mean, right_N, part_N)
         for key, part_N in (("error_accuracy", error_N), ("correct_accuracy", none_N), ("accuracy", some_N))
     }
-    of["f1"] = lambda w: harmonic_mean(of["error_accuracy"](w), of["correct_accuracy"](w))
-    return {key: draws(of[key], chains.problem, seed=seed) for key in KEYS[1:]}
+    statistic["f1"] = lambda w: harmonic_mean(statistic["error_accuracy"](w), statistic["correct_accuracy"](w))
+    return {key: draws(statistic[key], chains.problem, seed=seed) for key in KEYS[1:]}
 
 
 def _mean(right_N: np.ndarray, of_N: np.ndarray, weight_RN: np.ndarray) -> Any:
@@ -178,23 +178,23 @@ def _figures(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarra
     }
     first_N = chains.first_N[of_N]
     counts = {"n": int(of_N.sum()), "n_error": int((first_N != -1).sum()), "n_not_located": int((first_N == -2).sum())}
-    between = {key: interval(one, fraction=key != "mcc") for key, one in drawn.items()}
+    between = {key: interval(draws_of, fraction=key != "mcc") for key, draws_of in drawn.items()}
     value, low, high = between["mcc"]
     between["mcc"] = Interval(value, np.maximum(low, -1), np.minimum(high, 1))  # of few chains, s is large
-    return counts | {key: one.json() for key, one in between.items()}
+    return counts | {key: figure.json() for key, figure in between.items()}
 
 
 def balanced(
     called_N: Bool[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], problems: Sequence[str], seed: int
 ) -> dict[str, Any]:
     """Returns Hard2Verify's four figures of N verdicts, with 95 % intervals over problems."""
-    of: dict[str, Any] = {
+    statistic: dict[str, Any] = {
         "right": functools.partial(_mean, called_N, right_N),
         "wrong": functools.partial(_mean, ~called_N, ~right_N),
     }
-    of["accuracy"] = lambda w: (of["right"](w) + of["wrong"](w)) / 2
-    of["f1"] = lambda w: harmonic_mean(of["right"](w), of["wrong"](w))
-    return {key: interval(draws(one, problems, seed=seed)).json() for key, one in of.items()}
+    statistic["accuracy"] = lambda w: (statistic["right"](w) + statistic["wrong"](w)) / 2
+    statistic["f1"] = lambda w: harmonic_mean(statistic["right"](w), statistic["wrong"](w))
+    return {key: interval(draws(statistic_of, problems, seed=seed)).json() for key, statistic_of in statistic.items()}
 
 
 def levels_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def levels_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -
     }}  # fmt: skip
 
 
-def figures(of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]], request: Request) -> Report:
-    return of(request.trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
+def figures(report_of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]], request: Request) -> Report:
+    return report_of(request.trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
 
 
 def _rows(report: Report) -> Iterator[list[Cell] | None]:

@@ -121,7 +121,7 @@ def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMB
     right_only = [taxonomy.classes.index(name) for name in taxonomy.right_only]
     class_RC[..., right_only] = f1s(counts)[0][..., right_only]
     members = ([taxonomy.classes.index(name) for name in group] for group in taxonomy.groups.values())
-    groups = [class_RC[..., some].mean(-1) for some in members]
+    groups = [class_RC[..., members_of].mean(-1) for members_of in members]
     return np.concatenate([overall_R[..., None], class_RC, np.stack(groups, -1)], -1)
 
 

@@ -181,11 +181,11 @@ def average_f1(
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
     """Returns the mean over `files` of one kind of `f1_draws`; None where a file has none."""
-    some = [drawn for name in files if (drawn := by_file[name]) is not None]
-    if len(some) < len(files):
+    of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
+    if len(of_files) < len(files):
         return None
-    value, drawn_R = (np.mean([drawn[i] for drawn in some], 0) for i in (0, 1))
-    return Draws(value, drawn_R, sum(drawn.groups for drawn in some))
+    value, drawn_R = (np.mean([drawn[i] for drawn in of_files], 0) for i in (0, 1))
+    return Draws(value, drawn_R, sum(drawn.groups for drawn in of_files))
 
 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
@@ -445,8 +445,8 @@ def _off_its_file(file: Mapping[str, Any]) -> bool:
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     tuned_on, files = results["processbench"]["calibrate"], list(results["processbench"]["files"])
-    some = {name: scores[name] for name in dict.fromkeys([*files, tuned_on])}
-    drawn = f1_draws(some, tuned_on, results["seed"], scale_of(results).threshold)
+    scored = {name: scores[name] for name in dict.fromkeys([*files, tuned_on])}
+    drawn = f1_draws(scored, tuned_on, results["seed"], scale_of(results).threshold)
     for kind, said in THRESHOLDS.items():
         for name in files:
             if drawn[kind][name] is not None:

@@ -156,10 +156,10 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
 
     ahead = {}
     for key, drawn in (("auroc", area), ("alternatives", won)):
-        of = {name: drawn(score) for name, score in trivial.items()}
-        best = max(of, key=lambda name: np.nan_to_num(of[name].value, nan=-1.0))
-        less = difference(drawn(scores), of[best]).json()
-        ahead[key] = {**less, "baseline": best, "baseline_value": jsonable(of[best].value)}
+        area_of = {name: drawn(score) for name, score in trivial.items()}
+        best = max(area_of, key=lambda name: np.nan_to_num(area_of[name].value, nan=-1.0))
+        less = difference(drawn(scores), area_of[best]).json()
+        ahead[key] = {**less, "baseline": best, "baseline_value": jsonable(area_of[best].value)}
     return ahead
 
 
@@ -172,13 +172,13 @@ def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Dra
 
 def _labelled_steps(trees: Sequence[Labelled], scores: Scores):
     """Returns (scores, whether correct, problems) of all labelled steps."""
-    some = [tree.class_N != UNLABELLED for tree in trees]
-    score_N = np.concatenate([score_N[some_N] for score_N, some_N in zip(scores, some, strict=True)])
-    right_N = np.concatenate([tree.class_N[some_N] for tree, some_N in zip(trees, some, strict=True)]) == 1
+    known = [tree.class_N != UNLABELLED for tree in trees]
+    score_N = np.concatenate([score_N[known_N] for score_N, known_N in zip(scores, known, strict=True)])
+    right_N = np.concatenate([tree.class_N[known_N] for tree, known_N in zip(trees, known, strict=True)]) == 1
     return (
         score_N,
         right_N,
-        [tree.problem for tree, some_N in zip(trees, some, strict=True) for _ in range(some_N.sum())],
+        [tree.problem for tree, known_N in zip(trees, known, strict=True) for _ in range(known_N.sum())],
     )
 
 

@@ -232,8 +232,8 @@ def _foreseen(suite: Suite, files: Mapping[str, tuple[Place, FileReader]]) -> It
     records = read_all(files)
     for section, paths in suite.data.items():
         fitted = _names(suite.calibrate.get(section, ()))
-        some = {name: records[name] for name in dict.fromkeys([*_names(paths), *fitted])}
-        yield from suite.benchmarks[section].foreseen(some, fitted)
+        records_of = {name: records[name] for name in dict.fromkeys([*_names(paths), *fitted])}
+        yield from suite.benchmarks[section].foreseen(records_of, fitted)
 
 
 def results_of(

@@ -79,12 +79,12 @@ def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
         for chain in chains_of(tree):
             if (correct := tree.nodes[chain[-1]].correct) is None:
                 continue
-            found = features(tree, chain)
+            numbers = features(tree, chain)
             tasks.append(tree.problem)
             solved.append(float(correct))
             scores.append([tree.nodes[i].score for i in chain])
-            turns, repeats = len(chain), sum(found.repeats)
-            trivial.append((0, -turns, turns, -sum(found.characters), -found.errors[-1], -repeats))
+            turns, repeats = len(chain), sum(numbers.repeats)
+            trivial.append((0, -turns, turns, -sum(numbers.characters), -numbers.errors[-1], -repeats))
     names = ("any", "fewest turns", "most turns", "shortest", "fewest errors", "fewest repeats")
     columns = np.array(trivial, float).reshape(-1, len(names)).T
     scored = bool(scores) and all(score is not None for trial in scores for score in trial)
@@ -135,7 +135,9 @@ def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
     def choice(key_K: np.ndarray) -> Draws:
         return over_tasks([chosen(key_K[index], s) for index, s in zip(of_task, solved, strict=True)])
 
-    keys, trivial = ({name: choice(key_K) for name, key_K in some.items()} for some in (trials.keys, trials.trivial))
+    keys, trivial = (
+        {name: choice(key_K) for name, key_K in choosers.items()} for choosers in (trials.keys, trials.trivial)
+    )
     best = max(trivial, key=lambda name: trivial[name].value)
     report["chosen"] = {name: interval(drawn).json() for name, drawn in keys.items()}
     report["trivial"] = {name: interval(drawn).json() for name, drawn in trivial.items()}

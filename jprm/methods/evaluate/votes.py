@@ -94,9 +94,9 @@ def vote_accuracy(
         for size in np.unique(size_P):
             at_once = max(1, BATCH_BYTES // (8 * 2**size * correct_PC.shape[1] * weight_PNK.shape[2]))
             of_size = np.flatnonzero(size_P == size)
-            for some in np.split(of_size, range(at_once, len(of_size), at_once)):
-                weight_BNK = _scaled(weight_PNK[some, :size], in_pool_PN[some, :size])
-                value_PnK[some] = _enumerated(class_PN[some, :size], correct_PC[some], weight_BNK, n_max)
+            for part in np.split(of_size, range(at_once, len(of_size), at_once)):
+                weight_BNK = _scaled(weight_PNK[part, :size], in_pool_PN[part, :size])
+                value_PnK[part] = _enumerated(class_PN[part, :size], correct_PC[part], weight_BNK, n_max)
         return Votes(value_PnK, np.zeros(value_PnK.shape[1:]))
     weight_PNK = _scaled(weight_PNK, in_pool_PN)
     if trials < 2:
@@ -123,9 +123,9 @@ def _class_correct(class_PN, correct_PN):
     problem_PN = np.arange(len(class_PN))[:, None] + np.zeros_like(class_PN)
     count_PC = np.zeros((len(class_PN), max(1, class_PN.max(initial=0) + 1)))
     right_PC = np.zeros_like(count_PC)
-    some = class_PN >= 0
-    np.add.at(count_PC, (problem_PN[some], class_PN[some]), 1)
-    np.add.at(right_PC, (problem_PN[some], class_PN[some]), correct_PN[some])
+    answered_PN = class_PN >= 0
+    np.add.at(count_PC, (problem_PN[answered_PN], class_PN[answered_PN]), 1)
+    np.add.at(right_PC, (problem_PN[answered_PN], class_PN[answered_PN]), correct_PN[answered_PN])
     return right_PC / np.maximum(count_PC, 1)
 
 
