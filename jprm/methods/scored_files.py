@@ -300,9 +300,9 @@ def scored_lines(
     if not isinstance(prm, PRM):
         raise ValueError(f"{prm.name}: scores in one process")
     records = iter(records)
-    while some := list(islice(records, CHUNK * jax.process_count())):
-        trees = [tree_of(record) for record in some]
-        for record, tree, outputs in zip(some, trees, _gathered(prm, trees), strict=True):
+    while part := list(islice(records, CHUNK * jax.process_count())):
+        trees = [tree_of(record) for record in part]
+        for record, tree, outputs in zip(part, trees, _gathered(prm, trees), strict=True):
             yield scored(record, tree, outputs)
 
 

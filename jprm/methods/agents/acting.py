@@ -98,13 +98,13 @@ class WorldPolicy:
         starts = [_from_here(self._known[prefix], seed + j) for prefix in prefixes for j in range(n)]
         played = play(self._talk, self._layout, self.world, starts, self._limits, until=until)
         samples = []
-        for i, one in enumerate(played):
+        for i, acted in enumerate(played):
             prefix, start = prefixes[i // n], starts[i]
-            steps = steps_between(one.episode, len(start.episode.turns))
-            sample = _sample(one, steps, until)
+            steps = steps_between(acted.episode, len(start.episode.turns))
+            sample = _sample(acted, steps, until)
             samples.append(sample)
             if sample.finish_reason == "step":
-                self._known.setdefault(Prefix(prefix.problem, prefix.steps + sample.steps), one)
+                self._known.setdefault(Prefix(prefix.problem, prefix.steps + sample.steps), acted)
         return [samples[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _reach(self, prefixes: Sequence[Prefix]) -> None:
@@ -156,17 +156,17 @@ class WorldPolicy:
         return answer, None if outcome is None else outcome >= 1
 
 
-def _from_here(one: Played, number: int) -> Played:
+def _from_here(acted: Played, number: int) -> Played:
     """Returns a rollout that begins where another is: all tokens before it are its prompt."""
-    prompt = one.branch.ids if one.branch is not None else one.prompt
-    return Played(one.episode, number, prompt, branch=one.branch)
+    prompt = acted.branch.ids if acted.branch is not None else acted.prompt
+    return Played(acted.episode, number, prompt, branch=acted.branch)
 
 
-def _sample(one: Played, steps: tuple[str, ...], until: str) -> Sample:
-    tokens, logprob = int(one.sampled_T.sum()), float(one.log_probability_T.sum())
-    if one.episode.error:
-        return Sample((), tokens, "error", error=one.episode.error)
-    reason = "stop" if one.ended else "length" if one.cut or until == "end" else "step"
+def _sample(acted: Played, steps: tuple[str, ...], until: str) -> Sample:
+    tokens, logprob = int(acted.sampled_T.sum()), float(acted.log_probability_T.sum())
+    if acted.episode.error:
+        return Sample((), tokens, "error", error=acted.episode.error)
+    reason = "stop" if acted.ended else "length" if acted.cut or until == "end" else "step"
     return Sample(steps, tokens, reason, logprob)
 
 

@@ -46,11 +46,11 @@ def _documents(item: Any, where: str, field: str) -> Iterator[tuple[Mapping[str,
     document = object_of(item, where, field or "record", "Write an ATIF document.")
     yield document, field and field + "."
     inside = document.get("subagent_trajectories")
-    for i, one in enumerate(list_of(inside if inside is not None else [], where, field + "subagent_trajectories")):
+    for i, inner in enumerate(list_of(inside if inside is not None else [], where, field + "subagent_trajectories")):
         place = f"{field and field + '.'}subagent_trajectories[{i}]"
-        if not isinstance(object_of(one, where, place, "Write an ATIF document.").get("trajectory_id"), str):
+        if not isinstance(object_of(inner, where, place, "Write an ATIF document.").get("trajectory_id"), str):
             raise RecordError(where, place + ".trajectory_id", "is not there", "A document inside another needs one.")
-        yield from _documents(one, where, place)
+        yield from _documents(inner, where, place)
 
 
 def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:

@@ -199,7 +199,7 @@ class World:
         """Returns the positions after given assistant messages, played from the beginning."""
         episodes, longest = self.start(records), max(map(len, turns), default=0)
         for number in range(longest):
-            going = [i for i, some in enumerate(turns) if number < len(some)]
+            going = [i for i, of_episode in enumerate(turns) if number < len(of_episode)]
             stepped = self.step([episodes[i] for i in going], [turns[i][number] for i in going])
             for i, episode in zip(going, stepped, strict=True):
                 episodes[i] = episode

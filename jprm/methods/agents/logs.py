@@ -69,7 +69,7 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     item = object_of(item, where, "record", "Is this file of OpenAI's client?")
     request, response = item.get("request", item), item.get("response")
     request, response = (
-        one["body"] if isinstance(one, Mapping) and "body" in one else one for one in (request, response)
+        side["body"] if isinstance(side, Mapping) and "body" in side else side for side in (request, response)
     )
     request = object_of(request, where, "request", "Write its `messages` or `input`.")
     about = {**kept(item, where), **_tools(request.get("tools"), where)}
@@ -89,7 +89,7 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
         choices = take(response, "choices", list, where, "response.")
         if not choices:
             raise RecordError(where, "response.choices", "is empty", "Leave out calls without an answer.")
-        ends = [[take(one, "message", dict, where, f"response.choices[{i}].")] for i, one in enumerate(choices)]
+        ends = [[take(choice, "message", dict, where, f"response.choices[{i}].")] for i, choice in enumerate(choices)]
     for end in ends:
         yield trajectory_of({**about, "messages": [_known_role(m, where) for m in [*messages, *end]]}, where)
 
@@ -175,7 +175,7 @@ def parse_otel(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
             for tool in tools if isinstance(tool, Mapping)
         ]  # fmt: skip
         about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
-        messages += [message for some in asked for message in some]
+        messages += [message for messages_of in asked for message in messages_of]
         for answer in answers:
             yield trajectory_of({**about, "messages": [*messages, *answer], **_tools(tools, where)}, where)
 
@@ -205,9 +205,9 @@ def _spans(item: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Record]
             yield item, dict(attributes)
     ids = {name: item[name] for name in ("traceId", "spanId", "trace_id", "span_id") if name in item}
     for key in inner:
-        for one in item[key]:
-            if isinstance(one, Mapping):
-                yield from _spans({**ids, **one})
+        for attribute in item[key]:
+            if isinstance(attribute, Mapping):
+                yield from _spans({**ids, **attribute})
 
 
 def _any_value(value: Any) -> Any:
@@ -217,10 +217,10 @@ def _any_value(value: Any) -> Any:
     kind, held = next(iter(value.items()), ("", None))
     values = (held.get("values") if isinstance(held, Mapping) else None) or []
     if kind == "kvlistValue":
-        pairs = [one for one in values if isinstance(one, Mapping)]
-        return {str(one.get("key")): _any_value(one.get("value")) for one in pairs}
+        pairs = [pair for pair in values if isinstance(pair, Mapping)]
+        return {str(pair.get("key")): _any_value(pair.get("value")) for pair in pairs}
     if kind == "arrayValue":
-        return [_any_value(one) for one in values]
+        return [_any_value(inner) for inner in values]
     return int(held) if kind == "intValue" and isinstance(held, str) and held.lstrip("-").isdecimal() else held
 
 
@@ -364,27 +364,27 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         before = messages[-1].get(key)
         messages[-1][key] = f"{before}\n{text}" if before and text else before or text
 
-    for i, one in enumerate(items):
+    for i, item in enumerate(items):
         field = f"items[{i}]"
-        kind = one.get("type", "message") if isinstance(one, Mapping) else type_name(one)
+        kind = item.get("type", "message") if isinstance(item, Mapping) else type_name(item)
         if kind == "message":
-            text = text_of_parts(one.get("content"), where, field + ".content")
-            if one.get("role") == "assistant":
+            text = text_of_parts(item.get("content"), where, field + ".content")
+            if item.get("role") == "assistant":
                 add("content", text)
             else:
-                messages.append(_known_role({"role": one.get("role"), "content": text}, where))
+                messages.append(_known_role({"role": item.get("role"), "content": text}, where))
         elif kind == "function_call":
             add("content", "")
-            function = {"name": one.get("name"), "arguments": one.get("arguments")}
-            call = {"id": one.get("call_id"), "type": "function", "function": function}
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            text = text_of_parts(one.get("output"), where, field + ".output")
-            messages.append({"role": "tool", "tool_call_id": one.get("call_id"), "content": text})
+            text = text_of_parts(item.get("output"), where, field + ".output")
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
         elif kind == "reasoning":
             # The summary retells the content, which only open models give. Encrypted thoughts have neither
-            key = "content" if one.get("content") else "summary"
-            if thoughts := thoughts_of_blocks(one.get(key), where, f"{field}.{key}"):
+            key = "content" if item.get("content") else "summary"
+            if thoughts := thoughts_of_blocks(item.get(key), where, f"{field}.{key}"):
                 add("reasoning_content", thoughts)
         else:
             remedy = "Messages, function calls, their outputs and reasoning are read."

@@ -86,24 +86,24 @@ def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[
     Several fields may hold the same thoughts, as gateways write them. Raises RecordError where they differ.
     """
     flags = {key for key in THOUGHTS[2:] if not isinstance(fields.get(key), str | list)}  # such as "thinking": true
-    found = {key: thoughts_of_blocks(fields.get(key), where, prefix + key) for key in THOUGHTS if key not in flags}
-    others = {key: value for key, value in fields.items() if key not in found}
+    thoughts = {key: thoughts_of_blocks(fields.get(key), where, prefix + key) for key in THOUGHTS if key not in flags}
+    others = {key: value for key, value in fields.items() if key not in thoughts}
     for wrapper in WRAPPERS:
         inner = fields.get(wrapper)
         if not isinstance(inner, Mapping):
             continue
         names = [key for key in (*THOUGHTS, "thought") if isinstance(inner.get(key), str | list)]
-        found |= {
+        thoughts |= {
             f"{wrapper}.{key}": thoughts_of_blocks(inner[key], where, f"{prefix}{wrapper}.{key}") for key in names
         }
         if names:
             others[wrapper] = {key: value for key, value in inner.items() if key not in names}
-    return _one_of(found, where, prefix), others
+    return _one_of(thoughts, where, prefix), others
 
 
-def _one_of(found: Mapping[str, str], where: str, prefix: str) -> str:
+def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
     """Returns the first text of fields that say the same but for white space."""
-    said = {key: text for key, text in found.items() if text.strip()}
+    said = {key: text for key, text in thoughts.items() if text.strip()}
     first = next(iter(said), "")
     for key, text in said.items():
         if text.split() != said[first].split():

@@ -41,7 +41,7 @@ class Conversation:
 
     def answer(self, call_id: Any, text: str) -> None:
         """Adds what a tool answered. What was not called is told to the agent by the user's side."""
-        last = next((one for one in reversed(self.messages) if one["role"] == "assistant"), {})
+        last = next((message for message in reversed(self.messages) if message["role"] == "assistant"), {})
         if not last.get("tool_calls"):
             self.say("user", text)
             return

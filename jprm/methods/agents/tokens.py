@@ -89,13 +89,13 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
             if specials is not None and (guard := _guard(messages, tools, specials)):
                 messages, tools = (_guarded(some, specials, guard) for some in (messages, tools))
             rendered = render_turns(chat, messages, tools)
-            for one in rendered:
-                _check_whole(one, messages, tools)
-                places = [_places(tree, nodes[k], messages[k], one, begin, end) for k, begin, end in one.turns]
-                cuts = [cut for some in places for cut in some]
-                whole, count_K = encode_at(tokenizer, one.text, cuts, guard)
+            for text in rendered:
+                _check_whole(text, messages, tools)
+                places = [_places(tree, nodes[k], messages[k], text, begin, end) for k, begin, end in text.turns]
+                cuts = [cut for of_message in places for cut in of_message]
+                whole, count_K = encode_at(tokenizer, text.text, cuts, guard)
                 counts = iter(count_K)
-                for k, _, _ in one.turns:
+                for k, _, _ in text.turns:
                     at = next(counts)
                     start = at if start is None else min(start, at)
                     for node in nodes[k]:
@@ -129,12 +129,12 @@ def _name(tree: ReasoningTree) -> str:
 
 
 def _places(
-    tree: ReasoningTree, nodes: Sequence[int], message: Mapping[str, Any], one: Rendered, begin: int, end: int
+    tree: ReasoningTree, nodes: Sequence[int], message: Mapping[str, Any], rendered: Rendered, begin: int, end: int
 ) -> list[int]:
     """Returns where a turn begins in a rendered text, and where each of its steps ends: the last with the turn."""
     if len(nodes) == 1:
         return [begin, end]
-    text, content = one.text[begin:end], message["content"] or ""
+    text, content = rendered.text[begin:end], message["content"] or ""
     thoughts = (message.get("reasoning_content") or "").strip()
     after = text.find(thoughts) + len(thoughts) if thoughts else 0
     at = text.find(content.strip(), after)
@@ -148,14 +148,14 @@ def _places(
     return [*places, end]
 
 
-def _check_whole(one: Rendered, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+def _check_whole(rendered: Rendered, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError where a template leaves out thoughts, calls or tools: the agent wrote or read another text."""
     for tool in tools:
         name = tool.get("function", tool)["name"]
-        if name not in one.text:
+        if name not in rendered.text:
             raise ValueError(f"tools: the chat template leaves out {name!r}. Write the tools into the first message")
-    for k, begin, end in one.turns:
-        text = one.text[begin:end]
+    for k, begin, end in rendered.turns:
+        text = rendered.text[begin:end]
         for field in ("reasoning_content", "content"):
             said = (messages[k].get(field) or "").strip()
             if said and said not in text and "</think" not in said:  # templates move tags that are in the content

@@ -47,15 +47,15 @@ def parse_claude_code(events: Sequence[Event], where: str, options: NoOptions) -
         parent = line.get("parentUuid")
         if kind == "user" and read and read[0]["role"] == "user" and not line.get("isMeta") and parent:
             said.cut(prompts.setdefault(parent, len(said.messages)))
-        for one in read:
-            if one["role"] == "tool":
-                said.answer(one.get("tool_call_id"), one["content"])
-            elif one["role"] == "user":
-                said.say("user", one["content"])
+        for event in read:
+            if event["role"] == "tool":
+                said.answer(event.get("tool_call_id"), event["content"])
+            elif event["role"] == "user":
+                said.say("user", event["content"])
             else:
                 key = message.get("id") or line.get("uuid") or place
-                said.write(key, one["content"], one.get("reasoning_content", ""))
-                for call in one.get("tool_calls") or ():
+                said.write(key, event["content"], event.get("reasoning_content", ""))
+                for call in event.get("tool_calls") or ():
                     said.write(key, call=call)
     yield from _parts(parts, {"session": session} if session else {}, where)
 

@@ -56,10 +56,10 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
     text = _bare(text[end_of_thoughts(text) :])
     headed = _PRM800K.split(text)
     text = headed[-1]
-    found = [*_boxes(text), *_tags(text), *_statements(text), *_headings(text)]
-    found = sorted(mark for mark in found if form in (None, mark.rule))
-    if found:
-        last = ([mark for mark in found if mark.sure] or found)[-1]
+    marks = [*_boxes(text), *_tags(text), *_statements(text), *_headings(text)]
+    marks = sorted(mark for mark in marks if form in (None, mark.rule))
+    if marks:
+        last = ([mark for mark in marks if mark.sure] or marks)[-1]
         return Extracted(last.answer, last.rule) if last.answer else _NONE
     if len(headed) > 1 and form in (None, "heading"):
         line = text.strip().partition("\n")[0]
@@ -142,21 +142,21 @@ _BETWEEN = re.compile(
 
 def _boxes(text: str) -> list[_Found]:
     """Returns what boxes hold, from the last; those in a row as one."""
-    found: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []
     ends: dict[int, int] = {}
     marks = list(_BOX.finditer(text))
     if marks:
         ends = _ends_of_braces(text)
     for mark in marks:
         if mark[1] != "{":
-            found.append((mark.start(), mark.end(), mark[1]))
+            spans.append((mark.start(), mark.end(), mark[1]))
         elif (end := ends.get(mark.end() - 1)) is None:
-            found.append((mark.start(), len(text), ""))
+            spans.append((mark.start(), len(text), ""))
         elif (inside := text[mark.end() : end].strip()) and not _PLACEHOLDER.fullmatch(inside):
-            found.append((mark.start(), end + 1, inside))
+            spans.append((mark.start(), end + 1, inside))
     out: list[_Found] = []
     before, empty = 0, True
-    for start, end, inside in found[-_MARKS:]:
+    for start, end, inside in spans[-_MARKS:]:
         if start < before and not empty:  # in another box
             continue
         joint = (
@@ -307,9 +307,9 @@ def _statements(text: str) -> list[_Found]:
                     out.append(_Found(mark.start(), "", "statement", True))
                 continue
             colon = bool(re.search(r"[:：=]\s*\Z", mark[0])) or kind == "abroad"
-            found = _stated(rest, mark[0], colon)
-            if found and found[0]:
-                out.append(_Found(mark.start(), found[0], "statement", found[1] and kind != "result"))
+            stated = _stated(rest, mark[0], colon)
+            if stated and stated[0]:
+                out.append(_Found(mark.start(), stated[0], "statement", stated[1] and kind != "result"))
     for mark in list(_REVERSE.finditer(text))[-_MARKS:]:
         line = text[max(0, mark.start() - 300) : mark.start()].rsplit("\n", 1)[-1]
         line = re.split(r"(?<=[a-z)\]}$])[.!?]\s", line)[-1]
@@ -398,8 +398,8 @@ def _headings(text: str) -> list[_Found]:
         )
     for mark in list(_TITLE.finditer(text))[-_MARKS:]:
         rest = text[mark.end() : mark.end() + LONGEST].lstrip()
-        found = _stated(rest, mark[0], colon=True)
+        stated = _stated(rest, mark[0], colon=True)
         line = rest.partition("\n")[0]
-        if found and found[0] and not _PHRASE.search(line) and not _BOX.search(line):
-            out.append(_Found(mark.start(), found[0], "heading", found[1]))
+        if stated and stated[0] and not _PHRASE.search(line) and not _BOX.search(line):
+            out.append(_Found(mark.start(), stated[0], "heading", stated[1]))
     return out

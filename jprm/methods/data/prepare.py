@@ -210,7 +210,7 @@ class _Tally:
         tree = tree_of(record)
         texts = [tree.problem, *(node.text for node in tree.nodes)]
         if tree.of_messages:  # calls are said beside the text
-            texts = [dump(one) for one in messages_of(tree, range(len(tree.nodes)))]
+            texts = [dump(message) for message in messages_of(tree, range(len(tree.nodes)))]
         if self._kept is not None and self._kept.add(normalise("\n".join(texts))):
             self.repeated += 1
             return False

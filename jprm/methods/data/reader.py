@@ -159,8 +159,8 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
 
 def _field(value: Any, key: str) -> Any:
     """Returns an object's field, or that of each object of a list of them; None where there is none."""
-    if isinstance(value, list) and value and all(isinstance(each, Mapping | list) for each in value):
-        return [_field(each, key) for each in value]
+    if isinstance(value, list) and value and all(isinstance(item, Mapping | list) for item in value):
+        return [_field(item, key) for item in value]
     return value.get(key) if isinstance(value, Mapping) else None
 
 

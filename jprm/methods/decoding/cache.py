@@ -391,8 +391,8 @@ class LiveTrees:
         score_P = np.zeros(len(ids), np.float32)
         starts = [self._nodes[parent].state if parent >= 0 else -1 for parent in parents]
         states = [(start, self._slots.take_state()) for start in starts]
-        for some in self._batches(lengths, [len(path) for path in paths]):
-            score_P[some] = self._compute(*([x[i] for i in some] for x in (ids, slots, paths, ends, states)))
+        for batch in self._batches(lengths, [len(path) for path in paths]):
+            score_P[batch] = self._compute(*([x[i] for i in batch] for x in (ids, slots, paths, ends, states)))
         self.tokens += needed
         handles = list(range(self._next, self._next + len(ids)))
         self._next += len(ids)
@@ -493,8 +493,8 @@ class PrefixCache:
         new = np.flatnonzero(slot_N < 0).tolist()
         slot_N[new] = self._taken(len(new))
         try:
-            for some in _segments(new, above_N):
-                self._compute(tokens.tokens_N, slot_N, above_N, some)
+            for segment in _segments(new, above_N):
+                self._compute(tokens.tokens_N, slot_N, above_N, segment)
             outputs_M = self._read(slot_N[shape.stop_R[tokens.run_M] - 1], tokens.above_M)
         except Exception:  # the pool was given to the device, and may be lost
             self._clear()
@@ -539,11 +539,11 @@ class PrefixCache:
             self._slots.put_back(freed)
         return self._slots.take(count)
 
-    def _compute(self, tokens_N: np.ndarray, slot_N: np.ndarray, above_N: Sequence[int], some: list[int]) -> None:
+    def _compute(self, tokens_N: np.ndarray, slot_N: np.ndarray, above_N: Sequence[int], segment: list[int]) -> None:
         """Computes consecutive tokens of one chain after all that stand before them."""
-        path_N = slot_N[path_to(above_N[some[0]], above_N)]
+        path_N = slot_N[path_to(above_N[segment[0]], above_N)]
         S = padded_size(len(path_N), SHORTEST_PREFIX, 4)
-        self._slots.extend([tokens_N[some]], [slot_N[some]], [path_N], EDIT, S)
+        self._slots.extend([tokens_N[segment]], [slot_N[segment]], [path_N], EDIT, S)
 
     def _read(self, end_M: np.ndarray, parent_M: np.ndarray) -> dict[str, Float[np.ndarray, " M"]]:
         """Returns the named outputs of steps that end in these slots; `parent_M` is the index of the step before."""
@@ -553,11 +553,11 @@ class PrefixCache:
 
 def _segments(new: Sequence[int], above_N: Sequence[int]) -> Iterator[list[int]]:
     """Yields the new tokens in pieces of up to EDIT; each token of a piece follows the one before it."""
-    some: list[int] = []
+    segment: list[int] = []
     for n in new:
-        if some and (above_N[n] != some[-1] or len(some) == EDIT):
-            yield some
-            some = []
-        some.append(n)
-    if some:
-        yield some
+        if segment and (above_N[n] != segment[-1] or len(segment) == EDIT):
+            yield segment
+            segment = []
+        segment.append(n)
+    if segment:
+        yield segment

@@ -398,11 +398,11 @@ def decoding_copy(
         if take and all(other != group for other, _ in places[layer + 1 :]):
             del decoder[f"layers_{group}"]
     for name in sorted(name for name in decoder if not name.startswith("layers_")):  # everywhere in one order
-        copy |= moved(lambda some: stored_rest(some, dtype), {name: decoder[name]})
+        copy |= moved(lambda arrays: stored_rest(arrays, dtype), {name: decoder[name]})
         if take:
             del decoder[name]
     others = {name: x for name, x in params.items() if name != "decoder"}
-    return {**moved(lambda some: stored_rest(some, dtype), others), "decoder": copy}
+    return {**moved(lambda arrays: stored_rest(arrays, dtype), others), "decoder": copy}
 
 
 def _is_stored(part: Mapping, stored: Stored) -> bool:
@@ -417,8 +417,8 @@ def _is_stored(part: Mapping, stored: Stored) -> bool:
 def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
     """Returns a part of the parameters as it is stored, on a mesh of this process's devices."""
     with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
-        some = stored(part)
-    return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), some, places_of(some, mesh)))
+        kept = stored(part)
+    return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), kept, places_of(kept, mesh)))
 
 
 def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:

@@ -179,7 +179,7 @@ class Sampler:
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`."""
         drawn = self.draw(prefixes, n, until=until, seed=seed)
-        return [[self._sample(each, until=until) for each in samples] for samples in drawn]
+        return [[self._sample(sample, until=until) for sample in samples] for samples in drawn]
 
     def draw(
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
@@ -206,13 +206,13 @@ class Sampler:
         chain's tokens depend on the parameters that drew them, and not on when it was interrupted.
         """
         jobs, (_, most) = [], jobs_at_once(len(wanted), 1, self.options.rows, self._devices)
-        for place, one in enumerate(wanted):
-            ids = one.begun.ids if one.begun else ()
-            prompt, number = (*one.prompt, *ids), one.number % 2**32
-            jobs.append(Job(prompt, one.hash, (place,), (number,), len(ids), place < needed))
+        for place, job in enumerate(wanted):
+            ids = job.begun.ids if job.begun else ()
+            prompt, number = (*job.prompt, *ids), job.number % 2**32
+            jobs.append(Job(prompt, job.hash, (place,), (number,), len(ids), place < needed))
         drawn, result = self._drawn(jobs, 1, most, "end"), []
-        for place, one in enumerate(wanted):
-            before = one.begun or Drawn((), np.zeros(0, np.float32), 0.0, "open")
+        for place, job in enumerate(wanted):
+            before = job.begun or Drawn((), np.zeros(0, np.float32), 0.0, "open")
             new = drawn.get(place)
             result.append(before if new is None else Drawn(
                 before.ids + new.ids, np.concatenate([before.logprob_N, new.logprob_N]), before.logprob + new.logprob,
@@ -245,7 +245,7 @@ class Sampler:
                 rows.fill(free, [waiting.popleft() for _ in free[: len(waiting)]])
             rows.decode(rows.enough if waiting else len(rows.jobs) + 1)
             tokens, whole = rows.progress()
-            self.watch(sum(len(each.ids) for each in drawn.values()) + tokens, len(drawn) + whole)
+            self.watch(sum(len(row.ids) for row in drawn.values()) + tokens, len(drawn) + whole)
             if not rows.needed() and not (waiting and waiting[0].needed):
                 return drawn | rows.collect(range(len(rows.jobs)))
             drawn |= rows.collect(rows.ended())
@@ -369,7 +369,7 @@ class DecodingRows:
         self.host |= {"last_B": last_B, "number_B": number_B, "hash_B": hash_B, "end_B": end_B.copy()}
         self.host |= {"first_B": length_B - 1, "needed_B": np.ones(len(end_B), bool)}
         places = np.arange(len(end_B)).reshape(-1, self.m).tolist()
-        self.jobs = [Job((), 0, tuple(some), tuple(some)) for some in places]
+        self.jobs = [Job((), 0, tuple(group), tuple(group)) for group in places]
         self.past = past
         self._begin()
 

@@ -91,22 +91,26 @@ class Conversations:
         computed once.
         """
         places: dict[Branch, list[tuple[int, int, int]]] = collections.defaultdict(list)
-        for i, (branch, some) in enumerate(zip(branches, numbers, strict=True)):
-            for j, number in enumerate(some):
+        for i, (branch, numbers_of) in enumerate(zip(branches, numbers, strict=True)):
+            for j, number in enumerate(numbers_of):
                 places[branch].append((i, j, number))
-        drawn: list[list[Any]] = [[None] * len(some) for some in numbers]
+        drawn: list[list[Any]] = [[None] * len(numbers_of) for numbers_of in numbers]
         if not places:
             return drawn
         rows, devices = self.sampler.options.rows, self._slots.rows(1)
         m = min(padded_size(max(map(len, places.values()))), 1 << (max(rows, devices) // devices).bit_length() - 1)
-        jobs = [(branch, some[k : k + m]) for branch, some in places.items() for k in range(0, len(some), m)]
+        jobs = [
+            (branch, numbers_of[k : k + m])
+            for branch, numbers_of in places.items()
+            for k in range(0, len(numbers_of), m)
+        ]
         jobs.sort(key=lambda job: len(job[0].ids))  # branches of like length together
         size = max(devices, rows // m)
         for first in range(0, len(jobs), size):
             batch = jobs[first : first + size]
             known = self._computed([branch for branch, _ in batch])
-            for (_, some), samples in zip(batch, self._turns(known, batch, m, stream), strict=True):
-                for (i, j, _), sample in zip(some, samples, strict=True):
+            for (_, numbers_of), samples in zip(batch, self._turns(known, batch, m, stream), strict=True):
+                for (i, j, _), sample in zip(numbers_of, samples, strict=True):
                     drawn[i][j] = sample
         return drawn
 
@@ -116,7 +120,7 @@ class Conversations:
         new = {branch: ids for branch, ids in distinct.items() if ids}
         if new:
             ids, paths = list(new.values()), [branch.slots for branch in new]
-            slots = [self._take(len(some)) for some in ids]
+            slots = [self._take(len(ids_N)) for ids_N in ids]
             T = padded_size(max(map(len, ids)), SHORTEST_NEW)
             S = padded_size(max(map(len, paths)), SHORTEST_PROMPT)
             self._slots.extend(ids, slots, paths, T, S)
@@ -136,11 +140,11 @@ class Conversations:
         length_B, last_B = np.ones(R * m, np.int32), np.zeros(R * m, np.int32)
         hash_B, number_B = np.zeros(R * m, np.uint32), np.zeros(R * m, np.uint32)
         end_B = np.full(R * m, decode.STOP, np.int32)
-        for r, (branch, (_, some)) in enumerate(zip(known, jobs, strict=True)):
-            at = slice(r * m, r * m + len(some))
+        for r, (branch, (_, numbers_of)) in enumerate(zip(known, jobs, strict=True)):
+            at = slice(r * m, r * m + len(numbers_of))
             length_B[r * m : (r + 1) * m], last_B[r * m : (r + 1) * m] = len(branch.ids), branch.ids[-1]
             hash_B[at], end_B[at] = ids_hash(branch.ids, stream), decode.RUNNING
-            number_B[at] = [number % 2**32 for _, _, number in some]
+            number_B[at] = [number % 2**32 for _, _, number in numbers_of]
         slots: dict[int, np.ndarray] = {}
 
         def kept(samples: decode.Samples, rows: np.ndarray) -> None:
@@ -156,9 +160,9 @@ class Conversations:
 
         drawn = self.sampler.decoded(past, length_B, last_B, number_B, hash_B, end_B, m, "end", kept)
         result = []
-        for r, (branch, (_, some)) in enumerate(zip(known, jobs, strict=True)):
+        for r, (branch, (_, numbers_of)) in enumerate(zip(known, jobs, strict=True)):
             turns = []
-            for b in range(r * m, r * m + len(some)):
+            for b in range(r * m, r * m + len(numbers_of)):
                 after = Branch((*branch.ids, *drawn[b].ids), np.concatenate([branch.slots, slots[b]]))
                 turns.append((drawn[b], after))
             result.append(turns)
@@ -344,7 +348,7 @@ def play(
     """
     played = list(starts)
     while True:
-        going = [i for i, one in enumerate(played) if one.goes_on]
+        going = [i for i, episode in enumerate(played) if episode.goes_on]
         by_branch = [played[i].branch for i in going]
         drawn = talk.draw([b for b in by_branch if b is not None], [[played[i].number] for i in going], stream)
         texts = [layout.text(each) for ((each, _),) in drawn]
@@ -355,7 +359,7 @@ def play(
         )
         for i, ((each, branch),) in zip(going, drawn, strict=True):
             played[i] = _with_turn(played[i], each, branch, said[i], episodes.get(i), layout, limits)
-        if until == "step" or not any(one.goes_on for one in played):
+        if until == "step" or not any(episode.goes_on for episode in played):
             return played
 
 

@@ -44,7 +44,7 @@ from jprm.tree import ReasoningTree, chains_of, tree_of
 CHUNK = 64
 FOLDS = 3
 POWERS = (0.25, 0.5, 1.0, 1.5, 2.0)
-VOTES = [Vote(*each) for each in itertools.product(POWERS, (0.0, 1.0, 2.0), (0.0, 2.0))]
+VOTES = [Vote(*setting) for setting in itertools.product(POWERS, (0.0, 1.0, 2.0), (0.0, 2.0))]
 KEPT = (1.0, 0.4, 0.15)
 """Fractions of the incorrect chains that a left-out policy keeps: as it is, and two made stronger, since a trust that
 fits policies of one strength hurts a stronger one."""
@@ -141,9 +141,9 @@ def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"
     As `jprm.methods.evidence.verifier.share_of_top` and `distance_of`, for all pools at once.
     """
     size_P = np.bincount(chains.problem_M)
-    some = chains.class_M >= 0
+    labelled_M = chains.class_M >= 0
     stride = int(chains.class_M.max(initial=0)) + 1
-    key_G, count_G = np.unique(chains.problem_M[some] * stride + chains.class_M[some], return_counts=True)
+    key_G, count_G = np.unique(chains.problem_M[labelled_M] * stride + chains.class_M[labelled_M], return_counts=True)
     top_P = np.zeros(len(size_P))
     np.maximum.at(top_P, key_G // stride, count_G)
     square_M = np.mean(ranker.standard(chains.x_MF) ** 2, axis=1)

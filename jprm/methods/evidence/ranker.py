@@ -174,14 +174,14 @@ def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.
     Weights are at least 0. A pool without an answer is incorrect.
     """
     size = int(chains.problem_M.max()) + 1
-    some = chains.class_M >= 0
+    labelled_M = chains.class_M >= 0
     stride = int(chains.class_M.max(initial=0)) + 1
-    key_M = chains.problem_M[some] * stride + chains.class_M[some]
+    key_M = chains.problem_M[labelled_M] * stride + chains.class_M[labelled_M]
     _, index_M = np.unique(key_M, return_inverse=True)
-    total_G = np.bincount(index_M, weight_M[some])
-    right_G = np.bincount(index_M, chains.correct_M[some]) / np.bincount(index_M)
+    total_G = np.bincount(index_M, weight_M[labelled_M])
+    right_G = np.bincount(index_M, chains.correct_M[labelled_M]) / np.bincount(index_M)
     pool_G = np.zeros(len(total_G), int)
-    pool_G[index_M] = chains.problem_M[some]
+    pool_G[index_M] = chains.problem_M[labelled_M]
     top_P = np.full(size, -np.inf)
     np.maximum.at(top_P, pool_G, total_G)
     leads_G = total_G >= top_P[pool_G] * (1 - 1e-12)

@@ -181,11 +181,11 @@ class Blocks:
     def astype(self, dtype) -> Array:
         """Returns the numbers, split over the mesh as the parameter is when it is not in blocks."""
         width = self._width()
-        each = [_rows(self.data, FORMATS[name], width) for name in self.formats]
-        x = each[0]
+        rows_of = [_rows(self.data, FORMATS[name], width) for name in self.formats]
+        x = rows_of[0]
         if self.which is not None:
             at = jnp.expand_dims(self.which, range(self.which.ndim, x.ndim))
-            for i, other in enumerate(each[1:], 1):
+            for i, other in enumerate(rows_of[1:], 1):
                 x = jnp.where(at == i, other, x)
         x = x.astype(dtype)
         if self.role == "embed":
@@ -199,10 +199,10 @@ class Blocks:
         return math.prod(self.shape[:inputs])
 
 
-def _rows(data: Array, of: Format, width: int) -> Float[Array, "*L R D"]:
-    count = width // of.numbers
-    block = data[..., : count * of.size].reshape(*data.shape[:-1], count, of.size)
-    return of.dequantised(block).reshape(*data.shape[:-1], width)
+def _rows(data: Array, form: Format, width: int) -> Float[Array, "*L R D"]:
+    count = width // form.numbers
+    block = data[..., : count * form.size].reshape(*data.shape[:-1], count, form.size)
+    return form.dequantised(block).reshape(*data.shape[:-1], width)
 
 
 def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
@@ -210,15 +210,15 @@ def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
 
     In int8, with one scale a channel, where the inputs do not divide into blocks of 64.
     """
-    weight, of = weight_of(role), FORMATS["nf4"]
+    weight, form = weight_of(role), FORMATS["nf4"]
     shape = x.shape[x.ndim - len(weight.axes.removeprefix("E")) :]  # experts are as many matrices
     width = math.prod(shape[: len(weight.inputs)])
-    if width % of.numbers:
+    if width % form.numbers:
         return quantized(x, summed_axes()[role])
     if sharding() is not None:
         x = jax.sharding.reshard(x, PartitionSpec(*(None,) * x.ndim))
     x = jnp.swapaxes(x.astype(jnp.float32).reshape(*x.shape[: x.ndim - len(shape)], width, -1), -1, -2)
-    x_RNX = x.reshape(*x.shape[:-1], -1, of.numbers)
+    x_RNX = x.reshape(*x.shape[:-1], -1, form.numbers)
     scale_RN1 = jnp.max(jnp.abs(x_RNX), axis=-1, keepdims=True)
     x_RNX = x_RNX / jnp.where(scale_RN1 > 0, scale_RN1, 1)
     code_RNX = jnp.zeros(x_RNX.shape, jnp.uint8)

@@ -125,7 +125,7 @@ def render_turns(
     if not template:
         raise ValueError("the tokenizer has chat templates only under names, and none is the default. Name one so")
     if not _ASKS_FOR_NONE.search(template):
-        messages = [{**one, "content": ""} if one["content"] is None else one for one in messages]
+        messages = [{**said, "content": ""} if said["content"] is None else said for said in messages]
     question = {"template": template, "messages": list(messages), "tokens": dict(chat.tokens), "turns": turns}
     answer = _worker.ask(question | {"tools": list(tools) or None}, SECONDS + 0.1 * len(turns))
     if answer is None:
@@ -134,7 +134,10 @@ def render_turns(
         raise ValueError(
             f"messages[{answer['at']}]: the chat template refuses the messages up to it: {answer['error']}"
         )
-    return [Rendered(one["text"], [(k, begin, end) for k, begin, end in one["turns"]]) for one in answer["texts"]]
+    return [
+        Rendered(rendered["text"], [(k, begin, end) for k, begin, end in rendered["turns"]])
+        for rendered in answer["texts"]
+    ]
 
 
 def prompt_of(path: str | os.PathLike, message: str) -> str:
@@ -154,7 +157,7 @@ def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[s
     """
     said = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
     said = [{"role": "system", "content": _SYSTEM}] * system + said
-    *parts, before, between, after = _around(path, said, [one["content"] for one in said], reply=False)
+    *parts, before, between, after = _around(path, said, [message["content"] for message in said], reply=False)
     return "".join(part + "{system}" for part in parts) + before + "{problem}" + between, after
 
 

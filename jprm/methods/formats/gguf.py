@@ -369,10 +369,10 @@ class Tensor(NamedTuple):
     def dequantized(self) -> np.ndarray:
         """Returns the tensor in float32. A few rows at a time stay in the processor's caches."""
         data_RB = self.data.reshape(-1, self.data.shape[-1])
-        array, some = np.empty((len(data_RB), self.shape[-1]), np.float32), max(1, AT_ONCE // self.shape[-1])
-        for start in range(0, len(data_RB), some):
-            rows = data_RB[start : start + some].reshape(1, -1)  # as one: gguf takes 16 rows at a time
-            array[start : start + some] = dequantize(rows, self.kind).reshape(-1, self.shape[-1])
+        array, at_once = np.empty((len(data_RB), self.shape[-1]), np.float32), max(1, AT_ONCE // self.shape[-1])
+        for start in range(0, len(data_RB), at_once):
+            rows = data_RB[start : start + at_once].reshape(1, -1)  # as one: gguf takes 16 rows at a time
+            array[start : start + at_once] = dequantize(rows, self.kind).reshape(-1, self.shape[-1])
         _forget(self.data)
         return array.reshape(self.shape)
 

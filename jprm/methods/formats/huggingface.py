@@ -292,15 +292,15 @@ def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
         rules.append(Fused(NAMES["query"], ((NAMES["query"], H), (NAMES["query_gate"], H)), heads))
     if "deltanet" in config.mixers:
         c = config.deltanet
-        each = c.value_heads // c.key_heads
-        rows = {"query": c.key_dim, "key": c.key_dim, "value": each * c.value_dim, "gate": each * c.value_dim}
+        queries = c.value_heads // c.key_heads
+        rows = {"query": c.key_dim, "key": c.key_dim, "value": queries * c.value_dim, "gate": queries * c.value_dim}
         qkv = ("query", "key", "value")
         conv = tuple((NAMES[f"delta_{role}_conv"], c.key_heads * rows[role]) for role in qkv)
         rules.append(Fused("linear_attn.conv1d.weight", conv, squeezed=True))
         if "experts" in config.mlps:  # Qwen3-Next: by key head
             parts = tuple((NAMES[f"delta_{role}"], size) for role, size in rows.items())
             rules.append(Fused("linear_attn.in_proj_qkvz.weight", parts, c.key_heads))
-            parts = ((NAMES["delta_rate"], each), (NAMES["delta_decay"], each))
+            parts = ((NAMES["delta_rate"], queries), (NAMES["delta_decay"], queries))
             rules.append(Fused("linear_attn.in_proj_ba.weight", parts, c.key_heads))
         else:
             parts = tuple((NAMES[f"delta_{role}"], c.key_heads * rows[role]) for role in qkv)
@@ -562,7 +562,7 @@ def _rope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     every, chosen = fields.count("no_rope_layer_interval", 4), fields.fields.get("no_rope_layers")
     if chosen is None:
         return tuple(int((i + 1) % every > 0) for i in range(layers))
-    if not isinstance(chosen, list) or len(chosen) < layers or any(one not in (0, 1) for one in chosen):
+    if not isinstance(chosen, list) or len(chosen) < layers or any(flag not in (0, 1) for flag in chosen):
         raise fields.refuse("no_rope_layers", f"is no list of 0 and 1 for each of {layers} layers")
     return tuple(map(int, chosen[:layers]))
 

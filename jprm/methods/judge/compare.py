@@ -117,8 +117,8 @@ class Comparison(ByCritiques):
             ["\n".join(step_text(tree, i) for i in chain) for chain in some]
             for tree, some in zip(trees, chains, strict=True)
         ]
-        distinct = [list(dict.fromkeys(some)) for some in texts]
-        shown = [list(self._shown(len(some))) for some in distinct]
+        distinct = [list(dict.fromkeys(texts_of)) for texts_of in texts]
+        shown = [list(self._shown(len(texts_of))) for texts_of in distinct]
         questions = [
             self.prompt.filled(tree.plain_problem, [some[i] for i in order])
             for tree, some, orders in zip(trees, distinct, shown, strict=True) for order in orders

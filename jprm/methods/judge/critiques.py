@@ -333,10 +333,10 @@ def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) ->
     left = [running for critiques in written for running in critiques]
     for round_ in range(RUNS + 1):
         for number in range(seed, seed + n):
-            some = [running for running in left if running.number == number]
-            asked = [Prefix(running.question.problem, running.pieces) for running in some]
+            of_number = [running for running in left if running.number == number]
+            asked = [Prefix(running.question.problem, running.pieces) for running in of_number]
             drawn = policy.sample(asked, 1, until="step" if round_ < RUNS else "end", seed=number) if asked else []
-            for running, (sample,) in zip(some, drawn, strict=True):
+            for running, (sample,) in zip(of_number, drawn, strict=True):
                 running.last, running.tokens = sample, running.tokens + sample.tokens
         left = [running for running in left if running.last.finish_reason == "step"]
         ran = []
@@ -466,15 +466,15 @@ def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | 
         first = int(index[1])
         return [StepVerdict(True)] * (steps if first < 0 else first) + [StepVerdict(False)] * (first >= 0)
     if prompt.asks == "step":
-        one = _verdict(prompt, matches[-1])
-        return one and [one]
+        stated = _verdict(prompt, matches[-1])
+        return stated and [stated]
     judged: list[StepVerdict] = []
     for match in matches[:steps]:
-        one = _verdict(prompt, match)
-        if one is None:
+        stated = _verdict(prompt, match)
+        if stated is None:
             return None
-        judged.append(one)
-        if not one.correct:
+        judged.append(stated)
+        if not stated.correct:
             return judged
     return judged if len(matches) == steps else None  # fewer leave steps out, more cannot be told apart
 

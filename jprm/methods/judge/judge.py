@@ -160,7 +160,7 @@ class Judge(ByCritiques):
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns `{"score": (N,)}` for each tree, and the report on its critiques. Raises PolicyError as above."""
-        return [({"score": one.score_N}, one.report) for one in self.judgements(trees)]
+        return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees)]
 
     def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
         """Returns what critiques say about each tree.
@@ -191,12 +191,12 @@ class Judge(ByCritiques):
         answers: list[list[Asked]] = [[] for _ in trees]
         if self.prompt.converses:
             paths = [self.paths(tree) for tree in trees]
-            depths = range(1, 1 + max((len(path) for each in paths for path in each), default=0))
-            rounds = [[[path for path in each if len(path) == depth] for each in paths] for depth in depths]
+            depths = range(1, 1 + max((len(path) for of_tree in paths for path in of_tree), default=0))
+            rounds = [[[path for path in of_tree if len(path) == depth] for of_tree in paths] for depth in depths]
         else:
             rounds = [paths]
-        for some in rounds:
-            asked = [self._questions(*each) for each in zip(trees, some, map(_said, answers), strict=True)]
+        for at_depth in rounds:
+            asked = [self._questions(*each) for each in zip(trees, at_depth, map(_said, answers), strict=True)]
             written = iter(self.ask([question for questions in asked for question in questions]))
             for answer, questions in zip(answers, asked, strict=True):
                 answer += [Asked(question, about, next(written)) for question, about in questions.items()]
@@ -350,15 +350,19 @@ class Rubric(ByCritiques):
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns the score and every criterion's score for each tree, (N,) each, and the report on all critiques."""
         judged = {name: judge.judgements(trees) for name, judge in self.judges.items()}
-        return [self.joined({name: each[i] for name, each in judged.items()}) for i in range(len(trees))]
+        return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 
-    def joined(self, of: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def joined(self, judgements: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Returns the outputs and the report of one tree, from what each criterion's critiques say."""
         weights = {name: criterion.weight for name, criterion in self.criteria.items() if criterion.weight}
-        total = sum(of[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
+        total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)
-        report: dict[str, Any] = {key: sum(one.report[key] for one in of.values()) for key in COUNTS}
+        report: dict[str, Any] = {
+            key: sum(judgement.report[key] for judgement in judgements.values()) for key in COUNTS
+        }
         report["critiques"] = [
-            {"criterion": name} | critique for name, one in of.items() for critique in one.report["critiques"]
+            {"criterion": name} | critique
+            for name, judgement in judgements.items()
+            for critique in judgement.report["critiques"]
         ]
-        return {"score": score_N} | {name: one.score_N for name, one in of.items()}, report
+        return {"score": score_N} | {name: judgement.score_N for name, judgement in judgements.items()}, report

@@ -83,7 +83,7 @@ def _counts(tree: ReasoningTree) -> _Counts:
 def _label_chunk(chunk, records, rollouts, config, verifier):
     prefixes = [prefixes_of(tree) for tree in chunk]
     counts = [_counts(tree) for tree in chunk]
-    more = [np.where(each.known_N, 0, config.k) for each in counts]
+    more = [np.where(counted.known_N, 0, config.k) for counted in counts]
     while any(n.any() for n in more):
         places = [(t, i) for t, n in enumerate(more) for i in np.flatnonzero(n)]
         requests = [(prefixes[t][i], config.seed + int(counts[t].asked_N[i]), int(more[t][i])) for t, i in places]
@@ -94,29 +94,29 @@ def _label_chunk(chunk, records, rollouts, config, verifier):
             counts[t].total_N[i] += len(right)
             counts[t].right_N[i] += sum(right)
             counts[t].tokens_N[i] += sum(sample.tokens for sample in samples)
-        for each in counts:
-            each.rounds.append((each.right_N.copy(), each.total_N.copy()))
+        for counted in counts:
+            counted.rounds.append((counted.right_N.copy(), counted.total_N.copy()))
         more = _more(config, counts)
-    return [_labelled(tree, each, config) for tree, each in zip(chunk, counts, strict=True)]
+    return [_labelled(tree, counted, config) for tree, counted in zip(chunk, counts, strict=True)]
 
 
 def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.ndarray, " N"]]:
     """Returns how many rollouts every prefix of some trees gets next, under a budget for each tree, or for all."""
     adaptive = config.adaptive
     if adaptive is None:
-        return [np.zeros_like(each.total_N) for each in counts]
+        return [np.zeros_like(counted.total_N) for counted in counts]
     limits = {"k": config.k, "most": adaptive.most, "seed": config.seed}
     if config.tokens is None:
-        budgets = [int(adaptive.mean * (~each.known_N).sum()) - int(each.asked_N.sum()) for each in counts]
+        budgets = [int(adaptive.mean * (~counted.known_N).sum()) - int(counted.asked_N.sum()) for counted in counts]
         return [allocate(_open(config, c), c.asked_N, budget=b, **limits) for c, b in zip(counts, budgets, strict=True)]
     total_S, tokens_S, asked_S = (
-        np.concatenate([getattr(each, name) for each in counts]) for name in ("total_N", "tokens_N", "asked_N")
+        np.concatenate([getattr(counted, name) for counted in counts]) for name in ("total_N", "tokens_N", "asked_N")
     )
     known_S, open_S = np.concatenate([c.known_N for c in counts]), np.concatenate([_open(config, c) for c in counts])
     mean = tokens_S.sum() / max(1, total_S.sum())
     budget = int((config.tokens * (~known_S).sum() - tokens_S.sum()) / max(1.0, mean))
     granted_S = allocate(open_S, asked_S, budget=budget, **limits)
-    return np.split(granted_S, np.cumsum([len(each.total_N) for each in counts])[:-1])
+    return np.split(granted_S, np.cumsum([len(counted.total_N) for counted in counts])[:-1])
 
 
 def _open(config: MonteCarloConfig, counts: _Counts) -> Bool[np.ndarray, " N"]:
@@ -199,7 +199,7 @@ class Rollouts(KeptPolicy):
         return [self.kept(prefix, count, "end", start) for prefix, start, count in requests]
 
     def _sample(self, prefixes: Sequence[Prefix], first: int, n: int, tolerated: int) -> None:
-        drawn = [sample for each in self.sample(prefixes, n, until="end", seed=first) for sample in each]
+        drawn = [sample for samples in self.sample(prefixes, n, until="end", seed=first) for sample in samples]
         errors = [sample.error for sample in drawn if sample.finish_reason == "error"]
         if errors:
             self.failed += len(errors)

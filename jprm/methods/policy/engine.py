@@ -315,7 +315,7 @@ class RemoteSampler(Sampler):
         if not self._kept:
             drawn = self.draw(self._probes.prefixes, 1, until="end", seed=0)
             prompts = [self.prompt(probe) for probe in self._probes.prefixes]
-            self._kept = [(prompt, one.ids) for prompt, (one,) in zip(prompts, drawn, strict=True)]
+            self._kept = [(prompt, sample.ids) for prompt, (sample,) in zip(prompts, drawn, strict=True)]
         learner_N = log_probabilities(params, self._stacked, self.mesh, self._kept)
         written_N = learner_N
         if self.engine.dtype != "float32":
@@ -376,15 +376,17 @@ class RemoteSampler(Sampler):
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
         drawn, end = self._together(self._drawn_somewhere, jobs), time.monotonic() + self.engine.patience_s
-        while (missing := [i for i, one in enumerate(drawn) if one is None]) and time.monotonic() < end:
+        while (missing := [i for i, sample in enumerate(drawn) if sample is None]) and time.monotonic() < end:
             self._ask_again()
-            for i, one in zip(missing, self._together(self._drawn_somewhere, [jobs[i] for i in missing]), strict=True):
-                drawn[i] = one
+            for i, sample in zip(
+                missing, self._together(self._drawn_somewhere, [jobs[i] for i in missing]), strict=True
+            ):
+                drawn[i] = sample
             time.sleep(min(1.0, self.engine.patience_s / 10))
-        for i, one in zip(
+        for i, sample in zip(
             missing, self._drawn_in_this_process([jobs[i] for i in missing]) if missing else [], strict=True
         ):
-            drawn[i] = one
+            drawn[i] = sample
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]  # pyright: ignore[reportReturnType]
 
     def _drawn_somewhere(self, job: tuple[list[int], int]) -> Drawn | None:

@@ -555,7 +555,7 @@ def _alternatives(config: ServerConfig, choice: Mapping[str, Any], count: int) -
     if config.endpoint == "chat":
         content = logprobs.get("content")
         places = [token.get("top_logprobs") for token in content] if isinstance(content, list) else None
-        pairs = [[(one.get("token"), one.get("logprob")) for one in place if isinstance(one, Mapping)]
+        pairs = [[(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
                  for place in places or [] if isinstance(place, list)]  # fmt: skip
     else:
         pairs = [[*place.items()] for place in places or [] if isinstance(place, Mapping)]

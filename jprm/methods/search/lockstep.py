@@ -166,8 +166,8 @@ def _draw(
     samples: dict[tuple[int, int], list[Sample]] = {}
     for (until, first, n), members in calls.items():
         drawn = policy.sample([run.tree.prefix(ask.node) for run, _, ask in members], n, until=until, seed=first)
-        samples |= {(run.index, place): each for (run, place, _), each in zip(members, drawn, strict=True)}
-    failed = [sample.error for each in samples.values() for sample in each if sample.finish_reason == "error"]
+        samples |= {(run.index, place): batch for (run, place, _), batch in zip(members, drawn, strict=True)}
+    failed = [sample.error for batch in samples.values() for sample in batch if sample.finish_reason == "error"]
     down = len(failed) == sum(map(len, samples.values()))
     if down and (len(running) > few or not answered[0]):
         raise PolicyError(

@@ -73,7 +73,7 @@ def pools(policy: Policy, problems: Sequence[Problem], n: int, seed: int) -> lis
     """
     prefixes = [Prefix(problem.text) for problem in problems]
     drawn = policy.sample(prefixes, n, until="end", seed=seed)
-    errors = [each.error for samples in drawn for each in samples if each.finish_reason == "error"]
+    errors = [sample.error for samples in drawn for sample in samples if sample.finish_reason == "error"]
     if len(errors) == sum(map(len, drawn)):
         raise PolicyError(
             f"policy {policy.name} failed at all {len(errors)} samples of {len(problems)} problems: {errors[-1]}. See"
@@ -87,24 +87,24 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     correct: dict[str | None, bool] = {}  # answers repeat
 
     def written(sample: Sample) -> dict[str, Any]:
-        found = extract("\n".join(sample.steps)) if sample.finish_reason == "stop" else None
-        answer = found.answer if found else None
-        one: dict[str, Any] = {"steps": list(sample.steps), "answer": answer}
-        if found and answer is not None:
-            one["answer_rule"] = found.rule
+        answered = extract("\n".join(sample.steps)) if sample.finish_reason == "stop" else None
+        answer = answered.answer if answered else None
+        entry: dict[str, Any] = {"steps": list(sample.steps), "answer": answer}
+        if answered and answer is not None:
+            entry["answer_rule"] = answered.rule
         if problem.answer is not None:
             if answer not in correct:
                 correct[answer] = equivalent(problem.answer, answer)
-            one["correct"] = correct[answer]
-        one |= {"finish_reason": sample.finish_reason, "tokens": sample.tokens}
+            entry["correct"] = correct[answer]
+        entry |= {"finish_reason": sample.finish_reason, "tokens": sample.tokens}
         if sample.logprob is not None:
-            one["logprob"] = as_written(sample.logprob)
+            entry["logprob"] = as_written(sample.logprob)
         by_token = {
             "token_ids": list(sample.token_ids),
             "token_logprobs": [as_written(logprob) for _, logprob in sample.token_logprobs],
             "token_entropies": [as_written(entropy) for entropy in sample.token_entropies],
         }
-        return one | {name: values for name, values in by_token.items() if values}
+        return entry | {name: values for name, values in by_token.items() if values}
 
     kept = [sample for sample in samples if sample.steps]
     failed = sum(sample.finish_reason == "error" for sample in samples)

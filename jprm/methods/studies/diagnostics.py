@@ -118,9 +118,9 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
         raise ScoreError(f"{counts}: {LEAST} of each are needed")
 
     def flagged(of_N):
-        some = np.flatnonzero(of_N)
+        chosen = np.flatnonzero(of_N)
         return bootstrap(
-            lambda w: weighted_mean(low_N[some] < threshold, w), [problems[i] for i in some], seed=seed
+            lambda w: weighted_mean(low_N[chosen] < threshold, w), [problems[i] for i in chosen], seed=seed
         ).json()
 
     def area(of_N, weight_RN):

@@ -385,11 +385,11 @@ def _handed_over(tree):
 def _global_names(code):
     """Returns the names that code reads as globals, and those that it stores."""
     reads, stores = set(), set()
-    for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
-            reads.add(each.argval)
-        elif each.opname in ("STORE_NAME", "STORE_GLOBAL"):
-            stores.add(each.argval)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
+            reads.add(instruction.argval)
+        elif instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
+            stores.add(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, type(code)):
             reads, stores = (one | two for one, two in zip((reads, stores), _global_names(inner), strict=True))

@@ -185,14 +185,14 @@ def _serve(programs: Sequence[Program], limits: Limits, sandbox: bool) -> list[R
     """Returns the reports of the first programs, of as many as one pair of sandboxes served."""
     command = [python(), "-I", "-S", "-c", _script()]
     shared = {"rules": base64.b64encode(rules()).decode() if sandbox else ""}
-    questions = [{"code": one.code, "tests": one.tests, "more": not one.last} for one in programs]
+    questions = [{"code": program.code, "tests": program.tests, "more": not program.last} for program in programs]
     texts = json.dumps(shared), json.dumps(shared | {"questions": questions, "seconds": limits.seconds})
     seconds = 30 + len(programs) * (limits.seconds + 10)
     _, tested = run_servers(([*command, "program"], [*command, "tests"]), texts, limits, seconds, sandbox=sandbox)
     *lines, _ = tested.output.split("\n")
     if tested.output.startswith(("bwrap: ", "prlimit: ")):
         return []
-    return [_report(line, len(one.tests)) for line, one in zip(lines, programs, strict=False)]
+    return [_report(line, len(program.tests)) for line, program in zip(lines, programs, strict=False)]
 
 
 @functools.cache

@@ -105,9 +105,9 @@ def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Out
     """
     outcomes = []
     for record, steps in chains:
-        found = _extracted("\n".join(steps), form=form)
-        about = {"answer": found.answer, "answer_rule": found.rule}
-        outcomes.append(Outcome(float(equivalent(record["answer"], found.answer)), about))
+        extracted = _extracted("\n".join(steps), form=form)
+        about = {"answer": extracted.answer, "answer_rule": extracted.rule}
+        outcomes.append(Outcome(float(equivalent(record["answer"], extracted.answer)), about))
     return outcomes
 
 
@@ -193,8 +193,8 @@ def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree],
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
     """Returns the tree with its verdicts as labels of `correctness`; `false` tells what does not hold in a step."""
-    notes = [{"checked": each.checked} | ({"false": each.false} if each.false else {}) for each in verdicts]
-    return with_labels(tree, [each.label for each in verdicts], "correctness", ORIGIN, notes)
+    notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
+    return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
 
 
 def _letters(digits: str) -> str:

@@ -65,8 +65,10 @@ def load(
         factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
         fields["readout"] = Readout(
             **{
-                output: Weighted(cast(Any, a.activation), tuple(float(of.get(name, 0.0)) for name in a.channels))
-                for output, of in factors.items()
+                output: Weighted(
+                    cast(Any, a.activation), tuple(float(factors_of.get(name, 0.0)) for name in a.channels)
+                )
+                for output, factors_of in factors.items()
             }
         )
     else:

@@ -154,10 +154,10 @@ def _wrong(a: Adapter) -> str:
         return f"score names {unknown[0]!r}, which is no channel" if a.score else "score is empty"
     if unknown := sorted(set(a.redundancy or ()) - set(a.channels)):
         return f"redundancy names {unknown[0]!r}, which is no channel"
-    for name, of in a.outputs.items():
-        if name in ("score", "redundancy") or not isinstance(of, Mapping) or not of:
+    for name, factors in a.outputs.items():
+        if name in ("score", "redundancy") or not isinstance(factors, Mapping) or not factors:
             return f"outputs: {name!r} must be another name than score, with factors of channels"
-        if unknown := sorted(set(of) - set(a.channels)):
+        if unknown := sorted(set(factors) - set(a.channels)):
             return f"outputs: {name!r} names {unknown[0]!r}, which is no channel"
     if (a.redundancy is None) != (a.redundancy_threshold is None):
         return "redundancy and redundancy_threshold are given together"
