@@ -49,9 +49,9 @@ def batch_of(records: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 def _plain(value: Any) -> Any:
     """Returns what Arrow and NumPy made of JSON's lists, objects and numbers as Python's own. An absent key is None."""
     if isinstance(value, np.ndarray | list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items() if each is not None}
+        return {key: _plain(item) for key, item in value.items() if item is not None}
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -146,7 +146,9 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
         "task": task.id,
         "problem": tree.problem,
         "steps": [node.text for node in tree.nodes],
-        "after": [sorted(some, key=lambda i: chance(*names, i)) for some in tasks.alternatives[task.pool][task.index]],
+        "after": [
+            sorted(siblings, key=lambda i: chance(*names, i)) for siblings in tasks.alternatives[task.pool][task.index]
+        ],
         "acts": [[act.step, act.rating] for act in task.acts],
         "finish": task.finish,
         "flagged": task.flagged,

@@ -43,11 +43,11 @@ def figures(tasks: Tasks) -> dict[str, Any]:
     names = tasks.study.config.annotators
     return {
         "tasks": {"in_study": len(tasks.study.trees["work"]), "labelled": len(done),
-                  "labelled_twice": sum(len(some) > 1 for some in done.values()),
-                  "steps": sum(len(set().union(*(task.ratings for task in some))) for some in done.values())},
-        "agreement": _agreement(tasks, [some for some in done.values() if len(some) > 1], seed),
+                  "labelled_twice": sum(len(labelled) > 1 for labelled in done.values()),
+                  "steps": sum(len(set().union(*(task.ratings for task in labelled))) for labelled in done.values())},
+        "agreement": _agreement(tasks, [labelled for labelled in done.values() if len(labelled) > 1], seed),
         "annotators": {name: _annotator(tasks, name, seed) for name in names},
-        "anchoring": _anchoring(tasks, [task for some in done.values() for task in some if task.rated], seed),
+        "anchoring": _anchoring(tasks, [task for labelled in done.values() for task in labelled if task.rated], seed),
     }  # fmt: skip
 
 
@@ -87,8 +87,8 @@ def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict
     """Returns alpha over the steps that two rated, how often they agree that one is wrong or not, and how often they
     name the same first error of a chain, or none."""
     units, task_U = [], []
-    for number, some in enumerate(twice):
-        for ratings in _steps(some):
+    for number, pair in enumerate(twice):
+        for ratings in _steps(pair):
             units.append(ratings)
             task_U.append(number)
     pairs_UCC = coincidences(units)
@@ -96,37 +96,37 @@ def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict
     def alpha(weight_RU: np.ndarray) -> np.ndarray:
         return alpha_of(np.einsum("ru,uck->rck", weight_RU, pairs_UCC))
 
-    both = [some for some in twice if all(task.rated for task in some)]
-    chains = [some for some in both if ends_at_error(tasks.tree(some[0]))]
-    same = [float(len({task.error for task in some}) == 1) for some in chains]
+    both = [pair for pair in twice if all(task.rated for task in pair)]
+    chains = [pair for pair in both if ends_at_error(tasks.tree(pair[0]))]
+    same = [float(len({task.error for task in pair}) == 1) for pair in chains]
     return {
         "steps": len(units),
         "alpha": _inside(bootstrap(alpha, task_U, seed=seed, fraction=False).json()) if units else None,
         "wrong_or_not": _fraction([float(len({rating == -1 for rating in unit}) == 1) for unit in units], seed, task_U),
         "chains": len(chains),
         "first_error": _fraction(same, seed),
-        "apart": [difference for some in both if (difference := _apart(tasks, some))],
+        "apart": [difference for pair in both if (difference := _apart(tasks, pair))],
     }
 
 
-def _steps(some: Sequence[Task]) -> list[list[int]]:
+def _steps(pair: Sequence[Task]) -> list[list[int]]:
     """Returns the ratings of every step that at least two annotators rated."""
-    ratings = [task.ratings for task in some]
-    rated = [[one[step] for one in ratings if step in one] for step in sorted(set().union(*ratings))]
+    ratings = [task.ratings for task in pair]
+    rated = [[of_one[step] for of_one in ratings if step in of_one] for step in sorted(set().union(*ratings))]
     return [values for values in rated if len(values) > 1]
 
 
-def _apart(tasks: Tasks, some: Sequence[Task]) -> dict[str, Any] | None:
+def _apart(tasks: Tasks, pair: Sequence[Task]) -> dict[str, Any] | None:
     """Returns on what annotators differ: a chain's first error, or which of a tree's steps that they rated is wrong."""
-    index, tree = some[0].index, tasks.tree(some[0])
+    index, tree = pair[0].index, tasks.tree(pair[0])
     if ends_at_error(tree):
-        errors = {task.annotator: task.error for task in some}
+        errors = {task.annotator: task.error for task in pair}
         return {"task": index, "first_error": errors} if len(set(errors.values())) > 1 else None
-    wrong = {task.annotator: task.wrong for task in some}
+    wrong = {task.annotator: task.wrong for task in pair}
     steps = {
         step: said
         for step in range(len(tree.nodes))
-        if len(set((said := {name: one[step] for name, one in wrong.items() if step in one}).values())) > 1
+        if len(set((said := {name: marks[step] for name, marks in wrong.items() if step in marks}).values())) > 1
     }
     return {"task": index, "wrong": steps} if steps else None
 
@@ -247,21 +247,21 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
             f" {_points(anchoring['with_an_error'])}, seconds a step {_number(anchoring['seconds_a_step'], '+.1f')}"
         )
     rows = {
-        "tasks": lambda one: f"{one['tasks']:,}",
-        "minutes": lambda one: f"{one['minutes']:.1f}",
-        "seconds a step, median": lambda one: _plain(one["seconds_a_step"]),
-        "seconds a task, median": lambda one: _plain(one["seconds_a_task"]),
-        "screening": lambda one: (
-            f"{one['screening']['right']:g} of {one['screening']['tasks']}" if one["screening"] else ""
+        "tasks": lambda row: f"{row['tasks']:,}",
+        "minutes": lambda row: f"{row['minutes']:.1f}",
+        "seconds a step, median": lambda row: _plain(row["seconds_a_step"]),
+        "seconds a task, median": lambda row: _plain(row["seconds_a_task"]),
+        "screening": lambda row: (
+            f"{row['screening']['right']:g} of {row['screening']['tasks']}" if row["screening"] else ""
         ),
-        "known tasks, as known": lambda one: _percent(one["gold"], n=True),
-        "repeated tasks, as before": lambda one: _percent(one["repeats"], n=True),
-        "drift: seconds a step": lambda one: _number(one["drift"] and one["drift"]["seconds_a_step"], "+.1f"),
-        "drift: steps rated wrong, points": lambda one: _points(one["drift"] and one["drift"]["rated_wrong"]),
-        "skipped, given up, bad problem": lambda one: " / ".join(
-            str(one["finish"][reason]) for reason in ("skip", "give_up", "bad_problem")
+        "known tasks, as known": lambda row: _percent(row["gold"], n=True),
+        "repeated tasks, as before": lambda row: _percent(row["repeats"], n=True),
+        "drift: seconds a step": lambda row: _number(row["drift"] and row["drift"]["seconds_a_step"], "+.1f"),
+        "drift: steps rated wrong, points": lambda row: _points(row["drift"] and row["drift"]["rated_wrong"]),
+        "skipped, given up, bad problem": lambda row: " / ".join(
+            str(row["finish"][reason]) for reason in ("skip", "give_up", "bad_problem")
         ),
-        "flagged": lambda one: f"{one['flagged']:,}",
+        "flagged": lambda row: f"{row['flagged']:,}",
     }
     cells = [[what, *map(cell, report["annotators"].values())] for what, cell in rows.items()]
     yield Table("", ("", *report["annotators"]), cells)
@@ -315,7 +315,7 @@ def export(
     check_output(output, tasks.study.events)
     if unknown := sorted(set(without) - set(tasks.study.config.annotators)):
         raise ValueError(f"without: {unknown[0]!r} is no annotator of {os.fspath(folder)}")
-    if written is None and any(task.written for some in labellings(tasks).values() for task in some):
+    if written is None and any(task.written for labelled in labellings(tasks).values() for task in labelled):
         raise ValueError(f"{os.fspath(folder)}: annotators wrote steps: give --written positive or unlabelled")
     counts: collections.Counter[str] = collections.Counter(tasks=0)
     records = list(_records(tasks, disagreements, without, written, counts))
@@ -371,7 +371,7 @@ def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
     """
     ratings, labels, apart = [task.ratings for task in group], [], set()
     for i, node in enumerate(tree.nodes):
-        rated = {some[i] for some in ratings if i in some}
+        rated = {by_step[i] for by_step in ratings if i in by_step}
         if len(rated) > 1 or (node.parent in apart and not tree.of_messages):
             apart.add(i)
         labels.append(rated.pop() if rated and i not in apart else None)

@@ -245,7 +245,7 @@ def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
     for i in reversed(range(len(best))):
         best[i] = min(score[i], max((best[child] for child in after[i + 1]), default=score[i]))
     place, nodes = {-1: -1}, []
-    kept = {i for some in after for i in sorted(some, key=lambda i: -best[i])[:most]}
+    kept = {i for siblings in after for i in sorted(siblings, key=lambda i: -best[i])[:most]}
     for i, node in enumerate(tree.nodes):
         if i in kept and node.parent in place:
             place[i] = len(nodes)
@@ -267,12 +267,12 @@ def _chains(tree: ReasoningTree) -> Iterator[ReasoningTree]:
         yield dataclasses.replace(tree, extra=extra)
         return
     for path in chains_of(tree):
-        some = [tree.nodes[i] for i in path]
-        scored = all(node.score is not None for node in some)
+        steps = [tree.nodes[i] for i in path]
+        scored = all(node.score is not None for node in steps)
         nodes = [
-            Node(i - 1, node.text, node.label, score=node.score if scored else None) for i, node in enumerate(some)
+            Node(i - 1, node.text, node.label, score=node.score if scored else None) for i, node in enumerate(steps)
         ]
-        nodes[-1] = dataclasses.replace(nodes[-1], correct=some[-1].correct)
+        nodes[-1] = dataclasses.replace(nodes[-1], correct=steps[-1].correct)
         semantics = tree.semantics if any(node.label is not None for node in nodes) else SEMANTICS[0]
         yield ReasoningTree(tree.problem, tuple(nodes), tree.answer, semantics, "chain")
 

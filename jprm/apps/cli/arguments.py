@@ -149,10 +149,10 @@ class Option(NamedTuple):
 
 def options_of(func: Callable[..., Any]) -> dict[str, Option]:
     """Returns the options of a command by their names. Fields of a group (`arg(name="")`) are options of their own."""
-    hints, found = typing.get_type_hints(func, include_extras=True), {}
+    hints, options = typing.get_type_hints(func, include_extras=True), {}
     for parameter in inspect.signature(func).parameters.values():
-        found |= _options(parameter.name, hints.get(parameter.name, Any), parameter.default is parameter.empty)
-    return found
+        options |= _options(parameter.name, hints.get(parameter.name, Any), parameter.default is parameter.empty)
+    return options
 
 
 def _options(name: str, hint: Any, required: bool, within: str = "") -> dict[str, Option]:
@@ -236,10 +236,10 @@ class Help:
 
 def _join_lines(kind: Any) -> None:
     """Makes the description of each of a dataclass's fields one line: tyro would keep lines that begin with a mark."""
-    for each in inspect.getmro(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else ():
-        about, mark, rest = (each.__doc__ or "").partition("Attributes:")
+    for base in inspect.getmro(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else ():
+        about, mark, rest = (base.__doc__ or "").partition("Attributes:")
         if mark:
-            each.__doc__ = about + mark + re.sub(r"\n {8,}", " ", rest)
+            base.__doc__ = about + mark + re.sub(r"\n {8,}", " ", rest)
 
 
 def _wrapped(doc: str) -> str:

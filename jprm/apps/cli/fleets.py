@@ -105,7 +105,7 @@ def _in_shards(
     check_output(output, input, *more)
     if how.engine == "ray":  # a worker has another working folder
         input, output = path_of(input).address, path_of(output).address
-        more = tuple(path_of(each).address for each in more)
+        more = tuple(path_of(path).address for path in more)
     source = input_of(data.marker(input))
     run = functools.partial(_run_shard, command, work, source, output, more, unit)
     if how.engine == "here":
@@ -132,7 +132,7 @@ def _run_shard(
 ) -> None:
     """Does a shard and writes its manifest. One without a record has an empty output."""
     begun = time.monotonic()
-    part = Part(None, shard.of(output), [shard.of(each) for each in more])
+    part = Part(None, shard.of(output), [shard.of(path) for path in more])
     part.input = shards.write_input(shard, _lines(path_of(source["input"])), source, part.output, unit)
     counts = {}
     if next(shards.lines_of(part.input), None) is not None:

@@ -357,9 +357,9 @@ def label_consensus(
     from jprm.methods.label.pooled import label_pooled, table
 
     thresholds = [threshold, *[other_threshold] * len(other), None]
-    found = label_pooled([input, *other], output, thresholds, gold, report)
-    show([table(found)])
-    print_counts({key: found[key] for key in ("steps", "problems", "gold")}, output)
+    agreement = label_pooled([input, *other], output, thresholds, gold, report)
+    show([table(agreement)])
+    print_counts({key: agreement[key] for key in ("steps", "problems", "gold")}, output)
 
 
 # -------------------------------------------------------------------------------------------------------- jprm annotate

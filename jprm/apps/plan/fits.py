@@ -83,13 +83,13 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
     there = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
     cells: dict[str, dict[str, Any]] = {}
     for size, way, tokens in itertools.product(SHAPES, WAYS, TOKENS):
-        one = experiment(size, way, tokens)
-        name, asked = f"{one.name}, {tokens}", digest(repr(one))
+        config = experiment(size, way, tokens)
+        name, asked = f"{config.name}, {tokens}", digest(repr(config))
         cell = there.get("cells", {}).get(name)
         if not cell or cell["asked"] != asked:
             say(f"compiling {name} tokens")
             scoring = way.startswith("scoring")
-            function, arguments = scoring_step(one, mesh) if scoring else training_step(one, mesh, "gpu")
+            function, arguments = scoring_step(config, mesh) if scoring else training_step(config, mesh, "gpu")
             memory, _ = compiled(function, arguments, mesh, 0.0)
             cell = {"asked": asked, "total": memory.total, "arguments": memory.arguments}
         cells[name] = cell
@@ -103,12 +103,12 @@ def smallest(total: float) -> str:
     return next((name for name, size in CARDS.items() if total <= USABLE * size), "none")
 
 
-def tables(found: Mapping[str, Any]) -> Iterator[Table | str]:
+def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
     rows: list[list[str] | None] = []
     for size in SHAPES:
         rows += [None] * bool(rows)
         for way in WAYS:
-            totals = [found["cells"][f"{size}, {way}, {tokens}"]["total"] for tokens in TOKENS]
+            totals = [report["cells"][f"{size}, {way}, {tokens}"]["total"] for tokens in TOKENS]
             cells = itertools.chain.from_iterable((f"{total / 1e9:.1f}", smallest(total)) for total in totals)
             rows.append([size, way, *cells])
     heads = itertools.chain.from_iterable((f"GB, a row of {tokens:,}", "smallest card") for tokens in TOKENS)

@@ -58,7 +58,7 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
     scores = _scored_by_all([read_scores(folder, result, unread=True) for folder, result in pairs])
     for of_other in scores[1:]:
         check_same_records(list(results[0]["data"]), scores[0], of_other)
-    return results, [{name: list(map(turns_alone, trees)) for name, trees in of.items()} for of in scores]
+    return results, [{name: list(map(turns_alone, trees)) for name, trees in by_file.items()} for by_file in scores]
 
 
 def turns_alone(tree: ReasoningTree) -> ReasoningTree:
@@ -83,7 +83,11 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
         f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
-    drawn = [drawn_figures(result, of) for result, of in zip(results, scores, strict=True)] if len(names) > 1 else []
+    drawn = (
+        [drawn_figures(result, by_file) for result, by_file in zip(results, scores, strict=True)]
+        if len(names) > 1
+        else []
+    )
     comparisons = [
         {"a": names[i], "b": names[j], "rows": compare(drawn[i], drawn[j])}
         for i, j in itertools.combinations(range(len(names)), 2)
@@ -128,7 +132,9 @@ def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
         name: [all(map(is_scored, trees)) for trees in zip(*(of_model[name] for of_model in scores), strict=True)]
         for name in scores[0]
     }
-    return [{name: list(itertools.compress(trees, kept[name])) for name, trees in of.items()} for of in scores]
+    return [
+        {name: list(itertools.compress(trees, kept[name])) for name, trees in by_file.items()} for by_file in scores
+    ]
 
 
 def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
@@ -149,9 +155,9 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
             columns = scores_of(trees)
             told = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
             items += [{"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(told, order) for order in orders]
-    some = {"models": list(names), "files": list(scores[0]), "all": len(items)}
+    data = {"models": list(names), "files": list(scores[0]), "all": len(items)}
     items = _merged(items)
-    return some | {"distinct": len(items)} | _shown(items, list(problems))
+    return data | {"distinct": len(items)} | _shown(items, list(problems))
 
 
 def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -245,12 +251,12 @@ def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -
     place = {node: i for i, node in enumerate(order)}
     critiques = [
         [
-            [place[node], one["status"], one["tokens"], one["text"]]
-            for one in of
-            for node in one["nodes"]
+            [place[node], critique["status"], critique["tokens"], critique["text"]]
+            for critique in of_model
+            for node in critique["nodes"]
             if node in place
         ]
-        for of in told
+        for of_model in told
     ]
     return {"j": critiques} if any(critiques) else {}
 

@@ -147,7 +147,7 @@ def has_formulas(chains: Mapping[str, Any]) -> bool:
     texts = itertools.chain(
         chains["problems"],
         (text for item in chains["items"] for text in item["t"]),
-        (told[3] for item in chains["items"] for of in item.get("j", ()) for told in of),
+        (told[3] for item in chains["items"] for of_model in item.get("j", ()) for told in of_model),
     )
     return any(FORMULA.search(text) for text in texts)
 
@@ -159,7 +159,7 @@ def embedded(data: Any) -> str:
 
 def glance(models: Sequence[Model]) -> list[str | Table]:
     """Returns what the page says before all else, by the benchmarks that all models have."""
-    there = [each for name, each in registered().items() if all(name in model.results for model in models)]
+    there = [benchmark for name, benchmark in registered().items() if all(name in model.results for model in models)]
     return [block for benchmark in there for block in benchmark.glance(models)]
 
 
@@ -385,9 +385,9 @@ def kind(sentence: str) -> str:
 def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> Tiles:
     """Returns correct answers at the start, of the kept policy and at the end, and the PRM's score at the end."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
-    for name, of in results:
-        rows = of["evaluations"]
-        kept = (of.get("fresh") or rows[of["best"]]) if of["ended"] else rows[-1]
+    for name, result in results:
+        rows = result["evaluations"]
+        kept = (result.get("fresh") or rows[result["best"]]) if result["ended"] else rows[-1]
         for what, row in (("right at the start, %", rows[0]), ("right at the end, %", rows[-1]), ("kept, %", kept)):
             right = {"value": row["gold"], "low": row["gold_low"], "high": row["gold_high"]}
             value, _, inside = interval(right).partition(" ")
@@ -402,8 +402,8 @@ def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     """Returns a plot of all runs: right answers, and the PRM's lowest score dashed."""
 
     lines = []
-    for (name, of), colour in zip(results, itertools.cycle(COLOURS)):
-        rows = of["evaluations"]
+    for (name, result), colour in zip(results, itertools.cycle(COLOURS)):
+        rows = result["evaluations"]
         x = [row["update"] for row in rows]
         lines.append(Line(f"{name}: right answers, %", x, [100 * row["gold"] for row in rows], colour))
         if "proxy" in rows[0]:

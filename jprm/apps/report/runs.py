@@ -131,7 +131,7 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
     ]  # fmt: skip
     yield Table("Runs", ("", *fields.values(), "step", *(name.replace("_", " ") for name in shown)), rows)
     hidden = comparison["left_out"]
-    yield from (f"not shown: {one['folder']} {one['reason']}" for one in hidden[:LEFT_OUT])
+    yield from (f"not shown: {run['folder']} {run['reason']}" for run in hidden[:LEFT_OUT])
     if len(hidden) > LEFT_OUT:
         yield f"not shown: {len(hidden) - LEFT_OUT} more, in the file of --output"
 

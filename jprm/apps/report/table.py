@@ -153,14 +153,14 @@ def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
         members.setdefault(key, []).append(run)
     short = dict(zip((run.name for run in runs), names_of([run.name for run in runs]), strict=True))
     groups = []
-    for some in members.values():
-        settings = some[0].settings
-        label = {"run": short[some[0].name]} if settings is None else {f: setting(settings.get(f)) for f in differ}
-        seeds = tuple(json.dumps([run.settings.get(f) for f in over]) if run.settings else run.name for run in some)
+    for rows_of in members.values():
+        settings = rows_of[0].settings
+        label = {"run": short[rows_of[0].name]} if settings is None else {f: setting(settings.get(f)) for f in differ}
+        seeds = tuple(json.dumps([run.settings.get(f) for f in over]) if run.settings else run.name for run in rows_of)
         if len(set(seeds)) < len(seeds):
-            twice = [run.name for run, seed in zip(some, seeds, strict=True) if seeds.count(seed) > 1]
+            twice = [run.name for run, seed in zip(rows_of, seeds, strict=True) if seeds.count(seed) > 1]
             raise ValueError(f"{twice[0]} and {twice[1]}: equal settings and one {', '.join(over)}. Name one of them")
-        groups.append(Group(label, seeds, tuple(some)))
+        groups.append(Group(label, seeds, tuple(rows_of)))
     return groups
 
 
@@ -175,17 +175,17 @@ CAPTION = (
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """Yields a table a figure: a row a group."""
     for figure in dict.fromkeys(row.figure for row in rows):
-        some = [row for row in rows if row.figure == figure]
-        scale = 100.0 if some[0].problems else 1.0
-        heads = dict.fromkeys(name for row in some for name in row.group)
+        of_figure = [row for row in rows if row.figure == figure]
+        scale = 100.0 if of_figure[0].problems else 1.0
+        heads = dict.fromkeys(name for row in of_figure for name in row.group)
         cells = [
             [*(row.group.get(head, ABSENT) for head in heads), str(row.runs), _number(scale * row.mean.value, scale),
              _number(scale * row.spread, scale), _interval(row.mean, scale), row.over,
              *_difference(row, scale)]
-            for row in some
+            for row in of_figure
         ]  # fmt: skip
-        counts = f", {some[0].problems} problems" if some[0].problems else ""
-        unit = ", %" if some[0].problems else ""
+        counts = f", {of_figure[0].problems} problems" if of_figure[0].problems else ""
+        unit = ", %" if of_figure[0].problems else ""
         names = ("runs", "mean", "spread", "95 %", "interval over", "difference", "95 %", "p", "p over")
         columns = (*(heads or [""]), *names)
         cells = cells if heads else [["", *row] for row in cells]

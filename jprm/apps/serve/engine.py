@@ -391,7 +391,7 @@ class Engine:
         members: dict[Problem, list[int]] = {}
         for index, tree in enumerate(trees):
             members.setdefault(problem_of(tree), []).append(index)
-        merged = [one_tree([trees[i] for i in some]) for some in members.values()]
+        merged = [one_tree([trees[i] for i in in_tree]) for in_tree in members.values()]
         prepared = self.prm.prepare([tree for tree, _ in merged], self.programs.row)
         places = [node_N for _, node_N in merged]
         return lambda: _apart(trees, list(members.values()), places, self._outputs(prepared))
@@ -559,9 +559,9 @@ def _apart(
 ) -> list[Outputs]:
     """Returns the outputs of each tree, (N,) float32, from those of the merged trees."""
     outputs_of: list[Outputs] = [{} for _ in trees]
-    for some, node_N, outputs in zip(members, places, merged, strict=True):
+    for in_tree, node_N, outputs in zip(members, places, merged, strict=True):
         at = 0
-        for index in some:
+        for index in in_tree:
             size = len(trees[index].nodes)
             outputs_of[index] = _taken(outputs, node_N[at : at + size])
             at += size

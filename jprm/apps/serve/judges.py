@@ -70,7 +70,9 @@ class JudgeEngine(Engine):
     def critiques_of(self, trees: Sequence[ReasoningTree]) -> int:
         if isinstance(self.judge, Comparison):
             return self.judge.samples * sum(map(self.judge.questions, trees))
-        return sum(one.samples * _questions(one, tree) for one in judges_of(self.judge).values() for tree in trees)
+        return sum(
+            judge.samples * _questions(judge, tree) for judge in judges_of(self.judge).values() for tree in trees
+        )
 
     def wait_seconds(self, tokens: int = 0) -> float:
         """Returns how long new work would wait for a thread, by the measured rate; 0 before anything was measured."""
@@ -102,7 +104,9 @@ class JudgeEngine(Engine):
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
-        return self.ask(self.critiques_of(trees), lambda judge: [judged(*each) for each in judge.reported(trees)])
+        return self.ask(
+            self.critiques_of(trees), lambda judge: [judged(*question) for question in judge.reported(trees)]
+        )
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str

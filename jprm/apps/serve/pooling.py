@@ -160,9 +160,9 @@ def _chains(engine: Engine, body: dict[str, Any]) -> list[list[int]]:
     several = isinstance(sent, list) and not all(type(x) is int for x in sent)
     special = body.get("add_special_tokens") is not False
     chains = []
-    for i, one in enumerate(sent if several else [sent]):
+    for i, item in enumerate(sent if several else [sent]):
         where = f"input[{i}]" if several else "input"
-        ids = _ids(engine.prm, one, special) if isinstance(one, str) else one
+        ids = _ids(engine.prm, item, special) if isinstance(item, str) else item
         if not (isinstance(ids, list) and ids and all(type(x) is int for x in ids)):
             raise Refusal(400, f"{where}: input is a text, token ids, or a list of these, none of them empty", "input")
         if len(ids) > engine.longest:

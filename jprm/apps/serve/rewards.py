@@ -104,12 +104,12 @@ async def rewards(request: Request) -> Response:
     tokenizer = _tokenizer(server.tokenizers, body)
     sent = field(body, "samples", list)
     check_items(request, sent, "samples", "samples[{}]")
-    if (ids := sum(_tokens(one) for one in sent)) > (most := TOKENS * server.config.items):
+    if (ids := sum(_tokens(item) for item in sent)) > (most := TOKENS * server.config.items):
         raise Refusal(413, f"the samples have {ids:,} tokens, and {most:,} at most: send them in parts", "samples")
     admit(request, engine)
 
     def read() -> tuple[list[Sample], list[list[int] | None], list[ReasoningTree], list[Place], int]:
-        samples = [_sample(one, view, tokenizer, f"samples[{i}]") for i, one in enumerate(sent)]
+        samples = [_sample(item, view, tokenizer, f"samples[{i}]") for i, item in enumerate(sent)]
         if config is not None and config.gate:
             for i, sample in enumerate(samples):
                 if sample.outcome is None:
@@ -129,11 +129,13 @@ async def rewards(request: Request) -> Response:
 
     def response() -> Response:
         none = {name: np.zeros(0, np.float32) for name in engine.prm.output_names}
-        each = [
+        rewards = [
             none if tree < 0 else {name: value_N[node_P] for name, value_N in outputs[tree].items()}
             for tree, node_P in chains
         ]
-        paid = [None] * len(samples) if config is None else _paid(samples, [one["score"] for one in each], config)
+        paid = (
+            [None] * len(samples) if config is None else _paid(samples, [reward["score"] for reward in rewards], config)
+        )
         content = {
             "object": "rewards",
             "model": engine.name,
@@ -141,7 +143,7 @@ async def rewards(request: Request) -> Response:
             "credit": None if config is None else {"name": config.name} | _options(config),
             "samples": [
                 _written(sample, outputs_P, at, reward_P1, config, rule, engine.prm)
-                for sample, outputs_P, at, reward_P1 in zip(samples, each, places, paid, strict=True)
+                for sample, outputs_P, at, reward_P1 in zip(samples, rewards, places, paid, strict=True)
             ],
             "usage": usage(tokens),
         }
@@ -164,7 +166,7 @@ TOKENS = 64
 def _tokens(sent: Any) -> int:
     """Returns the caller's tokens in a sample as it was sent."""
     lists = [sent.get(key) for key in ("ids", "offsets")] if isinstance(sent, dict) else []
-    return sum(len(each) for each in lists if isinstance(each, list))
+    return sum(len(items) for items in lists if isinstance(items, list))
 
 
 OPTIONS = {"weight": float, "temperature": float, "gamma": float, "offset": float, "gate": bool}
@@ -348,15 +350,15 @@ def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree],
             members.setdefault(problem_of(sample.tree), []).append(i)
     trees: list[ReasoningTree] = []
     chains: list[Place] = [(-1, np.zeros(0, np.int64))] * len(samples)
-    for some in members.values():
-        first = samples[some[0]]
+    for in_tree in members.values():
+        first = samples[in_tree[0]]
         if first.tree is not None and first.turns is not None:  # its chat template reads a whole path
-            chains[some[0]] = len(trees), np.array(first.tree.steps, np.int64)
+            chains[in_tree[0]] = len(trees), np.array(first.tree.steps, np.int64)
             trees.append(first.tree)
             continue
-        tree, node_N = one_tree([one for i in some if (one := samples[i].tree) is not None])
+        tree, node_N = one_tree([one for i in in_tree if (one := samples[i].tree) is not None])
         for i, node_P in zip(
-            some, np.split(node_N, np.cumsum([len(samples[i].steps) for i in some])[:-1]), strict=True
+            in_tree, np.split(node_N, np.cumsum([len(samples[i].steps) for i in in_tree])[:-1]), strict=True
         ):
             chains[i] = len(trees), node_P
         trees.append(tree)
@@ -382,9 +384,9 @@ def _paid(samples: Sequence[Sample], scores: Sequence[np.ndarray], config: Credi
             continue
         groups.setdefault(i if tree is None else problem_of(tree), []).append(i)
     paid: list[np.ndarray | None] = [None] * len(samples)
-    for some in groups.values():
-        outcome_G = np.array([samples[i].outcome or 0.0 for i in some])
-        for i, reward_P1 in zip(some, segment_rewards(outcome_G, [scores[i] for i in some], config), strict=True):
+    for group in groups.values():
+        outcome_G = np.array([samples[i].outcome or 0.0 for i in group])
+        for i, reward_P1 in zip(group, segment_rewards(outcome_G, [scores[i] for i in group], config), strict=True):
             reward_P1 = config.weight * reward_P1
             if find(config.name).verifier:
                 reward_P1[-1] += samples[i].outcome or 0.0

@@ -72,10 +72,10 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
         most, seed = field(wanted, "max_new_tokens", int), field(wanted, "sampling_seed", int)
         if not most > 0:
             raise Refusal(400, f"max_new_tokens is {most}: it must be above 0", "max_new_tokens")
-        one = await answered(device.sample(Waiting(ids, seed, most)))
-        pairs = [[x, i, None] for x, i in zip(one.logprob_N.tolist(), one.ids, strict=True)]
+        completion = await answered(device.sample(Waiting(ids, seed, most)))
+        pairs = [[x, i, None] for x, i in zip(completion.logprob_N.tolist(), completion.ids, strict=True)]
         return JSONResponse(
-            {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": one.finish_reason}}}
+            {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": completion.finish_reason}}}
         )
 
     async def update(request: Request) -> JSONResponse:
@@ -166,22 +166,22 @@ class Device:
     def _round(self) -> None:
         """Samples until half of what waits first has ended, then looks for requests that came meanwhile."""
         most = self._waiting[0].most
-        now = [one for one in self._waiting if one.most == most][: 2 * self._options.rows]
+        now = [waiting for waiting in self._waiting if waiting.most == most][: 2 * self._options.rows]
         taken = set(map(id, now))
-        self._waiting = collections.deque(one for one in self._waiting if id(one) not in taken)
+        self._waiting = collections.deque(waiting for waiting in self._waiting if id(waiting) not in taken)
         self.sampler.options = dataclasses.replace(self._options, max_tokens=most)
-        wanted = [Wanted(one.prompt, 0, one.seed, one.begun) for one in now]
+        wanted = [Wanted(waiting.prompt, 0, waiting.seed, waiting.begun) for waiting in now]
         try:
             drawn = self.sampler.go_on(wanted, -(-min(len(now), self._options.rows) // 2))
         except Exception as error:  # any error: the callers wait for answers
-            for one in now:
-                one.future.set_exception(error)
+            for waiting in now:
+                waiting.future.set_exception(error)
             return
-        for one, so_far in reversed(list(zip(now, drawn, strict=True))):
+        for waiting, so_far in reversed(list(zip(now, drawn, strict=True))):
             if so_far.finish_reason == "open":
-                one.begun = so_far if so_far.ids else None
-                self._waiting.appendleft(one)
+                waiting.begun = so_far if so_far.ids else None
+                self._waiting.appendleft(waiting)
             elif np.isfinite(so_far.logprob_N).all():
-                one.future.set_result(so_far)
+                waiting.future.set_result(so_far)
             else:
-                one.future.set_exception(ValueError("the model's log-probabilities are not finite"))
+                waiting.future.set_exception(ValueError("the model's log-probabilities are not finite"))

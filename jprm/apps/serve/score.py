@@ -115,9 +115,9 @@ def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> lis
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, prm.scale)
     known = [[node for node in path if np.isfinite(score_N[node])] for path in paths]
     return [
-        {"nodes": path, "score": finite(value) if len(some) == len(path) else None,
-         "weakest": min(some, key=lambda node: score_N[node], default=None)}
-        for path, value, some in zip(paths, value_B, known, strict=True)
+        {"nodes": path, "score": finite(value) if len(cached) == len(path) else None,
+         "weakest": min(cached, key=lambda node: score_N[node], default=None)}
+        for path, value, cached in zip(paths, value_B, known, strict=True)
     ]  # fmt: skip
 
 
@@ -199,8 +199,8 @@ async def _lines(request: Request) -> Response:
 
     async def all_lines() -> AsyncIterator[bytes]:
         yield first
-        async for some in lines:
-            yield some
+        async for part in lines:
+            yield part
 
     return StreamingResponse(all_lines(), media_type=LINES)
 
@@ -272,7 +272,7 @@ async def rerank(request: Request) -> Response:
     outputs = await answer(request, engine.score(trees, tokens))
 
     def response() -> Response:
-        ends = [chains(engine.prm, tree, each["score"], rule)[0] for tree, each in zip(trees, outputs, strict=True)]
+        ends = [chains(engine.prm, tree, output["score"], rule)[0] for tree, output in zip(trees, outputs, strict=True)]
         values = [ends[place]["score"] for place in places]
         if None in values:
             raise Refusal(502, f"documents[{values.index(None)}]: no critique of a step could be read", "documents")
@@ -429,8 +429,8 @@ def _items(record: Any) -> Iterator[Any]:
     yield from (record[key] for key in _TEXTS if isinstance(record.get(key), str))
     for key in _LISTS:
         if isinstance(inner := record.get(key), list):
-            for one in inner:
-                yield from _items(one)
+            for value in inner:
+                yield from _items(value)
 
 
 _LISTS = ("steps", "nodes", "completions", "messages", "samples")
