@@ -149,13 +149,19 @@ def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
         first += layers
 
 
+def places(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[int, ...]]:
+    """Returns the layers from `first` to `stop` that have a parameter, by role, and that are of a kind, by its name."""
+    having: dict[str, tuple[int, ...]] = {}
+    for layer in range(first, stop):
+        for name in (*roles(config, layer), *kinds_of(config, layer)):
+            having[name] = (*having.get(name, ()), layer)
+    return having
+
+
 def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]]:
     """Returns the parameters of the layers from `first` to `stop`: role to (weight, sizes, the layers that have it)."""
-    stack: dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]] = {}
-    for layer in range(first, stop):
-        for role, (weight, size) in roles(config, layer).items():
-            stack[role] = (weight, size, (*stack.get(role, (None, None, ()))[2], layer))
-    return stack
+    at = places(config, first, stop)
+    return {role: (*kept, at[role]) for layer in range(first, stop) for role, kept in roles(config, layer).items()}
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:

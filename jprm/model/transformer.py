@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import flax.linen as nn
@@ -90,14 +90,13 @@ def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: M
 
 def cast_weights(layer: Mapping[str, Any], config: ModelConfig, index: int) -> dict[str, Array]:
     """Returns the parameters of layer `index` in the computation's dtype, norms as factors in float32."""
-    weights = {role: weight for role, (weight, _) in layers.roles(config, index).items()}
 
-    def of_role(role: str, w: Any) -> Array:
-        if weights[role].value is None:
-            return norm_scale(w, config)
-        return w if weights[role].wide else w.astype(config.dtype)
+    def of_role(role: str, weight: Weight) -> Array:
+        if weight.value is None:
+            return norm_scale(layer[role], config)
+        return layer[role] if weight.wide else layer[role].astype(config.dtype)
 
-    return {role: of_role(role, w) for role, w in layer.items()}
+    return {role: of_role(role, weight) for role, (weight, _) in layers.roles(config, index).items()}
 
 
 REMAT = {
@@ -111,11 +110,11 @@ REMAT = {
 }
 
 
-def block(x_BTD, layer: Mapping[str, Any], plans: Mapping[str, Any], settings, config: ModelConfig, index: int):
+def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: ModelConfig, index: int):
     """Applies a layer: its mixer, then its MLP, each after a norm, before one, or both, and added to the stream.
 
-    plans, settings: by kind, `Kind.plan` and the layer's entry of `Kind.settings`; index: which layer of the pattern.
-    Returns the stream and the kinds' sums.
+    apply: (kind's name, x (B, T, D), w) to what the kind adds to the stream, and results by name; index: which layer of
+    the pattern. Returns the stream and the results of both.
     """
     w, sums, flat = cast_weights(layer, config, index), {}, attention.find(config.attention).flat
     B, T, D = x_BTD.shape
@@ -129,7 +128,7 @@ def block(x_BTD, layer: Mapping[str, Any], plans: Mapping[str, Any], settings, c
     x = stream(x_BTD)  # where attention is made for CPUs B and T are one axis
     for part, name in zip(("attention", "mlp"), layers.kinds_of(config, index), strict=True):
         y_BTD = rows(normed(x, w, f"{part}_norm", config))
-        y_BTD, more = layers.find(name).apply(y_BTD, w, plans[name], settings[name], config)
+        y_BTD, more = apply(name, y_BTD, w)
         x, sums = x + normed(stream(y_BTD), w, f"{part}_post_norm", config), sums | more
         if part == "attention":
             x = checkpoint_name(x, PROJECTED)
@@ -146,9 +145,18 @@ def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:
     return {name: layers.find(name).plan(position_BT, until_BT, config) for name in layers.names(config)}
 
 
-def settings_of(config: ModelConfig) -> dict[str, Any]:
-    """Returns the numbers in which layers of a kind differ, by its name: arrays over all layers, or None."""
-    return {name: layers.find(name).settings(config) for name in layers.names(config)}
+def settings_of(config: ModelConfig, first: int, stop: int) -> dict[str, Any]:
+    """Returns the numbers in which the layers of a kind differ, by its name: arrays over those of a group, or None."""
+    return {
+        name: jax.tree.map(lambda x_L, at=at: jnp.asarray(x_L[np.array(at)]), layers.find(name).settings(config))
+        for name, at in layers.places(config, first, stop).items()
+        if name in layers.names(config)
+    }
+
+
+Part = tuple[int, int, Callable]
+"""A first layer, one past the last, and what applies those between: (x, what the layer has, which layer of the pattern)
+to x and numbers by name."""
 
 
 class Layers(nn.Module):
@@ -166,22 +174,8 @@ class Layers(nn.Module):
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
         plain = {role: w for role, w in stack.items() if isinstance(w, Array) and not stacks[role][0].wide}
         stack |= {role: w.astype(c.dtype) for role, w in plain.items()}
-        settings = jax.tree.map(lambda x_L: jnp.asarray(x_L[self.first : self.stop]), settings_of(c))
-        totals: dict[str, Array] = {}
-        for first, stop, config in _rematerialised(c, self.first, self.stop):
-            repeats = layers.period(c, first, stop)
-            for start, end in ((first, stop - (stop - first) % repeats), (stop - (stop - first) % repeats, stop)):
-                if start == end:
-                    continue
-                part = {role: _cut(w, stacks[role][2], start, end) for role, w in stack.items()}
-                part = {role: w for role, w in part.items() if w is not None}
-                inputs = (
-                    part,
-                    jax.tree.map(lambda x_L, a=start, b=end: _slice(x_L, a - self.first, b - self.first), settings),
-                )
-                x_BTD, sums = _scanned(x_BTD, inputs, plans, config, start, min(repeats, end - start), end - start)
-                totals |= {name: totals.get(name, 0) + jnp.sum(x, axis=0) for name, x in sums.items()}
-        return x_BTD, totals
+        stack |= settings_of(c, self.first, self.stop)
+        return walk(x_BTD, stack, c, _rematerialised(plans, c, self.first, self.stop))
 
 
 def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, size: Mapping[str, int], at: tuple):
@@ -194,61 +188,74 @@ def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, s
     return _param(module, role, shape, value=one if weight.value is None else weight.value, places=weight.places)
 
 
-def _slice(x: Array, start: int, stop: int) -> Array:
-    return x if (start, stop) == (0, x.shape[0]) else x[start:stop]
-
-
-def _cut(w, at: tuple[int, ...], start: int, stop: int):
-    """Returns the part of a stack over the layers `at` that is from `start` to `stop`, or None."""
-    few = [i for i, layer in enumerate(at) if start <= layer < stop]
-    return jax.tree.map(lambda x: _slice(x, few[0], few[-1] + 1), w) if few else None
-
-
-def _rematerialised(config: ModelConfig, first: int, stop: int) -> list[tuple[int, int, ModelConfig]]:
-    """Returns the parts of a group of layers, each with the config whose `remat` it has."""
+def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, stop: int) -> list[Part]:
+    """Returns the parts of a group of layers, each with the `remat` that it has."""
     kept = min(config.product_layers, stop - first)
     plain = dataclasses.replace(config, product_layers=0)
     dots = dataclasses.replace(plain, remat="dots")
     parts = [(first, stop - kept, plain), (stop - kept, stop, dots)]
-    return [part for part in parts if part[0] < part[1]]
+    return [(first, stop, _applied(plans, config)) for first, stop, config in parts if first < stop]
 
 
-def _scanned(x_BTD, inputs: tuple, plans: Mapping[str, Any], c: ModelConfig, first: int, repeats: int, count: int):
-    """Applies `count` layers from `first` on, whose pattern repeats after `repeats`.
+def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
+    """Returns what applies a layer to whole rows, for `walk`."""
 
-    inputs: their parameters, stacked, and by kind the numbers of `settings_of`. Returns sums with an axis of repeats.
+    def one(x_BTD, layer: Mapping[str, Any], index: int):
+        def apply(name: str, y_BTD, w):
+            return layers.find(name).apply(y_BTD, w, plans[name], layer[name], config)
+
+        return block(x_BTD, layer, apply, config, index)
+
+    if config.remat == "nothing":
+        return one
+    return jax.checkpoint(one, policy=REMAT[config.remat], prevent_cse=False, static_argnums=2)  # a scan needs no guard
+
+
+def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]):
+    """Carries `x` through the layers of a group, in scans over the pattern of their kinds.
+
+    stack: what layers have, by role and by kind's name, stacked over those of the group that have it.
+    parts: they follow one another and make the group.
+    Returns x, and the numbers summed over layers.
     """
+    places, totals = layers.places(config, parts[0][0], parts[-1][1]), {}
+    for first, stop, one in parts:
+        period = layers.period(config, first, stop)
+        rest = stop - (stop - first) % period
+        for start, end, length in ((first, rest, period), (rest, stop, stop - rest)):
+            if start == end:
+                continue
+            having = layers.places(config, start, end)
+            inputs = {name: _cut(w, places[name], having[name]) for name, w in stack.items() if name in having}
+            if length > 1:
+                inputs = jax.tree.map(lambda x, count=(end - start) // length: _periods(x, count), inputs)
+            x, sums = jax.lax.scan(functools.partial(_period, one, config, start, length), x, inputs)
+            totals |= {name: totals.get(name, 0) + jnp.sum(numbers, axis=0) for name, numbers in sums.items()}
+    return x, totals
 
-    def one(x_BTD, settings, w, index: int):
-        return block(x_BTD, w, plans, settings, c, index)
 
-    if c.remat != "nothing":  # a scan needs no guard against CSE
-        one = jax.checkpoint(one, policy=REMAT[c.remat], prevent_cse=False, static_argnums=3)
-
-    def body(x_BTD, inputs):
-        w, settings = inputs
-        if repeats == 1:
-            return one(x_BTD, settings, w, first)
-        total: dict[str, Array] = {}
-        place = dict.fromkeys(w, 0)  # of the next layer that has the role, in its part of the stack
-        for i in range(repeats):
-            layer = {}
-            for role in layers.roles(c, first + i):
-                layer[role] = jax.tree.map(lambda x, n=place[role]: x[n], w[role])
-                place[role] += 1
-            x_BTD, sums = one(x_BTD, jax.tree.map(lambda x, n=i: x[n], settings), layer, first + i)
-            total |= {name: total.get(name, 0) + x for name, x in sums.items()}
-        return x_BTD, total
-
-    if repeats > 1:
-        inputs = jax.tree.map(lambda x: _periods(x, count // repeats), inputs)
-    return jax.lax.scan(body, x_BTD, inputs)
+def _cut(w, places: tuple[int, ...], some: tuple[int, ...]):
+    """Returns the part over the layers `some` of a stack over the layers `places`."""
+    start = places.index(some[0])
+    return w if some == places else jax.tree.map(lambda x: x[start : start + len(some)], w)
 
 
 def _periods(x: Array, count: int) -> Array:
     """Splits a stack of layers into periods."""
     place = None if sharding() is None else PartitionSpec(None, None, *jax.typeof(x).sharding.spec[1:])
     return jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:]), out_sharding=place)
+
+
+def _period(one: Callable, config: ModelConfig, first: int, length: int, x, stack: Mapping[str, Any]):
+    """Carries `x` through one period of the pattern, as `walk` does."""
+    if length == 1:
+        return one(x, stack, first)
+    places, totals = layers.places(config, first, first + length), {}
+    for index in range(first, first + length):
+        at = {name: places[name].index(index) for name in stack if index in places[name]}
+        x, numbers = one(x, {name: jax.tree.map(lambda x, i=i: x[i], stack[name]) for name, i in at.items()}, index)
+        totals |= {name: totals.get(name, 0) + number for name, number in numbers.items()}
+    return x, totals
 
 
 class Decoder(nn.Module):

@@ -33,12 +33,12 @@ from jprm.model.transformer import (
     ATTENTION,
     Rotation,
     axes_of,
-    cast_weights,
+    block,
     embed,
     head_logits,
     norm_scale,
-    normed,
     settings_of,
+    walk,
 )
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
@@ -176,64 +176,46 @@ def forward(
         they are the last ones before `start`, and there is one new token.
     """
     decoder = params["decoder"]
-    x_BTD = embed(tokens_BT, decoder["embed"], config)
+    x_BTD, cache = embed(tokens_BT, decoder["embed"], config), []
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
     where = NewTokens(*transformer.positions(position_BT, config), position_BT, start, age_B)
-    if length_B is None:
-        length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1)
+    own = empty_cache(config, *tokens_BT.shape) if own is None else own
+    length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1) if length_B is None else length_B
 
-    def body(index: int, group: int, x_BTD, inputs):
-        at, layer, own, settings = inputs
-        w = cast_weights(layer, config, index)
-        mixer, mlp = layers.kinds_of(config, index)
-        y_BTD = normed(x_BTD, w, "attention_norm", config)
-        of_group = None if past is None else past.cache[group][mixer]
-        if (recurrent := _recurrent(mixer)) is not None:
-            before = _state(recurrent, past, of_group, at, own, where, x_BTD.shape[0], config)
-            y_BTD, kept = recurrent.decode(y_BTD, w, before, length_B, plain)
-        else:
-            y_BTD, kept = _attention(y_BTD, w, settings[mixer], _read(past, of_group, at), own, where, config)
-        x_BTD = x_BTD + normed(y_BTD, w, "attention_post_norm", config)
-        y_BTD, _ = layers.find(mlp).apply(normed(x_BTD, w, "mlp_norm", config), w, None, settings[mlp], plain)
-        return x_BTD + normed(y_BTD, w, "mlp_post_norm", config), tuple(kept)
+    def one(group: int, carry, layer: Mapping[str, Any], index: int):
+        x_BTD, of_group = carry
 
-    cache, all_settings = [], settings_of(config)
+        def apply(name: str, y_BTD, w):
+            settings, at = layer[name]
+            if name not in of_group:  # an MLP
+                return layers.find(name).apply(y_BTD, w, None, settings, plain)[0], {}
+            before = None if past is None else past.cache[group][name]
+            mine = of_group[name] if at is None else jax.tree.map(lambda x: x[at], of_group[name])
+            if (recurrent := _recurrent(name)) is None:
+                y_BTD, new = _attention(y_BTD, w, settings, _read(past, before, at), mine, where, config)
+            else:
+                y_BTD, new = recurrent.decode(y_BTD, w, _state(past, before, at, mine, where), length_B, plain)
+            if at is not None:
+                new = jax.tree.map(lambda x, y: x.at[at].set(y), of_group[name], tuple(new))
+            return y_BTD, {name: tuple(new)}
+
+        x_BTD, new = block(x_BTD, layer, apply, plain, index)
+        return (x_BTD, of_group | new), {}
+
     for group, (first, stop) in enumerate(layers.spans(config)):
-        stack, kept = decoder[f"layers_{group}"], None if own is None else own[group]
-        part = jax.tree.map(lambda x_L, a=first, b=stop: jnp.asarray(x_L[a:b]), all_settings)
-        if stop - first > 1 and layers.period(config, first, stop) == 1:
-            (mixer,) = {layers.kinds_of(config, layer)[0] for layer in range(first, stop)}
-            inputs = (jnp.arange(stop - first), stack, None if kept is None else kept[mixer], part)
-            x_BTD, kv = jax.lax.scan(functools.partial(body, first, group), x_BTD, inputs)
-            cache.append({mixer: kv})
-            continue
-        kvs_of: dict[str, list[Any]] = {}
-        of_role = layers.stacks(config, first, stop)
-        mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
-        for layer, mixer in enumerate(mixers, first):
-            place = {role: at.index(layer) for role, (_, _, at) in of_role.items() if layer in at}
-            w = {role: jax.tree.map(lambda x, i=i: x[i], stack[role]) for role, i in place.items()}
-            at = None if mixers.count(mixer) == 1 else len(kvs_of.get(mixer, ()))
-            mine = None if kept is None else jax.tree.map(lambda x, at=at: x if at is None else x[at], kept[mixer])
-            settings = jax.tree.map(lambda x_L, i=layer - first: x_L[i], part)
-            x_BTD, kv = body(layer, group, x_BTD, (at, w, mine, settings))
-            kvs_of.setdefault(mixer, []).append(kv)
-        stacked = {mixer: jax.tree.map(lambda *x: jnp.stack(x), *kvs) for mixer, kvs in kvs_of.items() if len(kvs) > 1}
-        cache.append({mixer: stacked.get(mixer, kvs[0]) for mixer, kvs in kvs_of.items()})
+        places, settings = layers.places(config, first, stop), settings_of(config, first, stop)
+        at = {name: None if len(places[name]) == 1 else jnp.arange(len(places[name])) for name in settings}
+        stack = dict(decoder[f"layers_{group}"]) | {name: (settings[name], at[name]) for name in settings}
+        parts = [(first, stop, functools.partial(one, group))]
+        (x_BTD, of_group), _ = walk((x_BTD, own[group]), stack, config, parts)
+        cache.append(of_group)
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
-def _state(
-    recurrent: layers.Recurrent, past: Past | None, of_group, index, own, place: NewTokens, rows: int,
-    config: ModelConfig,
-) -> tuple[Array, ...]:  # fmt: skip
+def _state(past: Past | None, of_group, index, own: tuple[Array, ...], place: NewTokens) -> tuple[Array, ...]:
     """Returns the recurrent state that each row starts from: its own where it has any."""
-    if past is None:
-        before = tuple(
-            jnp.zeros(shape, dtype, out_sharding=sharding("batch", "kv_heads", *(None for _ in shape[2:])))
-            for shape, dtype in recurrent.empty(config, rows)
-        )
-    else:
+    rows, before = len(own[0]), jax.tree.map(jnp.zeros_like, own)
+    if past is not None:
 
         def of_rows(x):
             x = x if index is None else x[index]
@@ -246,8 +228,6 @@ def _state(
             return reshape(x, (rows, *shape), "batch", "kv_heads")
 
         before = jax.tree.map(of_rows, of_group)
-    if own is None:
-        return before
 
     def own_or_past(first: Array, later: Array) -> Array:
         if place.age_B is None:
@@ -274,8 +254,7 @@ def _attention(y_BTD, w: Mapping[str, Array], settings, before, own, place: NewT
     rotation = transformer.rotation_of(settings, place.rotations, config)
     q_BTKGH, *kv = transformer.project_heads(y_BTD, w, rotation, place.growth, config)
     kv = tuple(x.swapaxes(1, 2) for x in kv)
-    if own is not None:
-        kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, place.start, 2), own, kv)
+    kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, place.start, 2), own, kv)
     # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
     T = y_BTD.shape[1]
     y_BTKGH = [
