@@ -81,7 +81,7 @@ def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
     small = {"COUNTS": {"test_problems": 24, "problems": 12, "solutions": 14_000}, "SAMPLES": 4, "TEST_SAMPLES": 8,
              "POLICY_STEPS": 360, "REWARD_STEPS": 8}  # fmt: skip
     for name, value in small.items():
-        monkeypatch.setattr(name, value)
+        monkeypatch.setattr(code_world, name, value)
     code_world.main(tmp_path / "out")
     found = json.loads((tmp_path / "out/results.json").read_text())
     for key in ("prm_monte_carlo_best_of_8", "orm_best_of_8", "orm_vote_8", "majority_8", "pass_1", "pass_8"):
