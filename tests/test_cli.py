@@ -13,10 +13,10 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.apps.cli.arguments import SYNONYMS, Commands, options_of
-from jprm.apps.cli.evaluate import OPTIONS
 from jprm.apps.web import Listen
 from jprm.methods.data.readers import READERS
 from jprm.methods.evaluate.benchmarks import find
+from jprm.methods.evaluate.options import OPTIONS
 
 
 def commands(group):

@@ -8,10 +8,10 @@ from tiny_run import WORDS, chains, pool_of, trees
 
 from jprm import loading
 from jprm.apps import cli
-from jprm.apps.cli.evaluate import OPTIONS
 from jprm.io.jsonl import read_lines, write_records
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.benchmarks import find
+from jprm.methods.evaluate.options import OPTIONS
 from jprm.methods.evaluate.run import run
 from jprm.score import scorer
 

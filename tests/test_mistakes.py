@@ -10,9 +10,10 @@ import pytest
 
 from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data.readers import find
+from jprm.methods.evaluate.benchmarks import registered
 from jprm.methods.evaluate.mistakes import levels_report, mcc, mistakes_report, predicted
 from jprm.methods.evaluate.run import source
-from jprm.methods.evaluate.suite import STANDARD, standard_suite
+from jprm.methods.evaluate.suite import standard_suite
 from jprm.methods.verify.puzzles import first_mistake, value_of
 from jprm.tree import read_trees, tree_of
 
@@ -259,4 +260,4 @@ def test_the_standard_suite_takes_what_is_there(tmp_path):
     assert {section: [path.name for path in paths] for section, paths in suite.data.items()} == {
         "processbench": ["math.json"], "mr_ben": ["physics.json"]}  # fmt: skip
     assert [path.name for path in suite.calibrate["processbench"]] == ["math.json"]
-    assert len(suite.absent) == sum(map(len, STANDARD.values())) - 2
+    assert len(suite.absent) == sum(len(benchmark.standard) for benchmark in registered().values()) - 2

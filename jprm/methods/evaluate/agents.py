@@ -37,6 +37,7 @@ from jprm.methods.evaluate import trials as of_trials
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
+from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import by_name, load_and_score, source_of
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.scored_files import stored_scale
@@ -239,7 +240,7 @@ def _calibration(turns: Turns, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def run(options: Any) -> Report:
+def run(options: Agents) -> Report:
     """Returns the command's report; without a model, of the scores that the files hold, or of none."""
     if options.model is not None:
         return figures(load_and_score(BENCHMARK, options)[1])

@@ -103,7 +103,7 @@ class Benchmark:
       name: its key in suites and results; `jprm eval` writes `-` for `_`.
       title: its heading on the page.
       options: frozen dataclass of its command's options. The docstring is the command's help. The options of jprm's
-        benchmarks are in `jprm.apps.cli.evaluate`, so that their help imports no array library.
+        benchmarks are beside them in `options.py`, so that their help imports no array library.
       tables: the terminal's tables, or lines, of a report. By default every figure that has an interval.
       run: computes the command's report from the options. By default the files of `data` and `calibrate` are scored
         with the model, and `figures` computed.
@@ -115,6 +115,8 @@ class Benchmark:
       one_calibration_file: whether `calibrate` is exactly one file.
       reader: the reader of its files: a name in `jprm.methods.data.readers`, or a `Reader` of its own with the options
         `reading`. None recognises each file's format.
+      standard: its files as their authors name them, in the folder of the suite `standard`; () where it is not part of
+        that suite.
       foreseen: sentences on figures that records do not allow, of the records by file and the names of the files of
         `calibrate`. A suite says them before it scores anything.
       reports: the command's reports that an entry in `results.json` holds.
@@ -139,6 +141,7 @@ class Benchmark:
     one_calibration_file: bool = False
     reader: Any = None
     reading: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    standard: Sequence[str] = ()
     foreseen: Callable[[Mapping[str, Sequence[Mapping[str, Any]]], Collection[str]], Iterator[str]] = (
         lambda records, calibrate: iter(())
     )

@@ -39,6 +39,7 @@ from jprm.methods.evaluate.blocks import (
     words,
 )
 from jprm.methods.evaluate.findings import Finding, compared
+from jprm.methods.evaluate.options import BestOfN
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
@@ -485,7 +486,7 @@ def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> flo
 SHOWN_RULES = ("prod", "min", "last", "mean")
 
 
-def run(options: Any) -> Report:
+def run(options: BestOfN) -> Report:
     from jprm.loading import load
     from jprm.methods.evaluate.run import scored_files, source
     from jprm.methods.formats.adapters.published import named

@@ -34,6 +34,7 @@ from jprm.methods.evaluate.blocks import (
 from jprm.methods.evaluate.calibration_map import KINDS, Recalibration, apply, fit
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.findings import Finding
+from jprm.methods.evaluate.options import Calibration
 from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
@@ -469,7 +470,7 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
     }
 
 
-def run(options: Any) -> Report:
+def run(options: Calibration) -> Report:
     from jprm.methods.evaluate.calibration_map import NAME, store_calibration
     from jprm.methods.evaluate.run import load_and_score
 

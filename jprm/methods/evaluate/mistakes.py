@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
@@ -263,7 +264,7 @@ def _findings(name: str, title: str, headline: tuple[str, str], results: Mapping
 
 
 def _benchmark(
-    name: str, title: str, headline: tuple[str, str],
+    name: str, title: str, headline: tuple[str, str], standard: Sequence[str],
     of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]] = mistakes_report,
 ) -> Benchmark:  # fmt: skip
     return Benchmark(
@@ -272,11 +273,20 @@ def _benchmark(
         tables=tables,
         figures=functools.partial(figures, of),
         reader=name,
+        standard=standard,
         section=functools.partial(_section, name),
         findings=functools.partial(_findings, name, title, headline),
     )
 
 
-MR_BEN = _benchmark("mr_ben", "MR-Ben", ("first mistake found", "error_accuracy"))
-BIG_BENCH_MISTAKE = _benchmark("big_bench_mistake", "BIG-Bench-Mistake", ("mistake finding", "accuracy"))
-HARD2VERIFY = _benchmark("hard2verify", "Hard2Verify", ("first error, balanced F1", "f1"), levels_report)
+MR_BEN = _benchmark(  # but for its math, a file of ProcessBench's name
+    "mr_ben", "MR-Ben", ("first mistake found", "error_accuracy"),
+    [f"mrben/{name}.json" for name in ("biology", "chemistry", "coding", "logic", "medicine", "physics")],
+)  # fmt: skip
+BIG_BENCH_MISTAKE = _benchmark(
+    "big_bench_mistake", "BIG-Bench-Mistake", ("mistake finding", "accuracy"),
+    [f"big_bench_mistake/{name}.jsonl" for name, _ in TASKS],
+)  # fmt: skip
+HARD2VERIFY = _benchmark(
+    "hard2verify", "Hard2Verify", ("first error, balanced F1", "f1"), ["hard2verify/test.jsonl"], levels_report
+)

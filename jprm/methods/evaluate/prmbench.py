@@ -305,7 +305,7 @@ def left_out(title: str, report: Report) -> Iterator[tuple[str, int]]:
     yield f"{title}: repeated records", report["repeated"]
 
 
-def _benchmark(name: str, taxonomy: Taxonomy, **reading: Any) -> Benchmark:
+def _benchmark(name: str, taxonomy: Taxonomy, **files: Any) -> Benchmark:
     title = taxonomy.title
     return Benchmark(
         name=name,
@@ -315,11 +315,23 @@ def _benchmark(name: str, taxonomy: Taxonomy, **reading: Any) -> Benchmark:
         section=functools.partial(section, name),
         findings=functools.partial(findings, name, title),
         left_out=functools.partial(left_out, title),
-        **reading,
+        **files,
     )
 
 
-BENCHMARK = _benchmark("prmbench", PRMBENCH, reader="prmbench")
+BENCHMARK = _benchmark(
+    "prmbench", PRMBENCH, reader="prmbench",
+    standard=[
+        *(
+            f"prmbench/prm800k_{part}_4o_{name}.jsonl"
+            for part in ("test_p1", "test_p2", "train_p1_first400")
+            for name in PRMBENCH.classes
+            if name not in PRMBENCH.right_only
+        ),
+        "prmbench/prm_test_p12_multi_solutions.jsonl",
+    ],
+)  # fmt: skip
 SOCRATIC_PRMBENCH = _benchmark(
-    "socratic_prmbench", SOCRATIC, reader=READER, reading={"outside": "ignore", "empty": "drop"}
-)
+    "socratic_prmbench", SOCRATIC, reader=READER, reading={"outside": "ignore", "empty": "drop"},
+    standard=[f"socratic_prmbench/test_{name}.jsonl" for name in SOCRATIC.classes],
+)  # fmt: skip

@@ -470,6 +470,7 @@ BENCHMARK = Benchmark(
     needs=("data", "calibrate"),
     one_calibration_file=True,
     reader="processbench",
+    standard=tuple(f"processbench/{name}.json" for name in ("gsm8k", "math", "olympiadbench", "omnimath")),
     reports=lambda entry: [entry["files"]],
     section=section,
     findings=findings,

@@ -31,12 +31,10 @@ from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
 from jprm.methods import scored_files as scored
-from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
 from jprm.methods.evaluate.findings import findings_of, lead
-from jprm.methods.evaluate.prmbench import PRMBENCH, SOCRATIC
 from jprm.methods.evaluate.run import (
     FileReader,
     by_name,
@@ -80,45 +78,22 @@ def read_suite(path: PathLike) -> Suite:
     return suite_of(parse(path.read_bytes(), os.fspath(path)), path)
 
 
-STANDARD: dict[str, tuple[str, ...]] = {
-    "processbench": tuple(f"processbench/{name}.json" for name in ("gsm8k", "math", "olympiadbench", "omnimath")),
-    "prmbench": (
-        *(
-            f"prmbench/prm800k_{part}_4o_{name}.jsonl"
-            for part in ("test_p1", "test_p2", "train_p1_first400")
-            for name in PRMBENCH.classes
-            if name not in PRMBENCH.right_only
-        ),
-        "prmbench/prm_test_p12_multi_solutions.jsonl",
-    ),
-    "socratic_prmbench": tuple(f"socratic_prmbench/test_{name}.jsonl" for name in SOCRATIC.classes),
-    "mr_ben": tuple(
-        f"mrben/{name}.json" for name in ("biology", "chemistry", "coding", "logic", "medicine", "physics")
-    ),
-    "big_bench_mistake": tuple(f"big_bench_mistake/{name}.jsonl" for name, _ in TASKS),
-    "hard2verify": ("hard2verify/test.jsonl",),
-}
-"""The files of `standard_suite`, as their authors name them. MR-Ben's math has the name of ProcessBench's, and is not
-among them."""
-
-
 def standard_suite(folder: PathLike) -> Suite:
     """Returns the suite of the published benchmarks in a folder; all that is not there is `absent`.
 
     Raises FileNotFoundError where none of the files is there.
     """
     folder = path_of(folder)
-    there = {section: [name for name in names if (folder / name).is_file()] for section, names in STANDARD.items()}
-    sections: dict[str, Any] = {section: {"data": names} for section, names in there.items() if names}
+    sections: dict[str, Any] = {}
+    names = [name for benchmark in registered().values() for name in benchmark.standard]
+    there = {name for name in names if (folder / name).is_file()}
+    for section, benchmark in registered().items():
+        if data := [name for name in benchmark.standard if name in there]:
+            sections[section] = {"data": data} | ({"calibrate": data[0]} if "calibrate" in benchmark.needs else {})
     if not sections:
-        raise FileNotFoundError(
-            f"{folder}: has none of the standard suite's files, such as {STANDARD['processbench'][0]}"
-        )
-    if "processbench" in sections:
-        sections["processbench"]["calibrate"] = sections["processbench"]["data"][0]
-    absent = (os.fspath(folder / name) for section, names in STANDARD.items() for name in names
-              if name not in there[section])  # fmt: skip
-    return dataclasses.replace(suite_of({"neutral": "positive", **sections}, folder / "standard"), absent=tuple(absent))
+        raise FileNotFoundError(f"{folder}: has none of the standard suite's files, such as {names[0]}")
+    absent = tuple(os.fspath(folder / name) for name in names if name not in there)
+    return dataclasses.replace(suite_of({"neutral": "positive", **sections}, folder / "standard"), absent=absent)
 
 
 def suite_of(suite: Any, path: Place) -> Suite:

@@ -16,6 +16,7 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
 from jprm.methods.evaluate.findings import Finding
+from jprm.methods.evaluate.options import Diagnostics
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
 from jprm.score.scale import PROBABILITY, Scale
@@ -475,7 +476,7 @@ SCORERS = ("mean", "last", "mean log")
 """Rules whose slope against length is the scorer's. A product, a sum or an extreme has one by construction."""
 
 
-def run(options: Any) -> Report:
+def run(options: Diagnostics) -> Report:
     from jprm.loading import load
     from jprm.methods.evaluate.run import by_name, scored_trees, scorer, source
 

@@ -1,0 +1,230 @@
+"""The options of each benchmark's command, whose help they are. Nothing here imports an array library."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from jprm.methods.evaluate.benchmark import (
+    Adapter,
+    CommandOptions,
+    Data,
+    File,
+    Files,
+    ModelOptions,
+    Neutral,
+    ScoringOptions,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessBench(ModelOptions):
+    """ProcessBench: find the first wrong step, or report that there is none. F1 as published.
+
+    For example:
+      jprm eval processbench --model DIR --input gsm8k.json math.json --calibrate gsm8k.json --output processbench.json
+    """
+
+    data: Data
+    """ProcessBench files; each is a key of the report."""
+    calibrate: File
+    """The file on which the tuned threshold is chosen; the report gives F1 at the model's own threshold beside it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedOptions(ModelOptions):
+    data: Data
+    """The benchmark's files as published, all or some of them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PRMBench(PublishedOptions):
+    """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
+
+    For example:
+      jprm eval prmbench --model DIR --input prmbench/*.jsonl --output prmbench.json
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SocraticPRMBench(PublishedOptions):
+    """Socratic-PRMBench: PRMScore of its twenty classes of error and its six patterns of reasoning.
+
+    For example:
+      jprm eval socratic-prmbench --model DIR --input socratic_prmbench/*.jsonl --output socratic.json
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MRBen(PublishedOptions):
+    """MR-Ben: whether a solution is right (MCC), and its first wrong step. Reasons are left out.
+
+    For example:
+      jprm eval mr-ben --model DIR --input mrben/*.json --output mr_ben.json
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BigBenchMistake(PublishedOptions):
+    """BIG-Bench-Mistake: the first mistake, or that there is none, beside programs that decide four of its five tasks.
+
+    For example:
+      jprm eval big-bench-mistake --model DIR --input big_bench_mistake/*.jsonl --output mistakes.json
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hard2Verify(PublishedOptions):
+    """Hard2Verify, encrypted as published or in plain text: balanced accuracy and F1 of steps, solutions, first errors.
+
+    For example:
+      jprm eval hard2verify --model DIR --input hard2verify/test.jsonl --output hard2verify.json
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps(ModelOptions):
+    """Steps with human labels: AUROC, average precision and first-error accuracy.
+
+    For example:
+      jprm eval steps --model DIR --input phase1_test.jsonl --neutral positive --output steps.json
+    """
+
+    data: Data
+    """Files of rated steps, in the PRM800K format or jprm's own, and prepared folders."""
+    neutral: Neutral
+    """What a neutral rating counts as. There is no default: results under different policies do not compare."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agents(ModelOptions):
+    """Agents' turns: step accuracy and F1 by class, first bad turn, outcome and calibration by turn, beside baselines.
+
+    Trials with outcomes: pass^k, and the trial that scores choose. Bad turns: the turn and the agent that scores blame.
+
+    For example:
+      jprm eval agents --model DIR --input hotpotqa.jsonl --calibrate bfcl.jsonl --output agents.json
+      jprm eval agents --input tau_bench_gpt4o_airline.jsonl --output pass_k.json
+    """
+
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of a trained model that scores the files. Without it the scores are those that they hold, such as of
+    `jprm score`; without scores the report has what needs none."""
+    data: Data
+    """Trajectories with labels or outcomes: files of AgentProcessBench, tau-bench or Who&When, or jprm's own."""
+    calibrate: Files = ()
+    """Trajectories on which the two thresholds are fitted; without them both are the model's own threshold."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BestOfN(ScoringOptions):
+    """Best of n: the exact expected accuracy for every n and every aggregation rule, beside majority vote and pass@n.
+
+    For example:
+      jprm eval best-of-n --input scored.jsonl --output best_of_n.json
+      jprm eval best-of-n --model DIR --input pool.jsonl --output best_of_n.json
+    """
+
+    input: Annotated[Path, arg(metavar="F.jsonl")]
+    """Pools of samples with known correctness, scored by `jprm score`."""
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of a trained model that scores the pools first, where they are not scored yet."""
+    adapter: Adapter = None
+    """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
+    stored scores mean; by default `jprm score` left that beside them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration(ModelOptions):
+    r"""Calibration: how far scores are probabilities, overall and by group, and maps and thresholds that fix it.
+
+    For example:
+      jprm eval calibration --model DIR --input math.json --calibrate gsm8k.json --neutral drop --output c.json
+      jprm eval calibration --model DIR --input math.json --calibrate gsm8k.json --neutral drop --output c.json \
+        --store platt
+      jprm eval calibration --input scored_tables --calibrate other_tables --neutral drop --output calibration.json
+    """
+
+    model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """The folder of a trained model that scores the files. Without it they are folders of `jprm tabulate` with scores
+    and labels, of which a million pools are read in bounded memory."""
+    data: Data
+    """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
+    calibrate: Files
+    """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
+    neutral: Neutral
+    """What a neutral rating counts as."""
+    store: Annotated[
+        Literal["temperature", "platt", "isotonic", "quantile"] | None,
+        arg(metavar="{temperature,platt,isotonic,quantile}", help_behavior_hint=""),
+    ] = None
+    """Store this map in the model's folder, for `jprm score --calibrated`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnostics(ModelOptions):
+    """Diagnostics: known failures of a PRM that its accuracy does not show.
+
+    On ProcessBench chains: lowest scores at the end, right answers by wrong steps, edits that keep the meaning, and
+    fluent nonsense. On pools: scores that follow length, and accuracy lost by choosing among more.
+
+    For example:
+      jprm eval diagnostics --model DIR --chains gsm8k.json math.json --pools pool.jsonl --output diagnostics.json
+    """
+
+    chains: Files = ()
+    """ProcessBench files."""
+    pools: Files = ()
+    """Pools of samples with known correctness."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contamination(CommandOptions):
+    """Contamination: which problems of benchmarks occur in training data, by normalised text.
+
+    For example:
+      jprm eval contamination --input phase1_train.jsonl --benchmark math.json gsm8k.json --output contamination.json
+    """
+
+    data: Data
+    """Source files that a model was or will be trained on."""
+    benchmark: Files
+    """Benchmark files."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classes(ModelOptions):
+    """Steps with labels of classes: every class's AUROC, average precision, F1, calibration and best threshold.
+
+    A record has beside its steps `classes`: for each step the name of a class, a list of names, or null. Names are
+    those of the model's outputs.
+
+    For example:
+      jprm eval classes --model DIR --input types.jsonl --calibrate types_dev.jsonl --output classes.json
+    """
+
+    data: Data
+    """Files of chains with classes."""
+    calibrate: Files = ()
+    """Files from which the thresholds are taken that the figures of F1 use beside 0.5."""
+
+
+OPTIONS: dict[str, type] = {
+    "processbench": ProcessBench,
+    "prmbench": PRMBench,
+    "socratic_prmbench": SocraticPRMBench,
+    "mr_ben": MRBen,
+    "big_bench_mistake": BigBenchMistake,
+    "hard2verify": Hard2Verify,
+    "steps": Steps,
+    "classes": Classes,
+    "agents": Agents,
+    "best_of_n": BestOfN,
+    "calibration": Calibration,
+    "diagnostics": Diagnostics,
+    "contamination": Contamination,
+}
+"""The options of each registered benchmark that does not bring its own."""
