@@ -16,7 +16,6 @@
 #   make code-world                    the same for programs judged by tests: runs/code_world/report.html
 #   make quickstart-rl                 reinforcement learning on its policy and PRM: six arms, three seeds, half an hour
 #   make annotate-demo                 human labels in a loop, by simulated annotators, after make quickstart
-#   make pod-rehearsal                 four processes as four hosts: they train, die, resume and score
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
 #                                      (STORM=--edits: config, code or data change after a kill; nothing stale is left)
@@ -49,7 +48,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl pod-rehearsal storm storm-commands storm-rl storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl storm storm-commands storm-rl storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -94,9 +93,6 @@ tutorial: install
 	$(BIN)/python -m pytest tests/test_tutorial.py
 
 # Each writes to a fresh folder in runs/, which git ignores.
-pod-rehearsal: install
-	$(BIN)/python tests/pod_rehearsal.py runs/pod_rehearsal_$$(date +%Y%m%d_%H%M%S)
-
 storm: install
 	$(BIN)/python tests/pod_storm.py runs/storm_$$(date +%Y%m%d_%H%M%S) $(STORM)
 

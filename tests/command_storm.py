@@ -111,6 +111,7 @@ for line in sys.stdin:
 
 COMMANDS = {  # name: the arguments, and the final names that the command writes
     "prepare": ("prepare jsonl --input {inputs}/trees.jsonl --output prepared", ("prepared",)),
+    "tokenise": ("tokenise {inputs}/shards.py --shards 8 --workers 1 --output tokens", ("tokens/tokens.json",)),
     "train": ("train {inputs}/experiment.py --workdir model", ()),
     "score": ("score --model model --input {inputs}/chains.jsonl --output scored.jsonl", ("scored.jsonl",)),
     "label mc": (
@@ -181,6 +182,7 @@ def make_inputs(folder: pathlib.Path, url: str) -> None:
         model=dataclasses.replace(tiny.MODEL, qk_norm=False),
     )  # fmt: skip
     tiny.write_experiment(folder / "experiment.py", run)
+    tiny.write_experiment(folder / "shards.py", tiny.experiment(folder, train=(str(folder / "trees.jsonl"),)))
     tiny_rl.make(folder / "rl")
     tiny.write_experiment(folder / "rl.py", tiny_rl.stormy(folder / "rl"))
 
@@ -333,7 +335,9 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=pathlib.Path, help="a folder that is not there yet")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[], choices=["train", "rl"], help="commands that need no other's")
+    parser.add_argument(
+        "--only", nargs="*", default=[], choices=["tokenise", "train", "rl"], help="commands that need no other's"
+    )
     parser.add_argument(
         "--edits", action="store_true", help="edit config, code or data between a kill and the next call"
     )

@@ -3,14 +3,12 @@
 Shards of trees by shape (pools of 19 chains, random ids) are in a bucket, two processes read a stream each through a
 cache that is smaller than the data, and save their positions. Each is killed in every phase: before its first batch,
 while it copies a shard, between batches, and while it saves. The batches of both must equal, bit for bit, those of
-processes that nothing disturbs. `jprm tokenise` is killed too, and must leave the same bytes. The last line is JSON.
+processes that nothing disturbs. The last line is JSON.
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import random
 import signal
@@ -20,12 +18,9 @@ import time
 
 import jax
 import numpy as np
-import tiny_run
-from test_token_shards import of
 
 from jprm.data import SHARDS
 from jprm.io.outputs import write_json
-from jprm.io.storage import path_of
 from jprm.methods.data.stored_trees import CACHE_VERSION, TokenShards, shard_name, write_shard
 from jprm.token_tree import TokenTree
 from jprm.train.batches import PipelineConfig, rows_of
@@ -165,30 +160,6 @@ def soak(folder: pathlib.Path, tokens: float, kills: int, seed: int) -> dict:
     return about | more | {"kills": struck, "cache_bytes": round(most), "equal": True}
 
 
-def tokenised(folder: pathlib.Path, kills: int, seed: int) -> int:
-    """Kills `jprm tokenise` at random moments; returns how often. The shards must equal undisturbed ones."""
-    rng = random.Random(seed)
-    experiment = tiny_run.experiment(tiny_run.make_data(folder / "data"))
-    tiny_run.write_records(folder / "train.jsonl", tiny_run.trees(3000))
-    file = tiny_run.write_experiment(folder / "experiment.py", of(experiment, folder / "train.jsonl"))
-    command = [sys.executable, "-m", "jprm", "tokenise", str(file), "--shards", "40", "--workers", "2", "--out"]
-    done = 0
-    for number in range(kills):
-        with subprocess.Popen(
-            [*command, str(folder / "out")], stdout=subprocess.DEVNULL, start_new_session=True
-        ) as child:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(rng.uniform(3, 6) + number)
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                done += 1
-    for name in ("out", "whole"):
-        subprocess.run([*command, str(folder / name)], check=True, stdout=subprocess.DEVNULL)
-    bytes_of = [{f.name: f.read_bytes() for f in path_of(folder / name).files()} for name in ("out", "whole")]
-    assert bytes_of[0] == bytes_of[1], "the shards differ"
-    return done
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "--child":
         bucket, cache, saved, host, batches, most = sys.argv[2:]
@@ -200,6 +171,4 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True)
-    made = soak(asked.folder.absolute(), asked.tokens, asked.kills, asked.seed)
-    killed = tokenised(asked.folder.absolute() / "tokenise", 4, asked.seed)
-    print(json.dumps(made | {"tokenise_kills": killed}))
+    print(json.dumps(soak(asked.folder.absolute(), asked.tokens, asked.kills, asked.seed)))

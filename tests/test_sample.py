@@ -6,7 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from command_storm import serving, storm
+from command_storm import serving
 from stub_server import reply
 from test_sampler import Letters, make
 from toy_policy import Markov
@@ -178,9 +178,3 @@ def test_a_majority_needs_no_model(server, capsys):
         assert all("scores" not in sample and "unscored" not in sample for sample in record["samples"])
     assert command(server, *search, "--choose", "best") == 2
     assert "give --model DIR or --judge" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_ten_kills_leave_the_same_bytes(tmp_path):
-    counts = storm(tmp_path, kills=10, seed=0, only=("sample",))
-    assert counts["kills"] == 10 and counts["differing_bytes"] == 0
