@@ -26,9 +26,9 @@ class Browser:
     def __init__(self, driver, chromium):
         self.process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
         for line in self.process.stdout:
-            if found := re.search(r"successfully on port (\d+)", line):
+            if match := re.search(r"successfully on port (\d+)", line):
                 break
-        self.url = f"http://127.0.0.1:{found[1]}"
+        self.url = f"http://127.0.0.1:{match[1]}"
         options = {"binary": chromium, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                                                 "--disable-dev-shm-usage", "--force-color-profile=srgb"]}  # fmt: skip
         wanted = {"alwaysMatch": {"goog:chromeOptions": options,
@@ -130,6 +130,6 @@ def violations(browser):
     """What axe-core, which the page has run, finds: (rule, elements, how the first fails)."""
     found = browser.call("POST", "/execute/async", {"script": "axe.run().then(arguments[0])", "args": []})
     return [
-        (one["id"], [node["target"] for node in one["nodes"]], one["nodes"][0].get("failureSummary"))
-        for one in found["violations"]
+        (violation["id"], [node["target"] for node in violation["nodes"]], violation["nodes"][0].get("failureSummary"))
+        for violation in found["violations"]
     ]

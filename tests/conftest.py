@@ -211,6 +211,6 @@ def browser():
     driver = shutil.which("chromedriver")
     if not (chromium and driver):
         pytest.skip("needs a browser: apt-get install chromium chromium-driver")
-    found = Browser(driver, chromium)
-    yield found
-    found.close()
+    session = Browser(driver, chromium)
+    yield session
+    session.close()

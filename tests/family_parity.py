@@ -126,10 +126,10 @@ def of_family(kind: str, folder: pathlib.Path) -> dict[str, float]:
 def main() -> None:
     for n, kind in enumerate(sys.argv[1:] or families.NEW):
         with tempfile.TemporaryDirectory() as folder:
-            found = of_family(kind, pathlib.Path(folder))
+            report = of_family(kind, pathlib.Path(folder))
         if not n:
-            print("| family | " + " | ".join(found) + " |\n" + "|---" * (len(found) + 1) + "|")
-        print(f"| {kind} | " + " | ".join(f"{x:.2g}" for x in found.values()) + " |", flush=True)
+            print("| family | " + " | ".join(report) + " |\n" + "|---" * (len(report) + 1) + "|")
+        print(f"| {kind} | " + " | ".join(f"{x:.2g}" for x in report.values()) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def case(text: str) -> str:
     text = re.sub(
         r"^(E   )?(\s*\| ?)?", "", text, flags=re.MULTILINE
     )  # pytest's margin, and that of an exception group
-    found = re.search(r"^(?:Falsifying example|Failing test case): \w+\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
-    return f"@example({found[1]})" if found else text
+    match = re.search(r"^(?:Falsifying example|Failing test case): \w+\((.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    return f"@example({match[1]})" if match else text
 
 
 def main() -> int:

@@ -155,9 +155,11 @@ def trees(first: int, count: int) -> Iterator[dict[str, Any]]:
 def pools(count: int) -> Iterator[dict[str, Any]]:
     """Yields problems with four samples each."""
     for i in range(count):
-        some = list(chains(7 * i, 4))
-        samples = [{"steps": one["steps"], "answer": one["steps"][-1], "correct": one["correct"]} for one in some]
-        yield {"id": f"p{i}", "problem": f"pool {i}", "answer": some[0]["answer"], "samples": samples}
+        part = list(chains(7 * i, 4))
+        samples = [
+            {"steps": chain["steps"], "answer": chain["steps"][-1], "correct": chain["correct"]} for chain in part
+        ]
+        yield {"id": f"p{i}", "problem": f"pool {i}", "answer": part[0]["answer"], "samples": samples}
 
 
 def policy_lines() -> Iterator[dict[str, Any]]:
@@ -186,7 +188,7 @@ def make_inputs(folder: pathlib.Path) -> None:
     write("valid.jsonl", trees(24, 8))
     write("chains.jsonl", chains(40, 24))
     write("calibration.jsonl", chains(120, 24))
-    write("sums.jsonl", [one | {"problem": one["problem"].split(" ")[0]} for one in chains(0, 24)])
+    write("sums.jsonl", [chain | {"problem": chain["problem"].split(" ")[0]} for chain in chains(0, 24)])
     write("pools.jsonl", pools(6))
     write("policy_lines.jsonl", policy_lines())
     problems = [{"id": f"{a}{b}", "problem": f"{a}+{b}", "answer": str(a + b)} for a, b in SUMS]
@@ -194,9 +196,9 @@ def make_inputs(folder: pathlib.Path) -> None:
     write("held_out.jsonl", problems[8:12])
     rated = list(chains(80, 16))
     benchmark = [
-        {"id": f"b-{one['id']}", "generator": "none", "problem": one["problem"], "steps": one["steps"],
-         "final_answer_correct": one["correct"],
-         "label": one["labels"].index(-1) if -1 in one["labels"] else -1} for one in rated
+        {"id": f"b-{chain['id']}", "generator": "none", "problem": chain["problem"], "steps": chain["steps"],
+         "final_answer_correct": chain["correct"],
+         "label": chain["labels"].index(-1) if -1 in chain["labels"] else -1} for chain in rated
     ]  # fmt: skip
     (folder / "processbench.json").write_text(json.dumps(benchmark))
     suite = {

@@ -53,7 +53,7 @@ def print_storeys() -> None:
     frozen = sum(lines[name] for name in MODULES if storey(name) in ("core", "io"))
     print(f"{frozen:7,} lines of the core and io, frozen at {FROZEN:,}")
     importers = {name: [other for other, used in edges().items() if name in used] for name in MODULES}
-    alone = {name: some[0] for name, some in importers.items() if len(some) == 1}
+    alone = {name: by[0] for name, by in importers.items() if len(by) == 1}
     print(f"{len(alone)} modules that one other imports:")
     for name, other in alone.items():
         print(f"  {lines[name]:4} lines  {name} by {other}")

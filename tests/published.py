@@ -136,9 +136,9 @@ def jprm_ids(tokenizer, problem, steps):
 
 def reasoneval_ids(tokenizer, problem, steps):
     prompt = f"Question:\n{problem}\nAnswer:\nLet's think step by step.\n"
-    found = tokenizer.encode(prompt + "<s>" + "".join(step + "<s>" for step in steps))
+    tokens = tokenizer.encode(prompt + "<s>" + "".join(step + "<s>" for step in steps))
     separator, ids, ends = tokenizer.bos_token_id, [tokenizer.bos_token_id], []
-    for token in found[1:]:
+    for token in tokens[1:]:
         if token == separator:
             ends.append(len(ids) - 1)
         else:

@@ -90,8 +90,8 @@ def ids_of(prm, steps=STEPS, problem=PROBLEM):
 def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
     case, _, reference, prm = published
     wanted, ends = case.ids(tokenizer_of(reference.folder), PROBLEM, STEPS)
-    ids, found = ids_of(prm)
-    assert found == ends and ids == wanted[: ends[-1] + 1]
+    ids, stops = ids_of(prm)
+    assert stops == ends and ids == wanted[: ends[-1] + 1]
     expected = case.score(reference.logits(wanted)[ends])
     scores = prm.score(PROBLEM, STEPS)
     np.testing.assert_allclose(logit(scores, prm.readout.score), logit(expected, prm.readout.score), atol=CLOSE, rtol=0)

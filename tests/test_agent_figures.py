@@ -65,7 +65,7 @@ def test_who_and_when_is_read_whole(shared_data):
     generated = [tree for tree in trees if tree.extra["source_file"].startswith("Algorithm-Generated")]
     report = first_bad_report(generated, 0.5, 0)
     names = [{message["name"].lower() for message in line["history"]} for line in lines if "name" in line["history"][0]]
-    chance = sum(1 / len(each) for each in names) / len(names)
+    chance = sum(1 / len(agents) for agents in names) / len(names)
     assert report["trivial"]["any agent"]["agent"]["value"] == pytest.approx(chance) and round(chance, 3) == 0.291
 
 

@@ -34,24 +34,24 @@ def brute_force(score_P):
 @given(hnp.arrays(np.float32, SHAPE, elements=PROBABILITY), hnp.arrays(bool, SHAPE))
 @settings(deadline=None, max_examples=100)
 def test_every_rule_equals_its_definition(score_BP, mask_BP):
-    found = by_every_rule(
+    by_rule = by_every_rule(
         jnp.asarray(np.where(mask_BP, score_BP, np.nan)), jnp.asarray(mask_BP)
     )  # what is masked is unread
-    assert tuple(sorted(found)) == tuple(sorted(RULES))
+    assert tuple(sorted(by_rule)) == tuple(sorted(RULES))
     for b in range(SHAPE[0]):
         wanted = brute_force(score_BP[b][mask_BP[b]])
         for rule in RULES:
             # nine float32 logarithms of up to 88 each round to 1e-5 in the sum, which is relative in the product
-            np.testing.assert_allclose(found[rule][b], wanted[rule], rtol=5e-5, atol=1e-5, err_msg=rule)
+            np.testing.assert_allclose(by_rule[rule][b], wanted[rule], rtol=5e-5, atol=1e-5, err_msg=rule)
 
 
 def test_a_probability_of_zero_or_one_keeps_its_step():
     score_BP, mask_BP = jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.25], [1.0, 1.0, 1.0]]), jnp.ones((3, 3), bool)
-    found = by_every_rule(score_BP, mask_BP)
-    np.testing.assert_array_equal(found["prod"], [0, 0.25, 1])
-    np.testing.assert_array_equal(found["mean_log"][jnp.array([0, 2])], [0, 1])
-    np.testing.assert_array_equal(found["mean"], np.float32([2 / 3, 0.75, 1]))  # three steps, not two
-    assert all(bool(jnp.isfinite(value_B).all()) for value_B in found.values())
+    by_rule = by_every_rule(score_BP, mask_BP)
+    np.testing.assert_array_equal(by_rule["prod"], [0, 0.25, 1])
+    np.testing.assert_array_equal(by_rule["mean_log"][jnp.array([0, 2])], [0, 1])
+    np.testing.assert_array_equal(by_rule["mean"], np.float32([2 / 3, 0.75, 1]))  # three steps, not two
+    assert all(bool(jnp.isfinite(value_B).all()) for value_B in by_rule.values())
 
 
 def test_rank_keys_order_long_chains_whose_products_underflow():
@@ -64,11 +64,11 @@ def test_rank_keys_order_long_chains_whose_products_underflow():
 
 
 def test_a_nan_score_stays_in_its_row():
-    found = by_every_rule(jnp.array([[jnp.nan, 0.5], [0.5, 0.5]]), jnp.ones((2, 2), bool))
+    by_rule = by_every_rule(jnp.array([[jnp.nan, 0.5], [0.5, 0.5]]), jnp.ones((2, 2), bool))
     for rule in set(RULES) - {"last", "max", "min"}:
-        assert np.isnan(found[rule][0])
+        assert np.isnan(by_rule[rule][0])
     for rule in RULES:
-        assert found[rule][1] == pytest.approx(brute_force([0.5, 0.5])[rule], abs=1e-6)
+        assert by_rule[rule][1] == pytest.approx(brute_force([0.5, 0.5])[rule], abs=1e-6)
 
 
 def test_a_person_names_one_rule():

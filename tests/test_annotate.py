@@ -15,10 +15,10 @@ from jprm.io.jsonl import RecordError
 
 def simulated(folder, rounds, clock=None):
     """Annotators who take turns, through the tasks alone; returns the tasks."""
-    found = study.read(folder)
-    tasks, times = Tasks(found), itertools.count(0.0)
+    stored = study.read(folder)
+    tasks, times = Tasks(stored), itertools.count(0.0)
     for _ in range(rounds):
-        for name in found.config.annotators:
+        for name in stored.config.annotators:
             while event := tasks.next(name, next(times)):
                 tasks.apply(event)
             task = next((task for task in tasks.of(name) if not task.finish), None)
@@ -150,13 +150,13 @@ def test_a_skipped_chain_goes_to_another_and_so_does_one_left_lying(tmp_path):
     with Desk(make(tmp_path, count=3, double_fraction=0.0), clock=lambda: now[0]) as desk:
         held = desk.next("ana").json()["tasks"]
         assert desk.post("ana", held[0]["task"], "finish", reason="skip", seconds=0).status_code == 200
-        texts = [one["problem"] for one in desk.next("ben").json()["tasks"]]
+        texts = [task["problem"] for task in desk.next("ben").json()["tasks"]]
         assert texts == ["Problem 0?", "Problem 2?"]  # the skipped one, and the one that nobody has
         desk.label("ben", desk.next("ben").json()["tasks"][0])
-        assert [one["problem"] for one in desk.next("ben").json()["tasks"]] == ["Problem 2?"]
+        assert [task["problem"] for task in desk.next("ben").json()["tasks"]] == ["Problem 2?"]
         now[0] = CLAIM_SECONDS + 1
-        assert [one["problem"] for one in desk.next("ben").json()["tasks"]] == ["Problem 2?", "Problem 1?"]
-        assert [one["problem"] for one in desk.next("ana").json()["tasks"]] == ["Problem 1?", "Problem 2?"]
+        assert [task["problem"] for task in desk.next("ben").json()["tasks"]] == ["Problem 2?", "Problem 1?"]
+        assert [task["problem"] for task in desk.next("ana").json()["tasks"]] == ["Problem 1?", "Problem 2?"]
 
 
 @pytest.mark.parametrize(

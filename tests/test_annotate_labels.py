@@ -148,9 +148,9 @@ def test_selection_reads_pools_and_trees_and_leaves_benchmarks_out(tmp_path):
         {"parent": 0, "text": "b", "score": 0.5}, {"parent": 0, "text": "c", "score": 0.1},
     ]}  # fmt: skip
     write_records(tmp_path / "in.jsonl", [pool, tree])
-    found = list(map(record_of, chains_in(tmp_path / "in.jsonl")))
-    assert [c["steps"] for c in found] == [["x"], ["y"], ["a", "b"], ["a", "c"]]
-    assert found[0] == {"problem": "A $1$ pool?", "steps": ["x"], "scores": [0.9], "answer": 3, "correct": False}
+    records = list(map(record_of, chains_in(tmp_path / "in.jsonl")))
+    assert [c["steps"] for c in records] == [["x"], ["y"], ["a", "b"], ["a", "c"]]
+    assert records[0] == {"problem": "A $1$ pool?", "steps": ["x"], "scores": [0.9], "answer": 3, "correct": False}
     write_records(tmp_path / "benchmark.jsonl", [{"problem": "a 1 pool?", "steps": ["z"]}])
     output = tmp_path / "out.jsonl"
     counts = select_file(tmp_path / "in.jsonl", output, SelectConfig(4), [tmp_path / "benchmark.jsonl"])
@@ -180,15 +180,15 @@ def labelled(tmp_path_factory):
 
 
 def test_the_report_tells_what_labels_are_worth(labelled):
-    found = figures(tasks_of(labelled))
-    assert found["tasks"] == {"in_study": 12, "labelled": 12, "labelled_twice": 12, "steps": 48}
-    agreement = found["agreement"]
+    report = figures(tasks_of(labelled))
+    assert report["tasks"] == {"in_study": 12, "labelled": 12, "labelled_twice": 12, "steps": 48}
+    agreement = report["agreement"]
     assert agreement["chains"] == 10 and agreement["first_error"]["value"] == pytest.approx(6 / 10)
-    assert [one["task"] for one in agreement["apart"]] == [0, 3, 6, 9]
+    assert [task["task"] for task in agreement["apart"]] == [0, 3, 6, 9]
     assert agreement["apart"][0]["first_error"] == {"ana": 1, "ben": None}
     pairs = [[1, 1], [-1, 1]] * 4 + [[1, 1]] * 4 * 6 + [[0, 1]]  # four errors, six chains without, one given up
     assert agreement["alpha"]["value"] == pytest.approx(alpha(pairs))
-    ana, ben = found["annotators"]["ana"], found["annotators"]["ben"]
+    ana, ben = report["annotators"]["ana"], report["annotators"]["ben"]
     assert ana["screening"]["right"] == 3 and ben["screening"]["right"] == 2
     assert ana["gold"]["value"] == 1.0 and 0 < ben["gold"]["value"] < 1
     assert ana["finish"]["bad_problem"] == ana["finish"]["give_up"] == 1 and ana["repeats"] is None
@@ -233,13 +233,13 @@ def test_anchoring_is_measured_where_chance_shows_scores(tmp_path):
     shown = {problem: scores for problem, scores in seen.items() if scores}
     assert len(seen) == 60 and 15 < len(shown) < 45  # the seed's draw
     assert all(scores == low[int(problem.split()[1][:-1]) % 2] for problem, scores in shown.items())
-    found = figures(tasks_of(folder))["anchoring"]
+    report = figures(tasks_of(folder))["anchoring"]
     doubted = [problem for problem in seen if int(problem.split()[1][:-1]) % 2 == 0]
     hidden_and_doubted = sum(problem not in shown for problem in doubted)
-    assert (found["shown"], found["hidden"]) == (len(shown), 60 - len(shown))
-    assert found["agreement"]["value"] == pytest.approx(hidden_and_doubted / found["hidden"])
-    assert found["with_an_error"]["value"] == pytest.approx(sum(p in shown for p in doubted) / len(shown))
-    assert found["agreement"]["low"] > 0 and found["with_an_error"]["low"] > 0
+    assert (report["shown"], report["hidden"]) == (len(shown), 60 - len(shown))
+    assert report["agreement"]["value"] == pytest.approx(hidden_and_doubted / report["hidden"])
+    assert report["with_an_error"]["value"] == pytest.approx(sum(p in shown for p in doubted) / len(shown))
+    assert report["agreement"]["low"] > 0 and report["with_an_error"]["low"] > 0
     export(folder, tmp_path / "out.jsonl", disagreements="cut")
     exported = {record["problem"]: record.get("anchored") for record in read_records(tmp_path / "out.jsonl")}
     assert exported == {problem: ["ana"] if problem in shown else None for problem in seen}

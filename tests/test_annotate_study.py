@@ -60,9 +60,9 @@ def test_who_is_stuck_is_told(tmp_path):
             desk.label("ben", shown)
         desk.next("eve")
         now[0] += 45 * 60
-        found = standing(tasks_of(folder), now[0])
-    assert {name: one["state"] for name, one in found.items()} == {"ana": "stuck", "ben": "done", "eve": "not begun"}
-    assert found["ana"]["on"]["step"] == 2 and found["ana"]["minutes"] == pytest.approx(45)
+        states = standing(tasks_of(folder), now[0])
+    assert {name: one["state"] for name, one in states.items()} == {"ana": "stuck", "ben": "done", "eve": "not begun"}
+    assert states["ana"]["on"]["step"] == 2 and states["ana"]["minutes"] == pytest.approx(45)
 
 
 def test_known_tasks_come_from_processbench_as_released(tmp_path):

@@ -68,8 +68,8 @@ def test_labels_come_back_on_the_messages_and_nothing_is_lost(tmp_path):
     records.append({"messages": parts, "segment": "parts", "problem": "parts?"})
     folder, given = label_all(tmp_path, records)
     export(folder, tmp_path / "out.jsonl", disagreements="each")
-    found = {record["problem"]: record for record in read_records(tmp_path / "out.jsonl")}
-    assert len(found) == 7
+    by_problem = {record["problem"]: record for record in read_records(tmp_path / "out.jsonl")}
+    assert len(by_problem) == 7
     for record in records:
         ratings, path = given[record["problem"]]["ana"]
         assert path == sorted(ratings)  # each turn once, also after a wrong one
@@ -81,7 +81,7 @@ def test_labels_come_back_on_the_messages_and_nothing_is_lost(tmp_path):
             for message in record["messages"]
         ]  # fmt: skip
         wanted = record | {"messages": messages, "semantics": "rating", "annotators": ["ana"]}
-        assert found[record["problem"]] == wanted
+        assert by_problem[record["problem"]] == wanted
     assert any(-1 in list(both["ana"][0].values())[:-1] for both in given.values())
 
 
@@ -112,17 +112,17 @@ def test_two_annotators_count_by_turns_and_differ_on_turns_alone(tmp_path):
     records = [trajectory(seed) | {"problem": f"Task {seed}?"} for seed in range(8)]
     folder, given = label_all(tmp_path, records, ("ana", "ben"), double_fraction=1.0)
     export(folder, tmp_path / "cut.jsonl", disagreements="cut")
-    found = {record["problem"]: record for record in read_records(tmp_path / "cut.jsonl")}
+    by_problem = {record["problem"]: record for record in read_records(tmp_path / "cut.jsonl")}
     apart = set()
     for index, record in enumerate(records):
         (ana, _), (ben, _) = given[record["problem"]].values()
         wanted = [ana[step] if ana[step] == ben[step] else None for step in sorted(ana)]
         apart |= {(index, step) for step in ana if (ana[step] == -1) != (ben[step] == -1)}
         if any(label is not None for label in wanted):
-            messages = found[record["problem"]]["messages"]
-            assert [one.get("label") for one in messages if one["role"] == "assistant"] == wanted
+            messages = by_problem[record["problem"]]["messages"]
+            assert [message.get("label") for message in messages if message["role"] == "assistant"] == wanted
     agreement = figures(tasks_of(folder))["agreement"]
-    assert {(one["task"], step) for one in agreement["apart"] for step in one["wrong"]} == apart != set()
+    assert {(pair["task"], step) for pair in agreement["apart"] for step in pair["wrong"]} == apart != set()
     assert agreement["steps"] == sum(len(both["ana"][0]) for both in given.values()) and agreement["chains"] == 0
 
 
@@ -172,10 +172,10 @@ def test_trajectories_are_selected_whole(tmp_path):
     write_records(tmp_path / "in.jsonl", pool)
     line = ["annotate", "select", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     assert cli.main([*line, "--count", "10"]) == 0
-    found = list(read_records(tmp_path / "out.jsonl"))
-    assert all({**record, "selection": 0} in [{**one, "selection": 0} for one in pool] for record in found)
-    convincing = [record for record in found if record["selection"]["stratum"] == "convincing"]
-    drawn = {record["messages"][1]["content"] for record in found if record["selection"]["stratum"] == "random"}
+    records = list(read_records(tmp_path / "out.jsonl"))
+    assert all({**record, "selection": 0} in [{**sample, "selection": 0} for sample in pool] for record in records)
+    convincing = [record for record in records if record["selection"]["stratum"] == "convincing"]
+    drawn = {record["messages"][1]["content"] for record in records if record["selection"]["stratum"] == "random"}
     wrong = [f"Task {i}?" for i in range(38, 0, -2) if f"Task {i}?" not in drawn][: len(convincing)]
     assert sorted(record["messages"][1]["content"] for record in convincing) == sorted(wrong) and len(wrong) == 7
     with pytest.raises(ValueError, match="Leave --alternatives out"):

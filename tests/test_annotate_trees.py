@@ -176,18 +176,18 @@ def twice(tmp_path_factory):
 def test_agreement_counts_every_step_that_two_rated_once(twice):
     folder, trees, given = twice
     units = [
-        [one[step] for one in both.values()]
+        [ratings_of[step] for ratings_of in both.values()]
         for both in given.values()
         for step in both["ana"].keys() & both["ben"].keys()
     ]
-    found = figures(tasks_of(folder))
-    agreement = found["agreement"]
+    report = figures(tasks_of(folder))
+    agreement = report["agreement"]
     assert agreement["steps"] == len(units) > 20
     assert agreement["alpha"]["value"] == pytest.approx(float(alpha_of(coincidences(units).sum(0))))
     assert agreement["wrong_or_not"]["value"] == pytest.approx(np.mean([(a == -1) == (b == -1) for a, b in units]))
-    assert found["tasks"]["steps"] == sum(len(both["ana"].keys() | both["ben"].keys()) for both in given.values())
+    assert report["tasks"]["steps"] == sum(len(both["ana"].keys() | both["ben"].keys()) for both in given.values())
     assert agreement["chains"] == 0 and agreement["first_error"] is None
-    apart = {(f"Problem {one['task']}?", step) for one in agreement["apart"] for step in one["wrong"]}
+    apart = {(f"Problem {pair['task']}?", step) for pair in agreement["apart"] for step in pair["wrong"]}
     assert apart == {
         (problem, step)
         for problem, both in given.items()
@@ -199,12 +199,12 @@ def test_agreement_counts_every_step_that_two_rated_once(twice):
 def test_an_export_cuts_what_follows_a_step_on_which_two_differ(twice, tmp_path):
     _, trees, given = twice
     export(twice[0], tmp_path / "cut.jsonl", disagreements="cut")
-    found = {tree["problem"]: tree for tree in read_records(tmp_path / "cut.jsonl")}
-    assert 5 <= len(found) < len(trees)
+    by_problem = {tree["problem"]: tree for tree in read_records(tmp_path / "cut.jsonl")}
+    assert 5 <= len(by_problem) < len(trees)
     for tree in trees:
         ana, ben = (given[tree["problem"]][name] for name in ("ana", "ben"))
         nothing = [{"correct": node.get("correct")} for node in tree["nodes"]]  # they differ on the only first step
-        for i, node in enumerate(found[tree["problem"]]["nodes"] if tree["problem"] in found else nothing):
+        for i, node in enumerate(by_problem[tree["problem"]]["nodes"] if tree["problem"] in by_problem else nothing):
             line, at = [], i
             while at >= 0:
                 line.append(at)
@@ -253,10 +253,10 @@ def test_trees_are_selected_from_pools(tmp_path):
     write_records(tmp_path / "in.jsonl", [pool(i, 0.01 * i, i % 2 == 0) for i in range(40)])
     line = ["annotate", "select", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     assert cli.main([*line, "--count", "10", "--alternatives", "2"]) == 0
-    found = list(read_records(tmp_path / "out.jsonl"))
-    assert all([node["parent"] for node in tree["nodes"]] == [-1, 0, 0] for tree in found)
-    convincing = [tree for tree in found if tree["selection"]["stratum"] == "convincing"]
-    drawn = {tree["problem"] for tree in found if tree["selection"]["stratum"] == "random"}
+    records = list(read_records(tmp_path / "out.jsonl"))
+    assert all([node["parent"] for node in tree["nodes"]] == [-1, 0, 0] for tree in records)
+    convincing = [tree for tree in records if tree["selection"]["stratum"] == "convincing"]
+    drawn = {tree["problem"] for tree in records if tree["selection"]["stratum"] == "random"}
     wrong = [f"Problem {i}?" for i in range(39, 10, -2) if f"Problem {i}?" not in drawn][: len(convincing)]
     assert sorted(tree["problem"] for tree in convincing) == sorted(wrong) and len(wrong) == 7
     refused(ValueError, "alternatives", SelectConfig, 4, alternatives=1)

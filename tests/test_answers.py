@@ -159,9 +159,9 @@ def test_answers_in_usual_endings_are_found_and_equal_themselves(shared_data):
         for i, ending in enumerate(ENDINGS[among]):
             for answer, times in collections.Counter(answers[i % stride :: stride]).items():
                 tried += times
-                found = extract_answer(working + ending.replace("X", answer))
-                if found != answer and not equivalent(answer, found):
-                    wrong += [(ending, answer, found)] * times
+                extracted = extract_answer(working + ending.replace("X", answer))
+                if extracted != answer and not equivalent(answer, extracted):
+                    wrong += [(ending, answer, extracted)] * times
     assert tried >= 40 * 500 and len(wrong) <= tried / 100, wrong
 
 

@@ -25,10 +25,10 @@ def test_flops_of_a_chain_are_those_of_the_plan(training):
 
 @pytest.mark.parametrize("way", ["paths", "jax.nn"])
 def test_attention_is_measured_on_a_chain(way, tmp_path):
-    found = attention.measure(way, "chain", 256, tmp_path)
-    assert found["seconds"] > 0 and found["bytes"] > 0
+    measured = attention.measure(way, "chain", 256, tmp_path)
+    assert measured["seconds"] > 0 and measured["bytes"] > 0
     # Of 256 x 256 pairs T (T + 1) / 2 are needed.
-    assert found["needed"] == pytest.approx((256 * 257 / 2) / {"paths": attention_pairs(256), "jax.nn": 256**2}[way])
+    assert measured["needed"] == pytest.approx((256 * 257 / 2) / {"paths": attention_pairs(256), "jax.nn": 256**2}[way])
 
 
 def attention_pairs(T: int) -> int:

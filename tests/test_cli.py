@@ -268,9 +268,9 @@ def test_a_reader_that_leaves_is_no_error():
     run = [sys.executable, "-m", "jprm", "search", "--help"]
     read, write = os.pipe()
     os.close(read)
-    found = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
-    assert (found.returncode, found.stderr) == (141, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_ctrl_c_says_that_the_same_command_continues(library, capsys):

@@ -55,8 +55,8 @@ def test_a_machine_without_jax_has_the_client():
 def test_scores_are_the_librarys(client, prm):  # noqa: F811
     assert client.score(**FIRST) == pytest.approx(prm.score(**FIRST).tolist(), abs=1e-6)
     assert client.score("p", []) == client.score("p", [" "]) == []
-    found = client.score_many(CHAINS, rule="min")
-    for one, chain in zip(found, CHAINS, strict=True):
+    answers = client.score_many(CHAINS, rule="min")
+    for one, chain in zip(answers, CHAINS, strict=True):
         assert one.scores == pytest.approx(prm.score(**chain).tolist(), abs=1e-6)
         assert one.score == pytest.approx(min(one.scores), abs=1e-6)  # scores are written with 7 digits
         assert one.record["problem"] == chain["problem"]
@@ -82,13 +82,13 @@ def test_blank_completions_are_answered_in_their_place(client, prm):  # noqa: F8
 def test_samples_of_one_problem_stay_together_and_come_back_in_order(transport, prm):  # noqa: F811
     samples = [{"problem": f"q{i % 3}", "response": "\n".join(CHAINS[i % 5]["steps"])} for i in range(12)]
     with Client("http://localhost", transport=transport, batch=8) as batched:
-        found = batched.rewards(samples, credit="progress")
+        answers = batched.rewards(samples, credit="progress")
     assert sorted(len(body["samples"]) for body in transport.bodies) == [4, 8]
     for body in transport.bodies:
         for problem in {sample["problem"] for sample in body["samples"]}:
             assert sum(sample["problem"] == problem for sample in body["samples"]) == 4
     with Client("http://localhost", transport=transport) as whole:
-        for one, other in zip(whole.rewards(samples, credit="progress"), found, strict=True):
+        for one, other in zip(whole.rewards(samples, credit="progress"), answers, strict=True):
             for a, b in zip(one["steps"], other["steps"], strict=True):
                 assert a["reward"] == pytest.approx(b["reward"], abs=1e-5)  # rows of others round otherwise
 
@@ -97,7 +97,7 @@ def test_what_is_too_large_is_sent_in_halves(engine):  # noqa: F811
     transport = Recorded(make_app([engine], CONFIG), most=2)
     samples = [{"problem": f"q{i}", "response": "\n".join(CHAINS[i]["steps"])} for i in range(5)]
     with Client("http://localhost", transport=transport) as small:
-        assert [one["score"] is not None for one in small.rewards(samples)] == [True] * 5
+        assert [answer["score"] is not None for answer in small.rewards(samples)] == [True] * 5
         assert [len(body["samples"]) for body in transport.bodies][0] == 5
         with pytest.raises(ServerError, match="parts") as raised:
             small.rewards([{"problem": "q", "response": "a"}] * 3)
@@ -105,8 +105,8 @@ def test_what_is_too_large_is_sent_in_halves(engine):  # noqa: F811
 
 
 def test_alternatives_are_the_policys(client):
-    found = client.continue_(FIRST["problem"], FIRST["steps"][:1], n=3, seed=2)
-    assert len(found) == 3 and all({"steps", "scores", "score"} <= one.keys() for one in found)
+    answers = client.continue_(FIRST["problem"], FIRST["steps"][:1], n=3, seed=2)
+    assert len(answers) == 3 and all({"steps", "scores", "score"} <= answer.keys() for answer in answers)
 
 
 def test_an_error_of_the_request_is_told_at_once(client, transport):

@@ -128,10 +128,10 @@ def test_outcomes_of_pools_make_best_of_n_and_votes(tmp_path):
     assert cli.main(["label", "outcomes", "--verifier", "tests", *files]) == 0
     pool, alone = read_records(tmp_path / "out.jsonl")
     assert alone == chain | {"correct": True, "passed": 3}
-    found = pool["samples"]
-    assert [one["correct"] for one in found] == [True, False, True, True, False, False, False]
-    assert [one.get("passed") for one in found] == [3, 1, 3, 3, 1, 0, None]
-    answers = [one["answer"] for one in found]
+    records = pool["samples"]
+    assert [sample["correct"] for sample in records] == [True, False, True, True, False, False, False]
+    assert [sample.get("passed") for sample in records] == [3, 1, 3, 3, 1, 0, None]
+    answers = [sample["answer"] for sample in records]
     assert answers[0] == answers[2] == answers[3] != answers[1] == answers[4] and answers[5:] == [None, None]
     tree = tree_of(pool)
     pools = pools_of([with_scores(tree, [0.5] * len(tree.nodes))])
@@ -155,9 +155,9 @@ def test_outcomes_of_answers(tmp_path):
     pool = {"problem": "1+2", "answer": 3, "samples": [{"steps": ["so", "the answer is 3"]}, {"steps": ["4"]}]}
     write_records(tmp_path / "in.jsonl", [pool])
     assert label_outcomes("answer", tmp_path / "in.jsonl", tmp_path / "out.jsonl") == {"chains": 2, "correct": 1}
-    (found,) = read_records(tmp_path / "out.jsonl")
-    assert found["answer"] == 3
-    assert [(one["correct"], one["answer"]) for one in found["samples"]] == [(True, "3"), (False, "4")]
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert record["answer"] == 3
+    assert [(sample["correct"], sample["answer"]) for sample in record["samples"]] == [(True, "3"), (False, "4")]
 
 
 def test_records_and_verifiers_that_do_not_fit_cost_nothing(tmp_path, capsys, monkeypatch):

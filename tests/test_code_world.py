@@ -33,7 +33,7 @@ def test_the_checker_equals_what_lines_do():
         assert functions.parse(problem.text) == problem
         right, steps = functions.solution(problem, rng, None), functions.solution(problem, rng, functions.Habits())
         judged = functions.check(problem, steps)
-        assert judged == [effect(one) == effect(other) for one, other in zip(steps, right, strict=True)]
+        assert judged == [effect(step) == effect(other) for step, other in zip(steps, right, strict=True)]
         assert functions.check(problem, right) == [True] * len(right)
         assert functions.check(problem, [*right, right[-1]])[-1] is False
         seen |= {(sentence, ok) for (sentence, _), ok in zip(problem.sentences, judged, strict=True)}
@@ -83,10 +83,10 @@ def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
     for name, value in small.items():
         monkeypatch.setattr(code_world, name, value)
     code_world.main(tmp_path / "out")
-    found = json.loads((tmp_path / "out/results.json").read_text())
+    report = json.loads((tmp_path / "out/results.json").read_text())
     for key in ("prm_monte_carlo_best_of_8", "orm_best_of_8", "orm_vote_8", "majority_8", "pass_1", "pass_8"):
-        assert found[key]["low"] <= found[key]["value"] <= found[key]["high"]
-    assert found["label_agreement"]["steps"] > 10 and np.isfinite(found["label_agreement"]["auroc"])
+        assert report[key]["low"] <= report[key]["value"] <= report[key]["high"]
+    assert report["label_agreement"]["steps"] > 10 and np.isfinite(report["label_agreement"]["auroc"])
     pools = list(read_records(tmp_path / "out/test_pools.jsonl"))
     for pool in pools:
         by_answer = {}
@@ -99,6 +99,6 @@ def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
     code_world.main(tmp_path / "out")
     again = json.loads((tmp_path / "out/results.json").read_text())
-    untimed = {key: value for key, value in found.items() if key not in ("seconds", "stages")}
+    untimed = {key: value for key, value in report.items() if key not in ("seconds", "stages")}
     assert untimed == {key: value for key, value in again.items() if key not in ("seconds", "stages")}
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}

@@ -177,7 +177,7 @@ def test_a_file_in_a_bucket_names_others(tmp_path):
 def sums(count):
     """Chains of equations, every third of which has one that is wrong."""
     steps = [[f"{i} + 1 = {i + 1}", f"{i} * 2 = {2 * i + (i % 3 == 0)}", "So it is."] for i in range(count)]
-    return [{"problem": f"p{i}", "steps": some, "answer": "1", "id": i} for i, some in enumerate(steps)]
+    return [{"problem": f"p{i}", "steps": chain, "answer": "1", "id": i} for i, chain in enumerate(steps)]
 
 
 LABELS = {
@@ -199,9 +199,9 @@ def test_labels_killed_at_any_operation_end_like_those_on_disk(kind, bucket, tmp
     for folder in killed_everywhere(
         monkeypatch, bucket, lambda folder: label(bucket / "in.jsonl", folder / "out.jsonl")
     ):
-        found = contents(folder)
-        assert found.pop("/out.jsonl") == (tmp_path / "out.jsonl").read_bytes()
-        assert b"".join(found.values()) == (b"" if kind == "verify" else (tmp_path / "rollouts.jsonl").read_bytes())
+        stored = contents(folder)
+        assert stored.pop("/out.jsonl") == (tmp_path / "out.jsonl").read_bytes()
+        assert b"".join(stored.values()) == (b"" if kind == "verify" else (tmp_path / "rollouts.jsonl").read_bytes())
     assert counts.items() >= ({"trees": 5, "incorrect": 2} if kind == "verify" else {"labels": 15}).items()
 
 
@@ -238,8 +238,8 @@ def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(buc
                 (local / name[1:]).write_bytes(content)
 
     def between(folder):
-        found = objects(folder / "out")
-        assert found in (old, new) or ("/z" not in found and not is_whole(folder / "out"))
+        stored = objects(folder / "out")
+        assert stored in (old, new) or ("/z" not in stored and not is_whole(folder / "out"))
 
     for folder in killed_everywhere(monkeypatch, bucket, write, there, between):
         assert objects(folder / "out") == new and is_whole(folder / "out")
@@ -283,10 +283,10 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
     for _ in range(2):  # the second call checks the sums
         assert export(there, bucket / "out") == bucket / "out"
     assert kind_of(bucket / "out") == "huggingface" and not (bucket / "out.partial").exists()
-    found = objects(bucket / "out")
-    assert set(found) == {f"/{file.name}" for file in (tmp_path / "out").iterdir()}
-    for name in found.keys() - {"/export.json", "/SHA256SUMS"}:  # these depend on the model's place
-        assert found[name] == (tmp_path / "out" / name[1:]).read_bytes()
+    stored = objects(bucket / "out")
+    assert set(stored) == {f"/{file.name}" for file in (tmp_path / "out").iterdir()}
+    for name in stored.keys() - {"/export.json", "/SHA256SUMS"}:  # these depend on the model's place
+        assert stored[name] == (tmp_path / "out" / name[1:]).read_bytes()
     refused(FileExistsError, "already", export, there, bucket / "out", dtype="bfloat16")
     (bucket / "out/config.json").write_bytes(b"{}")
     refused(ValueError, "config.json", export, there, bucket / "out")
@@ -324,7 +324,7 @@ def test_models_in_a_bucket_are_served_by_their_names(model, monkeypatch, one_de
     with TestClient(served[0], base_url="http://localhost") as client:
         while client.get("/ready").status_code == 503:
             time.sleep(0.01)
-        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["run"]
+        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["run"]
         (run,) = client.get("/v1/runs").json()["data"]
         assert run["steps"] == 6 and 0 <= run["quiet_seconds"] < 60
         got = client.get("/v1/runs/metrics", params={"run": run["id"]}).json()

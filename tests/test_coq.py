@@ -40,8 +40,8 @@ def labels(theorem, steps, **keys):
 
 
 def test_ten_short_proofs():
-    found = [labels(theorem, steps, limits=Limits(60, 4 << 30)) for theorem, steps, _ in PROOFS]
-    assert found == [expected for _, _, expected in PROOFS]
+    verdicts = [labels(theorem, steps, limits=Limits(60, 4 << 30)) for theorem, steps, _ in PROOFS]
+    assert verdicts == [expected for _, _, expected in PROOFS]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_a_theorem_that_coq_rejects_opens_all():
 def test_a_tactic_that_hangs_is_open_and_ends():
     start = time.monotonic()
     steps = ["intros n.", "do 1000000000 pose n.", "reflexivity."]
-    found = labels(ADD, steps, limits=Limits(8, 4 << 30))
-    assert found == [1, None, None]
+    verdicts = labels(ADD, steps, limits=Limits(8, 4 << 30))
+    assert verdicts == [1, None, None]
     assert time.monotonic() - start < 60  # 8, on a busy machine
 
 

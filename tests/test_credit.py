@@ -144,13 +144,13 @@ def by_hand(name, baseline, gated=False, weight=0.5):
         return float(np.mean(values)) if len(values) else 0.0
 
     found = []
-    for i, one in enumerate(GROUP):
+    for i, rollout in enumerate(GROUP):
         others = [some for j, some in enumerate(credits) if j != i]
-        start_of = [0, *one.step_stop]
+        start_of = [0, *rollout.step_stop]
         tokens = []
-        for t in range(len(one.ids)):
-            step = sum(t >= stop for stop in one.step_stop)  # those before have ended
-            assert step == len(one.step_stop) or start_of[step] <= t < one.step_stop[step]
+        for t in range(len(rollout.ids)):
+            step = sum(t >= stop for stop in rollout.step_stop)  # those before have ended
+            assert step == len(rollout.step_stop) or start_of[step] <= t < rollout.step_stop[step]
             left = credits[i][step:]
             of_baseline = {
                 "return": mean([sum(some) for some in others]),
@@ -177,14 +177,14 @@ def test_tokens_have_the_return_of_their_step(name, baseline):
 def test_grpo_normalises_the_rewards_of_steps():
     """Shao et al. 2024, section 4.1.3: every step's reward over all of the group, and then the sums to go."""
     step_N = np.concatenate(SCORES)
-    found = credit.segment_advantages(VERDICTS, SCORES, config("sum", "grpo", weight=0.5))
-    for advantage, of_outcome, score_P in zip(found, outcome(VERDICTS, "grpo"), SCORES, strict=True):
+    advantages = credit.segment_advantages(VERDICTS, SCORES, config("sum", "grpo", weight=0.5))
+    for advantage, of_outcome, score_P in zip(advantages, outcome(VERDICTS, "grpo"), SCORES, strict=True):
         normal_P = (score_P - step_N.mean()) / step_N.std(ddof=1)
         wanted = [of_outcome + 0.5 * normal_P[j:].sum() for j in range(len(score_P) + 1)]
         np.testing.assert_allclose(advantage, wanted)
     alike = [0.9 + 0.001 * np.array(x) for x in ([0, 1, 2, 1], [1, 0, 1, 1], [2, 1, 0, 1], [1, 1, 1, 0])]
-    found = np.concatenate(credit.segment_advantages(np.ones(4), alike, config("sum", "grpo")))
-    assert np.abs(found).max() < 10  # -174 to -590 by the deviation of full returns
+    advantages = np.concatenate(credit.segment_advantages(np.ones(4), alike, config("sum", "grpo")))
+    assert np.abs(advantages).max() < 10  # -174 to -590 by the deviation of full returns
     assert not np.any(credit.segment_advantages(np.ones(4), [np.full(3, 0.9)] * 4, config("sum", "grpo")))
 
 
@@ -219,9 +219,9 @@ def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeyp
         "TAIL = Credit('mine', lambda r, config, start: np.append(r, 1.0))\nOTHER = 3\n"
     )
     monkeypatch.chdir(tmp_path)
-    found = credit.segment_advantages(VERDICTS, SCORES, config("mine.py:LAST", baseline="return"))
+    advantages = credit.segment_advantages(VERDICTS, SCORES, config("mine.py:LAST", baseline="return"))
     wanted = VERDICTS + np.array([0.6, 0.4, 0.7, 0.0])
-    np.testing.assert_allclose([x[0] for x in found], outcome(wanted, "rloo"))
+    np.testing.assert_allclose([x[0] for x in advantages], outcome(wanted, "rloo"))
     for name, message in [
         ("mine.py:SHORT", "3 rewards"), ("mine.py:TAIL", "rewards"),
         ("mine.py:OTHER", "jprm.methods.rl.credit.Credit"), ("mine.py:NONE", "NONE"),
@@ -231,15 +231,15 @@ def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeyp
 
 
 def test_progress_is_added_to_the_outcomes_advantage():
-    found = credit.token_advantages(GROUP, VERDICTS, SCORES, config("progress", weight=2.0))
+    advantages = credit.token_advantages(GROUP, VERDICTS, SCORES, config("progress", weight=2.0))
     start = float(np.mean([0.9, 0.4, 0.8]))
     of_outcome = outcome(VERDICTS, "rloo")
-    np.testing.assert_allclose(found[0], of_outcome[0] + 2 * np.repeat([0.9 - start, -0.7, 0.4], [2, 3, 1]))
-    np.testing.assert_allclose(found[2], of_outcome[2] + 2 * np.repeat([0.8 - start, -0.1, 0.0], [1, 1, 2]))
+    np.testing.assert_allclose(advantages[0], of_outcome[0] + 2 * np.repeat([0.9 - start, -0.7, 0.4], [2, 3, 1]))
+    np.testing.assert_allclose(advantages[2], of_outcome[2] + 2 * np.repeat([0.8 - start, -0.1, 0.0], [1, 1, 2]))
 
 
 def test_norms_divide_by_what_they_say():
-    lengths = [len(one.ids) for one in GROUP]
+    lengths = [len(rollout.ids) for rollout in GROUP]
     plain = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum"))
     sequence = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="sequence"))
     group = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="group"))

@@ -60,15 +60,15 @@ def chains(free):
 def moments(config, free, size):
     """Returns mean (L) and total variance of the gradient of a group of so many samples, over all groups."""
     some = chains(free)
-    assert sum(one.chance for one in some) == pytest.approx(1)
+    assert sum(chain.chance for chain in some) == pytest.approx(1)
     first, second = np.zeros(some[0].gradient_PL.shape[1]), 0.0
     for group in itertools.combinations_with_replacement(range(len(some)), size):
         repeats = math.prod(map(math.factorial, collections.Counter(group).values()))
         members = [some[i] for i in group]
-        chance = math.factorial(size) / repeats * math.prod(one.chance for one in members)
-        rewards, scores = np.array([one.reward for one in members]), [one.score_P for one in members]
+        chance = math.factorial(size) / repeats * math.prod(member.chance for member in members)
+        rewards, scores = np.array([member.reward for member in members]), [member.score_P for member in members]
         advantages = segment_advantages(rewards, scores, config)
-        gradient_L = sum(a[:-1] @ one.gradient_PL for a, one in zip(advantages, members, strict=True)) / size
+        gradient_L = sum(a[:-1] @ member.gradient_PL for a, member in zip(advantages, members, strict=True)) / size
         first, second = first + chance * gradient_L, second + chance * gradient_L @ gradient_L
     return first, second - first @ first
 
@@ -88,14 +88,14 @@ def test_full_returns_and_returns_to_go_are_unbiased_baselines(name, offset):
     for free in (False, True):
         wanted = true_gradient(name, free, offset)
         for baseline in ("to_go", "return"):
-            found, _ = moments(config(name, baseline=baseline, offset=offset), free, 2)
-            np.testing.assert_allclose(found, wanted, atol=1e-12)
+            mean, _ = moments(config(name, baseline=baseline, offset=offset), free, 2)
+            np.testing.assert_allclose(mean, wanted, atol=1e-12)
 
 
 def test_a_baseline_of_step_rewards_is_unbiased_where_all_chains_are_as_long():
     for name in ("sum", "implicit"):
-        found, _ = moments(config(name, baseline="step"), False, 2)
-        np.testing.assert_allclose(found, true_gradient(name, False, 0.0), atol=1e-12)
+        mean, _ = moments(config(name, baseline="step"), False, 2)
+        np.testing.assert_allclose(mean, true_gradient(name, False, 0.0), atol=1e-12)
 
 
 def test_a_baseline_of_step_rewards_makes_steps_cost_their_mean():
@@ -121,12 +121,14 @@ def test_dr_grpo_is_rloo_less_by_one_over_the_group_for_some_credits():
 
 def variances(free, size):
     """By credit, offset and baseline."""
-    found = {("verifier", 0.0, "to_go"): moments(config("verifier"), free, size)[1]}
+    variance_of = {("verifier", 0.0, "to_go"): moments(config("verifier"), free, size)[1]}
     for name in ("sum", "min_form"):
         for offset in (0.0, -1.0):
             for baseline in BASELINES:
-                found[name, offset, baseline] = moments(config(name, offset=offset, baseline=baseline), free, size)[1]
-    return found
+                variance_of[name, offset, baseline] = moments(
+                    config(name, offset=offset, baseline=baseline), free, size
+                )[1]
+    return variance_of
 
 
 def test_returns_to_go_have_less_variance_than_full_returns_over_credits_offsets_and_lengths():

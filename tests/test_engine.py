@@ -145,9 +145,9 @@ def test_draws_are_the_learners_and_every_push_arrives(served, learner, tmp_path
     drawn = engine.draw(PROBLEMS[:3], 2, until="end", seed=0, stream=(1, 2))
     sequences = [(policy.prompt(p), one.ids) for p, samples in zip(PROBLEMS, drawn, strict=False) for one in samples]
     wanted = engines.log_probabilities(policy._params, policy._config, policy.mesh, sequences)
-    found = np.concatenate([one.logprob_N for samples in drawn for one in samples])
+    found = np.concatenate([sample.logprob_N for samples in drawn for sample in samples])
     np.testing.assert_allclose(found, wanted, atol=1e-4)  # the sampler's against the learner's, float32
-    assert {one.finish_reason for samples in drawn for one in samples} <= {"stop", "length"}
+    assert {sample.finish_reason for samples in drawn for sample in samples} <= {"stop", "length"}
     new = moved(policy._params, 1e-3)
     engine.push(new, "run@1")
     assert [path.rpartition("/")[2] for path in served.updates] == ["step_0", "step_1"]

@@ -58,7 +58,7 @@ def test_rollouts_start_from_any_turn_any_number_of_times(counter, how):
     world = World(counter, **WORLDS[how])
     first = world.start([{"start": 1}, {"start": 5}])
     second = world.step(first, ["2", "1"])
-    assert [told(each) for each in second] == [["1", "2", "3"], ["5", "1", "6"]]
+    assert [told(episode) for episode in second] == [["1", "2", "3"], ["5", "1", "6"]]
     third = world.step(second, ["3", "4"])
     assert [(told(each)[-1], each.done, each.turns) for each in third] == [("6", False, (1, 3)), ("10", True, (1, 3))]
     assert world.step(third, ["1", "1"])[1] == third[1]  # what is done stays as it is
@@ -87,8 +87,8 @@ def test_a_call_that_fails_or_hangs_costs_its_own_episode(counter, how):
     began = time.monotonic()
     after = world.step(world.start([{"start": 1}] * 5), texts)
     assert time.monotonic() - began < 30
-    assert [bool(each.error) for each in after] == [False, True, True, False, True]
-    assert [each.done for each in after] == [False, True, True, False, True]
+    assert [bool(episode.error) for episode in after] == [False, True, True, False, True]
+    assert [episode.done for episode in after] == [False, True, True, False, True]
     assert world.failures == {"KeyError": 1, "slow": 1, "ValueError": 1}
     assert told(after[0])[-1] == "2" and told(after[3])[-1] == "3"
 
@@ -97,7 +97,7 @@ def test_calls_run_at_once(counter):
     together = threading.Barrier(4, timeout=10)  # breaks unless four calls wait at the same time
     met = Environment(lambda record: (None, []), lambda state, message: Reply(done=together.wait() >= 0))
     world = World(met, at_once=4)
-    assert not any(each.error for each in world.step(world.start([{}] * 8), ["x"] * 8))
+    assert not any(episode.error for episode in world.step(world.start([{}] * 8), ["x"] * 8))
 
 
 def test_live_states_are_closed_once(counter):

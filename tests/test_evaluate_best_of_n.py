@@ -94,13 +94,13 @@ def test_curves_equal_brute_force_over_all_subsets(pool):
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1860])
 def test_best_rank_probability_is_exact_at_any_size(size):
-    found = bon.best_rank_probability(size, size)
-    np.testing.assert_allclose(found.sum(0), 1, rtol=1e-12)  # 1,860 float64 factors round to about 1e-13
+    chance_Nn = bon.best_rank_probability(size, size)
+    np.testing.assert_allclose(chance_Nn.sum(0), 1, rtol=1e-12)  # 1,860 float64 factors round to about 1e-13
     rng = np.random.default_rng(size)
     pairs = [(0, 1), (0, size), (size - 1, 1), *rng.integers([0, 1], [size, size + 1], (30, 2))]
     for rank, n in ((int(rank), int(n)) for rank, n in pairs):
         wanted = Fraction(math.comb(size - rank - 1, n - 1), math.comb(size, n))
-        assert found[rank, n - 1] == pytest.approx(float(wanted), rel=1e-10, abs=1e-300)
+        assert chance_Nn[rank, n - 1] == pytest.approx(float(wanted), rel=1e-10, abs=1e-300)
 
 
 def test_pools_of_unequal_size_are_each_drawn_from_as_a_whole():

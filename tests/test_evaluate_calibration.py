@@ -195,11 +195,11 @@ def test_accepted_chains_are_as_good_as_promised(shape):
     for _ in range(300):
         score = rng.random(2000)
         right = rng.random(2000) >= np.interp(score, fine, wrong)
-        found = conformal.accept_threshold(score, right, 0.1, confidence=0.9)
-        if np.isfinite(found.threshold):
+        accepted = conformal.accept_threshold(score, right, 0.1, confidence=0.9)
+        if np.isfinite(accepted.threshold):
             accepting += 1
-            broken += np.interp(found.threshold, fine, above) > 0.1
-            assert found.bound <= 0.1
+            broken += np.interp(accepted.threshold, fine, above) > 0.1
+            assert accepted.bound <= 0.1
     assert broken / 300 <= 0.1 + 3 * np.sqrt(0.09 / 300)
     if shape == "rising":  # of the 200 chains from 0.9 up, 2.5 % are wrong: far enough below alpha to be seen
         assert accepting > 290
@@ -209,16 +209,16 @@ def test_scores_above_099_are_told_apart():
     """A sure scorer: chains from 0.999 up are right, those of 0.99 to 0.999 wrong half of the time."""
     score = np.repeat([0.9995, 0.995], 500)
     right = np.r_[np.ones(500, bool), np.arange(500) % 2 == 0]
-    found = conformal.accept_threshold(score, right, 0.1, confidence=0.9)
-    assert 0.995 < found.threshold <= 0.9995 and found.bound < 0.01
+    accepted = conformal.accept_threshold(score, right, 0.1, confidence=0.9)
+    assert 0.995 < accepted.threshold <= 0.9995 and accepted.bound < 0.01
     coarse = conformal.accept_threshold(score, right, 0.1, confidence=0.9, grid=np.linspace(1, 0, 101))
     assert coarse.threshold == np.inf  # it accepts nothing
 
 
 def test_thresholds_survive_json():
-    found = conformal.accept_threshold(np.zeros(5), np.zeros(5, bool), 0.1, confidence=0.9)
-    assert found.threshold == np.inf and found.to_json()["threshold"] is None
-    for threshold in (found, conformal.false_alarm_threshold(np.arange(99) / 99, 0.05)):
+    accepted = conformal.accept_threshold(np.zeros(5), np.zeros(5, bool), 0.1, confidence=0.9)
+    assert accepted.threshold == np.inf and accepted.to_json()["threshold"] is None
+    for threshold in (accepted, conformal.false_alarm_threshold(np.arange(99) / 99, 0.05)):
         assert conformal.Threshold.from_json(json.loads(json.dumps(threshold.to_json()))) == threshold
     with pytest.raises(ValueError):
         conformal.Threshold.from_json({"kind": "accept"})

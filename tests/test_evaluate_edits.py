@@ -66,7 +66,7 @@ def clean(record, flaw=None):
     rng = np.random.default_rng(int(problem))
     for step in record["steps"]:
         text += " " + step
-        parts = [tuple(map(int, found)) for found in re.findall(r"Part\s+(\d+)\s+of\s+(\d+)", text)]
+        parts = [tuple(map(int, numbers)) for numbers in re.findall(r"Part\s+(\d+)\s+of\s+(\d+)", text)]
         said = re.findall(r"\b[xu]\W*\s+is(\s+not)?\s+(\d+)", text)
         good = parts == [(k, int(problem)) for k in range(len(parts))] and "theorem" not in text
         good &= said == [("", str(k)) for k in range(len(said))]

@@ -12,22 +12,22 @@ def test_differences_agree_with_the_general_bootstrap_and_with_the_textbook():
     rng = np.random.default_rng(0)
     difference_PC = rng.normal(0.02, 0.3, (400, 3))
     problems = [f"p{i}" for i in range(400)]
-    found = mean_differences(difference_PC, problems, seed=0)
-    np.testing.assert_allclose(found.value, difference_PC.mean(0), rtol=1e-12)
+    ahead = mean_differences(difference_PC, problems, seed=0)
+    np.testing.assert_allclose(ahead.value, difference_PC.mean(0), rtol=1e-12)
     error = difference_PC.std(0) / 20
     # The standard deviation of 1,000 draws is uncertain by 2.2 %, so an end by 0.044 errors.
-    np.testing.assert_allclose(found.low, found.value - 1.966 * error, atol=0.15 * error.max())
-    np.testing.assert_allclose(found.high, found.value + 1.966 * error, atol=0.15 * error.max())
-    np.testing.assert_allclose(found.better, norm.cdf(found.value / error), atol=0.06)
+    np.testing.assert_allclose(ahead.low, ahead.value - 1.966 * error, atol=0.15 * error.max())
+    np.testing.assert_allclose(ahead.high, ahead.value + 1.966 * error, atol=0.15 * error.max())
+    np.testing.assert_allclose(ahead.better, norm.cdf(ahead.value / error), atol=0.06)
     # The same by subtracting the draws of two statistics, other random numbers: both within that error.
     a_N = rng.random(400)
     drawn = [
         draws(lambda w, x=x: weighted_mean(x, w), problems, 4000, seed=1) for x in (a_N + difference_PC[:, 0], a_N)
     ]
     other = difference(*drawn)
-    assert other.value == pytest.approx(found.value[0])
-    assert [other.low, other.high] == pytest.approx([found.low[0], found.high[0]], abs=0.2 * error[0])
-    assert other.better == pytest.approx(found.better[0], abs=0.04)
+    assert other.value == pytest.approx(ahead.value[0])
+    assert [other.low, other.high] == pytest.approx([ahead.low[0], ahead.high[0]], abs=0.2 * error[0])
+    assert other.better == pytest.approx(ahead.better[0], abs=0.04)
 
 
 def test_items_of_one_problem_are_drawn_together():
@@ -40,9 +40,9 @@ def test_items_of_one_problem_are_drawn_together():
 
 
 def test_no_difference_is_a_half_and_a_sure_one_is_one():
-    found = mean_differences(np.array([[0.0, 0.1, -0.1]] * 30), [str(i) for i in range(30)], seed=0)
-    assert found.better.tolist() == [0.5, 1.0, 0.0]
-    np.testing.assert_allclose(found.low, found.value, atol=1e-12)
+    ahead = mean_differences(np.array([[0.0, 0.1, -0.1]] * 30), [str(i) for i in range(30)], seed=0)
+    assert ahead.better.tolist() == [0.5, 1.0, 0.0]
+    np.testing.assert_allclose(ahead.low, ahead.value, atol=1e-12)
 
 
 def pools(seed, quality, n=60, size=12):

@@ -184,9 +184,9 @@ def test_chains_beyond_the_context_are_refused_or_counted(tiny_run, tmp_path, ca
     error = capsys.readouterr().err
     assert "reads 120" in error and "--on-error skip" in error and not out.exists()
     assert call("best-of-n", *options, "--input", whole, "--on-error", "skip") == 0
-    found = json.loads(out.read_text())
+    report = json.loads(out.read_text())
     assert call("best-of-n", *options, "--input", short) == 0
-    assert found == json.loads(out.read_text()) | {"too_long": 1}
+    assert report == json.loads(out.read_text()) | {"too_long": 1}
 
 
 def test_best_of_n(tiny_run, tmp_path, counted):

@@ -184,8 +184,8 @@ def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, c
     out = tmp_path / "d.json"
     line = ["--chains", folder / "hard.json", folder / "easy.json", "--pools", folder / "pool.jsonl", "--json", out]
     assert cli.main(["eval", "diagnostics", "--model", str(tiny_run.folder), *map(str, line)]) == 0
-    found, wanted = json.loads(out.read_text()), suites.read_results(done)["diagnostics"]
-    assert found["nonsense"] == wanted["nonsense"] and found["length_slopes"] == wanted["length_slopes"]
+    report, wanted = json.loads(out.read_text()), suites.read_results(done)["diagnostics"]
+    assert report["nonsense"] == wanted["nonsense"] and report["length_slopes"] == wanted["length_slopes"]
 
     hard, pool = (str(done / "scores" / f"{name}.jsonl") for name in ("hard", "pool"))
     for before, after in [(hard, hard), (hard, pool)]:

@@ -408,11 +408,11 @@ def test_what_a_model_costs_is_kept(fused, tmp_path, monkeypatch):
 
     monkeypatch.setattr("jprm.loading.load", lambda path: Model())
     cost = fit(fused[2], ["form", "prm=m"], out=tmp_path / "with_model").measured["cost"]
-    assert {name: each["needs"] for name, each in cost.items()} == {
+    assert {name: spent["needs"] for name, spent in cost.items()} == {
         "form": "nothing",
         f"prm={os.path.abspath('m')}": "model",
     }
-    assert all(each["seconds"] >= 0 and each["tokens"] == 0 for each in cost.values())
+    assert all(spent["seconds"] >= 0 and spent["tokens"] == 0 for spent in cost.values())
 
 
 # ---- Trivial baselines.
@@ -420,15 +420,15 @@ def test_what_a_model_costs_is_kept(fused, tmp_path, monkeypatch):
 
 def test_baselines_of_pools(fused):
     trees = [tree_of(record) for record in made_pools(11, n=80, accuracy=0.4)]
-    found = baselines.of_pools(trees)
-    assert list(found) == list(baselines.POOLS)
-    for tree, says in zip(trees, found["no_false_equation"], strict=True):
+    chosen = baselines.of_pools(trees)
+    assert list(chosen) == list(baselines.POOLS)
+    for tree, says in zip(trees, chosen["no_false_equation"], strict=True):
         false = np.array([check_arithmetic(tree.nodes[c[0]].text).label == 0 for c in chains_of(tree)])
         np.testing.assert_array_equal(says.key_K, -false.astype(float))
         if false.any() and not false.all():
             np.testing.assert_array_equal(says.weight_K, np.where(false, baselines.DOUBTED, 1.0))
     right = [[node.correct for node in tree.nodes if node.correct is not None] for tree in trees]
-    top = [bool(r[int(np.argmax(says.key_K))]) for r, says in zip(right, found["text_features"], strict=True)]
+    top = [bool(r[int(np.argmax(says.key_K))]) for r, says in zip(right, chosen["text_features"], strict=True)]
     assert np.mean(top) > np.mean(np.concatenate(right)) + 0.2  # 0.4, and a chain that uses all and adds well is right
     few = baselines.of_pools(trees[:20])
     assert "text_features" not in few

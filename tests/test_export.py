@@ -116,8 +116,8 @@ def test_the_folder_is_whole_and_says_what_it_is(tmp_path):
         "tokenizer_config.json",
     ]  # fmt: skip
     sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text().splitlines())
-    found = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir() if f.name != "SHA256SUMS"}
-    assert sums == found
+    stored = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir() if f.name != "SHA256SUMS"}
+    assert sums == stored
     assert load_tokenizer(folder).encode("3 + 4") == prm.layout.tokenizer.encode("3 + 4")
 
 

@@ -90,8 +90,8 @@ def test_every_block_runs(folder, monkeypatch):
     (written,) = map(json.loads, (folder / "written.jsonl").read_text().splitlines())
     assert written["search"]["method"] == "Greedy" and written["search"]["policy_tokens"] > 0
 
-    (found,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
-    assert found["search"]["method"] == "Greedy" and found["search"]["expand"] == 2 and found["search"]["correct"]
+    (record,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
+    assert record["search"]["method"] == "Greedy" and record["search"]["expand"] == 2 and record["search"]["correct"]
     shell.run("python credited.py")
     assert 0 < json.loads((folder / "confidence.json").read_text())["mean"]["value"] < 1
 

@@ -54,14 +54,14 @@ def test_equal_runs_differ_in_clocks_alone(differences):
     ],
 )
 def test_the_first_difference_is_named(differences, change, file, line, shown):
-    (found,) = differences(**change)
-    assert found.startswith(f"{file}: line {line}, column ") and shown in found
+    (difference,) = differences(**change)
+    assert difference.startswith(f"{file}: line {line}, column ") and shown in difference
 
 
 def test_an_element_of_an_array_is_reported_wherever_it_is_saved(differences):
-    found = differences(weight=np.nextafter(np.float32(1), np.float32(2)))
-    assert [line.partition(":")[0] for line in found] == ["checkpoints/4.arrays", "model.safetensors"]
-    assert "params['head']['kernel'] float32 (2, 3)" in found[0]
+    changes = differences(weight=np.nextafter(np.float32(1), np.float32(2)))
+    assert [line.partition(":")[0] for line in changes] == ["checkpoints/4.arrays", "model.safetensors"]
+    assert "params['head']['kernel'] float32 (2, 3)" in changes[0]
 
 
 def test_a_file_of_one_tree_alone_is_reported(tmp_path):

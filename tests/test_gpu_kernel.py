@@ -215,11 +215,11 @@ def test_the_check_for_machines_with_a_gpu_runs_through(tmp_path, monkeypatch):
     out, table = tmp_path / "check.json", tmp_path / "blocks.json"
     monkeypatch.setattr("sys.argv", ["gpu_check.py", "--tiny", "--json", str(out)])
     gpu_check.main()
-    found = json.loads(out.read_text())
-    assert {x["implementation"] for x in found["exactness"] if x.get("ok")} >= {"blocked", "gpu_kernel"}
-    (speed,) = [x for x in found["speed"] if x["attention"] == "gpu_kernel"]
+    report = json.loads(out.read_text())
+    assert {x["implementation"] for x in report["exactness"] if x.get("ok")} >= {"blocked", "gpu_kernel"}
+    (speed,) = [x for x in report["speed"] if x["attention"] == "gpu_kernel"]
     assert speed["training"] > 0 and speed["scoring"] > 0
     table.write_text('{"NVIDIA A": {"64x2": 1}}')
-    gpu_check.write_table(table, found["sweep"])
+    gpu_check.write_table(table, report["sweep"])
     own = json.loads(table.read_text())[jax.local_devices()[0].device_kind]["16x2"]
     Launches(**{name: Launch(**own[name]) for name in own})

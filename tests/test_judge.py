@@ -85,8 +85,8 @@ def test_paragraphs_are_tagged_as_in_processbench():
     ],
 )
 def test_verdicts(prompt, text, expected):
-    found = verdicts(prompt, text, 3)
-    assert (found and [verdict.correct for verdict in found]) == expected
+    stated = verdicts(prompt, text, 3)
+    assert (stated and [verdict.correct for verdict in stated]) == expected
 
 
 def test_a_long_critique_of_open_boxes_is_read_at_once():
@@ -244,7 +244,7 @@ def test_the_sampler_judges_with_its_tokens_probabilities():
     words = {"correct": tuple("ABCDEFGHIJKLM"), "incorrect": tuple("NOPQRSTUVWXYZ")}
     letters = JudgePrompt("letters", "{problem}{steps}", step="{step}", verdict="^(.)", **words)
     policy = make(temperature=1.0, max_tokens=80, logprobs=True)
-    found = Judge(policy, letters, samples=32, seed=3).judgements([tree_of({"problem": "A", "steps": ["B"]})])[0]
+    judgement = Judge(policy, letters, samples=32, seed=3).judgements([tree_of({"problem": "A", "steps": ["B"]})])[0]
     drawn = policy.sample([Prefix("AB")], 32, until="end", seed=3)[0]
     scores, truncated = [], sum(sample.finish_reason == "length" for sample in drawn)
     for sample in drawn:
@@ -252,11 +252,11 @@ def test_the_sampler_judges_with_its_tokens_probabilities():
         if sample.finish_reason == "stop" and first.isalpha():  # in either case
             scores.append(math.exp(logprob) if first.upper() in words["correct"] else 1 - math.exp(logprob))
         assert sample.logprob == pytest.approx(sum(logprob for _, logprob in sample.token_logprobs), rel=1e-4)
-    report = found.report
+    report = judgement.report
     assert 3 < len(scores) < 32 and report["tokens"] == sum(sample.tokens for sample in drawn)
     counts = [report[name] for name in ("asked", "read", "by_probability", "by_vote", "truncated")]
     assert counts == [32, len(scores), len(scores), 0, truncated]
-    assert found.score_N.tolist() == pytest.approx([np.mean(scores)], rel=1e-5)
+    assert judgement.score_N.tolist() == pytest.approx([np.mean(scores)], rel=1e-5)
 
 
 def write_judge(path, server, **section):
@@ -312,8 +312,8 @@ def test_a_prompt_can_be_like_another(tmp_path):
     section = {"prompt": {"like": "thinkprm", "name": "mine", "correct": ["right"]}, "samples": 3}
     settings = {"url": "http://localhost:1/v1", "model": "m", "judge": section}
     (tmp_path / "judge.json").write_text(json.dumps(settings))
-    found = load_judge(tmp_path / "judge.json")
-    assert (found.prompt.asks, found.prompt.correct, found.samples) == ("steps", ("right",), 3)
+    loaded = load_judge(tmp_path / "judge.json")
+    assert (loaded.prompt.asks, loaded.prompt.correct, loaded.samples) == ("steps", ("right",), 3)
     assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm", "genprm", "rubric", "scale", "r-prm"}
 
 
@@ -337,5 +337,5 @@ def test_a_step_writes_no_turn_of_the_judge(prompt):
 def test_verdicts_are_not_read_in_the_thoughts_of_a_server(serve):
     message = {"content": f"Checked. {YES}", "reasoning_content": f"At first {NO}\n\nHm."}
     chat = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}}
-    found = judge(serve(lambda number, body: (200, {}, chat)), endpoint="chat")
-    assert found.score("q", ["a", "b"]).tolist() == [1.0, 1.0]
+    loaded = judge(serve(lambda number, body: (200, {}, chat)), endpoint="chat")
+    assert loaded.score("q", ["a", "b"]).tolist() == [1.0, 1.0]

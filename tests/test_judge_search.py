@@ -63,9 +63,9 @@ def test_critiques_of_a_pool_name_every_sample_that_they_are_about(serve, tmp_pa
     record, _ = run(tmp_path, own, BestOfN(6))
     texts = [step for sample in record["samples"] for step in sample["steps"]]
     assert len(record["samples"]) == 6
-    found = [critique["nodes"] for critique in record["judge"]["critiques"][::10]]
-    assert sorted(node for nodes in found for node in nodes) == list(range(len(texts)))
-    assert all(len({texts[node] for node in nodes}) == 1 for nodes in found)
+    places = [critique["nodes"] for critique in record["judge"]["critiques"][::10]]
+    assert sorted(node for nodes in places for node in nodes) == list(range(len(texts)))
+    assert all(len({texts[node] for node in nodes}) == 1 for nodes in places)
     assert [sample["scores"] for sample in record["samples"] if sample["steps"] == ["c", "x. 1"]] == [[0.7, 0.9]] * 2
 
 

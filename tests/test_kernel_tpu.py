@@ -103,8 +103,8 @@ def test_the_step_of_a_7b_model_holds_no_square_and_gathers_only_weights(topolog
 
 def shapes(text):
     """Every array in a compiled program, as its dtype and its dimensions."""
-    found = re.findall(r"\b([a-z]\w*)\[([\d,]+)\]", text)
-    return [(dtype, tuple(map(int, dims.split(",")))) for dtype, dims in found]
+    matches = re.findall(r"\b([a-z]\w*)\[([\d,]+)\]", text)
+    return [(dtype, tuple(map(int, dims.split(",")))) for dtype, dims in matches]
 
 
 def all_gathers(text):

@@ -88,7 +88,7 @@ def test_every_launcher_forwards_the_variables_and_arguments_of_a_recipe():
     words = ["--set", "steps=5", "name=a b"]
 
     pod = container(**more)
-    assert FORWARDED.items() <= {each["name"]: each["value"] for each in pod["env"]}.items()
+    assert FORWARDED.items() <= {var["name"]: var["value"] for var in pod["env"]}.items()
     assert pod["command"][-3:] == words and "secret" not in str(pod) and "OTHER" not in str(pod)
 
     batch = call("slurm", "script", **RUN, **SLURM, **more).stdout
@@ -210,7 +210,7 @@ def test_slurms_runs_add_up_to_the_cap(tmp_path):
 
 def test_pods_share_compiled_programs_in_the_bucket():
     def cache(**environment):
-        return {each["name"]: each["value"] for each in container(**environment)["env"]}["JAX_COMPILATION_CACHE_DIR"]
+        return {var["name"]: var["value"] for var in container(**environment)["env"]}["JAX_COMPILATION_CACHE_DIR"]
 
     assert cache() == "gs://bucket/runs/x/compiled"
     assert cache(JAX_COMPILATION_CACHE_DIR="gs://bucket/compiled") == "gs://bucket/compiled"

@@ -166,7 +166,7 @@ def test_ids_that_say_nothing_are_none():
         calls = [call({"item": item}, id=no_id) for item in ("lamp", "desk")]
         record = talk(ASK, turn(tool_calls=calls), TOLD | {"tool_call_id": no_id}, TOLD | {"tool_call_id": no_id}, LAST)
         messages = said(record)
-        assert all("id" not in one for one in messages[1]["tool_calls"])
+        assert all("id" not in tool_call for tool_call in messages[1]["tool_calls"])
         assert not any("tool_call_id" in message for message in messages)
 
 
@@ -281,7 +281,7 @@ def test_calls_without_ids_are_answered_in_order(calls, answers):
     ]
     attributes = {"gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps([PART_OF_ANSWER])}
     (record,) = read("otel", {"attributes": attributes})
-    called = [one["function"]["name"] for one in record["messages"][1]["tool_calls"]]
+    called = [tool_call["function"]["name"] for tool_call in record["messages"][1]["tool_calls"]]
     assert called == ["lookup"] * sum(part["type"] == "tool_call" for part in calls)
     told = [message["content"] for message in record["messages"] if message["role"] == "tool"]
     assert told == [answer.get("response", "") for answer in answers]

@@ -196,11 +196,11 @@ def test_levels_are_hard2verifys_own():
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     labels = [(rng.random(rng.integers(1, 6)) < 0.8).astype(int).tolist() for _ in range(60)]
-    scores = [rng.random(len(one)).tolist() for one in labels]
+    scores = [rng.random(len(labels_of)).tolist() for labels_of in labels]
     trees = [
-        tree_of({"problem": f"p{i % 30}", "steps": ["s"] * len(one), "labels": one, "scores": score,
-                 "first_error": one.index(0) if 0 in one else -1})
-        for i, (one, score) in enumerate(zip(labels, scores, strict=True))
+        tree_of({"problem": f"p{i % 30}", "steps": ["s"] * len(labels_of), "labels": labels_of, "scores": score,
+                 "first_error": labels_of.index(0) if 0 in labels_of else -1})
+        for i, (labels_of, score) in enumerate(zip(labels, scores, strict=True))
     ]  # fmt: skip
     levels = levels_report(trees, 0.25, 0)["levels"]
 
@@ -211,7 +211,7 @@ def test_levels_are_hard2verifys_own():
     verdicts = [[int(score >= 0.25) for score in one] for one in scores]
     expected = {
         "steps": of(sum(labels, []), sum(verdicts, [])),
-        "responses": of([min(one) for one in labels], [min(one) for one in verdicts]),
+        "responses": of([min(x) for x in labels], [min(x) for x in verdicts]),
     }
     first, named = ([one.index(0) if 0 in one else -1 for one in some] for some in (labels, verdicts))
     right = np.mean([said == -1 for true, said in zip(first, named, strict=True) if true == -1])

@@ -257,5 +257,5 @@ def test_two_runs_do_not_write_one_file(tmp_path):
 def test_final_answers_are_graded_over_the_whole_chain():
     said, record = Prefix("p", ("so the answer is 5",)), {"problem": "p", "answer": 5}
     whole, other, cut = Sample((), 1, "stop"), Sample(("no, the answer is 6",), 5, "stop"), Sample((), 1, "length")
-    found = VERIFIERS["answer"].accepts([(record, said, [cut, whole]), (record, said, [other]), (record, said, [])])
-    assert found == [[False, True], [False], []]
+    reports = VERIFIERS["answer"].accepts([(record, said, [cut, whole]), (record, said, [other]), (record, said, [])])
+    assert reports == [[False, True], [False], []]

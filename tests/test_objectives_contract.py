@@ -63,7 +63,7 @@ def sampled(tree):
         Rollout(tuple(ids[len(prompt) :]), np.full(len(ids) - len(prompt), -5.5, np.float32), (), (), True)
         for ids in chains
     ]
-    advantage = [(-1.0) ** g * np.linspace(0.5, 1.5, len(one.ids)) for g, one in enumerate(samples)]
+    advantage = [(-1.0) ** g * np.linspace(0.5, 1.5, len(sample.ids)) for g, sample in enumerate(samples)]
     return group_tree(tree.problem, prompt, samples, advantage)
 
 
@@ -367,9 +367,9 @@ def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path):
         stored = dataclasses.replace(run, data=data)
         trainer = jprm.Trainer(stored)
         assert trainer.state.reference == {}
-        wanted, found = jprm.Trainer(run).evaluate(), trainer.evaluate()
-        assert found["valid_labels"] == wanted["valid_labels"] > 0
-        assert found["valid_loss"] == pytest.approx(wanted["valid_loss"], rel=1e-4)  # rows of another length
+        wanted, metrics = jprm.Trainer(run).evaluate(), trainer.evaluate()
+        assert metrics["valid_labels"] == wanted["valid_labels"] > 0
+        assert metrics["valid_loss"] == pytest.approx(wanted["valid_loss"], rel=1e-4)  # rows of another length
         with pytest.raises(ValueError, match="'base'"):
             jprm.Trainer(dataclasses.replace(stored, reference=str(tmp_path / "other"))).evaluate()
         unnamed = dataclasses.replace(data, train=(str(train),), valid=(str(train),))

@@ -166,9 +166,9 @@ def test_the_last_layers_alone_become_an_implicit_prm(tmp_path, monkeypatch):
         placed = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding), trained, reference.params)
         prm = dataclasses.replace(reference, params=placed, ratio=ratio)
         wanted = prm.score_trees(known.trees)
-        found = language.scored(trained, 0.05, known)
+        scored = language.scored(trained, 0.05, known)
     assert {node.score for tree in untrained for node in tree.nodes} == {0.0}
-    score_N = np.array([node.score for tree in found for node in tree.nodes])
+    score_N = np.array([node.score for tree in scored for node in tree.nodes])
     # States are kept as float16, of 11 bits; scores are up to a hundred times larger than this.
     np.testing.assert_allclose(score_N, np.concatenate(wanted), atol=2e-3)
     assert np.abs(score_N).max() > 0.05
@@ -189,8 +189,8 @@ def test_a_head_finds_what_its_states_say(tmp_path):
     pairs = [np.stack([rows.rows.label[some_RS], rows.x_RSD[some_RS][:, 3]], 1), np.stack([label_N, x_ND[:, 3]], 1)]
     assert len({tuple(map(tuple, pair[np.argsort(pair[:, 1])].astype(np.float32))) for pair in pairs}) == 1
     head = study.heads.trained(settings, rows, study.heads.Fit(hidden=8, epochs=60, rows=1))
-    found = study.heads.scored(head, settings, trees, x_ND)
-    score_N = np.array([node.score for tree in found for node in tree.nodes])
+    scored = study.heads.scored(head, settings, trees, x_ND)
+    score_N = np.array([node.score for tree in scored for node in tree.nodes])
     assert auroc(score_N, label_N > 0.5) > 0.99
 
 
@@ -201,15 +201,15 @@ def test_seeds_are_averaged_problem_by_problem():
         return one | values | {"weighted_vote": [1.0, keys[2]], "chain_key": keys, "chain_score": keys}
 
     good, bad = test([0.9, 0.1, 0.8, 0.2]), test([0.9, 0.1, 0.2, 0.8])
-    found = study.measure.figures([good, bad], [good, good])
-    assert found["chain_auroc"]["value"] == pytest.approx((1.0 + 0.75) / 2)
-    assert found["chain_auroc"]["seeds"] == [1.0, 0.75]
-    assert found["within_auroc"]["value"] == pytest.approx((1.0 + 0.5) / 2)  # of two problems, one upside down in `bad`
+    mean = study.measure.figures([good, bad], [good, good])
+    assert mean["chain_auroc"]["value"] == pytest.approx((1.0 + 0.75) / 2)
+    assert mean["chain_auroc"]["seeds"] == [1.0, 0.75]
+    assert mean["within_auroc"]["value"] == pytest.approx((1.0 + 0.5) / 2)  # of two problems, one upside down in `bad`
     both = study.measure.mean_over_tests([[good, bad], [good]], "weighted_vote", "majority")
     assert both["value"] == pytest.approx((0.5 + (0.0 + 0.3) / 2) / 2)  # of the first problem, and of the second
     easy = {**good, "chain_correct": [1.0, 1.0, 1.0, 0.0]}  # whose first problem says nothing of its chains
     assert study.measure.figures([easy], None)["within_auroc"]["value"] == 1.0
-    assert found["vote_minus_majority"]["value"] == pytest.approx(0.25)
+    assert mean["vote_minus_majority"]["value"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 0.4])
@@ -219,9 +219,9 @@ def test_intervals_cover_other_seeds_and_other_problems(spread):
     for run in range(200):
         rng = np.random.default_rng([run, int(100 * spread)])
         value_SP = spread * rng.normal(size=(3, 1)) + 0.5 * rng.normal(size=40) + 0.3 * rng.normal(size=(3, 40))
-        found = study.measure.of_values([str(i) for i in range(40)], value_SP)
-        assert found["value"] == pytest.approx(value_SP.mean()) and found["seeds"] == value_SP.mean(1).tolist()
-        covered += found["low"] <= 0.0 <= found["high"]
+        report = study.measure.of_values([str(i) for i in range(40)], value_SP)
+        assert report["value"] == pytest.approx(value_SP.mean()) and report["seeds"] == value_SP.mean(1).tolist()
+        covered += report["low"] <= 0.0 <= report["high"]
         alone = study.measure.of_values([str(i) for i in range(40)], [value_SP.mean(0)])
         over_problems += alone["low"] <= 0.0 <= alone["high"]
     assert covered >= 181  # of 190 expected at 95 %, less three standard errors

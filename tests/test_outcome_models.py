@@ -116,8 +116,8 @@ def test_white_space_around_steps_stays_where_the_template_keeps_it(model):
 
 def test_a_pool_shares_prefixes_and_the_ends_are_seen_by_none(model):
     prm, score = model
-    (found,) = prm.score_many([POOL])
-    for sample in found["samples"]:
+    (record,) = prm.score_many([POOL])
+    for sample in record["samples"]:
         steps = sample["steps"]
         expected = [score(steps[: k + 1])[1] for k in range(len(steps))]
         np.testing.assert_allclose(sample["scores"], expected, atol=CLOSE, rtol=0)

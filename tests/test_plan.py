@@ -36,8 +36,8 @@ SLICES = [
 
 @pytest.mark.parametrize(("name", "shape", "chips", "devices"), SLICES)
 def test_names_that_people_know(name, shape, chips, devices):
-    found = topologies.find(name)
-    assert (found.shape, found.chips, found.devices) == (shape, chips, devices)
+    topology = topologies.find(name)
+    assert (topology.shape, topology.chips, topology.devices) == (shape, chips, devices)
     assert np.prod([int(size) for size in shape.split("x")]) == chips
     assert topologies.find(name, slices=2).devices == 2 * devices
 
@@ -186,9 +186,9 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --output {out}"
     with optimised():
         assert cli.main(line.split()) == 0
-    found = json.loads(out.read_text())
-    memory, program, bounds = found["memory"], found["program"], found["bounds"]
-    state = 3 * 4 * found["parameters"] / 8  # parameters and two moments in float32, over 8 chips
+    report = json.loads(out.read_text())
+    memory, program, bounds = report["memory"], report["program"], report["bounds"]
+    state = 3 * 4 * report["parameters"] / 8  # parameters and two moments in float32, over 8 chips
     assert state < memory["arguments"] < 1.2 * state
     assert memory["fits"] and memory["arguments"] < memory["total"]
     # Of one step, not two: XLA makes two copies of the model where the micro-batch is a loop of one turn. Beside the
@@ -199,9 +199,9 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     assert {row["moves"] for row in program["collectives"] if row["in_layers"]} == {"weights", "gradients"}
     assert bounds["step"] == max(bounds["compute"], bounds["hbm"], bounds["interconnect"]) and bounds["network"] == 0
     assert bounds["tokens_per_second"] == pytest.approx(8 * 256 / bounds["step"])
-    assert found["input"] == {"hosts": 1, "packers": 1, "tokens_per_second": bounds["tokens_per_second"]}
-    assert found["epoch"]["chip_hours"] == pytest.approx(8 * 1e6 / bounds["tokens_per_second"] / 3600)
-    assert found["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
+    assert report["input"] == {"hosts": 1, "packers": 1, "tokens_per_second": bounds["tokens_per_second"]}
+    assert report["epoch"]["chip_hours"] == pytest.approx(8 * 1e6 / bounds["tokens_per_second"] / 3600)
+    assert report["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
 
 
 @pytest.mark.slow

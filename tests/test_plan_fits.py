@@ -51,17 +51,17 @@ def test_a_table_that_stopped_goes_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(fits, "devices", lambda topology: jax.devices()[:1])
     monkeypatch.setattr(fits, "compiled", fake)
-    monkeypatch.setattr(fits, "training_step", lambda one, *_: (None, one.name))
-    monkeypatch.setattr(fits, "scoring_step", lambda one, *_: (None, one.name))
+    monkeypatch.setattr(fits, "training_step", lambda config, *_: (None, config.name))
+    monkeypatch.setattr(fits, "scoring_step", lambda config, *_: (None, config.name))
     with pytest.raises(KeyboardInterrupt):
         fits.fits(tmp_path / "fits.json")
     compiled[:] = []
     monkeypatch.setattr(fits, "compiled", lambda *_: (compiled.append(_) or Memory(30e9, 0.0, 20e9), None))
-    found = fits.fits(tmp_path / "fits.json")
+    report = fits.fits(tmp_path / "fits.json")
     cells = len(fits.SHAPES) * len(fits.WAYS) * len(fits.TOKENS)
-    assert len(compiled) == cells - 3 and len(found["cells"]) == cells
-    assert json.loads((tmp_path / "fits.json").read_text()) == found
-    table, note = fits.tables(found)
+    assert len(compiled) == cells - 3 and len(report["cells"]) == cells
+    assert json.loads((tmp_path / "fits.json").read_text()) == report
+    table, note = fits.tables(report)
     assert [row for row in table.rows if row][0] == ["0.5B", "training, all parameters", *["30.0", "48 GB"] * 2]
 
 

@@ -17,8 +17,8 @@ def test_a_plan_for_gpus(file, options, tmp_path, monkeypatch):  # noqa: F811
     line = f"plan {file} --topology h100-8 --output {out}{options}{sets} model.attention=gpu_kernel data.tokens=1024"
     with optimised():
         assert cli.main(line.split()) == 0
-    found = json.loads(out.read_text())
-    memory, program, bounds = found["memory"], found["program"], found["bounds"]
+    report = json.loads(out.read_text())
+    memory, program, bounds = report["memory"], report["program"], report["bounds"]
     assert memory["available"] == 0.92 * 84_942_979_072 and memory["total"] < memory["available"]
     assert program["uncounted_kernels"] == []
     # Forward once more in the backward pass, and blocks of a chain's diagonal in full.

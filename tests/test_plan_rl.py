@@ -37,16 +37,16 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     out = tmp_path / "plan.json"
     with optimised():
         assert cli.main(f"plan {file} --rl --topology v5e-8 --output {out}".split()) == 0
-    found, printed = json.loads(out.read_text()), capsys.readouterr().out
+    report, printed = json.loads(out.read_text()), capsys.readouterr().out
     model = dataclasses.replace(POLICY, width=128, heads=8, kv_heads=8, head_dim=16, mlp_width=256)
-    resident, programs = found["resident"], found["programs"]
-    parameters = 4 * found["parameters"] / 8  # float32 over 8 chips
+    resident, programs = report["resident"], report["programs"]
+    parameters = 4 * report["parameters"] / 8  # float32 over 8 chips
     # v5e-8 is one host; the sampler's copy has bfloat16.
     for name, copies in {"parameters": 1, "moments": 2, "reference": 1, "sampler": 0.5, "PRM": 1}.items():
         assert copies * parameters <= resident[name] < 1.2 * copies * parameters + 4096, name  # biases are not split
-    assert found["fits"] and set(programs) == {"update", "scoring", "prefill", "decode", "push"}
-    for each in programs.values():
-        assert sum(resident.values()) <= each["peak"] and each["fits"]
+    assert report["fits"] and set(programs) == {"update", "scoring", "prefill", "decode", "push"}
+    for program in programs.values():
+        assert sum(resident.values()) <= program["peak"] and program["fits"]
     # A chip decodes 32 rows with an eighth of the heads: 2 FLOPs a row and parameter of matrices and head, and 4 for
     # every query and key of the prompt's 256 tokens, and of the sample's 16 where the compiler makes a product of it.
     matrices = model.layers * sum(counts.matrices(model).values()) + model.width * len(PIECES)
@@ -56,10 +56,10 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     assert programs["push"]["program"]["flops"] == 0
     push = programs["push"]  # of each layer
     assert push["times"] == model.layers and push["program"]["received"] * model.layers <= resident["sampler"]
-    total = sum(each["times"] * each["seconds"] for each in programs.values())
-    packing = found["host"]["packing_seconds"]
-    assert found["update_seconds"] == pytest.approx(total + packing) and "an update takes" in printed
-    assert found["expected_seconds"] == pytest.approx(total / 0.6 + packing)
+    total = sum(program["times"] * program["seconds"] for program in programs.values())
+    packing = report["host"]["packing_seconds"]
+    assert report["update_seconds"] == pytest.approx(total + packing) and "an update takes" in printed
+    assert report["expected_seconds"] == pytest.approx(total / 0.6 + packing)
 
 
 def of_two_meshes(file):
@@ -77,15 +77,15 @@ def test_hosts_that_sample_take_their_time_while_the_others_learn(file, monkeypa
 
     monkeypatch.setattr(rl, "measure", measure)
     monkeypatch.setattr(rl, "packing_seconds", lambda *_: 0.5)
-    found = rl.plan(of_two_meshes(file), find("v5e-16"))
-    of = found["resident"]
+    planned = rl.plan(of_two_meshes(file), find("v5e-16"))
+    of = planned["resident"]
     for name in ("update", "push"):
         assert beside[name] == (of["parameters"] + of["moments"] + of["reference"], {2, 3})  # which stand for 0 and 1
     for name in ("scoring", "prefill", "decode"):
         assert beside[name][0] == of["sampler"] + of["PRM"]
-    assert found["update_seconds"] == 1.0 + max(5.0 + 0.5, 2.0 + 1.0 + 3.0)
-    assert found["expected_seconds"] == pytest.approx((1.0 + 6.0) / 0.6)  # packing takes the processor as long
-    slow = rl.in_all(found["work"], 7.0, apart=True), rl.in_all(found["work"], 7.0, apart=False)
+    assert planned["update_seconds"] == 1.0 + max(5.0 + 0.5, 2.0 + 1.0 + 3.0)
+    assert planned["expected_seconds"] == pytest.approx((1.0 + 6.0) / 0.6)  # packing takes the processor as long
+    slow = rl.in_all(planned["work"], 7.0, apart=True), rl.in_all(planned["work"], 7.0, apart=False)
     assert slow == (1.0 + 12.0, 1.0 + 12.0 + 6.0)
     with pytest.raises(ValueError, match="4 of 4 hosts"):
         rl.plan(dataclasses.replace(of_two_meshes(file), sampling_hosts=4), find("v5e-16"))
@@ -154,9 +154,9 @@ def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
         rl.plan(*arguments)
     assert compiled == ["update", "scoring"]
     stops.clear()
-    found = rl.plan(*arguments)
-    assert compiled == [*found["programs"]] == ["update", "scoring", "prefill", "decode", "push"]
-    assert found["update_seconds"] == pytest.approx(10.0 + found["host"]["packing_seconds"])
+    planned = rl.plan(*arguments)
+    assert compiled == [*planned["programs"]] == ["update", "scoring", "prefill", "decode", "push"]
+    assert planned["update_seconds"] == pytest.approx(10.0 + planned["host"]["packing_seconds"])
 
 
 def test_figures_are_continued_on_their_line():

@@ -112,7 +112,7 @@ SCORES = [np.array([SCORE[text[: n + 1]] for n in range(len(text))]) for text in
 
 def expected_rows(samples, config):
     """Rows whose loss is the expectation over all groups of two texts of the group's loss, divided by two."""
-    chance = np.array([np.exp(one.log_probability_T.astype(np.float64).sum()) for one in samples])
+    chance = np.array([np.exp(sample.log_probability_T.astype(np.float64).sum()) for sample in samples])
     assert chance.sum() == pytest.approx(1, abs=1e-5)
     trees = []
     for pair in itertools.product(range(len(TEXTS)), repeat=2):
@@ -190,7 +190,7 @@ def naive(model, reference, options):
 
 def tree_rows(tokens, advantage=ADVANTAGE, count=8):
     samples = [trajectories(OLDER)[g] for g in GROUP]
-    sizes = [len(one.ids) for one in samples]
+    sizes = [len(sample.ids) for sample in samples]
     cut = lambda values: [x[:n] for x, n in zip(values, sizes, strict=True)]  # noqa: E731
     rows = pack([group_tree("p", PROMPT, samples, cut(advantage), cut(WEIGHT))], tokens, 16, too_long="error").rows
     return filled(rows, count) if count else rows
@@ -217,12 +217,12 @@ def test_a_tree_is_its_sequences(name, tabular):
     advantage = LAST if options.ratio == "sequence" else ADVANTAGE
     assert len(set(GROUP.tolist())) < len(GROUP)
     rows = tree_rows(32, advantage)
-    found = evaluated(options, rows)
+    evaluation = evaluated(options, rows)
     assert int((rows.tree >= 0).any(axis=1).sum()) == 1
-    close(found[0], loss)
-    assert found[1] == len(GROUP)
-    close(found[3], gradient)
-    close(means(found[2], 1.0), {key: float(x) for key, x in metrics.items()})
+    close(evaluation[0], loss)
+    assert evaluation[1] == len(GROUP)
+    close(evaluation[3], gradient)
+    close(means(evaluation[2], 1.0), {key: float(x) for key, x in metrics.items()})
     assert options.truncate or 0.05 < metrics["clipped"] < 0.95
 
 
@@ -246,24 +246,24 @@ def test_split_trees_and_several_devices_change_nothing(split):
     task = dataclasses.replace(TASK, model=dataclasses.replace(SMALL, attention_block=4))
     wanted = everything()
     if split is None:
-        found = evaluated(EVERYTHING, rows, task=task)
+        evaluation = evaluated(EVERYTHING, rows, task=task)
     else:
         mesh = make_mesh(split, jax.devices()[:4])
         with jax.set_mesh(mesh):
             like = jax.eval_shape(lambda: transformer.init(SMALL, jax.random.key(0)))
             place = lambda x, y: jax.device_put(x, jax.NamedSharding(mesh, y.sharding.spec))  # noqa: E731
             models = [jax.tree.map(place, x, like) for x in models]
-            found = evaluated(EVERYTHING, put_rows(rows, mesh), models, task)
-    close((found[0], found[3]), wanted)
-    assert found[1] == len(GROUP)
+            evaluation = evaluated(EVERYTHING, put_rows(rows, mesh), models, task)
+    close((evaluation[0], evaluation[3]), wanted)
+    assert evaluation[1] == len(GROUP)
 
 
 def test_the_kl_term_is_that_of_the_enumerated_vocabulary(tabular):
     """Texts weigh their probability under the policy that drew them: the sampled estimate is then an expectation."""
     chance = np.asarray(text_probabilities(OLDER), np.float64)
     samples = trajectories(OLDER)
-    nothing = [np.zeros(len(one.ids)) for one in samples]
-    weight = [np.full(len(one.ids), p) for one, p in zip(samples, chance, strict=True)]
+    nothing = [np.zeros(len(sample.ids)) for sample in samples]
+    weight = [np.full(len(sample.ids), p) for sample, p in zip(samples, chance, strict=True)]
     rows = pack([group_tree("p", PROMPT, samples, nothing, weight)], 32, 16, too_long="error").rows
 
     def brute_force(model):
@@ -277,8 +277,8 @@ def test_the_kl_term_is_that_of_the_enumerated_vocabulary(tabular):
     loss, gradient = jax.jit(jax.value_and_grad(brute_force))(MODEL)
     assert largest(gradient) > 0.1
     for estimator in ("k3", "exact"):
-        found = evaluated(PolicyGradient(temperature=T, kl=1.0, estimator=estimator), rows)
-        close((found[0], found[3]), (loss, gradient))
+        evaluation = evaluated(PolicyGradient(temperature=T, kl=1.0, estimator=estimator), rows)
+        close((evaluation[0], evaluation[3]), (loss, gradient))
 
 
 def test_ratios_are_to_the_proximal_policy_where_rows_have_one(tabular):

@@ -43,9 +43,9 @@ def pairs_of_chains(samples, reward):
 def pairs_of_steps(samples, reward):
     """By brute force: all pairs of different steps after equal steps; a step is right if a sample through it is."""
     paths = []
-    for one in samples:
-        stops = one.step_stop or (len(one.ids),)
-        paths.append([one.ids[a:b] for a, b in zip((0, *stops), stops, strict=False)])
+    for sample in samples:
+        stops = sample.step_stop or (len(sample.ids),)
+        paths.append([sample.ids[a:b] for a, b in zip((0, *stops), stops, strict=False)])
 
     def reached(path):
         return any(some[: len(path)] == path and right for some, right in zip(paths, reward, strict=True))

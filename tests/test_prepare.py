@@ -41,16 +41,16 @@ def test_prepared_records_equal_those_of_the_reader(tmp_path, shared_data, conso
     source = [shared_data / "prm800k" / "phase1_test.jsonl", shared_data / "samples" / "prm800k_raw.jsonl"]
     report = prepare("prm800k", source, tmp_path / "out", console=console, **PRM800K)
     expected = [record for path in source for _, record in find("prm800k").read(path, **PRM800K)]
-    found = load(tmp_path / "out")
-    assert [json.dumps(record) for record in found] == [json.dumps(record) for record in expected]
-    assert (len(found), found[3], found[-1]) == (len(expected), expected[3], expected[-1])
-    assert pickle.loads(pickle.dumps(found))[7] == expected[7]
+    stored = load(tmp_path / "out")
+    assert [json.dumps(record) for record in stored] == [json.dumps(record) for record in expected]
+    assert (len(stored), stored[3], stored[-1]) == (len(expected), expected[3], expected[-1])
+    assert pickle.loads(pickle.dumps(stored))[7] == expected[7]
     assert (report.read, report.kept, report.rejected, report.excluded_records) == (112, 111, 0, 0)
     assert report.dropped == {"is_initial_screening_question": 1}
     assert report.steps == sum(report.labels.values()) == sum(len(tree_of(record).nodes) for record in expected)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["labels"] == report.labels
     with pytest.raises(IndexError):
-        found[len(found)]
+        stored[len(stored)]
 
 
 @pytest.mark.parametrize(

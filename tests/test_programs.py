@@ -65,8 +65,8 @@ def test_equal_behaviour_is_equal_output_on_the_calls_of_the_tests():
     ("object()", "object()", True), ("1", "1.0", False), ("1 / 0", "[][0]", False),
 ])  # fmt: skip
 def test_behaviour_is_of_values(one, two, equal):
-    found = run_programs([Program(f"def f():\n    return {value}\n", ("f()",)) for value in (one, two)])
-    assert (found[0].behaviour == found[1].behaviour) == equal
+    reports = run_programs([Program(f"def f():\n    return {value}\n", ("f()",)) for value in (one, two)])
+    assert (reports[0].behaviour == reports[1].behaviour) == equal
 
 
 HOSTILE = {
@@ -130,8 +130,8 @@ def test_no_program_leaves_a_trace_for_the_next(starts, program, expected):
 
 
 def test_a_batch_of_harmless_programs_is_one_start(starts):
-    found = run_programs([Program(f"def area(side): return side ** 2 + 0 * {i}", TESTS) for i in range(130)])
-    assert all(report.passed for report in found) and starts == [128, 2]
+    reports = run_programs([Program(f"def area(side): return side ** 2 + 0 * {i}", TESTS) for i in range(130)])
+    assert all(report.passed for report in reports) and starts == [128, 2]
 
 
 def test_a_child_that_cannot_lock_itself_runs_nothing(monkeypatch):

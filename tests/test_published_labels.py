@@ -26,9 +26,9 @@ def read(name, tmp_path, item, **options):
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_published_layout_is_read(tmp_path, name):
     item, wanted = SOURCES[name]
-    (found,) = read(name, tmp_path, item)
-    tree_of(found)
-    assert {key: found.get(key) for key in wanted} == wanted
+    (record,) = read(name, tmp_path, item)
+    tree_of(record)
+    assert {key: record.get(key) for key in wanted} == wanted
 
 
 @pytest.mark.parametrize(("name", "item"), [(name, item) for name, items in BROKEN.items() for item in items])

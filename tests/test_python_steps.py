@@ -25,7 +25,7 @@ def labels(steps, tests=TESTS, seconds=60.0):
 
 
 def test_steps_are_right_as_soon_as_a_test_can_tell():
-    found, false = labels(
+    verdicts, false = labels(
         [
             "import math",  # runs, but no test applies
             "def area(side):",  # not complete
@@ -33,18 +33,18 @@ def test_steps_are_right_as_soon_as_a_test_can_tell():
             "def total(sides):\n    return sum(area(side) for side in sides)",
         ]
     )
-    assert found == [None, None, 1, 1] and not any(false)
+    assert verdicts == [None, None, 1, 1] and not any(false)
 
 
 def test_the_first_wrong_step_is_found_and_what_follows_is_open():
-    found, false = labels(
+    verdicts, false = labels(
         [
             "def area(side):\n    return side ** 2",
             "def total(sides):\n    return sum(sides)",
             "print(total([1]))",
         ]
     )
-    assert found == [1, 0, None] and false[1] == "AssertionError: "
+    assert verdicts == [1, 0, None] and false[1] == "AssertionError: "
 
 
 def test_branches_of_a_tree_are_programs_of_their_own():
@@ -68,8 +68,8 @@ def test_branches_of_a_tree_are_programs_of_their_own():
     ],
 )
 def test_what_makes_a_program_wrong(step, false):
-    found, reasons = labels([step], ["assert area(2) == 4"])
-    assert found == [0] and false in reasons[0]
+    verdicts, reasons = labels([step], ["assert area(2) == 4"])
+    assert verdicts == [0] and false in reasons[0]
 
 
 def test_a_loop_is_wrong_and_ends():
@@ -77,8 +77,8 @@ def test_a_loop_is_wrong_and_ends():
 
 
 def test_fences_hold_the_code():
-    found, _ = labels(["First, the area.", "```python\ndef area(s):\n    return s * s\n```\nDone."], TESTS[:1])
-    assert found == [None, 1]
+    verdicts, _ = labels(["First, the area.", "```python\ndef area(s):\n    return s * s\n```\nDone."], TESTS[:1])
+    assert verdicts == [None, 1]
 
 
 @pytest.mark.parametrize("tests", [None, [], "assert 1", [1]])
@@ -99,8 +99,8 @@ def test_an_odd_program_costs_its_own_label_alone(program):
 @pytest.mark.parametrize("report", hostile.REPORTS, ids=range(len(hostile.REPORTS)))
 def test_a_forged_report_of_another_shape_is_incorrect(report):
     write = f"import os\nfor fd in range(3, 40):\n    try: os.write(fd, {report!r}.encode() + b'\\n')\n"
-    found, false = labels([write + "    except OSError: pass\nos._exit(0)"], TESTS[:1])
-    assert found == [0] and false[0].encode()
+    verdicts, false = labels([write + "    except OSError: pass\nos._exit(0)"], TESTS[:1])
+    assert verdicts == [0] and false[0].encode()
 
 
 @pytest.mark.parametrize("program", hostile.FORGED.values(), ids=range(len(hostile.FORGED)))

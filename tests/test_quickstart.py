@@ -117,12 +117,12 @@ def test_labels_agree_over_steps_that_go_on(tmp_path):
     value = [sample(steps) | {"labels": labels} for steps, labels in ((SOUND, [1, 1, 1]), (LUCKY, [0.5, 0, 1]))]
     for name, samples in (("formal", formal), ("monte_carlo", value)):
         write_records(tmp_path / f"{name}.jsonl", [{"problem": PROBLEM, "samples": samples}])
-    found = judge.label_agreement(tmp_path)
-    assert found["steps"] == 4
-    assert found["accuracy_hard"] == 0.75
-    assert found["auroc"] == 1.0
-    assert found["right_without_value"] == 0.0
-    assert found["wrong_with_value"] == pytest.approx(1 / 3)
+    report = judge.label_agreement(tmp_path)
+    assert report["steps"] == 4
+    assert report["accuracy_hard"] == 0.75
+    assert report["auroc"] == 1.0
+    assert report["right_without_value"] == 0.0
+    assert report["wrong_with_value"] == pytest.approx(1 / 3)
 
 
 def test_an_author_without_habits_criticises_as_the_checker_does():

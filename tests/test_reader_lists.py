@@ -30,8 +30,8 @@ def test_what_follows_a_list_is_not_lost_in_silence(tmp_path, more):
     with pytest.raises(RecordError, match="f.json:3: line"):
         list(find("jsonl").read(tmp_path / "f.json"))
     with Rejects(tmp_path / "rejects") as rejects:
-        found = list(find("jsonl").read(tmp_path / "f.json", on_error="skip", rejects=rejects))
-    assert len(found) == 2 and (tmp_path / "rejects").read_text() == f"]\n{more}\n"
+        records = list(find("jsonl").read(tmp_path / "f.json", on_error="skip", rejects=rejects))
+    assert len(records) == 2 and (tmp_path / "rejects").read_text() == f"]\n{more}\n"
 
 
 ONE = {"problem": "p", "steps": ["a"]}
@@ -154,7 +154,7 @@ def test_stepwise_records_that_say_label_have_labels(tmp_path, name):
 def test_a_list_under_a_name_is_its_items(tmp_path):
     record = {"problem": "p", "steps": ["a"]}
     (tmp_path / "f.json").write_text(json.dumps({"data": [record, record]}))
-    assert [found for _, found in find("jsonl").read(tmp_path / "f.json")] == [record, record]
+    assert [kept for _, kept in find("jsonl").read(tmp_path / "f.json")] == [record, record]
 
 
 ODD = {

@@ -286,14 +286,14 @@ def test_outcomes_are_of_fitting_problems_with_as_many_right_as_wrong_samples(tm
     pools_of(tmp_path / "own_train.jsonl", 80)
     outcomes.main(tmp_path, tmp_path / "own_train.jsonl")
     tenths = {"fit": range(7), "valid": [7]}
-    for name, of in tenths.items():
+    for name, of_tenth in tenths.items():
         records = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         assert records
         for record in records:
             right = [sample["correct"] for sample in record["samples"]]
             assert 0 < sum(right) <= 2 and 0 < len(right) - sum(right) <= 2
             assert all(sample["answer"] is not None for sample in record["samples"])
-            assert verdict.bucket(record["problem"], 10) in of
+            assert verdict.bucket(record["problem"], 10) in of_tenth
 
 
 def test_scores_without_their_problem_are_one_line(tmp_path):

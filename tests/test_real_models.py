@@ -164,8 +164,8 @@ def test_greedy_decoding_is_that_of_transformers(file, reference, monkeypatch, p
     problems = [
         f"Ana has {i + 2} boxes of {2 * i + 3} eggs and breaks {i}. How many are whole?\n" for i in range(prompts)
     ]
-    found = policy.sample([Prefix(problem) for problem in problems], 1, until="end", seed=0)
-    for problem, (sample,) in zip(problems, found, strict=True):
+    drawn = policy.sample([Prefix(problem) for problem in problems], 1, until="end", seed=0)
+    for problem, (sample,) in zip(problems, drawn, strict=True):
         ids = torch.tensor([policy.layout.problem(problem)])
         out = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
         new = out[0, ids.shape[1] :].tolist()

@@ -107,11 +107,11 @@ def beyond(url, own, drawn):
 
     ranks = []
     for problem, samples in zip(PROBLEMS, drawn, strict=True):
-        for one in samples:
+        for sample in samples:
             prompt = own.prompt(problem)
-            path, body = engines.DIALECTS["vllm"].force("m", [*prompt, *one.ids])
+            path, body = engines.DIALECTS["vllm"].force("m", [*prompt, *sample.ids])
             (choice,) = httpx2.post(url + path, json=body, timeout=120).json()["choices"]
-            after = zip(choice["prompt_logprobs"][len(prompt) :], one.ids, strict=True)
+            after = zip(choice["prompt_logprobs"][len(prompt) :], sample.ids, strict=True)
             ranks += [by_id[str(token)]["rank"] for by_id, token in after]
     return float(np.mean(np.array(ranks) > 20))
 

@@ -83,8 +83,8 @@ def wanted(begun=()):
 def test_chains_go_on_in_fewer_rows_than_devices():
     mesh, few = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2]), wanted()[:3]
     drawn = make(mesh, temperature=1.0, top_p=1.0, rows=1).go_on(few, len(few))
-    assert [one.ids for one in drawn] == [
-        one.ids for one in make(temperature=1.0, top_p=1.0, rows=16).go_on(few, len(few))
+    assert [sample.ids for sample in drawn] == [
+        sample.ids for sample in make(temperature=1.0, top_p=1.0, rows=16).go_on(few, len(few))
     ]
 
 
@@ -92,11 +92,11 @@ def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
     policy = make(temperature=1.0, top_p=1.0, rows=16)
     whole = policy.go_on(wanted(), len(wanted()))
     begun, first = policy.go_on(wanted(), 8), None
-    reasons = [one.finish_reason for one in begun]
+    reasons = [sample.finish_reason for sample in begun]
     assert "open" not in reasons[:8] and {"open", "stop"} <= set(reasons[8:])
-    assert any(one.finish_reason == "open" and one.ids for one in begun) and not begun[-1].ids
-    first = [one if one.finish_reason == "open" and one.ids else None for one in begun]
-    left = [i for i, one in enumerate(begun) if one.finish_reason == "open"]
+    assert any(sample.finish_reason == "open" and sample.ids for sample in begun) and not begun[-1].ids
+    first = [sample if sample.finish_reason == "open" and sample.ids else None for sample in begun]
+    left = [i for i, sample in enumerate(begun) if sample.finish_reason == "open"]
     after = policy.go_on([wanted(first)[i] for i in left], len(left))
     for i, one in zip(left, after, strict=True):
         begun[i] = one
@@ -125,9 +125,9 @@ def test_every_token_has_the_probability_of_the_policy_that_drew_it():
 def test_costs_are_shared_out():
     assert multihost.parts([1.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
     costs = [9.0, 1, 1, 8, 1, 1, 7, 1]
-    found = multihost.parts(costs, 3)
-    assert sorted(sum(found, [])) == list(range(8))
-    assert [sum(costs[i] for i in part) for part in found] == [10, 10, 9]
+    parts = multihost.parts(costs, 3)
+    assert sorted(sum(parts, [])) == list(range(8))
+    assert [sum(costs[i] for i in part) for part in parts] == [10, 10, 9]
 
 
 def test_staleness_is_told_by_token():
@@ -148,7 +148,7 @@ def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monk
     seen, of_group = [], loop.rollout.judged
 
     def judged(records, drawn, *rest, **options):
-        seen.extend(one.drawn_by for samples in drawn for one in samples)
+        seen.extend(sample.drawn_by for samples in drawn for sample in samples)
         return of_group(records, drawn, *rest, **options)
 
     monkeypatch.setattr(loop.rollout, "judged", judged)

@@ -148,9 +148,9 @@ def test_every_text_of_results_is_escaped(folders, tmp_path):
 def test_figures_are_whole_files_that_parse(written):
     import xml.etree.ElementTree as ElementTree
 
-    found = {path.name: ElementTree.parse(path).getroot() for path in written[1].iterdir()}
-    assert len(found) > 2
-    for root in found.values():
+    stored = {path.name: ElementTree.parse(path).getroot() for path in written[1].iterdir()}
+    assert len(stored) > 2
+    for root in stored.values():
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{*}title").text and root.find("{*}desc").text
 
@@ -296,9 +296,9 @@ def test_runs_that_are_still_there_show_how_they_trained(folders, tmp_path):
     assert [re.findall(r"<title [^>]*>(.*?)</title>", text)[0] for text in drawn] == ["Training loss", "Goodput"]
     assert "here" in drawn[0] and "gone" not in drawn[0]
     assert drawn[0].count("stroke-dasharray") == 1 and drawn[1].count("stroke-dasharray") == 0
-    found = collect(folders)
-    results = {**found.models[0].results, "model": {**found.models[0].results["model"], "folder": str(tmp_path)}}
-    sections = page.sections_of(found._replace(models=[Model("here", results), found.models[1]]), {})
+    whole = collect(folders)
+    results = {**whole.models[0].results, "model": {**whole.models[0].results["model"], "folder": str(tmp_path)}}
+    sections = page.sections_of(whole._replace(models=[Model("here", results), whole.models[1]]), {})
     assert [len(blocks) for id, _, blocks in sections if id == "training"] == [2]
 
 

@@ -51,8 +51,8 @@ def test_one_run_has_the_interval_of_its_problems():
     rng = np.random.default_rng(1)
     (run,), (accuracy,) = of_seeds(values(rng, 1, 25)), of_seeds(rng.random((1, 25)) < 0.9)
     for of, fraction in ((run, False), (accuracy, True)):
-        found = mean_of_runs([of], fraction=fraction).interval()
-        np.testing.assert_allclose(found, interval(of, fraction=fraction), rtol=1e-12)
+        between = mean_of_runs([of], fraction=fraction).interval()
+        np.testing.assert_allclose(between, interval(of, fraction=fraction), rtol=1e-12)
     two = difference_of_runs([run], [run], same_seeds=True)
     assert (two.value, two.p) == (0, 1)
 

@@ -81,8 +81,8 @@ def params_of(folder):
 
     mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
-        found, _ = load_params(folder, read(folder / "experiment.json"), mesh)
-    return {name: np.asarray(x).tobytes() for name, x in flatten_dict(found, sep="/").items()}
+        params, _ = load_params(folder, read(folder / "experiment.json"), mesh)
+    return {name: np.asarray(x).tobytes() for name, x in flatten_dict(params, sep="/").items()}
 
 
 def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_problems(whole):
@@ -93,7 +93,7 @@ def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_pro
     assert first["adopted"] and first["after"] > first["before"]
     assert last["prm"] == f"prm/{max(each['update'] for each in result['refreshes'] if each['adopted'])}"
     assert (folder / last["prm"] / "experiment.json").is_file()
-    at = next(each for each in result["evaluations"] if each["update"] == first["update"])
+    at = next(evaluation for evaluation in result["evaluations"] if evaluation["update"] == first["update"])
     assert at["auroc"] == first["after"]  # the same samples, by the adopted PRM
 
 

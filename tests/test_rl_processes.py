@@ -88,9 +88,9 @@ class written:
 
     def __enter__(self):
         def sample(policy, problems, n, *, seed, update, costs):
-            found = samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
-            self.drawn.append([update, [[one.ids for one in samples] for samples in found]])
-            return found
+            drawn = samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
+            self.drawn.append([update, [[one.ids for one in samples] for samples in drawn]])
+            return drawn
 
         sampling.sample = sample
 
@@ -159,7 +159,7 @@ def test_refreshes_by_rollouts_and_a_second_prm_go_on_bit_for_bit(tmp_path):
     folder, logs = pod(tmp_path, "stormy", 2)
     stopped_equals_whole(folder, logs, 4)
     refreshes = json.loads((folder / "whole/rl.json").read_bytes())["refreshes"]
-    assert [each["update"] for each in refreshes] == [2, 4]
+    assert [refresh["update"] for refresh in refreshes] == [2, 4]
     with one_device(4):
         alone = loop.train(stormy(folder / "data"), folder / "alone")
     first = [run["evaluations"][0] for run in (alone, json.loads((folder / "whole/rl.json").read_bytes()))]
@@ -189,6 +189,8 @@ def test_a_server_samples_for_two_processes_what_it_samples_for_one(serve, tmp_p
         assert pod.wait() == [0, 0], pod.log(0)[-3000:] + pod.log(1)[-3000:]
     assert len(served.updates) == 2 * pushes == 2 * 3  # by process 0 alone
     together = json.loads((tmp_path / "two/rl.json").read_bytes())
-    assert [each["gold_P"] for each in together["evaluations"]] == [each["gold_P"] for each in alone["evaluations"]]
+    assert [evaluation["gold_P"] for evaluation in together["evaluations"]] == [
+        evaluation["gold_P"] for evaluation in alone["evaluations"]
+    ]
     one, two = numbers_of(tmp_path / "one"), numbers_of(tmp_path / "two")
     assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-5  # float32 rounding, as above

@@ -45,11 +45,11 @@ GROUPS = [
 
 def test_verdicts_are_the_fractions_of_completions_that_the_verifier_accepts():
     policy = Digits()
-    found = refresh.verdicts_of_rollouts(
+    judged = refresh.verdicts_of_rollouts(
         GROUPS, policy, of_function(product_is_even), RefreshConfig(rollouts=6, chains=2)
     )
     # Of completions 0 to 5 the first is cut off. After an odd prefix 2 and 4 are accepted, after an even one all.
-    assert found == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
+    assert judged == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
     assert len(policy.prefixes) == 3  # the shared first step is completed once
     one = refresh.verdicts_of_rollouts(
         GROUPS, policy, of_function(product_is_even), RefreshConfig(rollouts=6, chains=1)
@@ -68,7 +68,10 @@ def test_labels_are_as_the_prm_takes_them():
         assert [sample["labels"] for record in records for sample in record["samples"]] == wanted
         assert {record["semantics"] for record in records} == {semantics}
     outcomes = refresh.with_outcomes(GROUPS)
-    assert [[sample["correct"] for sample in each["samples"]] for each in outcomes] == [[False, True], [True, False]]
+    assert [[sample["correct"] for sample in outcome["samples"]] for outcome in outcomes] == [
+        [False, True],
+        [True, False],
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -97,15 +97,15 @@ def test_unfinished_samples_go_on_with_the_next_policy(monkeypatch):
 
     def go_on(policy, groups, *, seed, by, costs):
         assert [group.update for group in groups] == sorted(group.update for group in groups)
-        assert costs == [sum(max(2.0 - len(one.ids), 1.0) for one in group.chains) for group in groups]
+        assert costs == [sum(max(2.0 - len(chain.ids), 1.0) for chain in group.chains) for group in groups]
         first = groups[0].update
         return [
             tuple(
                 dataclasses.replace(
-                    one, ids=(*one.ids, by), drawn_by=(*one.drawn_by, (len(one.ids), by)),
+                    chain, ids=(*chain.ids, by), drawn_by=(*chain.drawn_by, (len(chain.ids), by)),
                     reason="stop" if group.update == first else "open",
                 )
-                for one in group.chains
+                for chain in group.chains
             )
             for group in groups
         ]  # fmt: skip

@@ -132,7 +132,7 @@ def test_a_prm_scores_every_turn_of_episodes(folder):
             Rollout((5,), np.zeros(1, np.float32), (1,), ("x",), False, (1,), (), _episode(said[:1], [])),
         ]  # fmt: skip
         (scores,) = rollout.scored(prm, [{"problem": "abc"}], [samples])
-        alone = prm.score_trees([tree_of({"messages": one.messages(), "segment": "turn"}) for one in samples])
+        alone = prm.score_trees([tree_of({"messages": sample.messages(), "segment": "turn"}) for sample in samples])
     assert [len(score_P) for score_P in scores] == [1, 2, 1]
     for score_P, score_N in zip(scores, alone, strict=True):
         np.testing.assert_allclose(score_P, score_N[~np.isnan(score_N)], atol=1e-5)

@@ -170,10 +170,10 @@ def test_rows_whose_samples_have_ended_are_dropped_and_the_rest_goes_on(monkeypa
 
     monkeypatch.setattr(decode, "of_rows", counted)
     monkeypatch.setattr(sampler, "FEWER", 2)
-    found = policy.sample(problems, 2, until="step", seed=3)
+    drawn = policy.sample(problems, 2, until="step", seed=3)
     assert lengths == [4]
     monkeypatch.setattr(sampler, "FEWER", 99)
-    assert_same(found, policy.sample(problems, 2, until="step", seed=3))
+    assert_same(drawn, policy.sample(problems, 2, until="step", seed=3))
 
 
 def test_one_compilation_a_bucket(policy, chains):

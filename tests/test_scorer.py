@@ -140,7 +140,9 @@ def test_every_tree_has_its_row_and_rows_are_full(prm):
     given = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
     groups = scorer.row_groups(given, scorer.LONGEST)
     assert sorted(i for members in groups.values() for i in members) == list(range(100))
-    packed = [pack([given[i] for i in some], tokens, tokens // 2, too_long="error") for tokens, some in groups.items()]
+    packed = [
+        pack([given[i] for i in group], tokens, tokens // 2, too_long="error") for tokens, group in groups.items()
+    ]
     assert list(groups) == sorted(groups, reverse=True) and max(groups) == scorer.FILLED
     assert all(len(p.rows.tokens) <= 2 for p in packed[1:])
     report = sum((p.report for p in packed), PackReport())
@@ -220,12 +222,12 @@ def test_a_run_that_was_trained_with_a_kernel_is_scored_on_a_cpu(tiny_run, tmp_p
     path = tmp_path / "run" / "experiment.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps(values | {"model": values["model"] | {"attention": "kernel"}}))
-    found, own = jprm.load(tmp_path / "run"), jprm.load(tiny_run.folder)
-    assert (own.config.attention, found.config.attention) == ("reference", "paths")
+    stored, own = jprm.load(tmp_path / "run"), jprm.load(tiny_run.folder)
+    assert (own.config.attention, stored.config.attention) == ("reference", "paths")
     assert jprm.load(tmp_path / "run", attention="kernel").config.attention == "kernel"  # asked for: interpreted
     given = [tree_of(record) for record in [*chains(5), *trees(2)]]
     # Sums of one row in another order: a few roundings of 6e-8 on logits of size 1.
-    np.testing.assert_allclose(*(np.concatenate(prm.score_trees(given)) for prm in (found, own)), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(*(np.concatenate(prm.score_trees(given)) for prm in (stored, own)), atol=1e-5, rtol=0)
 
 
 def test_a_chain_that_no_memory_holds_is_named_before_it_is_compiled(prm, monkeypatch):

@@ -89,9 +89,9 @@ def test_a_finished_chain_holds_its_place():
 
 
 def test_dvts_with_one_subtree_is_a_beam_of_one():
-    (one,), _, _ = run(DVTS(1, 2))
+    (tree,), _, _ = run(DVTS(1, 2))
     (beam,), _, _ = run(Beam(1, 2))
-    assert one.text == beam.text and one.draws == beam.draws and one.score == beam.score
+    assert tree.text == beam.text and tree.draws == beam.draws and tree.score == beam.score
 
 
 def test_dvts_keeps_the_best_of_every_subtree():

@@ -220,9 +220,9 @@ def test_the_command(method, folder, monkeypatch):
     records = list(read_records(folder / "out.jsonl"))
     for record in records:
         assert record_of(tree_of(record)) == record
-        found = record["search"]
-        assert found["rule"] == "prod" and found["policy"] == "markov"  # what the model's labels call for
-        assert found["scorer"] == {"model": "good", "digest": "0"} and found["policy_tokens"] <= 2000
+        result = record["search"]
+        assert result["rule"] == "prod" and result["policy"] == "markov"  # what the model's labels call for
+        assert result["scorer"] == {"model": "good", "digest": "0"} and result["policy_tokens"] <= 2000
     if method == "best-of-n":
         report = best_of_n_report(map(tree_of, records), seed=0)
         right = [record["search"]["correct"] for record in records]

@@ -49,10 +49,10 @@ BY_HAND = [
 @pytest.mark.parametrize(("simulations", "expected"), BY_HAND)
 def test_simulations_by_hand(simulations, expected):
     tree, policy, scorer = run(MCTS(simulations, 2, c_puct=1.0))
-    found = notes(tree)
-    assert found.keys() == expected.keys()
+    notes_of = notes(tree)
+    assert notes_of.keys() == expected.keys()
     for text, (visits, value) in expected.items():
-        assert found[text] == (visits, pytest.approx(value, abs=1e-6)), text  # scores are float32
+        assert notes_of[text] == (visits, pytest.approx(value, abs=1e-6)), text  # scores are float32
     assert [prefixes for prefixes, *_ in policy.calls] == [[()], [("a",)], [("b",)]][: simulations + 1]
     assert scorer.tokens == len(tree.text) and scorer.gone == set(range(len(scorer.seen)))
 

@@ -79,62 +79,62 @@ def test_best_of_n_and_votes_on_one_pool():
 
 
 def test_a_low_score_is_kept_as_it_is():
-    _, found, _ = run(BestOfN(4), scores=SCORES | {"a": 3e-9, "b": 2e-8})
-    assert [sample["scores"][0] for sample in found["samples"]] == [3e-9, 2e-8, 1.0, 3e-9]
+    _, result, _ = run(BestOfN(4), scores=SCORES | {"a": 3e-9, "b": 2e-8})
+    assert [sample["scores"][0] for sample in result["samples"]] == [3e-9, 2e-8, 1.0, 3e-9]
 
 
 def test_a_pool_is_read_by_the_evaluation():
-    _, found, _ = run(BestOfN(4))
-    assert record_of(tree_of(found)) == found
-    assert [sample["steps"][0] for sample in found["samples"]] == ["a", "b", "c~", "a"]
-    assert [sample["correct"] for sample in found["samples"]] == [True, False, False, True]
-    assert found["samples"][2]["answer"] is None and found["samples"][2]["finish_reason"] == "length"
-    assert found["samples"][0] | {"scores": None} == {
+    _, result, _ = run(BestOfN(4))
+    assert record_of(tree_of(result)) == result
+    assert [sample["steps"][0] for sample in result["samples"]] == ["a", "b", "c~", "a"]
+    assert [sample["correct"] for sample in result["samples"]] == [True, False, False, True]
+    assert result["samples"][2]["answer"] is None and result["samples"][2]["finish_reason"] == "length"
+    assert result["samples"][0] | {"scores": None} == {
         "steps": ["a", "The answer is 1."], "answer": "1", "answer_rule": "statement", "correct": True, "scores": None,
         "finish_reason": "stop", "tokens": 20, "logprob": -1.0}  # fmt: skip
-    assert found["id"] == 7
-    report = best_of_n_report([tree_of(found)], seed=0)
+    assert result["id"] == 7
+    report = best_of_n_report([tree_of(result)], seed=0)
     assert report["rules"]["prod"]["best_of_n"]["value"][-1] == 0  # b, which is wrong, as chosen above
     assert report["majority"]["value"][-1] == 1 and report["without_answer"] == 1
 
 
 def test_a_tree_holds_every_draw():
-    _, found, _ = run(Beam(2, 2), {k: v[:2] for k, v in TABLE.items()})
-    assert record_of(tree_of(found)) == found
+    _, result, _ = run(Beam(2, 2), {k: v[:2] for k, v in TABLE.items()})
+    assert record_of(tree_of(result)) == result
     # Four first draws are two steps drawn twice, and each of them is drawn from twice, with one result.
-    assert [(node["text"], len(node["draws"])) for node in found["nodes"]] == [
+    assert [(node["text"], len(node["draws"])) for node in result["nodes"]] == [
         ("a", 2), ("b", 2), ("The answer is 2.", 2), ("The answer is 1.", 2)]  # fmt: skip
-    node = found["nodes"][found["search"]["chosen"]]
+    node = result["nodes"][result["search"]["chosen"]]
     assert (node["answer"], node["correct"], node["parent"]) == ("2", False, 1)
     assert node["draws"] == [{"from": 1, "finish_reason": "stop", "tokens": 10, "logprob": -1.0}] * 2
-    assert found["search"]["policy_tokens"] == 80 == sum(d["tokens"] for n in found["nodes"] for d in n["draws"])
+    assert result["search"]["policy_tokens"] == 80 == sum(d["tokens"] for n in result["nodes"] for d in n["draws"])
 
 
 def test_scores_that_are_not_numbers_are_marked():
-    tree, found, _ = run(BestOfN(4), scores={})
-    assert (found["search"]["chosen"], found["search"]["unscored_steps"]) == (None, 5)
-    assert found["search"]["reason"] == "no finished chain has a finite score at every step"
-    assert len(found["samples"]) == 4 and all(sample["unscored"] for sample in found["samples"])
-    tree_of(found)
+    tree, result, _ = run(BestOfN(4), scores={})
+    assert (result["search"]["chosen"], result["search"]["unscored_steps"]) == (None, 5)
+    assert result["search"]["reason"] == "no finished chain has a finite score at every step"
+    assert len(result["samples"]) == 4 and all(sample["unscored"] for sample in result["samples"])
+    tree_of(result)
     assert (
         choose(tree, "prod", "majority", {1: ("1", True), 3: ("2", False)}).answer == "1"
     )  # a majority asks for no score
-    _, found, _ = run(Beam(2, 2), scores={})
-    assert found["search"]["chosen"] is None and [node["text"] for node in found["nodes"]] == ["a", "b", "c~"]
+    _, result, _ = run(Beam(2, 2), scores={})
+    assert result["search"]["chosen"] is None and [node["text"] for node in result["nodes"]] == ["a", "b", "c~"]
 
 
 def test_a_problem_without_an_answer_has_a_result_that_is_not_judged():
-    _, found, _ = run(BestOfN(4), truth=None)
-    assert found["search"]["answer"] == "2" and found["search"]["correct"] is None
-    assert "answer" not in found and not any("correct" in sample for sample in found["samples"])
+    _, result, _ = run(BestOfN(4), truth=None)
+    assert result["search"]["answer"] == "2" and result["search"]["correct"] is None
+    assert "answer" not in result and not any("correct" in sample for sample in result["samples"])
 
 
 def test_empty_chains_and_failures_are_counted():
-    _, found, _ = run(BestOfN(4), TABLE | {(): ["", "!", "a", "b"]})
-    assert len(found["samples"]) == 2
-    assert (found["search"]["empty"], found["search"]["failed"]) == (1, 1)
-    assert found["empty_samples"] == 1  # an evaluation of the record draws from three samples
-    assert best_of_n_report([tree_of(found)], seed=0)["n_samples"] == 3
-    assert found["search"]["error"] == "the server is down"
-    tree, found, _ = run(BestOfN(4), {(): [""]})
-    assert found is None and len(tree.draws) == 4
+    _, result, _ = run(BestOfN(4), TABLE | {(): ["", "!", "a", "b"]})
+    assert len(result["samples"]) == 2
+    assert (result["search"]["empty"], result["search"]["failed"]) == (1, 1)
+    assert result["empty_samples"] == 1  # an evaluation of the record draws from three samples
+    assert best_of_n_report([tree_of(result)], seed=0)["n_samples"] == 3
+    assert result["search"]["error"] == "the server is down"
+    tree, result, _ = run(BestOfN(4), {(): [""]})
+    assert result is None and len(tree.draws) == 4

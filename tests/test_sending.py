@@ -82,7 +82,7 @@ def spans(item):
 
 
 def attributes(of):
-    return {one["key"]: next(iter(one["value"].values())) for one in of["attributes"]}
+    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in of["attributes"]}
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_server_receives_every_turn_with_its_score(scored, tmp_path):
     assert [attributes(e)["gen_ai.evaluation.score.value"] for e in steps] == [0.8, 0.1]
 
     sent = list(read_records(tmp_path / "sent.jsonl"))
-    assert [one["trace_id"] for one in sent] == [spans(item)[0]["traceId"] for item in (whole, known, chain)]
+    assert [score["trace_id"] for score in sent] == [spans(item)[0]["traceId"] for item in (whole, known, chain)]
     assert [m["span_id"] for m in sent[0]["messages"] if "score" in m] == [s["spanId"] for s in spans(whole)[1:]]
 
 
@@ -160,8 +160,8 @@ def test_langfuse_receives_scores_of_traces_that_it_has(scored, tmp_path, monkey
     first, rejected, again = map(json.loads, taken)
     assert rejected == again
     wanted = [("process_reward", 0.9, None), ("process_reward", 0.25, SPAN), ("process_reward.lowest", 0.25, None)]
-    assert [(one["name"], one["value"], one.get("observationId")) for one in first] == wanted
-    assert {one["traceId"] for one in first} == {TRACE} and len({one["id"] for one in first}) == 3
+    assert [(score["name"], score["value"], score.get("observationId")) for score in first] == wanted
+    assert {score["traceId"] for score in first} == {TRACE} and len({score["id"] for score in first}) == 3
 
 
 @pytest.mark.parametrize(

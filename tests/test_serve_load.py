@@ -47,7 +47,7 @@ def numbered(n, more=""):
 
 
 def pool(steps, **more):
-    return {"problem": "a", "samples": [{"steps": each} for each in steps], **more}
+    return {"problem": "a", "samples": [{"steps": chain} for chain in steps], **more}
 
 
 def samples(n, problem="q{}", **more):
@@ -138,13 +138,13 @@ def url(tiny_run, tmp_path_factory):
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=os.environ) as process:
         try:
             until = time.monotonic() + 120
-            while not (found := re.search(r"(?<=running on )http://127.0.0.1:\d+", log.read_text())):
+            while not (match := re.search(r"(?<=running on )http://127.0.0.1:\d+", log.read_text())):
                 assert process.poll() is None and time.monotonic() < until, log.read_text()
                 time.sleep(0.1)
-            while ask(found[0], "/ready", None)[0] != 200 or json.loads(ask(found[0], "/ready", None)[1])["left"]:
+            while ask(match[0], "/ready", None)[0] != 200 or json.loads(ask(match[0], "/ready", None)[1])["left"]:
                 assert process.poll() is None and time.monotonic() < until, log.read_text()
                 time.sleep(0.2)
-            yield found[0]
+            yield match[0]
         finally:
             process.kill()
             stub.shutdown()

@@ -83,7 +83,7 @@ def test_routes_need_the_key_and_name_a_run(tmp_path):
         ]  # fmt: skip
         client.headers["authorization"] = "Bearer secret"
         make_run(tmp_path / "b", [])  # appears later
-        assert [one["id"] for one in client.get("/v1/runs").json()["data"]] == ["a", "b"]
+        assert [run["id"] for run in client.get("/v1/runs").json()["data"]] == ["a", "b"]
         got = client.get("/v1/runs/metrics", params={"run": "a"}).json()
         assert [line["step"] for line in got["lines"]] == [10, 20, 30]
         for query, status in (({"run": "../a"}, 404), ({"run": "a", "from": "-1"}, 400), ({}, 404)):

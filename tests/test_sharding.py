@@ -247,18 +247,18 @@ def tpus(sizes, slices=1):
 def test_devices_of_a_slice_lie_as_its_links(mesh):
     """Four devices along `tensor` or `context` have links between them: they differ in one direction alone."""
     devices = tpus((4, 4, 4))
-    found = _arranged(list(mesh), devices)
-    assert found.shape == mesh and {d.coords for d in found.flat} == {d.coords for d in devices}
-    coords = np.array([d.coords for d in found.flat]).reshape(*mesh, 3)
+    order = _arranged(list(mesh), devices)
+    assert order.shape == mesh and {d.coords for d in order.flat} == {d.coords for d in devices}
+    coords = np.array([d.coords for d in order.flat]).reshape(*mesh, 3)
     for axis in (2, 3):
         if mesh[axis] == 4:
             assert np.all((np.ptp(coords, axis=axis) > 0).sum(-1) == 1)
 
 
 def test_slices_lie_along_data_and_other_devices_in_their_order():
-    found = _arranged([4, 16, 2, 1], tpus((4, 4, 4), slices=2))
-    slice_of = np.vectorize(lambda d: d.slice_index)(found)
-    np.testing.assert_array_equal(slice_of, np.broadcast_to(np.repeat([0, 1], 2)[:, None, None, None], found.shape))
+    order = _arranged([4, 16, 2, 1], tpus((4, 4, 4), slices=2))
+    slice_of = np.vectorize(lambda d: d.slice_index)(order)
+    np.testing.assert_array_equal(slice_of, np.broadcast_to(np.repeat([0, 1], 2)[:, None, None, None], order.shape))
     with pytest.raises(ValueError, match="mesh.data=2"):
         _arranged([1, 128, 1, 1], tpus((4, 4, 4), slices=2))
     assert list(make_mesh(MeshConfig(2, 2, 2)).devices.flat) == jax.devices()

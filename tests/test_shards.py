@@ -119,7 +119,7 @@ def test_commands_that_drop_or_add_results_are_merged_by_problem(tmp_path):
         out = shard.of(tmp_path / "out.jsonl")
         own = shards.write_input(shard, shards.lines_of(tmp_path / "in.jsonl"), source, out)
         problems = [json.loads(line)["problem"] for line in own.read_bytes().splitlines()]
-        write_records(out, itertools.chain.from_iterable(results[each] for each in problems))
+        write_records(out, itertools.chain.from_iterable(results[problem] for problem in problems))
         shards.write_manifest(shard, out, {}, {"kept": 1, "name": "text"}, seconds=2.0, devices="cpu")
     merged = shards.merge([Shard(i, 4).of(tmp_path / "out.jsonl") for i in range(4)])
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines()

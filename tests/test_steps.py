@@ -44,9 +44,9 @@ texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=30).map
 @example(" \n\n a", "paragraphs")
 @example(" \n ", "auto")
 def test_joined_steps_are_the_text_and_none_is_blank(text, rule):
-    found = steps.split(text, rule)
-    assert "".join(found) == text
-    assert all(step.strip() for step in found) or not text.strip()
+    pieces = steps.split(text, rule)
+    assert "".join(pieces) == text
+    assert all(step.strip() for step in pieces) or not text.strip()
     assert steps.split(text, steps.rule_of(text)) == steps.split(text)
 
 

@@ -131,8 +131,8 @@ def test_a_run_killed_at_any_operation_ends_bit_for_bit_like_a_whole_one(folder,
                 kills, whole = kills + 1, False
         assert not out.is_file() or out.read_bytes() == expected
         score_file(Lengths(), (folder / "in.jsonl").url, out.url, on_error="skip")
-        found = objects(folder / str(count))
-        assert {name: content for name, content in found.items() if "info" not in name} == {
+        stored = objects(folder / str(count))
+        assert {name: content for name, content in stored.items() if "info" not in name} == {
             "/out.jsonl": expected, "/out.jsonl.rejects": rejected
         }  # fmt: skip
         if whole:
@@ -147,9 +147,9 @@ def test_a_scored_file_in_a_bucket_is_the_one_on_disk(folder, scored):
     assert said == f"{folder}/out.jsonl: {COUNT} records scored, 2 rejected"
     again = score_file(Lengths(), folder / "in.jsonl", folder / "out.jsonl", on_error="skip")
     assert again == f"{folder}/out.jsonl: {COUNT} records scored ({COUNT} were there already), 2 rejected"
-    found = objects(folder)
-    assert (found["/out.jsonl"], found["/out.jsonl.rejects"]) == (expected, rejected)
-    assert json.loads(found["/out.jsonl.info.json"])["input"] == f"{folder}/in.jsonl"
+    stored = objects(folder)
+    assert (stored["/out.jsonl"], stored["/out.jsonl.rejects"]) == (expected, rejected)
+    assert json.loads(stored["/out.jsonl.info.json"])["input"] == f"{folder}/in.jsonl"
     (folder / "in.jsonl").write_bytes(given + given[:0] + given.splitlines(keepends=True)[0].replace(b'"c0"', b'"new"'))
     with pytest.raises(ValueError, match="request"):
         score_file(Lengths(), folder / "in.jsonl", folder / "out.jsonl", on_error="skip")

@@ -115,14 +115,14 @@ def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
 
 
 def test_the_grid_of_settings():
-    found = grid(["a.b=1,2", 'data.train=["x","y"],["z"]', "c=(1,2)", 's="p,q"'])
-    assert list(found.values()) == [
+    points = grid(["a.b=1,2", 'data.train=["x","y"],["z"]', "c=(1,2)", 's="p,q"'])
+    assert list(points.values()) == [
         ("a.b=1", 'data.train=["x","y"]', "c=(1,2)", 's="p,q"'),
         ("a.b=1", 'data.train=["z"]', "c=(1,2)", 's="p,q"'),
         ("a.b=2", 'data.train=["x","y"]', "c=(1,2)", 's="p,q"'),
         ("a.b=2", 'data.train=["z"]', "c=(1,2)", 's="p,q"'),
     ]
-    assert next(iter(found)) == "a.b=1,data.train=__x_,_y__"
+    assert next(iter(points)) == "a.b=1,data.train=__x_,_y__"
     assert list(grid(["base=runs/a,runs/b"])) == ["base=runs_a", "base=runs_b"]
 
 

@@ -123,8 +123,8 @@ def test_rows_are_numbered_across_batches_and_row_groups(tmp_path, monkeypatch, 
     path = as_table(path, [*rows, {"problem": "", "steps": ["a"]}, {"problem": "r"}], **more)
     refused(RecordError, "table:9: problem", read, "jsonl", path)
     with jsonl.Rejects(tmp_path / "rejects") as rejects:
-        found = list(find("jsonl").read(path, on_error="skip", rejects=rejects))
-    assert [key for key, _ in found] == [f"{i}.0" for i in range(1, 9)]
+        records = list(find("jsonl").read(path, on_error="skip", rejects=rejects))
+    assert [key for key, _ in records] == [f"{i}.0" for i in range(1, 9)]
     assert (tmp_path / "rejects").read_text() == '{"problem": "", "steps": ["a"]}\n{"problem": "r"}\n'
 
 

@@ -85,8 +85,8 @@ def test_two_equal_steps_are_not_behind_each_other():
 def test_a_neutral_step_that_trains_as_incorrect_masks_what_follows(neutral, weight):
     nodes = (Node(-1, "a", 0.0), Node(0, "b", 1.0), Node(1, "c", -1.0))
     packed = packed_trees([ReasoningTree("p", nodes)], 64, 16, LINES)
-    found = by_node(packed, TargetConfig("rating", neutral, "mask"))
-    assert [found[0, n][1] for n in range(3)] == [float(neutral != "drop"), weight, weight]
+    targets_of = by_node(packed, TargetConfig("rating", neutral, "mask"))
+    assert [targets_of[0, n][1] for n in range(3)] == [float(neutral != "drop"), weight, weight]
 
 
 def test_an_error_in_one_tree_does_not_reach_the_next_one_or_padding():
@@ -126,9 +126,9 @@ def test_targets_of_values_are_their_formulas(name):
     changes, formula = OF_VALUES[name]
     config = TargetConfig("value", "none", "keep", **changes)
     trees = [random_tree(seed, 9, (None, 0.0, 0.25, 0.5, 1.0)) for seed in range(8)]
-    found = by_node(packed_trees(trees), config)
-    assert len(found) == 8 * 9
-    for (t, n), (target, weight) in found.items():
+    targets_of = by_node(packed_trees(trees), config)
+    assert len(targets_of) == 8 * 9
+    for (t, n), (target, weight) in targets_of.items():
         node = trees[t].nodes[n]
         before = trees[t].nodes[node.parent].label if node.parent >= 0 else None
         wanted = None if node.label is None else formula(node.label, before)

@@ -50,8 +50,8 @@ def test_trees_come_back_as_they_were(layout, tmp_path, supervise):
     write_trees(tmp_path, trees, {"extras": list(trees[0].extras)})
     found = TokenTrees(tmp_path)
     assert len(found) == len(trees)
-    for one, other in zip(trees, found, strict=True):
-        equal(one, other)
+    for tree, other in zip(trees, found, strict=True):
+        equal(tree, other)
     equal(found[2:9:3][1], trees[5])
 
 

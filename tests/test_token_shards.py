@@ -86,12 +86,12 @@ def test_the_shards_hold_the_trees_of_all_records(world):
     records = [json.loads(line) for line in (folder / "train.jsonl").open()]
     layout = layout_of(plain)
     made = {tree.name: tree for tree in trees_of(records, plain, layout)}
-    found = list(TokenShards(folder / "tokens"))
-    assert len(found) == len(made) == 90
-    for tree in found:
+    trees = list(TokenShards(folder / "tokens"))
+    assert len(trees) == len(made) == 90
+    for tree in trees:
         equal(tree, made[tree.name])
     about = json.loads((folder / "tokens" / SHARDS).read_text())["shards"]
-    assert sum(one["tokens"] for one in about) == sum(len(tree.tokens_N) for tree in found)
+    assert sum(shard["tokens"] for shard in about) == sum(len(tree.tokens_N) for tree in trees)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])

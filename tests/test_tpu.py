@@ -74,16 +74,16 @@ def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology,
         args = placed((16, T, D), "batch"), placed((D, F), "embed", None), placed((F, D), None, "embed")
         text = jax.jit(gradients, compiler_options=OPTIONS["tpu"]).lower(*args).compile().as_text()
     assert ('async_execution_thread="sparsecore"' in text) == (not topology.startswith("v5e"))  # which has none
-    found = counts.count(hlo.parse(text)).collectives
+    moved = counts.count(hlo.parse(text)).collectives
     size = collections.Counter()
-    for c in found:
+    for c in moved:
         size[c.kind] += c.bytes
     # Both sums in bfloat16, and no more of each than the chip's share is sent on to where it belongs.
     assert size["all-gather"] == size["reduce-scatter"] == 2 * D * F * 2
     assert size.pop("collective-permute", 0) <= 3 * 2 * D * F * 2 / 16
     # What is scattered over 8 is summed with the other 8's.
     assert size.pop("all-reduce", 0) == (2 * D * F * 2 / 8 if data == 2 else 0) and len(size) == 2
-    assert {c.moves for c in found if c.kind == "all-reduce"} == ({"gradients"} if data == 2 else set())
+    assert {c.moves for c in moved if c.kind == "all-reduce"} == ({"gradients"} if data == 2 else set())
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def close(numbers):
 @pytest.mark.slow
 def test_verl(address, folder, samples):
     got, expected = drive("verl", folder, samples), rewarded(address, samples)
-    assert got["scores"] == close([one["score"] for one in expected])
+    assert got["scores"] == close([sample["score"] for sample in expected])
     for row, one in zip(got["token_rewards"], expected, strict=True):
         assert row == close(one["token_rewards"] + [0.0] * (len(row) - len(one["token_rewards"])))
 
@@ -107,7 +107,9 @@ def test_trl(address, folder, samples):
     texts = [{"problem": p, "response": c} for p, c in zip(seen["prompts"], seen["completions"], strict=True)]
     import httpx2 as httpx
 
-    expected = [one["score"] for one in httpx.post(address + "/v1/rewards", json={"samples": texts}).json()["samples"]]
+    expected = [
+        sample["score"] for sample in httpx.post(address + "/v1/rewards", json={"samples": texts}).json()["samples"]
+    ]
     assert seen["rewards"] == [None if score is None else close(score) for score in expected]
     log = got["log"]
     mean = sum(score for score in expected if score is not None) / sum(score is not None for score in expected)

@@ -181,7 +181,7 @@ def tuned(prm):
 def log_ratio(ids, begin, end):
     """Returns beta times the sum over ids[begin:end] of the log ratio, each given the ids before it, computed alone."""
     rows, models = chain_rows([ids], 1024), (params(LANGUAGE), params(LANGUAGE, seed=1))
-    both = [np.asarray(log_probs(some, LANGUAGE, rows))[0] for some in models]
+    both = [np.asarray(log_probs(model, LANGUAGE, rows))[0] for model in models]
     return BETA * float((both[0] - both[1])[begin:end].sum())
 
 

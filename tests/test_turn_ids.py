@@ -235,8 +235,8 @@ def test_a_null_content_beside_calls_is_empty():
     bare = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
     asks = "{% for m in messages %}{{ 'null' if m['content'] is none else m.content }}" + calls + "{% endfor %}"
     for template, wanted in ((bare, "3?<call>lookup"), (asks, "3?null<call>lookup")):
-        (one,) = render_turns(ChatTemplate(template), messages)
-        assert one.text == wanted
+        (rendered,) = render_turns(ChatTemplate(template), messages)
+        assert rendered.text == wanted
     (null,), (empty,) = (
         turns_of(tree_of({"messages": [messages[0], messages[1] | {"content": content}]}), read_by_jprm("qwen2.5")).ids
         for content in (None, "")
@@ -260,6 +260,6 @@ def test_a_long_trajectory_takes_seconds():
 def test_rendering_names_the_turns():
     chat = ChatTemplate(unmarked(QWEN25))
     messages = json.loads(json.dumps(trajectory(5, thoughts=False)["messages"]))
-    (one,) = render_turns(chat, messages)
-    assert [k for k, _, _ in one.turns] == [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    assert all(one.text[end - 10 : end] == "<|im_end|>" for _, _, end in one.turns)
+    (rendered,) = render_turns(chat, messages)
+    assert [k for k, _, _ in rendered.turns] == [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    assert all(rendered.text[end - 10 : end] == "<|im_end|>" for _, _, end in rendered.turns)

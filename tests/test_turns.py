@@ -76,31 +76,31 @@ def played(policy, layout):
 
 
 def test_probabilities_are_those_of_the_whole_model(policy, played):
-    for one in played:
-        whole = engine.log_probabilities(policy.params, policy.config, policy.mesh, [(one.prompt, one.ids)])
+    for episode in played:
+        whole = engine.log_probabilities(policy.params, policy.config, policy.mesh, [(episode.prompt, episode.ids)])
         # float32 sums in another order: keys from slots, turns after turns
-        np.testing.assert_allclose(one.log_probability_T[one.sampled_T], whole[one.sampled_T], atol=1e-4)
-        assert not one.log_probability_T[~one.sampled_T].any()
+        np.testing.assert_allclose(episode.log_probability_T[episode.sampled_T], whole[episode.sampled_T], atol=1e-4)
+        assert not episode.log_probability_T[~episode.sampled_T].any()
 
 
 def test_ids_are_what_the_template_writes_and_what_was_sampled_stays(layout, played):
-    for one in played:
-        assert one.turn_stop[-1] == len(one.ids) and one.sampled_T[-1]
-        text = layout.tokenizer.decode([*one.prompt, *one.ids])
-        said = one.episode.messages if one.ended else one.episode.messages[: one.episode.turns[-1]]
+    for episode in played:
+        assert episode.turn_stop[-1] == len(episode.ids) and episode.sampled_T[-1]
+        text = layout.tokenizer.decode([*episode.prompt, *episode.ids])
+        said = episode.episode.messages if episode.ended else episode.episode.messages[: episode.episode.turns[-1]]
         whole = render(TEMPLATE, said, {}, reply=False)
-        assert whole.startswith(text) if one.ended else text.startswith(whole)
-        for start, stop, written in zip((0, *one.turn_stop), one.turn_stop, one.texts, strict=False):
-            turn = [i for i, own in zip(one.ids[start:stop], one.sampled_T[start:stop], strict=True) if own]
+        assert whole.startswith(text) if episode.ended else text.startswith(whole)
+        for start, stop, written in zip((0, *episode.turn_stop), episode.turn_stop, episode.texts, strict=False):
+            turn = [i for i, own in zip(episode.ids[start:stop], episode.sampled_T[start:stop], strict=True) if own]
             assert layout.tokenizer.decode(turn).removesuffix("<end>") == written
-    assert {one.ended for one in played} == {True} or any(one.cut for one in played)
+    assert {episode.ended for episode in played} == {True} or any(episode.cut for episode in played)
 
 
 def test_a_rollout_depends_on_nothing_that_is_sampled_beside_it(policy, layout, played):
     alone = [rollouts(policy, layout, [p], [n])[0][0] for p, n in (("abc", 1), ("hi?", 0))]
     for one, beside in zip(alone, (played[1], played[2]), strict=True):
         assert (one.ids, one.texts, one.ended) == (beside.ids, beside.texts, beside.ended)
-    assert len({one.ids for one in (played[0], played[1], played[3])}) == 3
+    assert len({episode.ids for episode in (played[0], played[1], played[3])}) == 3
 
 
 def test_what_branches_share_is_computed_once(policy, layout):
@@ -119,9 +119,9 @@ def test_what_branches_share_is_computed_once(policy, layout):
 @pytest.mark.parametrize("limits", [{"turns": 2}, {"tokens": 40}])
 def test_limits_cut_an_episode_off(policy, layout, limits):
     played, _ = rollouts(policy, layout, ["abc"] * 4, range(4), ends=99, **limits)
-    assert all(one.cut and not one.ended for one in played)
+    assert all(episode.cut and not episode.ended for episode in played)
     if "turns" in limits:
-        assert max(len(one.texts) for one in played) == 2
+        assert max(len(episode.texts) for episode in played) == 2
 
 
 def test_lost_episodes_are_told(policy, layout):

@@ -62,8 +62,8 @@ def make(folder):
     chains = [["".join(rng.choice(PIECES[3:], rng.integers(1, 6))) for _ in range(3)] for _ in range(200)]
     labels = [[None if right is None else 2.0 * right - 1 for right in working({}, steps)] for steps in chains]
     write_records(folder / "rated.jsonl", [
-        {"problem": f"{i}+{i}=?", "steps": steps, "labels": some, "semantics": "rating"}
-        for i, (steps, some) in enumerate(zip(chains, labels, strict=True))
+        {"problem": f"{i}+{i}=?", "steps": steps, "labels": labels_of, "semantics": "rating"}
+        for i, (steps, labels_of) in enumerate(zip(chains, labels, strict=True))
     ])  # fmt: skip
     return folder
 

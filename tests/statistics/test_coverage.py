@@ -212,8 +212,8 @@ def curve_differences(problems):
     less_P = pools()["best of n"][:, -1] - pools()["majority"][:, -1]
 
     def sample(rng, n, seed):
-        found = mean_differences(less_P[rng.integers(1500, size=problems)][:, None], range(problems), seed)
-        return found._replace(low=found.low[0], high=found.high[0])
+        ahead = mean_differences(less_P[rng.integers(1500, size=problems)][:, None], range(problems), seed)
+        return ahead._replace(low=ahead.low[0], high=ahead.high[0])
 
     return sample, less_P.mean()
 
@@ -284,8 +284,8 @@ def test_an_interval_of_a_fraction_is_wilsons():
     binomial = np.sqrt(0.3 * 0.7 / 100 * 99 / 100)
     t = 1.984217  # Student's t, 99 degrees, 97.5 %
     for value, right, error in ((0.3, 30, binomial), (1.0, 100, 0.0), (0.0, 0, 0.0)):
-        found = interval(Draws(value, value + error * np.array([-1.0, 1.0]), 100))
-        np.testing.assert_allclose(found[1:], wilson(np.array(right), np.array(100), t), atol=1e-6)
+        between = interval(Draws(value, value + error * np.array([-1.0, 1.0]), 100))
+        np.testing.assert_allclose(between[1:], wilson(np.array(right), np.array(100), t), atol=1e-6)
     plain = interval(Draws(0.3, 0.3 + 0.01 * np.array([-1.0, 1.0]), 100), fraction=False)
     np.testing.assert_allclose(
         plain[1:], [0.3 - t * 0.01 * np.sqrt(100 / 99), 0.3 + t * 0.01 * np.sqrt(100 / 99)], atol=1e-8

@@ -33,10 +33,10 @@ def test_the_interval_covers_the_ece(name, problems, repetitions):
     rng, covered, bias, plain_bias = np.random.default_rng(0), [], [], []
     for _ in range(repetitions):
         *data, bins, truth = sample(rng, problems, POPULATIONS[name])
-        found = cal.ece_interval(*data, bins, seed=0)
-        covered.append(found.low <= truth <= found.high)
-        assert found.low <= found.value <= found.high
-        bias.append(found.value - truth)
+        between = cal.ece_interval(*data, bins, seed=0)
+        covered.append(between.low <= truth <= between.high)
+        assert between.low <= between.value <= between.high
+        bias.append(between.value - truth)
         plain_bias.append(cal.ece(*data[:2], bins) - truth)
     assert at_least(covered, 0.95)
     if name != "0.1 too sure":  # there noise cancels, and the plain one has no bias

@@ -40,7 +40,7 @@ def test_expected_tokens_are_the_mean_over_all_subsets(seed):
     found_n = token_costs([tree_of(record(*pool)) for pool in made], SimpleNamespace(layout=Letters()), n_max)[1]
     for n in range(1, n_max + 1):
         subsets = [[tokens_of(problem, x) for x in itertools.combinations(chains, n)] for problem, chains in made]
-        assert found_n[n - 1] == pytest.approx(np.mean([np.mean(of) for of in subsets]), rel=1e-12)
+        assert found_n[n - 1] == pytest.approx(np.mean([np.mean(cost_of) for cost_of in subsets]), rel=1e-12)
 
 
 def test_one_sample_is_not_charged_at_the_rate_of_many():

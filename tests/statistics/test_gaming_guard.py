@@ -46,7 +46,7 @@ class Run:
             if guards.suspected(self.evaluations, config):
                 best = guards.best_of(self.evaluations)
                 fresh = self.evaluation(accuracies[best], best), self.evaluation(accuracy, update)
-                earlier = sum("check" in each for each in self.evaluations)
+                earlier = sum("check" in evaluation for evaluation in self.evaluations)
                 self.evaluations[-1]["check"] = guards.fresh_test(*fresh, earlier, seed=0)
             if guards.fired(self.evaluations, config):
                 return update
@@ -63,7 +63,7 @@ def test_suspicions_are_frequent_and_false_alarms_are_not():
     problems, samples, evaluations = SIZES["200 x 4, 20 evaluations"]
     runs = [Run(problems, samples, seed) for seed in range(60)]
     ended = [run.ended([0.5] * (evaluations + 1)) is not None for run in runs]
-    suspected = [any("check" in each for each in run.evaluations) for run in runs]
+    suspected = [any("check" in evaluation for evaluation in run.evaluations) for run in runs]
     assert np.mean(suspected) > 0.6  # what ended the run before
     assert sum(ended) <= binom.ppf(0.999, len(runs), guards.FALSE_ALARMS)
 

@@ -35,9 +35,9 @@ def label(p, k, estimate, adaptive):
     """(values, low, high, rollouts) of many prefixes of value p."""
     tree = ReasoningTree("p", tuple(Node(-1, str(i)) for i in range(PREFIXES)), answer=1)
     config = MonteCarloConfig(estimate, k, adaptive=adaptive, verifier=f"{__name__}:HEADS")
-    (found,) = label_trees([tree], Coins(p), config)
-    columns = [[node.label for node in found.nodes]]
-    columns += [[node.extra[key] for node in found.nodes] for key in ("low", "high", "rollouts")]
+    (record,) = label_trees([tree], Coins(p), config)
+    columns = [[node.label for node in record.nodes]]
+    columns += [[node.extra[key] for node in record.nodes] for key in ("low", "high", "rollouts")]
     return [np.array(column) for column in columns]
 
 

@@ -126,11 +126,11 @@ def test_step_figures_take_the_natural_threshold():
         of_p.append(tree_of(chain | {"semantics": "correctness", "scores": p.tolist()}))
         of_difference.append(tree_of(chain | {"semantics": "correctness", "scores": (2 * p - 1).tolist()}))
     expected, old = (steps_report(of_p, "drop", 0, threshold) for threshold in (0.5, 0.75))
-    found = steps_figures(Request({"chains": of_difference}, scale=PURE))
+    report = steps_figures(Request({"chains": of_difference}, scale=PURE))
     for key in ("accuracy", "first_error", "auroc", "alternatives"):
-        assert found[key] == expected[key]
-    assert (found["threshold"], expected["threshold"]) == (0.0, 0.5)
-    assert found["accuracy"] != old["accuracy"] and found["first_error"] != old["first_error"]
+        assert report[key] == expected[key]
+    assert (report["threshold"], expected["threshold"]) == (0.0, 0.5)
+    assert report["accuracy"] != old["accuracy"] and report["first_error"] != old["first_error"]
 
 
 def test_stored_scores_are_read_on_their_own_scale(tmp_path, capsys):

@@ -31,7 +31,7 @@ def main(adapter, folder):
         return await executor.execute(prompt, "4", params, 512, tokenizer, engine)
 
     outputs = [asyncio.run(run(sample)) for sample in json.load(sys.stdin)]
-    print(json.dumps([{key: one[key] for key in ("reward", "scores", "extra_logs")} for one in outputs]))
+    print(json.dumps([{key: output[key] for key in ("reward", "scores", "extra_logs")} for output in outputs]))
 
 
 if __name__ == "__main__":
