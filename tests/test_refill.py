@@ -17,7 +17,7 @@ from tiny_run import lines, one_device, untimed
 
 from jprm import multihost
 from jprm.methods.decoding import decode, sampler
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig, Wanted
+from jprm.methods.decoding.sampler import NOTHING, Sampler, SamplerConfig, Wanted
 from jprm.methods.policy.engine import log_probabilities
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl import loop
@@ -76,7 +76,7 @@ def prompt(prefix):
 
 
 def wanted(begun=()):
-    begun = begun or [None] * (len(PROBLEMS) * N)
+    begun = begun or [NOTHING] * (len(PROBLEMS) * N)
     return [Wanted(prompt(prefix), i, j, begun[i * N + j]) for i, prefix in enumerate(PROBLEMS) for j in range(N)]
 
 
@@ -91,13 +91,12 @@ def test_chains_go_on_in_fewer_rows_than_devices():
 def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
     policy = make(temperature=1.0, top_p=1.0, rows=16)
     whole = policy.go_on(wanted(), len(wanted()))
-    begun, first = policy.go_on(wanted(), 8), None
+    begun = policy.go_on(wanted(), 8)
     reasons = [sample.finish_reason for sample in begun]
     assert "open" not in reasons[:8] and {"open", "stop"} <= set(reasons[8:])
     assert any(sample.finish_reason == "open" and sample.ids for sample in begun) and not begun[-1].ids
-    first = [sample if sample.finish_reason == "open" and sample.ids else None for sample in begun]
     left = [i for i, sample in enumerate(begun) if sample.finish_reason == "open"]
-    after = policy.go_on([wanted(first)[i] for i in left], len(left))
+    after = policy.go_on([wanted(begun)[i] for i in left], len(left))
     for i, one in zip(left, after, strict=True):
         begun[i] = one
     for one, other in zip(begun, whole, strict=True):

@@ -32,7 +32,7 @@ from starlette.routing import Route
 from jprm.apps.web import Listen
 from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening, opened, under
 from jprm.checkpoints import base
-from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler
+from jprm.methods.decoding.sampler import NOTHING, Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.methods.policy.engine import log_probabilities
 from jprm.model.heads import of_channels
 
@@ -110,7 +110,7 @@ class Waiting:
     prompt: tuple[int, ...]
     seed: int
     most: int
-    begun: Drawn | None = None
+    begun: Drawn = NOTHING
     future: concurrent.futures.Future = dataclasses.field(default_factory=concurrent.futures.Future)
 
 
@@ -179,7 +179,7 @@ class Device:
             return
         for waiting, so_far in reversed(list(zip(now, drawn, strict=True))):
             if so_far.finish_reason == "open":
-                waiting.begun = so_far if so_far.ids else None
+                waiting.begun = so_far
                 self._waiting.appendleft(waiting)
             elif np.isfinite(so_far.logprob_N).all():
                 waiting.future.set_result(so_far)

@@ -78,12 +78,6 @@ class Slots:
         with jax.set_mesh(self.model.mesh):
             self._pool = empty_pool(self.model.config, self.size, self.nodes)
 
-    def double(self) -> None:
-        with jax.set_mesh(self.model.mesh):
-            self._pool = _doubled(self._pool)
-        self.put_back(np.arange(self.size, 2 * self.size))
-        self.size *= 2
-
     def take_state(self) -> int:
         """Returns a free place for a node's state, making room where there is none; -1 for a model without states."""
         if not self.nodes:
@@ -96,7 +90,12 @@ class Slots:
         return self.free_states.pop(0)
 
     def take(self, count: int) -> np.ndarray:
-        """Returns so many free slots, of which there must be enough."""
+        """Returns so many free slots, doubling all where too few are free."""
+        while count > len(self.free):
+            with jax.set_mesh(self.model.mesh):
+                self._pool = _doubled(self._pool)
+            self.put_back(np.arange(self.size, 2 * self.size))
+            self.size *= 2
         taken, self.free = np.split(self.free, [count])
         return taken
 
@@ -267,18 +266,16 @@ def empty_pool(config: ModelConfig, slots: int, nodes: int = 0) -> Pool:
 
 @jax.jit
 def _doubled(pool: Pool) -> Pool:
-    return Pool(decode.mapped(lambda x: _twice(x, x.ndim - 3), None, pool.cache), _twice(pool.x_ND, 0))
+    cache = decode.mapped(lambda x: decode.padded(x, x.ndim - 3, 2 * x.shape[-3]), None, pool.cache)
+    return Pool(cache, decode.padded(pool.x_ND, 0, 2 * len(pool.x_ND)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _more_states(config: ModelConfig, pool: Pool) -> Pool:
-    more = lambda axis, x: _twice(x, axis)  # noqa: E731
+    def more(axis: int, x: Array) -> Array:
+        return decode.padded(x, axis, 2 * x.shape[axis])
+
     return Pool(decode.mapped(lambda x: x, more, pool.cache, config=config), pool.x_ND)
-
-
-def _twice(x, axis: int):
-    """Returns the array with as many zeros after it along an axis."""
-    return jnp.pad(x, [(0, x.shape[i] if i == axis else 0) for i in range(x.ndim)])
 
 
 # ---------------------------------------------------------------------------------------------------- trees of a search
@@ -385,8 +382,6 @@ class LiveTrees:
         paths, ends = [self._path(parent) for parent in parents], [self._ends(parent) for parent in parents]
         for path, length in zip(paths, lengths, strict=True):
             self._prm.check_length(len(path) + length, "a live tree")
-        while needed > len(self._slots.free):
-            self._slots.double()
         slots = np.split(self._slots.take(needed), np.cumsum(lengths)[:-1]) if ids else []
         score_P = np.zeros(len(ids), np.float32)
         starts = [self._nodes[parent].state if parent >= 0 else -1 for parent in parents]

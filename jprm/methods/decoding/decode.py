@@ -404,10 +404,9 @@ def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
     """Returns the group of every layer, and by role the layer's index in that group's stack."""
     places = []
     for group, span in enumerate(layers.spans(config)):
-        of_role = layers.stacks(config, *span)
+        having = layers.places(config, *span)
         for layer in range(*span):
-            index = {role: np.int32(at.index(layer)) for role, (_, _, at) in of_role.items() if layer in at}
-            places.append((group, index))
+            places.append((group, {role: np.int32(having[role].index(layer)) for role in layers.roles(config, layer)}))
     return places
 
 
@@ -572,7 +571,7 @@ def grown(samples: Samples, size: int) -> Samples:
     room = samples.written_BN.shape[1]
 
     def pad(x: Array, axis: int) -> Array:
-        return _padded(jnp.roll(x, -(samples.count % room), axis), axis, size)  # the oldest first
+        return padded(jnp.roll(x, -(samples.count % room), axis), axis, size)  # the oldest first
 
     cache, count = mapped(lambda x: pad(x, 2), None, samples.cache), jnp.full_like(samples.count, room)
     by_token = {
@@ -582,7 +581,8 @@ def grown(samples: Samples, size: int) -> Samples:
     return dataclasses.replace(samples, count=count, cache=cache, **by_token)
 
 
-def _padded(x: Array, axis: int, size: int) -> Array:
+def padded(x: Array, axis: int, size: int) -> Array:
+    """Returns the array with zeros after it along an axis, of which it then has `size`."""
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
@@ -599,8 +599,8 @@ def refilled(past: Past, new: Past, new_R) -> Past:
 @functools.partial(jax.jit, static_argnums=1)
 def longer(past: Past, size: int) -> Past:
     """Returns the past with room for prompts of `size` tokens."""
-    cache = mapped(lambda x: _padded(x, 2, size), None, past.cache)
-    return Past(cache, _padded(past.seen_RS, 1, size))
+    cache = mapped(lambda x: padded(x, 2, size), None, past.cache)
+    return Past(cache, padded(past.seen_RS, 1, size))
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -118,6 +118,10 @@ class Drawn:
     entropy_N: Float32[np.ndarray, " N"] | None = None
 
 
+NOTHING = Drawn((), np.zeros(0, np.float32), 0.0, "open")
+"""A chain of which nothing is drawn yet."""
+
+
 class Sampler:
     """A `Policy` of a language model on a mesh. `logprob` is under the model itself: temperature 1, all tokens.
 
@@ -207,13 +211,11 @@ class Sampler:
         """
         jobs, (_, most) = [], jobs_at_once(len(wanted), 1, self.options.rows, self._devices)
         for place, job in enumerate(wanted):
-            ids = job.begun.ids if job.begun else ()
-            prompt, number = (*job.prompt, *ids), job.number % 2**32
-            jobs.append(Job(prompt, job.hash, (place,), (number,), len(ids), place < needed))
+            prompt, number = (*job.prompt, *job.begun.ids), job.number % 2**32
+            jobs.append(Job(prompt, job.hash, (place,), (number,), len(job.begun.ids), place < needed))
         drawn, result = self._drawn(jobs, 1, most, "end"), []
         for place, job in enumerate(wanted):
-            before = job.begun or Drawn((), np.zeros(0, np.float32), 0.0, "open")
-            new = drawn.get(place)
+            before, new = job.begun, drawn.get(place)
             result.append(before if new is None else Drawn(
                 before.ids + new.ids, np.concatenate([before.logprob_N, new.logprob_N]), before.logprob + new.logprob,
                 new.finish_reason,
@@ -310,7 +312,7 @@ class Wanted:
     prompt: tuple[int, ...]
     hash: int  # `text_hash`, beside the number
     number: int
-    begun: Drawn | None = None
+    begun: Drawn = NOTHING
 
 
 @dataclasses.dataclass(frozen=True)

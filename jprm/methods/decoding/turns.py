@@ -116,20 +116,17 @@ class Conversations:
 
     def _computed(self, branches: Sequence[Branch]) -> list[Branch]:
         """Returns the branches with the keys and values of all tokens but the last, with which decoding begins."""
-        distinct = {branch: branch.ids[len(branch.slots) : -1] for branch in branches}
-        new = {branch: ids for branch, ids in distinct.items() if ids}
-        if new:
-            ids, paths = list(new.values()), [branch.slots for branch in new]
-            slots = [self._take(len(ids_N)) for ids_N in ids]
-            T = padded_size(max(map(len, ids)), SHORTEST_NEW)
-            S = padded_size(max(map(len, paths)), SHORTEST_PROMPT)
-            self._slots.extend(ids, slots, paths, T, S)
-            self.computed += sum(map(len, ids))
-            taken = dict(zip(new, slots, strict=True))
-            distinct = {b: Branch(b.ids, np.concatenate([b.slots, taken[b]])) if b in new else b for b in distinct}
-        else:
-            distinct = {branch: branch for branch in distinct}
-        return [distinct[branch] for branch in branches]
+        new = {branch: ids for branch in branches if (ids := branch.ids[len(branch.slots) : -1])}
+        if not new:
+            return list(branches)
+        ids, paths = list(new.values()), [branch.slots for branch in new]
+        slots = [self._slots.take(len(ids_N)) for ids_N in ids]
+        T = padded_size(max(map(len, ids)), SHORTEST_NEW)
+        S = padded_size(max(map(len, paths)), SHORTEST_PROMPT)
+        self._slots.extend(ids, slots, paths, T, S)
+        self.computed += sum(map(len, ids))
+        known = {b: Branch(b.ids, np.concatenate([b.slots, taken])) for b, taken in zip(new, slots, strict=True)}
+        return [known.get(branch, branch) for branch in branches]
 
     def _turns(
         self, known: Sequence[Branch], jobs: Sequence[tuple[Branch, Any]], m: int, stream: tuple[int, ...]
@@ -154,7 +151,7 @@ class Conversations:
                 sample = int(rows[b // m]) * m + b % m
                 if sample in slots:
                     self._slots.put_back(slots[sample])
-                slots[sample] = self._take(length)
+                slots[sample] = self._slots.take(length)
                 places.append(slots[sample])
             self._slots.keep(samples.cache, places)
 
@@ -167,11 +164,6 @@ class Conversations:
                 turns.append((drawn[b], after))
             result.append(turns)
         return result
-
-    def _take(self, count: int) -> np.ndarray:
-        while count > len(self._slots.free):
-            self._slots.double()
-        return self._slots.take(count)
 
 
 def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jprm.methods.rl.samples import Rollout
 from jprm.options import find_part
@@ -34,7 +34,6 @@ Statistics = Callable[[Float[Array, " G"]], tuple[Float[Array, " G"], float]]
 
 
 # Outcome advantages over a group.
-
 
 ADVANTAGES: dict[str, Statistics] = {
     # Williams 1992
@@ -237,7 +236,6 @@ class Credit:
         return self.form is not None
 
 
-_POTENTIAL = Credit("Ng et al. 1999", lambda r, config, start: shaping(r, config.gamma), scales=WEIGHTS, tail=True)
 _WITH_VERIFIER = {
     "sum": Credit("step rewards of PPO: Wang et al. 2024, Math-Shepherd", lambda r, config, start: sum_form(r)),
     "min_form": Credit("Cheng et al. 2025, PURE", lambda r, config, start: min_form(r, config.temperature)),
@@ -250,7 +248,7 @@ _WITH_VERIFIER = {
 PRM_ALONE = "_prm_alone"
 CREDITS: dict[str, Credit] = {
     "verifier": Credit("outcome alone: RLVR, Lambert et al. 2024"),
-    "shaping": _POTENTIAL,
+    "shaping": Credit("Ng et al. 1999", lambda r, config, start: shaping(r, config.gamma), scales=WEIGHTS, tail=True),
     **_WITH_VERIFIER,
     **{name + PRM_ALONE: dataclasses.replace(x, verifier=False) for name, x in _WITH_VERIFIER.items()},
 }
@@ -424,7 +422,7 @@ def token_advantages(
     if config.norm == "last":
         return [np.append(np.zeros(len(x.ids) - 1), a[0]) for x, a in zip(samples, advantages, strict=True)]
     return [
-        weight_T * np.repeat(advantage_P1, segment_lengths(sample))
+        weight_T * np.repeat(advantage_P1, np.diff([0, *sample.step_stop, len(sample.ids)]))
         for sample, advantage_P1, weight_T in zip(samples, advantages, sampled_weights(samples, config), strict=True)
     ]
 
@@ -439,8 +437,3 @@ def sampled_weights(samples: Sequence[Rollout], config: CreditConfig) -> list[Fl
         weight_T[sampled_T] = weight_N
         spread.append(weight_T)
     return spread
-
-
-def segment_lengths(rollout: Rollout) -> Int[Array, " P1"]:
-    """Returns the number of tokens of every step and of the tail."""
-    return np.diff([0, *rollout.step_stop, len(rollout.ids)])

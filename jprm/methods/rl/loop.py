@@ -278,8 +278,7 @@ class Loop:
 
     def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
         """Returns the figures of held-out groups; see `rollout.evaluation`."""
-        others = [group.second or [] for group in groups] if self.config.second_prm else None
-        return multihost.first(rollout.evaluation, groups, self.working, others, self.config.seed)
+        return multihost.first(rollout.evaluation, groups, self.working, self.config.seed)
 
     def _check_gaming(self) -> dict[str, Any]:
         """Returns the guard's test of the best policy and the present one on fresh samples of both."""

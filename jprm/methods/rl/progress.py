@@ -61,9 +61,7 @@ class Progress:
     prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
     refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ahead: list[Ahead] = dataclasses.field(default_factory=list)
-    lengths: dict[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # tokens of a problem's last samples, their mean
+    lengths: dict[str, float] = dataclasses.field(default_factory=dict)  # mean tokens of a problem's last samples
 
     def get_state(self) -> dict[str, Any]:
         ahead = [batch.json() for batch in self.ahead]

@@ -345,8 +345,8 @@ Scores = Sequence[Sequence[Float[np.ndarray, " P"]]]
 """A PRM's, of every step, by problem and sample."""
 
 
-def evaluation(groups: Sequence[Group], working: Working, others: Scores | None, seed: int) -> dict[str, Any]:
-    """Returns the figures of held-out groups, as JSON holds them. `others`: the second PRM's scores, if there is one.
+def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str, Any]:
+    """Returns the figures of held-out groups, as JSON holds them.
 
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
@@ -373,7 +373,7 @@ def evaluation(groups: Sequence[Group], working: Working, others: Scores | None,
         "blank": np.mean([not chain.steps for chain in chains]),
         "truncated": np.mean([not chain.ended for chain in chains]),
     }  # fmt: skip
-    figures |= _proxies(groups, others) | {"examples": examples(groups, verdicts)}
+    figures |= _proxies(groups) | {"examples": examples(groups, verdicts)}
     return {key: float(x) if isinstance(x, np.floating) else x for key, x in figures.items()}
 
 
@@ -409,15 +409,15 @@ def chain_scores(scores: Sequence[Float[np.ndarray, " P"]], fused: bool = False)
     return np.array([(score_P[-1] if fused else score_P.min()) if len(score_P) else 0.0 for score_P in scores])
 
 
-def _proxies(groups: Sequence[Group], others: Scores | None) -> dict[str, Any]:
+def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
     if not groups or groups[0].scores is None:
         return {}
     first = [scores for group in groups for scores in group.scores or []]
     wrong_N = np.concatenate([group.correct_G < 1 for group in groups])
     score_N = np.concatenate([group.chain_scores for group in groups])
     figures = {"proxy": score_N.mean(), "proxy_wrong": _mean(score_N[wrong_N])}
-    if others is not None:
-        other = [scores for of_group in others for scores in of_group]
+    if groups[0].second is not None:
+        other = [scores for group in groups for scores in group.second or []]
         apart = np.abs(np.concatenate(first) - np.concatenate(other))
         figures |= {"second": chain_scores(other).mean(), "disagreement": _mean(apart)}
     return figures

@@ -197,10 +197,13 @@ class Begun:
         spans = tuple((first, by) for first, by in value["drawn_by"])
         return Begun(tuple(value["ids"]), tuple(value["log_probability_T"]), spans, value["reason"])
 
-    def rollout(self, policy: Sampler) -> Rollout:
+    @property
+    def drawn(self) -> Drawn:
         logprob_N = np.array(self.log_probability_T, np.float32)
-        whole = rollout_of(policy, Drawn(self.ids, logprob_N, float(logprob_N.sum()), self.reason))
-        return dataclasses.replace(whole, drawn_by=self.drawn_by)
+        return Drawn(self.ids, logprob_N, float(logprob_N.sum()), self.reason)
+
+    def rollout(self, policy: Sampler) -> Rollout:
+        return dataclasses.replace(rollout_of(policy, self.drawn), drawn_by=self.drawn_by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +231,7 @@ def go_on(
         ]
         prefixes = [(Prefix(group.problem), (seed, group.update)) for group in part]
         known = [(tuple(policy.prompt(prefix)), text_hash(prefix, stream)) for prefix, stream in prefixes]
-        wanted = [Wanted(*known[g], i, _drawn(part[g].chains[i])) for g, i in places]
+        wanted = [Wanted(*known[g], i, part[g].chains[i].drawn) for g, i in places]
         needed = sum(part[g].update == first for g, _ in places)
         drawn = dict(zip(places, policy.go_on(wanted, needed), strict=True))
         return [
@@ -237,11 +240,6 @@ def go_on(
         ]
 
     return [tuple(map(Begun.of_json, chains)) for chains in multihost.spread(draw, groups, costs)]
-
-
-def _drawn(chain: Begun) -> Drawn | None:
-    logprob_N = np.array(chain.log_probability_T, np.float32)
-    return Drawn(chain.ids, logprob_N, float(logprob_N.sum()), "open") if chain.ids else None
 
 
 def _after(chain: Begun, drawn: Drawn | None, by: int) -> Begun:
