@@ -33,23 +33,26 @@ def configured(kind, block, **changes):
     return dataclasses.replace(TINY, attention=kind, attention_block=block, **changes)
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def run(q_BTKGH, k_BTKH, v_BTKH, until_BT, config, position_BT=None, window=None):
+def made(seed, B=B, T=T, K=K, G=G, H=H):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=x).astype(np.float32) for x in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
+
+
+def with_gradients(attend, *arrays):
     """The output, and the gradients of a sum of it that tells all elements apart."""
 
-    position_BT = until_BT if position_BT is None else position_BT  # nothing asks for it
-
-    def total(q, k, v):
-        y_BTKGH = attend(q, k, v, plan(until_BT, position_BT, config), config, window)
+    def total(*arrays):
+        y_BTKGH = attend(*arrays)
         return jnp.sum(y_BTKGH * jnp.cos(jnp.arange(y_BTKGH.size).reshape(y_BTKGH.shape))), y_BTKGH
 
-    gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(q_BTKGH, k_BTKH, v_BTKH)
+    gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*arrays)
     return y_BTKGH, *gradients
 
 
-def inputs(seed):
-    rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=shape).astype(np.float32) for shape in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
+@functools.partial(jax.jit, static_argnums=5)
+def by_rule(q, k, v, until_BT, position_BT, config, window=None):
+    seen = plan(until_BT, position_BT, config)
+    return with_gradients(lambda *qkv: attend(*qkv, seen, config, window), q, k, v)
 
 
 def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT, position_BT=None, window=None, scale=H**-0.5, cap=None):
@@ -65,8 +68,10 @@ def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT, position_BT=None, window=None, sc
     return y_BTKGH
 
 
-# float32 sums of at most 48 numbers of size 1, in another order: a few times 48 x 6e-8.
-close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=2e-5)
+def close(found, expected, atol=2e-5):
+    """By default float32 sums of at most 48 numbers of size 1, in another order: a few times 48 x 6e-8."""
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=atol, rtol=atol)
 
 
 @settings(max_examples=30, deadline=None)
@@ -75,10 +80,9 @@ def test_all_ways_equal_the_reference_with_their_gradients(trees, seed):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     until_BT = filled(rows, B).until
-    expected = run(*inputs(seed), until_BT, configured("reference", 8))
+    expected = by_rule(*made(seed), until_BT, until_BT, configured("reference", 8))
     for kind, block in [("blocked", 8), ("blocked", 20), ("paths", 4), ("paths", 16)]:
-        for a, b in zip(run(*inputs(seed), until_BT, configured(kind, block)), expected, strict=True):
-            close(a, b)
+        close(by_rule(*made(seed), until_BT, until_BT, configured(kind, block)), expected)
 
 
 @pytest.mark.parametrize("kind", ["reference", "blocked", "paths"])
@@ -87,9 +91,9 @@ def test_the_formula(kind):
     index_T = np.arange(T)
     rows.until[0] = T  # plain causal attention
     rows.until[1] = np.where(index_T < 5, T, np.minimum((index_T // 7 + 1) * 7, T))  # a short stem and branches of 7
-    y_BTKGH, *gradients = run(*inputs(0), rows.until, configured(kind, 4))
-    close(y_BTKGH, by_hand(*inputs(0), rows.until))
-    np.testing.assert_array_equal(y_BTKGH[2], np.broadcast_to(inputs(0)[2][2, :, :, None], (T, K, G, H)))  # padding
+    y_BTKGH, *gradients = by_rule(*made(0), rows.until, rows.until, configured(kind, 4))
+    close([y_BTKGH], [by_hand(*made(0), rows.until)])
+    np.testing.assert_array_equal(y_BTKGH[2], np.broadcast_to(made(0)[2][2, :, :, None], (T, K, G, H)))  # padding
     assert all(np.isfinite(g).all() for g in gradients)
 
 
@@ -102,13 +106,11 @@ def test_windows_reach_up_the_path_in_all_ways_with_their_gradients(trees, seed,
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows = filled(rows, B)
-    place = (np.asarray(rows.position), np.int32(window))
-    expected = run(*inputs(seed), rows.until, configured("reference", 8, **WINDOW), *place)
-    close(expected[0], by_hand(*inputs(seed), rows.until, *place, 2**-0.5, 1.5))
+    arrays, window = (*made(seed), rows.until, np.asarray(rows.position)), np.int32(window)
+    expected = by_rule(*arrays, configured("reference", 8, **WINDOW), window)
+    close(expected[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)])
     for kind, block in [("blocked", 20), ("paths", 8)]:
-        found = run(*inputs(seed), rows.until, configured(kind, block, **WINDOW), *place)
-        for a, b in zip(found, expected, strict=True):
-            close(a, b)
+        close(by_rule(*arrays, configured(kind, block, **WINDOW), window), expected)
 
 
 def test_a_path_has_the_chunks_that_it_needs():
@@ -125,7 +127,7 @@ def test_a_path_has_the_chunks_that_it_needs():
 def test_rows_that_blocks_do_not_divide_are_refused():
     until_BT = empty_rows(B, T, 1).until
     with pytest.raises(ValueError, match="attention_block"):
-        run(*inputs(0), until_BT, configured("paths", 7))
+        by_rule(*made(0), until_BT, until_BT, configured("paths", 7))
 
 
 def flat_reference(until_BT, position_BT, config):
@@ -150,11 +152,10 @@ def test_an_implementation_is_one_record(monkeypatch):
     monkeypatch.setitem(ATTENTION, "mine", MINE)
     until_BT = filled(packed_trees([random_tree(0, 8)], T, 24).rows, B).until
     for name in ("mine", "test_attention:MINE"):
-        for a, b in zip(*(run(*inputs(0), until_BT, configured(x, 8)) for x in (name, "reference")), strict=True):
-            close(a, b)
+        close(*(by_rule(*made(0), until_BT, until_BT, configured(x, 8)) for x in (name, "reference")))
         assert chain_rows(configured(name, 8)) and suited(name) == "paths"
     weights, rows = jax.tree.map(jnp.asarray, (params(TINY), filled(packed_trees([random_tree(0, 8)], 64, 24).rows, 2)))
     found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
-    close(found, expected)
+    close([found], [expected])
     refused(ValueError, "windows", check_model, configured("mine", 8, windows=(8,)))
     refused(ValueError, "'yours'", check_model, configured("yours", 8))

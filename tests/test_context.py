@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_kernel import KERNEL, close, long_rows, made
+from test_attention import close, made
+from test_kernel import KERNEL, long_rows
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET, moments
 from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, placed, random_tree

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_attention import WINDOW, by_hand
+from test_attention import WINDOW, B, T, by_hand, by_rule, close, made, with_gradients
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
 from jprm.methods.data.step_labels import PRM800K
@@ -27,7 +27,7 @@ from jprm.methods.kernels.tpu import (
     find_blocks,
     vmem_bytes,
 )
-from jprm.model.attention import attend, find, plan
+from jprm.model.attention import find
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
 from jprm.pack import empty_rows, pack, token_tree
@@ -38,41 +38,11 @@ REFERENCE = dataclasses.replace(TINY, attention="reference")
 KERNEL = dataclasses.replace(TINY, attention="kernel")
 
 
-def made(seed, B, T, K=2, G=2, H=4):
-    rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=x).astype(np.float32) for x in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
-
-
-def with_gradients(attend, *arrays):
-    """The output, and the gradients of a sum of it that tells all elements apart."""
-
-    def total(*arrays):
-        y_BTKGH = attend(*arrays)
-        return jnp.sum(y_BTKGH * jnp.cos(jnp.arange(y_BTKGH.size).reshape(y_BTKGH.shape))), y_BTKGH
-
-    gradients, y_BTKGH = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*arrays)
-    return y_BTKGH, *gradients
-
-
 @functools.partial(jax.jit, static_argnums=(5, 6))
 def by_sizes(q, k, v, until_BT, position_BT, sizes, config, window=None):
     """The kernel in blocks that only an interpreter takes: small ones, so that small rows have many."""
     blocks = find_blocks(until_BT, position_BT, sizes)
     return with_gradients(lambda *qkv: find("kernel").attend(*qkv, blocks, config, window), q, k, v)
-
-
-@functools.partial(jax.jit, static_argnums=5)
-def by_rule(q, k, v, until_BT, position_BT, config, window=None):
-    seen = plan(until_BT, position_BT, config)
-    return with_gradients(lambda *qkv: attend(*qkv, seen, config, window), q, k, v)
-
-
-def close(found, expected, atol):
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=atol, rtol=atol)
-
-
-B, T = 3, 48
 
 
 @pytest.mark.parametrize("sizes", [Sizes(8, 8), Sizes(24, 8), Sizes(8, 24)])
@@ -82,8 +52,8 @@ def test_equals_the_reference_with_its_gradients(sizes, trees, seed):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows = filled(rows, B)
-    expected = by_rule(*made(seed, B, T), rows.until, rows.position, REFERENCE)
-    found = by_sizes(*made(seed, B, T), rows.until, rows.position, sizes, REFERENCE)
+    expected = by_rule(*made(seed), rows.until, rows.position, REFERENCE)
+    found = by_sizes(*made(seed), rows.until, rows.position, sizes, REFERENCE)
     close(found, expected, 2e-5)  # float32 sums of at most 48 numbers of size 1, in another order
 
 
@@ -93,7 +63,7 @@ def test_windows_and_soft_caps_are_those_of_the_reference(trees, seed, window):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW)
-    arrays = (*made(seed, B, T), rows.until, rows.position)
+    arrays = (*made(seed), rows.until, rows.position)
     found = by_sizes(*arrays, Sizes(16, 8), config, np.int32(window))
     close(found[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)], 2e-5)
     close(found, by_rule(*arrays, config, np.int32(window)), 2e-5)
@@ -128,10 +98,11 @@ def test_deep_bushy_whole_and_padded_rows_in_the_blocks_of_the_rule():
     assert np.array_equal(found[0][4], np.broadcast_to(arrays[2][4, :, :, None], found[0][4].shape))  # padding
 
 
-def test_bfloat16_sums_in_float32():
+@pytest.mark.parametrize("kernel", ["kernel", "gpu_kernel"])
+def test_bfloat16_sums_in_float32(kernel):
     until_BT, position_BT = (x[:, :384].clip(max=384) for x in long_rows())
     arrays = [x.astype(jnp.bfloat16) for x in made(1, 5, 384)]
-    config = dataclasses.replace(KERNEL, dtype="bfloat16")
+    config = dataclasses.replace(TINY, attention=kernel, dtype="bfloat16")
     found = by_rule(*arrays, until_BT, position_BT, config)
     assert all(x.dtype == jnp.bfloat16 for x in found)
     exact = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT, REFERENCE)
@@ -199,13 +170,13 @@ def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
 
 def test_blocks_fit_the_memories_of_a_core():
     assert block_sizes(8192, 128, 7, 2) == Sizes(256, 512)
-    for T, H, G, itemsize in itertools.product([1024, 8192, 131_072], [64, 128, 256], [1, 4, 7, 8, 16], [2, 4]):
+    for tokens, H, G, itemsize in itertools.product([1024, 8192, 131_072], [64, 128, 256], [1, 4, 7, 8, 16], [2, 4]):
         if (H, G, itemsize) == (256, 16, 4):
-            refused(ValueError, "16.*256", block_sizes, T, H, G, itemsize)
+            refused(ValueError, "16.*256", block_sizes, tokens, H, G, itemsize)
             continue
-        sizes = block_sizes(T, H, G, itemsize)
-        assert T % sizes.query == T % sizes.key == 0 and vmem_bytes(sizes, H, G, itemsize) <= VMEM
-        table_BP = jax.eval_shape(functools.partial(find_blocks, sizes=sizes), *two(1, T)).by_query
+        sizes = block_sizes(tokens, H, G, itemsize)
+        assert tokens % sizes.query == tokens % sizes.key == 0 and vmem_bytes(sizes, H, G, itemsize) <= VMEM
+        table_BP = jax.eval_shape(functools.partial(find_blocks, sizes=sizes), *two(1, tokens)).by_query
         assert 4 * table_BP.size <= SMEM
 
 
