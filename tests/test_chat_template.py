@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 
 import pytest
 from published import LLAMA_CHAT, QWEN_CHAT
@@ -111,6 +112,18 @@ def test_a_hostile_template_ends_itself_alone(template, message, monkeypatch):
         assert render(template, ASK, TOKENS) == "é" * 9
         return
     refused(ValueError, message, render, template, ASK, TOKENS)
+
+
+def test_a_short_conversation_does_not_wait_for_a_long_one(monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 120.0)
+    slow = "{% for i in range(99999) %}{% for j in range(300) %}{% endfor %}{% endfor %}done"
+    thread = threading.Thread(target=render, args=(slow, ASK, TOKENS))
+    render(SHORT, ASK, TOKENS)
+    thread.start()
+    while chat_template._worker._idle:  # the process that there was is at work
+        pass
+    assert render(SHORT, ASK, TOKENS).startswith("<s>[user]") and thread.is_alive()
+    thread.join()
 
 
 def test_a_policy_with_its_template_is_the_policy_with_its_prompt(tmp_path, one_device):

@@ -50,6 +50,23 @@ def test_what_is_too_much_is_refused_before_any_work(engine, monkeypatch, path, 
     assert got.status_code == status and said in got.json()["error"]["message"], got.text
 
 
+def test_a_trajectory_that_is_too_long_is_refused_by_its_last_turn(engine, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("jprm.apps.serve.engine.token_tree", None)  # which renders every turn
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 100
+    (got,) = call(engine, post("/v1/score", {"messages": turns}))
+    assert got.status_code == 400 and "takes at most 256" in got.json()["error"]["message"], got.text
+
+
+def test_short_chains_take_short_rows_on_a_cpu(prm):  # noqa: F811
+    engine = Engine(prm, 8192, "tiny")  # noqa: F811
+    engine.programs.lengths, engine.programs.seconds = [256, 2048, 8192], {256: 1.0, 2048: 1.0, 8192: 1.0}
+    many = {"problem": "p", "samples": [{"steps": [f"{i} + 1"]} for i in range(3000)]}
+    deep = {"problem": "p", "steps": ["x"] * 3000}
+    rows = [engine._row([tree_of(record)]) for record in (many, deep, many | {"problem": "p" * 1500})]
+    engine.close()
+    assert rows == [2048, 8192, 4096]
+
+
 def test_chains_that_are_long_together_are_not_listed(engine, monkeypatch):  # noqa: F811
     """The answer lists every chain, so leaves after one spine have the spine once each."""
     nodes = [{"parent": i - 1, "text": f"x{i}"} for i in range(10)]

@@ -16,13 +16,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jprm.apps.serve.pieces import Stopped, Work
 from jprm.apps.web.http import Refusal
+from jprm.methods.agents.tokens import least_tokens
 from jprm.methods.decoding.cache import PrefixCache
-from jprm.score.scorer import PRM, SHORTEST, Batch, Prepared, row_lengths
+from jprm.rows import padded_size
+from jprm.score.scorer import FILLED, PRM, SHORTEST, Batch, Prepared, row_lengths
 from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
+from jprm.tokenizer import JsonTokenizer
 from jprm.tree import Node, ReasoningTree, chain_tree
 
 BATCH_TOKENS = 8192
@@ -240,11 +244,14 @@ class Engine:
 
         Raises ValueError for a chain longer than the server or model takes.
         """
-        total = 0
+        total, most = 0, min(self.longest, self.prm.context or self.longest)
         for tree in trees:
+            layout = self.prm.layout
+            if tree.of_messages and layout.turns and isinstance(layout.tokenizer, JsonTokenizer):
+                if (least := least_tokens(tree, layout.tokenizer)) > most:
+                    raise ValueError(f"a chain has {least:,} tokens, and this server takes at most {most:,}")
             packed = token_tree(tree if alone or tree.of_messages else one_tree([tree])[0], self.prm.layout)
             longest = int(geometry(packed.length_R, packed.parent_R).depth_R.max(initial=0))
-            most = min(self.longest, self.prm.context or self.longest)
             if longest > most or 2 * int(chain_lengths(packed).max(initial=0)) > self.longest:
                 limit = f"{most:,} tokens and {self.longest // 2:,} steps"
                 raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
@@ -291,7 +298,7 @@ class Engine:
 
         def run() -> tuple[Outputs, int]:
             if cache is None or tokens > cache.slots or not self.programs.prefixes:
-                outputs, cached = self._outputs(self.prm.prepare([merged], self.programs.row))[0], 0
+                outputs, cached = self._outputs(self.prm.prepare([merged], self._row([merged])))[0], 0
             else:
                 outputs, cached = cache.outputs_of(merged, caller)
             self.counts["cached_tokens"] += cached
@@ -392,9 +399,28 @@ class Engine:
         for index, tree in enumerate(trees):
             members.setdefault(problem_of(tree), []).append(index)
         merged = [one_tree([trees[i] for i in in_tree]) for in_tree in members.values()]
-        prepared = self.prm.prepare([tree for tree, _ in merged], self.programs.row)
+        together = [tree for tree, _ in merged]
+        prepared = self.prm.prepare(together, self._row(together))
         places = [node_N for _, node_N in merged]
         return lambda: _apart(trees, list(members.values()), places, self._outputs(prepared))
+
+    def _row(self, trees: Sequence[ReasoningTree]) -> int | None:
+        """Returns the most tokens of a row, as `Programs.row`: on a CPU less, as far as it holds a chain several times.
+
+        Attention there takes the square of a row's tokens, and short work waits for a row. Four characters are taken
+        for a token.
+        """
+        row = self.programs.row
+        if row is None or jax.default_backend() != "cpu":
+            return row
+        characters = 0
+        for tree in trees:
+            ends = []
+            for node in tree.nodes:
+                before = ends[node.parent] if node.parent >= 0 else len(tree.problem) + len(tree.system or "")
+                ends.append(before + max(len(node.text), 8))  # a step has two tokens at least
+            characters = max(characters, *ends, 0)
+        return min(row, max(FILLED, padded_size(2 * characters, SHORTEST)))
 
     def _outputs(self, prepared: Prepared) -> list[Outputs]:
         self.programs.need(prepared)

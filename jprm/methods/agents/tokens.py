@@ -71,8 +71,7 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
     """
     if not isinstance(tokenizer, JsonTokenizer):
         raise ValueError(f"{_name(tree)}: trajectories need a tokenizer.json; convert the tokenizer to one")
-    bos = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
-    chat = tokenizer.chat or ChatTemplate(OWN_TEMPLATE, (("bos_token", bos),) if bos else ())
+    chat = _chat_of(tokenizer)
     place_of = {node: j for j, node in enumerate(tree.steps)}
     ids: list[list[int]] = [[]] * len(place_of)
     written = [(0, 0)] * len(place_of)
@@ -106,6 +105,26 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
         except ValueError as error:
             raise ValueError(f"{_name(tree)}: {error}") from None
     return Turns(list(os.path.commonprefix(ids))[: start or 0], ids, written)  # it takes lists of any items
+
+
+def least_tokens(tree: ReasoningTree, tokenizer: JsonTokenizer) -> int:
+    """Returns the tokens of the path with the most messages, of which the template is asked once. Raises as `turns_of`.
+
+    They are at most those of the longest chain, so that what is far too long is refused before all its turns are read.
+    """
+    parents = [node.parent for node in tree.nodes]
+    path = max((path_to(chain[-1], parents) for chain in chains_of(tree)), key=len)
+    chat = _chat_of(tokenizer)
+    try:
+        rendered = render_turns(chat, messages_of(tree, path), list(tree.tools), last=True)
+    except ValueError as error:
+        raise ValueError(f"{_name(tree)}: {error}") from None
+    return sum(len(tokenizer.encode_offsets(one.text)[0]) for one in rendered)
+
+
+def _chat_of(tokenizer: JsonTokenizer) -> ChatTemplate:
+    bos = None if tokenizer.bos is None else tokenizer.inner.id_to_token(tokenizer.bos)
+    return tokenizer.chat or ChatTemplate(OWN_TEMPLATE, (("bos_token", bos),) if bos else ())
 
 
 def encode_at(

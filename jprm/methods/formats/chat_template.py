@@ -57,7 +57,7 @@ def guarded(text: str) -> str:
     return CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
-_worker = Worker("jprm.methods.formats.chat_template")
+_worker = Worker("jprm.methods.formats.chat_template", most=4)  # a long conversation keeps no other waiting
 _PROBLEM = "jprm-problem-7f3a"
 """Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
 _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
@@ -107,9 +107,15 @@ class Rendered:
 
 
 def render_turns(
-    chat: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    chat: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    last: bool = False,
 ) -> list[Rendered]:
     """Returns what a template makes of the messages up to each turn of the assistant, in as few texts as say it all.
+
+    With `last`, up to the last turn alone: all turns take time by the square of their number.
 
     A turn is in the text of a later one if that begins with what the template makes of the messages up to the turn.
     With tools the template for them is used, where there is one, as transformers does. A null content beside calls or
@@ -120,7 +126,7 @@ def render_turns(
 
     Raises ValueError as `render`, naming the message up to which the template fails.
     """
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"][-1 if last else 0 :]
     template = (chat.tools if tools else "") or chat.text
     if not template:
         raise ValueError("the tokenizer has chat templates only under names, and none is the default. Name one so")

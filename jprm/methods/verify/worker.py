@@ -22,12 +22,15 @@ _START_S = 120.0  # importing SymPy takes seconds on a busy machine
 
 
 class Worker:
-    """Runs a module that ends in `serve(prepare)` from the first question on. Thread-safe; one question at a time."""
+    """Runs a module that ends in `serve(prepare)` from the first question on. Thread-safe.
 
-    def __init__(self, module: str):
+    A process has one question at a time. While `most` of them are at work, the next question waits.
+    """
+
+    def __init__(self, module: str, most: int = 1):
         self.module = module
-        self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._free = threading.BoundedSemaphore(most)
+        self._idle: list[_Process] = []
 
     def ask(self, question: Any, limit_s: float) -> Any:
         """Returns the reply; None if time ran out or the process died. The next question starts another process.
@@ -35,26 +38,24 @@ class Worker:
         Raises:
           OSError: the process does not start.
         """
-        with self._lock:
-            if self._process is not None and self._process.owner != os.getpid():
-                self._process = None  # a fork's copy: its pipes are the parent's
-            if self._process is None:
-                self._process = _Process(self.module)
-                atexit.register(self._process.stop)
+        with self._free:
             try:
-                return self._process.ask(question, limit_s)
-            except (TimeoutError, BrokenPipeError):
-                self._end()
-                return None
-            except BaseException:  # Ctrl-C: the reply to come must not answer the next question
-                self._end()
+                process = self._idle.pop()
+            except IndexError:
+                process = None
+            if process is None or process.owner != os.getpid():  # a fork's copy: its pipes are the parent's
+                process = _Process(self.module)
+                atexit.register(process.stop)
+            try:
+                reply = process.ask(question, limit_s)
+            except BaseException as error:  # of Ctrl-C as well: the reply to come must not answer the next question
+                atexit.unregister(process.stop)
+                process.stop()
+                if isinstance(error, TimeoutError | BrokenPipeError):
+                    return None
                 raise
-
-    def _end(self) -> None:
-        assert self._process is not None
-        atexit.unregister(self._process.stop)
-        self._process.stop()
-        self._process = None
+            self._idle.append(process)
+            return reply
 
 
 class _Process:
