@@ -13,6 +13,7 @@ are fitted to nothing, so of the training problems it reads only buckets 8 and 9
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -99,17 +100,23 @@ def nothing(trees: Sequence[ReasoningTree]) -> Iterator[None]:
 def reading(
     base: str, layers: Sequence[int], prompt: str, folder: pathlib.Path | None
 ) -> Callable[[Sequence[ReasoningTree]], Iterator[list[states.Sample]]]:
-    """Returns the function from trees to the states of each one's samples. A few are computed at once."""
-    loaded = states.Base.load(base, layers, prompt)
+    """Returns the function from trees to the states of each one's samples. A few are computed at once.
+
+    The base is loaded where states are missing.
+    """
+    load = functools.cache(lambda: states.Base.load(base, layers, prompt))
 
     def samples(tree: ReasoningTree) -> list[states.Sample]:
         if folder is None:
-            return states.samples_of(states.computed(loaded, len(layers), tree), tree)
-        for _ in states.compute(loaded, len(layers), [tree], folder):
-            pass
+            return states.samples_of(states.computed(load(), len(layers), tree), tree)
+        if not states.is_kept(folder, tree):
+            for _ in states.compute(load(), len(layers), [tree], folder):
+                pass
         return states.read(folder, tree)
 
     def of_trees(trees: Sequence[ReasoningTree]) -> Iterator[list[states.Sample]]:
+        if folder is None or not all(states.is_kept(folder, tree) for tree in trees):
+            load()  # once, before several threads ask for it
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for a in range(0, len(trees), 8 * AT_ONCE):
                 yield from pool.map(samples, trees[a : a + 8 * AT_ONCE])

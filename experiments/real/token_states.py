@@ -172,12 +172,15 @@ def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray
 def compute(base: Base, kept: int, trees: Sequence[ReasoningTree], folder: pathlib.Path) -> Iterator[int]:
     """Writes the files of trees that lack one; yields the tokens of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [tree for tree in trees if tree.nodes and not (folder / f"{name_of(tree)}.npz").is_file()]
-    for tree in missing:
+    for tree in (tree for tree in trees if tree.nodes and not is_kept(folder, tree)):
         x = computed(base, kept, tree)
         with atomic_file(folder / f"{name_of(tree)}.npz") as stream:
             np.savez(stream, **x)  # pyright: ignore[reportArgumentType]
         yield len(x["until_N"])
+
+
+def is_kept(folder: pathlib.Path, tree: ReasoningTree) -> bool:
+    return (folder / f"{name_of(tree)}.npz").is_file()
 
 
 def _before(until_N: np.ndarray) -> np.ndarray:
