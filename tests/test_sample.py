@@ -13,7 +13,7 @@ from toy_policy import Markov
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods.decoding import decode
+from jprm.methods.decoding.draw import top_entropy
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.growing_tree import Problem
@@ -129,11 +129,11 @@ def test_numbers_of_every_token():
 
 def test_the_entropy_is_of_the_most_probable_tokens():
     logit_BV = np.log(np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]], np.float32))
-    entropy_B = jax.jit(decode.top_entropy, static_argnums=1)(logit_BV, 2)
+    entropy_B = jax.jit(top_entropy, static_argnums=1)(logit_BV, 2)
     third = 1 / 3
     two = -(2 * third * math.log(2 * third) + third * math.log(third))  # of 2/3 and 1/3
     np.testing.assert_allclose(entropy_B, [two, math.log(2)], rtol=1e-6)
-    np.testing.assert_allclose(decode.top_entropy(logit_BV, 9)[1], math.log(4), rtol=1e-6)
+    np.testing.assert_allclose(top_entropy(logit_BV, 9)[1], math.log(4), rtol=1e-6)
 
 
 @pytest.fixture
