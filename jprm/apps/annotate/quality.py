@@ -328,10 +328,10 @@ def export(
 def _records(
     tasks: Tasks, disagreements: str, without: Collection[str], written: str | None, counts: collections.Counter
 ) -> Iterator[dict[str, Any]]:
-    for index, some in labellings(tasks).items():
-        some = [task for task in some if task.annotator not in without]
-        kept = [task for task in some if task.acts and task.finish not in ("skip", "bad_problem")]
-        counts.update(f"left out: {task.finish}" for task in some if task not in kept)
+    for index, labelled in labellings(tasks).items():
+        labelled = [task for task in labelled if task.annotator not in without]
+        kept = [task for task in labelled if task.acts and task.finish not in ("skip", "bad_problem")]
+        counts.update(f"left out: {task.finish}" for task in labelled if task not in kept)
         if not kept:
             continue
         for group in [kept] if disagreements == "cut" else [[task] for task in kept]:

@@ -94,8 +94,8 @@ def create(
                 raise RecordError(f"{work}, task {number}", "scores", "are absent", "Anchored chains show them.")
             PROBABILITY.fractions(scores_of(tree), f"{work}, task {number}")
     with whole_folder(folder) as new:
-        for pool, some in trees.items():
-            write_records(new / f"{pool}.jsonl", map(record_of, some))
+        for pool, of_pool in trees.items():
+            write_records(new / f"{pool}.jsonl", map(record_of, of_pool))
         (new / "guidelines.txt").write_text(text)
         write_json(new / "study.json", {"version": 1, "salt": secrets.token_hex(16), **dataclasses.asdict(config)})
 
@@ -290,7 +290,7 @@ def alike(tree: ReasoningTree, one: Mapping[int, bool], other: Mapping[int, bool
     alternatives the fraction of the steps that both label, 0 where there is none.
     """
     if ends_at_error(tree):
-        first = (min((step for step, wrong in some.items() if wrong), default=None) for some in (one, other))
+        first = (min((step for step, wrong in wrong_at.items() if wrong), default=None) for wrong_at in (one, other))
         return float(next(first) == next(first))
     both = one.keys() & other.keys()
     return sum(one[step] == other[step] for step in both) / len(both) if both else 0.0

@@ -162,15 +162,15 @@ def _options(name: str, hint: Any, required: bool, within: str = "") -> dict[str
         within += "" if any(mark.name == "" for mark in written) else f"{name}."
         hints = typing.get_type_hints(kind, include_extras=True)
         absent = {field.name: is_required(field) for field in dataclasses.fields(kind)}
-        found = [_options(each, hints[each], absent[each], within) for each in absent]
-        return {key: value for options in found for key, value in options.items()}
+        parts = [_options(part, hints[part], absent[part], within) for part in absent]
+        return {key: value for options in parts for key, value in options.items()}
     if _positional(marks):
         return {}
     name = within + next((mark.name for mark in written if mark.name), name).strip("_").replace("_", "-")
     metavar = next((mark.metavar for mark in written if mark.metavar), "")
     kinds = [kind] if typing.get_origin(kind) is tuple else [kind, *typing.get_args(kind)]
-    literals = [each for each in kinds if typing.get_origin(each) is Literal]
-    number = next((each for each in kinds if each in (int, float)), None)
+    literals = [type_of for type_of in kinds if typing.get_origin(type_of) is Literal]
+    number = next((type_of for type_of in kinds if type_of in (int, float)), None)
     return {
         name: Option(name, metavar, required, tuple(map(str, typing.get_args(literals[0]))) if literals else (), number)
     }
@@ -203,7 +203,7 @@ def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -
         last = options.get(name) or options.get(name.removeprefix("no-"))
         if last is None:
             near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
-            meant = f". Did you mean {' or '.join(f'--{each}' for each in near)}?" if near else more
+            meant = f". Did you mean {' or '.join(f'--{option}' for option in near)}?" if near else more
             raise ValueError(f"{command} has no option {word.partition('=')[0]}{meant}")
         given.add(name)
         words.append(f"--{name}{equals}{value}")

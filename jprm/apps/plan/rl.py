@@ -112,9 +112,9 @@ def plan(
             write_json(file, measured[name])
     say("packing rows")
     host = packing_seconds(config, experiment)
-    fits, work = all(each["program"] for each in measured.values()), {}
+    fits, work = all(figures["program"] for figures in measured.values()), {}
     if fits:  # seconds of what hosts do for an update; packing is the processor's
-        took = {name: each["times"] * each["seconds"] for name, each in measured.items()}
+        took = {name: figures["times"] * figures["seconds"] for name, figures in measured.items()}
         work = {"sampling": sum(s for name, s in took.items() if name in SAMPLED), "push": took["push"]}
         work["learning"] = took["update"]
     apart = config.sampling_hosts > 0
@@ -125,7 +125,7 @@ def plan(
         "host": {"chips": topology.host.chips, "mesh": dict(runs["decode"].mesh.shape), "packing_seconds": host},
         "parameters": sum(x.size for x in jax.tree.leaves(params_of(*runs["update"].variants.values()))),
         "resident": resident, "available": chip.allotted, "programs": measured, "work": work,
-        "fits": all(each["fits"] for each in measured.values()),
+        "fits": all(figures["fits"] for figures in measured.values()),
         "update_seconds": in_all(work, host, apart) if fits else None,
         "expected_seconds": in_all(work, host, apart, chip.reached) if fits and chip.reached else None,
         "seconds_to_plan": time.monotonic() - start,
@@ -210,7 +210,7 @@ def programs(
         some = [
             _sampling(config, *shallow(copied, sampler_model, layers), sampler_mesh, problems)[name] for layers in sizes
         ]
-        variants = {layers: one[:2] for layers, one in zip(sizes, some, strict=True)}
+        variants = {layers: layers_of[:2] for layers, layers_of in zip(sizes, some, strict=True)}
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
         runs[name] = PlannedProgram(variants, resident["sampler"] - unused, some[0][2], sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
@@ -240,10 +240,10 @@ def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mes
 
     def shapes(stored: decode.Stored, part: Mapping, place_on: Mesh) -> dict:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            some = jax.eval_shape(stored, part)
+            arrays = jax.eval_shape(stored, part)
         return jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(place_on, place)),
-            some, decode.places_of(some, place_on),
+            arrays, decode.places_of(arrays, place_on),
         )  # fmt: skip
 
     return decode.decoding_copy(learnt, model, sampler_mesh, config.sampler_dtype or model.dtype, shapes)
@@ -377,19 +377,21 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         yield Table("memory" + whose, (f"on a device{whose} all the time", "GiB"), rows)
     columns = ("program", "times", "peak GiB", "FLOPs", "HBM bytes", "sent bytes", "at least", "expected", "by")
     rows = []
-    for name, each in plan["programs"].items():
-        peak = f"{each['peak'] / GIB:.2f}" + ("" if each["fits"] else ": does not fit")
-        cells = [name + ("*" if each["compiled_layers"] else ""), f"{each['times']:,}", peak]
-        if program := each["program"]:
+    for name, figures in plan["programs"].items():
+        peak = f"{figures['peak'] / GIB:.2f}" + ("" if figures["fits"] else ": does not fit")
+        cells = [name + ("*" if figures["compiled_layers"] else ""), f"{figures['times']:,}", peak]
+        if program := figures["program"]:
             received = program["received"] + program["between_slices"]
             cells += [f"{x:.4g}" for x in (program["flops"], program["hbm_bytes"], received)]
-            hoped = seconds(each["expected"]) if each["expected"] else ""
-            cells += [seconds(each["seconds"]), hoped, each["by"]]
+            hoped = seconds(figures["expected"]) if figures["expected"] else ""
+            cells += [seconds(figures["seconds"]), hoped, figures["by"]]
         rows.append(cells + [""] * (len(columns) - len(cells)))
     packing = seconds(plan["host"]["packing_seconds"])
     rows.append(["packing", "1", "", "", "", "", packing, packing, "this machine's processor"])
     yield Table("programs", columns, rows)
-    for few, more in {tuple(each["compiled_layers"]) for each in plan["programs"].values() if each["compiled_layers"]}:
+    for few, more in {
+        tuple(figures["compiled_layers"]) for figures in plan["programs"].values() if figures["compiled_layers"]
+    }:
         yield f"* continued to all layers from programs of {few} and {more}: every layer adds the same"
     fits = "it fits" if plan["fits"] else "it does not fit"
     yield f"{plan['available'] / GIB:.2f} GiB are available: {fits}"
@@ -447,8 +449,8 @@ def program_at(programs: Mapping[int, counts.ProgramCounts], layers: int) -> cou
     )
 
 
-def _weights(of: Mapping[int, object], layers: int) -> dict[int, float]:
+def _weights(sizes: Mapping[int, object], layers: int) -> dict[int, float]:
     """Returns what each program counts on the line through them: 1 for a single one."""
-    few, more = min(of), max(of)
+    few, more = min(sizes), max(sizes)
     at = (layers - few) / (more - few) if more > few else 1.0
     return {few: 1 - at, more: at} if more > few else {few: 1.0}

@@ -179,9 +179,9 @@ def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
     for name, title, metrics in PLOTS:
         curves = [
             (run, metric, points)
-            for run, some in lines.items()
+            for run, logged in lines.items()
             for metric in metrics
-            if (points := [(line["step"], line[metric]) for line in some if metric in line and "step" in line])
+            if (points := [(line["step"], line[metric]) for line in logged if metric in line and "step" in line])
         ]
         if curves:
             yield _curves(name, title, metrics, curves)

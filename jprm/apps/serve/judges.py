@@ -160,12 +160,12 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
         raise Refusal(400, "stream: this judge compares samples, and gives all scores at once", "stream")
     judges = judges_of(judge)
     asked: dict[concurrent.futures.Future[list[list[Asked]]], str] = {}
-    for name, one in judges.items():
-        paths = one.paths(tree)
+    for name, criterion in judges.items():
+        paths = criterion.paths(tree)
         # A conversation needs the critiques of earlier steps, so that it is one piece.
-        for group in [paths] if one.prompt.converses else [[path] for path in paths]:
+        for group in [paths] if criterion.prompt.converses else [[path] for path in paths]:
             questions = functools.partial(_critiques, name=name, tree=tree, group=group)
-            asked[engine.ask(one.samples * len(group), questions)] = name
+            asked[engine.ask(criterion.samples * len(group), questions)] = name
 
     async def events() -> AsyncIterator[bytes]:
         try:
@@ -182,7 +182,9 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
             answers: dict[str, list[Asked]] = {name: [] for name in judges}
             for future, name in asked.items():  # in the order of the steps, whichever came first
                 answers[name] += future.result()[0]
-            judgements = {name: judgement_of(one.prompt, tree, answers[name]) for name, one in judges.items()}
+            judgements = {
+                name: judgement_of(criterion.prompt, tree, answers[name]) for name, criterion in judges.items()
+            }
             yield event(final(_joined(judge, judgements)))
             yield LAST_EVENT
         except PolicyError as error:

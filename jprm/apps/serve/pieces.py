@@ -67,6 +67,6 @@ class InPieces:
                     raise Stopped
                 piece = self.policy.sample(prefixes[i : i + step], m, until=until, seed=seed + first)
                 self.drawn(piece)
-                for place, some in enumerate(piece, start=i):
-                    samples[place] += some
+                for place, drawn in enumerate(piece, start=i):
+                    samples[place] += drawn
         return samples

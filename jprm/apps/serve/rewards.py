@@ -356,7 +356,7 @@ def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree],
             chains[in_tree[0]] = len(trees), np.array(first.tree.steps, np.int64)
             trees.append(first.tree)
             continue
-        tree, node_N = one_tree([one for i in in_tree if (one := samples[i].tree) is not None])
+        tree, node_N = one_tree([tree_of_sample for i in in_tree if (tree_of_sample := samples[i].tree) is not None])
         for i, node_P in zip(
             in_tree, np.split(node_N, np.cumsum([len(samples[i].steps) for i in in_tree])[:-1]), strict=True
         ):

@@ -206,7 +206,7 @@ def json_in(text: bytes, where: str) -> Any:
         parents = [one for one in inner if isinstance(one, dict | list)]
         if (count := count + len(parents)) > MOST:
             raise Refusal(413, f"{where}: holds more than {MOST:,} objects and lists: send it in parts")
-        inner = [child for one in parents for child in (one.values() if isinstance(one, dict) else one)]
+        inner = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
     if any(isinstance(one, dict | list) for one in inner):
         raise Refusal(400, f"{where}: objects and lists are nested more than {DEEPEST} deep")
     return value

@@ -140,8 +140,8 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
     messages: list[Record] = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         said = item.get(key)
-        some = [{"role": role, "content": said}] if isinstance(said, str) else _messages(item, key, where)
-        messages += [_known_role(message, where) for message in some]
+        inputs = [{"role": role, "content": said}] if isinstance(said, str) else _messages(item, key, where)
+        messages += [_known_role(message, where) for message in inputs]
     return messages
 
 
@@ -156,7 +156,7 @@ def parse_otel(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """
     item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
     try:
-        spans = [one for one in _spans(item) if "gen_ai.output.messages" in one[1]]
+        spans = [pair for pair in _spans(item) if "gen_ai.output.messages" in pair[1]]
     except RecursionError:
         raise RecordError(where, "record", "is nested too deep", "Is this file of OpenTelemetry?") from None
     if not spans:

@@ -135,13 +135,13 @@ def traces_of(path: str | os.PathLike, known: bool = False) -> Iterator[Trace]:
     for number, record in enumerate(read_records(path), start=1):
         where = f"{os.fspath(path)}: record {number}"
         for i, trajectory in enumerate(trajectories_of(as_messages(tree_of(record, where)))):
-            one = trajectory.record()
-            trace = _hex(one.get("trace_id") or one.get("traceId"), 32, where, "trace_id")
+            whole = trajectory.record()
+            trace = _hex(whole.get("trace_id") or whole.get("traceId"), 32, where, "trace_id")
             if known and not trace:
                 remedy = "Langfuse keeps a score with a trace: send the trajectories first, `jprm send otlp`, and give"
                 raise RecordError(where, "trace_id", "is not there", remedy + " its output here.")
-            identity = trace or _digest(dump(one), model, str(number), str(i))[:32]
-            yield Trace(one, _turns(one, identity, bool(trace), where), identity, bool(trace), model, time)
+            identity = trace or _digest(dump(whole), model, str(number), str(i))[:32]
+            yield Trace(whole, _turns(whole, identity, bool(trace), where), identity, bool(trace), model, time)
 
 
 def _turns(record: Mapping[str, Any], trace: str, known: bool, where: str) -> list[Turn]:

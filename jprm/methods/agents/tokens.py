@@ -86,7 +86,7 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
         try:
             tools, guard = list(tree.tools), ""
             if specials is not None and (guard := _guard(messages, tools, specials)):
-                messages, tools = (_guarded(some, specials, guard) for some in (messages, tools))
+                messages, tools = (_guarded(values, specials, guard) for values in (messages, tools))
             rendered = render_turns(chat, messages, tools)
             for text in rendered:
                 _check_whole(text, messages, tools)
@@ -119,7 +119,7 @@ def least_tokens(tree: ReasoningTree, tokenizer: JsonTokenizer) -> int:
         rendered = render_turns(chat, messages_of(tree, path), list(tree.tools), last=True)
     except ValueError as error:
         raise ValueError(f"{_name(tree)}: {error}") from None
-    return sum(len(tokenizer.encode_offsets(one.text)[0]) for one in rendered)
+    return sum(len(tokenizer.encode_offsets(text.text)[0]) for text in rendered)
 
 
 def _chat_of(tokenizer: JsonTokenizer) -> ChatTemplate:
@@ -136,8 +136,8 @@ def encode_at(
     """
     ids, starts, at = [], [], 0
     for piece in text.split(guard) if guard else [text]:
-        some, offsets = tokenizer.encode_offsets(piece)
-        ids += some
+        piece_ids, offsets = tokenizer.encode_offsets(piece)
+        ids += piece_ids
         starts += [at + offset for offset in offsets]
         at += len(piece) + len(guard)
     return ids, [bisect.bisect_left(starts, place) for place in places]

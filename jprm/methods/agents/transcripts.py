@@ -85,9 +85,9 @@ def parse_codex(events: Sequence[Event], where: str, options: NoOptions) -> Iter
         elif kind == "compacted":
             parts.append(Conversation())
             history = item.get("replacement_history") or []
-            for one in list_of(history, place, "payload.replacement_history"):
+            for event in list_of(history, place, "payload.replacement_history"):
                 _codex_item(
-                    object_of(one, place, "payload.replacement_history", "Is the file whole?"), parts[-1], place
+                    object_of(event, place, "payload.replacement_history", "Is the file whole?"), parts[-1], place
                 )
             if not history:
                 parts[-1].say("user", take(item, "message", str, place, "payload."))

@@ -286,8 +286,8 @@ def unit_of(phrase: str) -> str | None:
         names = [unit_of(part) for part in parts]
         if None in names:
             return None
-        one = "/".join(map(str, names)) if all(names) else ""
-        return _COMPOUND.get(one, {"mile/h": "mph", "km/h": "km/h"}.get(one, one))
+        joined = "/".join(map(str, names)) if all(names) else ""
+        return _COMPOUND.get(joined, {"mile/h": "mph", "km/h": "km/h"}.get(joined, joined))
     words = re.findall(r"[^\W\d_]+", phrase)
     if _WORDY.match(phrase) and any(len(word) > 1 for word in words):
         words = [word for word in words if word.lower() not in ("a", "an")]

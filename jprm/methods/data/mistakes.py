@@ -139,15 +139,15 @@ def _plain(item: Any) -> Any:
     """
     if not isinstance(item, dict) or not isinstance(item.get("canary"), str):
         return item
-    key, found = hashlib.sha256(item["canary"].encode()).digest(), {}
+    key, plain = hashlib.sha256(item["canary"].encode()).digest(), {}
     for field in ("question", "model_response_by_step", "human_labels", "human_labels_first_error_idx"):
         try:
             secret = base64.b64decode(item.get(field, ""), validate=True)
             text = bytes(a ^ b for a, b in zip(secret, itertools.cycle(key), strict=False))
-            found[field] = text.decode() if field == "question" else json.loads(text)
+            plain[field] = text.decode() if field == "question" else json.loads(text)
         except (TypeError, ValueError):  # is plain already
             continue
-    return {key: value for key, value in item.items() if key != "canary"} | found
+    return {key: value for key, value in item.items() if key != "canary"} | plain
 
 
 HARD2VERIFY = Reader(parse_hard2verify)

@@ -238,7 +238,7 @@ def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
     if (len(lists) > 1 or _LISTS.intersection(value)) and all(
         isinstance(each, list) and each and all(isinstance(x, dict) for x in each) for each in lists
     ):
-        items = [item for each in lists for item in each]
+        items = [item for part in lists for item in part]
         return [(number, json.dumps(item, ensure_ascii=False).encode()) for number, item in enumerate(items, start=1)]
     return [(1, content)]
 

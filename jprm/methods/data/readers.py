@@ -128,7 +128,7 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
 def _in_lists(record: Record, columns: dict[str, str], where: str) -> Iterator[Record]:
     """Yields one record for every list in `steps`, with its own of the other lists; else the record itself."""
     steps = record["steps"]
-    if not (steps and isinstance(steps, list) and all(isinstance(each, list) for each in steps)):
+    if not (steps and isinstance(steps, list) and all(isinstance(step, list) for step in steps)):
         yield record
         return
     listed = [field for field in ("labels", "first_error", "correct") if field in record]

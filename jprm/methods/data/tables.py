@@ -65,8 +65,8 @@ def write(
     with whole_folder(out, last=MARK) as folder:
         for part in itertools.count():
             group: list[dict[str, Any]] = []
-            for each in of_records:
-                group += each
+            for row in of_records:
+                group += row
                 if len(group) >= rows:
                     break
             if not group:

@@ -95,7 +95,7 @@ class KeptPolicy:
             failed |= {place: sample for place, sample in by_place.items() if sample.finish_reason == "error"}
             self._keep({place: sample for place, sample in by_place.items() if place not in failed})
         wanted: list[list[Place]] = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
-        return [[failed.get(place) or self._kept[place] for place in each] for each in wanted]
+        return [[failed.get(place) or self._kept[place] for place in numbers] for numbers in wanted]
 
     def _keep(self, samples: dict[Place, Sample]) -> None:
         self._kept |= samples

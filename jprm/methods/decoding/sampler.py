@@ -392,7 +392,7 @@ class DecodingRows:
         row_R, new_R, count = np.zeros(R, np.int32), np.zeros(R, bool), int(self.samples.count)
         for r, job in zip(free, jobs, strict=False):
             row_R[r], new_R[r], self.jobs[r], self.since_R[r] = prompts.index(job.prompt), True, job, count
-            at, some = slice(r * m, (r + 1) * m), slice(r * m, r * m + len(job.numbers))
+            at, used = slice(r * m, (r + 1) * m), slice(r * m, r * m + len(job.numbers))
             of_row = {
                 "last_B": job.prompt[-1], "first_B": len(job.prompt) - 1, "begun_B": job.begun, "length_B": 0,
                 "progress_B": sampler.step_stops(job.prompt[len(job.prompt) - job.begun :])[1], "logprob_B": 0.0,
@@ -400,7 +400,7 @@ class DecodingRows:
             }  # fmt: skip
             for name, value in of_row.items():
                 self.host[name][at] = value
-            self.host["number_B"][some], self.host["end_B"][some] = job.numbers, decode.RUNNING
+            self.host["number_B"][used], self.host["end_B"][used] = job.numbers, decode.RUNNING
         with jax.set_mesh(sampler.mesh):
             new = decode.prefill(sampler._params, sampler._config, *map(self._put, (tokens_US, length_U, row_R)))
             self.past = new if self.past is None else decode.refilled(self.past, new, self._put(new_R))

@@ -343,40 +343,40 @@ def play(
         going = [i for i, episode in enumerate(played) if episode.goes_on]
         by_branch = [played[i].branch for i in going]
         drawn = talk.draw([b for b in by_branch if b is not None], [[played[i].number] for i in going], stream)
-        texts = [layout.text(each) for ((each, _),) in drawn]
-        whole = [i for i, ((each, _),) in zip(going, drawn, strict=True) if each.finish_reason == "stop"]
+        texts = [layout.text(turn) for ((turn, _),) in drawn]
+        whole = [i for i, ((turn, _),) in zip(going, drawn, strict=True) if turn.finish_reason == "stop"]
         said = dict(zip(going, texts, strict=True))
         episodes = dict(
             zip(whole, world.step([played[i].episode for i in whole], [said[i] for i in whole]), strict=True)
         )
-        for i, ((each, branch),) in zip(going, drawn, strict=True):
-            played[i] = _with_turn(played[i], each, branch, said[i], episodes.get(i), layout, limits)
+        for i, ((turn, branch),) in zip(going, drawn, strict=True):
+            played[i] = _with_turn(played[i], turn, branch, said[i], episodes.get(i), layout, limits)
         if until == "step" or not any(episode.goes_on for episode in played):
             return played
 
 
 def _with_turn(
-    one: Played, drawn: Drawn, branch: Branch, text: str, episode: Episode | None, layout: TurnLayout, limits: Limits
+    played: Played, drawn: Drawn, branch: Branch, text: str, episode: Episode | None, layout: TurnLayout, limits: Limits
 ) -> Played:
     """Returns the rollout with a sampled turn; `episode` is where it led, None for a turn that was cut off."""
-    ids = (*one.ids, *branch.ids[len(one.prompt) + len(one.ids) :])
-    observed = len(ids) - len(one.ids) - len(drawn.ids)  # the world's answer to the turn before
-    one = dataclasses.replace(
-        one,
+    ids = (*played.ids, *branch.ids[len(played.prompt) + len(played.ids) :])
+    observed = len(ids) - len(played.ids) - len(drawn.ids)  # the world's answer to the turn before
+    played = dataclasses.replace(
+        played,
         ids=ids,
-        sampled_T=np.concatenate([one.sampled_T, np.zeros(observed, bool), np.ones(len(drawn.ids), bool)]),
-        log_probability_T=np.concatenate([one.log_probability_T, np.zeros(observed, np.float32), drawn.logprob_N]),
-        turn_stop=(*one.turn_stop, len(ids)),
-        texts=(*one.texts, text),
+        sampled_T=np.concatenate([played.sampled_T, np.zeros(observed, bool), np.ones(len(drawn.ids), bool)]),
+        log_probability_T=np.concatenate([played.log_probability_T, np.zeros(observed, np.float32), drawn.logprob_N]),
+        turn_stop=(*played.turn_stop, len(ids)),
+        texts=(*played.texts, text),
         branch=branch,
     )
     if episode is None:
-        return dataclasses.replace(one, cut=True)
+        return dataclasses.replace(played, cut=True)
     if episode.done:
-        return dataclasses.replace(one, episode=episode, ended=not episode.error)
+        return dataclasses.replace(played, episode=episode, ended=not episode.error)
     try:
         after = layout.answer(episode.messages[episode.turns[-1]], episode.last, stopped=True)
     except ValueError as error:
-        return dataclasses.replace(one, episode=lost(episode, error))
-    full = len(one.prompt) + len(ids) + len(after) >= limits.tokens or len(episode.turns) >= limits.turns
-    return dataclasses.replace(one, episode=episode, cut=full, branch=branch.followed(after))
+        return dataclasses.replace(played, episode=lost(episode, error))
+    full = len(played.prompt) + len(ids) + len(after) >= limits.tokens or len(episode.turns) >= limits.turns
+    return dataclasses.replace(played, episode=episode, cut=full, branch=branch.followed(after))

@@ -265,13 +265,13 @@ def _findings(name: str, title: str, headline: tuple[str, str], results: Mapping
 
 def _benchmark(
     name: str, title: str, headline: tuple[str, str], standard: Sequence[str],
-    of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]] = mistakes_report,
+    report_of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]] = mistakes_report,
 ) -> Benchmark:  # fmt: skip
     return Benchmark(
         name=name,
         title=title,
         tables=tables,
-        figures=functools.partial(figures, of),
+        figures=functools.partial(figures, report_of),
         reader=name,
         standard=standard,
         section=functools.partial(_section, name),

@@ -52,11 +52,11 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
 
     Of the other folds, one chooses the regularisation and calibrates. A vote weighs a chain as `Vote()` says.
     """
-    some = [tree for tree in trees if tree.nodes]
-    if len(some) < FEWEST:
+    with_steps = [tree for tree in trees if tree.nodes]
+    if len(with_steps) < FEWEST:
         return None
-    chains = policy_of("pools", some, [evidence.find(name) for name in evidence.DEFAULT]).chains
-    fold_M = np.array([bucket(tree.problem, FOLDS) for tree in some])[chains.problem_M]
+    chains = policy_of("pools", with_steps, [evidence.find(name) for name in evidence.DEFAULT]).chains
+    fold_M = np.array([bucket(tree.problem, FOLDS) for tree in with_steps])[chains.problem_M]
     key_M, weight_M = np.zeros((2, len(fold_M)))
     for fold in range(FOLDS):
         held_M, valid_M = fold_M == fold, fold_M == (fold + 1) % FOLDS
@@ -129,7 +129,10 @@ def labelled_by_text(
     """As `labelled_by_place`, on what the text of a step says too (`rows_of_steps`)."""
     if any(tree.of_messages for tree in trees):
         return None
-    rows = [np.column_stack([of, rows_of_place(tree)]) for tree, of in zip(trees, rows_of_steps(trees), strict=True)]
+    rows = [
+        np.column_stack([of_steps, rows_of_place(tree)])
+        for tree, of_steps in zip(trees, rows_of_steps(trees), strict=True)
+    ]
     return cross_fitted(rows, classes, [tree.problem for tree in trees])
 
 

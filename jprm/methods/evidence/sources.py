@@ -303,7 +303,7 @@ def _verdicts(kind: Any) -> Read:
         for tree in trees:
             labels = [verdict.label for verdict in check(tree)]
             paths = ([labels[i] for i in chain] for chain in chains_of(tree))
-            rows.append(by_node(tree, [_counts(each, [label is None for label in each]) for each in paths]))
+            rows.append(by_node(tree, [_counts(path, [label is None for label in path]) for path in paths]))
         return rows
 
     return read

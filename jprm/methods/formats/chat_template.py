@@ -258,7 +258,7 @@ def _prepare():
                 text = text_of(question, question["messages"][: at + 1], False)
                 begin, end = marked[-1] if marked else (_shared(asked, text), len(text))
                 end = len(text[:end].rstrip())
-                holder = next((one for one in texts if one["text"].startswith(text[:end])), None)
+                holder = next((shorter for shorter in texts if shorter["text"].startswith(text[:end])), None)
                 if holder is None:
                     texts.append(holder := {"text": text[:end], "turns": []})
                 holder["turns"].insert(0, (at, min(begin, end), end))

@@ -359,7 +359,7 @@ class Unfused:
             return self.file.tensor(name)
         wholes, rule, i = self._part[name]
         if rule.experts:
-            return np.stack([self.file.tensor(one) for one in wholes])
+            return np.stack([self.file.tensor(part) for part in wholes])
         array = self.file.tensor(wholes[0])
         array = array[:, 0] if rule.squeezed else array
         first = sum(rows for _, rows in rule.parts[:i])

@@ -223,12 +223,12 @@ def step_text(tree: ReasoningTree, node: int) -> str:
         return tree.nodes[node].text
     parts, at = [], node
     while at >= 0 and (at == node or not tree.nodes[at].is_step):
-        one = tree.nodes[at]
-        calls = [call.get("function", call) for call in one.extra.get("tool_calls") or ()]
+        message = tree.nodes[at]
+        calls = [call.get("function", call) for call in message.extra.get("tool_calls") or ()]
         written = [f"call {call['name']}({json.dumps(call.get('arguments'))})" for call in calls]
-        if at == node or one.text != tree.problem:  # the question states the problem already
-            parts.append(f"[{one.role}] " + "\n".join(filter(None, [one.text, *written])))
-        at = one.parent
+        if at == node or message.text != tree.problem:  # the question states the problem already
+            parts.append(f"[{message.role}] " + "\n".join(filter(None, [message.text, *written])))
+        at = message.parent
     return "\n".join(parts[::-1])
 
 

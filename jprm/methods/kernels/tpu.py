@@ -114,8 +114,8 @@ def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
 def _pair(K: int, P: int, major: str, table, i, p):
     """Returns the table's entry at a grid step, which holds its flags, and its blocks of queries and of keys."""
     entry = table[jax.lax.div(i, K) * P + p]
-    of = entry >> 17, (entry >> 3) & MINOR
-    return entry, *(of if major == "query" else of[::-1])
+    pair = entry >> 17, (entry >> 3) & MINOR
+    return entry, *(pair if major == "query" else pair[::-1])
 
 
 def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec], list[pl.BlockSpec]]:
@@ -400,8 +400,8 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
         ValueError: a part of T is not a multiple of 128, or no blocks fit: so many or so wide heads, or so long rows.
     """
     if T % (parts * LANES):
-        each = f" in each of {parts} parts" if parts > 1 else ""
-        raise ValueError(f"attention='kernel' takes rows of a multiple of {LANES} tokens{each}, not {T}")
+        where = f" in each of {parts} parts" if parts > 1 else ""
+        raise ValueError(f"attention='kernel' takes rows of a multiple of {LANES} tokens{where}, not {T}")
     lengths = [size for size in (512, 256, 128) if T // parts % size == 0]
     for sizes in itertools.starmap(Sizes, itertools.product(lengths, lengths)):
         few = G * sizes.query <= 2048 or sizes.query == LANES

@@ -142,7 +142,7 @@ def _grouped_backward(saved, dy_XF):
     return dx_XD, jax.lax.platform_dependent(x_XD, dy_XF, count_E, tpu=kernel, default=plain), None
 
 
-grouped.defvjp(lambda *of: (grouped(*of), of), _grouped_backward)
+grouped.defvjp(lambda *arrays: (grouped(*arrays), arrays), _grouped_backward)
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:

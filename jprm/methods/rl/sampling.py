@@ -133,12 +133,12 @@ class Ahead:
     judged: list[dict[str, Any]] | None = None
 
     def json(self) -> dict[str, Any]:
-        drawn = [[one.json() for one in samples] for samples in self.drawn]
+        drawn = [[drawn.json() for drawn in samples] for samples in self.drawn]
         return vars(self) | {"drawn": drawn, "groups": [dataclasses.asdict(group) for group in self.groups]}
 
     @staticmethod
     def of_json(value: dict[str, Any]) -> Ahead:
-        drawn = [[Rollout.of_json(one) for one in samples] for samples in value["drawn"]]
+        drawn = [[Rollout.of_json(fields) for fields in samples] for samples in value["drawn"]]
         groups = [
             Carried(group["problem"], group["update"], tuple(map(Begun.of_json, group["chains"])))
             for group in value.get("groups", [])

@@ -161,7 +161,7 @@ class ProgramSide(Pipe):
             values = [self.unpack(value) for value in message["values"]]
             keys = {key: self.unpack(value) for key, value in message.get("keys", {}).items()}
             value = self.pack(_OPERATIONS[message["op"]](*values, **keys))
-            reply = {"value": value, "values": [self.pack(one) for one in values]}
+            reply = {"value": value, "values": [self.pack(item) for item in values]}
         except Ended:
             raise
         except BaseException as error:  # the program's own, of any class, SystemExit too: the test may expect it
