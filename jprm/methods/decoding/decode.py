@@ -196,7 +196,8 @@ def forward(
             else:
                 y_BTD, new = recurrent.decode(y_BTD, w, _state(past, before, at, mine, where), length_B, plain)
             if at is not None:
-                new = jax.tree.map(lambda x, y: x.at[at].set(y), of_group[name], tuple(new))
+                put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
+                new = jax.tree.map(put, of_group[name], tuple(new))
             return y_BTD, {name: tuple(new)}
 
         x_BTD, new = block(x_BTD, layer, apply, plain, index)
