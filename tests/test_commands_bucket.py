@@ -1,7 +1,6 @@
 """Commands whose model, input and output are in a bucket: they write what they write on disk, also after kills."""
 
 import dataclasses
-import itertools
 import json
 import time
 import types
@@ -15,7 +14,7 @@ from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: 
 from test_export import untrained
 from test_label_files import arithmetic
 from test_search_files import PROBLEMS, Good
-from test_storage import killed_at
+from test_storage import contents, killed_at, killed_everywhere
 from tiny_run import chains, training
 from toy_policy import Markov
 
@@ -97,33 +96,6 @@ def test_a_page_in_a_bucket_is_the_one_on_disk(suites, tiny_run, bucket, tmp_pat
     assert page.replace(f"{tmp_path}/run", str(tiny_run.folder)) == (tmp_path / "page.html").read_text()
     assert sorted((bucket / "figures").names()) == sorted(file.name for file in (tmp_path / "figures").iterdir())
     assert cli.main(["report", f"{bucket}/out", "--output", f"{bucket}/out/results.json"]) == 2
-
-
-def killed_everywhere(monkeypatch, bucket, run, before=lambda folder: None, between=lambda folder: None):
-    """Calls `run(folder)` with a new folder each time, killed after another operation each time, and then again.
-
-    `before` fills the folder first, and `between` sees what the killed call left. Yields the folder after the other.
-    """
-    for count in itertools.count(1):
-        folder, killed = bucket / str(count), False
-        before(folder)
-        with monkeypatch.context() as patch:
-            killed_at(count, patch)
-            try:
-                run(folder)
-            except KeyboardInterrupt:
-                killed = True
-        between(folder)
-        run(folder)
-        yield folder
-        if not killed:
-            assert count > 3
-            return
-
-
-def contents(folder):
-    """The objects of a folder, without those that hold a request."""
-    return {name: content for name, content in objects(folder).items() if not name.endswith(".info.json")}
 
 
 @pytest.mark.parametrize("bucket", ["memory"], indirect=True)

@@ -13,10 +13,9 @@ from pod import Pod
 from refusing import refused
 from test_rl_loop import params_of
 from test_rl_processes import numbers_of
-from tiny_rl import experiment, make, refresh
+from tiny_rl import ahead, make, refresh
 from tiny_run import lines, one_device, untimed
 
-from jprm.experiment import OptimizerConfig
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop, rollout, sampling_hosts
 from jprm.methods.rl.samples import Rollout
@@ -26,21 +25,13 @@ from jprm.train.callbacks import Watchdog
 FILE = """
 import pathlib
 import test_rl_hosts as tests
+from tiny_rl import ahead
 
 
 def experiment():
     tests.meet_fault({fault})
-    return tests.ahead(pathlib.Path({data!r}), **{changes})
+    return ahead(pathlib.Path({data!r}), **{changes})
 """
-
-
-def ahead(data, **changes):
-    """Adam's eps is above most gradients: else its first steps would turn rounding errors into whole rates."""
-    values = dict(
-        updates=4, evaluate_every=2, evaluate_samples=2, stale=1, objective_options={"truncate": 2.0},
-        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
-    )  # fmt: skip
-    return experiment(data, **(values | changes))
 
 
 def meet_fault(fault):

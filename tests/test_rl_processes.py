@@ -7,7 +7,7 @@ import pytest
 from pod import Pod
 from test_engine import Served
 from test_rl_loop import params_of
-from tiny_rl import experiment, make, servable, stormy
+from tiny_rl import ahead, experiment, make, servable, stormy
 from tiny_run import lines, one_device, untimed, write_experiment
 
 from jprm.experiment import OptimizerConfig
@@ -69,15 +69,7 @@ def sampled_by(url, data, pushed):
 
 
 def small(data):
-    """Two devices, samples drawn ahead, two minibatches, every second update a checkpoint.
-
-    Adam's eps is above most gradients: else its first steps, of a rate each way, would turn rounding errors of
-    gradients near zero into whole rates.
-    """
-    return experiment(
-        data, updates=4, evaluate_every=4, evaluate_samples=2, stale=1, objective_options={"truncate": 2.0},
-        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
-    )  # fmt: skip
+    return ahead(data, evaluate_every=4)
 
 
 class written:

@@ -114,30 +114,48 @@ def killed_at(count, monkeypatch):
         monkeypatch.setattr(Remote, name, ending(getattr(storage.Remote, name)))
 
 
+def killed_everywhere(monkeypatch, bucket, run, before=lambda folder: None, between=lambda folder: None):
+    """Calls `run(folder)` with a new folder each time, killed after another operation each time, and then again.
+
+    `before` fills the folder first, and `between` sees what the killed call left. Yields the folder after the other.
+    """
+    for count in itertools.count(1):
+        folder, killed = bucket / str(count), False
+        before(folder)
+        with monkeypatch.context() as patch:
+            killed_at(count, patch)
+            try:
+                run(folder)
+            except KeyboardInterrupt:
+                killed = True
+        between(folder)
+        run(folder)
+        yield folder
+        if not killed:
+            assert count > 3
+            return
+
+
+def contents(folder):
+    """The objects of a folder, without those that hold a request."""
+    return {name: content for name, content in objects(folder).items() if not name.endswith(".info.json")}
+
+
 @pytest.mark.parametrize("folder", ["memory"], indirect=True)
 def test_a_run_killed_at_any_operation_ends_bit_for_bit_like_a_whole_one(folder, scored, monkeypatch):
     """And what a reader finds under the output's name in the meantime is nothing, or all of it."""
     given, expected, rejected = scored
     (folder / "in.jsonl").write_bytes(given)
-    kills = 0
-    for count in itertools.count(1):
-        out = folder / f"{count}/out.jsonl"
-        with monkeypatch.context() as patch:
-            killed_at(count, patch)
-            try:
-                score_file(Lengths(), folder / "in.jsonl", out, on_error="skip")
-                whole = True
-            except KeyboardInterrupt:
-                kills, whole = kills + 1, False
+    score = lambda place: score_file(Lengths(), folder / "in.jsonl", place / "out.jsonl", on_error="skip")  # noqa: E731
+
+    def between(place):
+        out = place / "out.jsonl"
         assert not out.is_file() or out.read_bytes() == expected
-        score_file(Lengths(), (folder / "in.jsonl").url, out.url, on_error="skip")
-        stored = objects(folder / str(count))
-        assert {name: content for name, content in stored.items() if "info" not in name} == {
-            "/out.jsonl": expected, "/out.jsonl.rejects": rejected
-        }  # fmt: skip
-        if whole:
-            break
-    assert kills == 1 + 4 + 1 + 4 + 1  # the request, four pieces, the output, the pieces removed, the rejects
+
+    places = list(killed_everywhere(monkeypatch, folder, score, between=between))
+    assert all(contents(place) == {"/out.jsonl": expected, "/out.jsonl.rejects": rejected} for place in places)
+    # The request, four pieces, the output, the pieces removed and the rejects; the last run is not killed.
+    assert len(places) == 1 + 4 + 1 + 4 + 1 + 1
 
 
 def test_a_scored_file_in_a_bucket_is_the_one_on_disk(folder, scored):

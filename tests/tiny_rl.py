@@ -80,6 +80,19 @@ def refresh(folder):
     return RefreshConfig(every=4, steps=30, learning_rate=0.01, replay=(str(folder / "rated.jsonl"),))
 
 
+def ahead(data, **changes):
+    """Samples drawn ahead, two minibatches, every second update a checkpoint.
+
+    Adam's eps is above most gradients: else its first steps, of a rate each way, would turn rounding errors of
+    gradients near zero into whole rates.
+    """
+    values = dict(
+        updates=4, evaluate_every=2, evaluate_samples=2, stale=1, objective_options={"truncate": 2.0},
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
+    )  # fmt: skip
+    return experiment(data, **(values | changes))
+
+
 def stormy(folder):
     """Every phase several times: samples drawn ahead, refreshes by rollouts, a second PRM."""
     folder = pathlib.Path(folder)

@@ -133,7 +133,7 @@ class Ahead:
     judged: list[dict[str, Any]] | None = None
 
     def json(self) -> dict[str, Any]:
-        drawn = [[drawn.json() for drawn in samples] for samples in self.drawn]
+        drawn = [[draw.json() for draw in samples] for samples in self.drawn]
         return vars(self) | {"drawn": drawn, "groups": [dataclasses.asdict(group) for group in self.groups]}
 
     @staticmethod
