@@ -1,6 +1,6 @@
-"""Scores of pools by every reader of a base's states: from pools to `scores.jsonl.gz`, which the verdict reads.
+"""Scores of pools by every reader of a base's states: from pools to `scores.jsonl`, which the verdict reads.
 
-    python -m experiments.real.reader_scores --base runs/models/qwen2.5-coder-0.5b.gguf --output scores.jsonl.gz \\
+    python -m experiments.real.reader_scores --base runs/models/qwen2.5-coder-0.5b.gguf --output scores.jsonl \\
         --keep runs/real/states --other runs/real/chatgpt.jsonl
 
 Readers are fitted on `pools/own_train.jsonl.gz` (buckets 0 to 6 of 10 train, 7 chooses) and score that file's buckets

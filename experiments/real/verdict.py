@@ -184,7 +184,8 @@ def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
         "problems": len(right_P), "answers": len(chains.correct_M), "any": 100 * float(np.mean(right_P > 0)),
         "majority": interval(majority_P[None]), "arms": {},
     }  # fmt: skip
-    odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in by_seed[0]}
+    known = [name for name in by_seed[0] if name not in ALONE or name in pool.score_SM]
+    odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in known}
     votes = {
         name: np.stack([every(vote_correct(chains, vote_weights(odds_M, np.ones(len(odds_M))))) for odds_M in odds_SM])
         for name, odds_SM in odds.items()
@@ -220,7 +221,8 @@ def main(
     names = ["own_train", "own_test", *others]
     with Bar("reading pools", len(names)) as bar:
         read_pools = {name: read(pools / f"{name}.jsonl.gz", known) for name in bar.follow(names)}
-    lacking = [name for name in names if read_pools[name].score_SM.keys() != read_pools["own_train"].score_SM.keys()]
+    needed = read_pools["own_train"].score_SM.keys() - set(ALONE)
+    lacking = [name for name in names if not needed <= read_pools[name].score_SM.keys()]
     if lacking:
         print(f"left out, since not all readers scored them: {', '.join(lacking)}")
     names = [name for name in names if name not in lacking]

@@ -271,7 +271,7 @@ def score(
         multihost.start(distributed)
     scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
 
-    if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx"):
+    if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
         raise ValueError(
             f"{output}: JSON Lines are written; name a .jsonl file, and make a table of it by jprm tabulate"
         )
