@@ -317,17 +317,17 @@ def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Tabl
 
 def findings(results: Any) -> Iterator[Finding]:
     report = results["agents"]
-    named = {"auroc": "turns that are not bad above bad ones (AUROC)", "step_accuracy": "turns of the right class"}
+    named = {"auroc": "Turns that are not bad above bad ones (AUROC)", "step_accuracy": "Turns of the right class"}
     for key, said in named.items():
         if key in report:
             yield Finding(said, report[key], words(report["ahead"][key]["baseline"]), report["ahead"][key])
     first, trials = report.get("first_bad", {}), report.get("trials", {})
     if first.get("scores"):
         base, less = words(first["best_trivial"]["step"]), first["ahead"]["lowest"]["step"]
-        yield Finding("first bad turn named by the lowest score", first["scores"]["lowest"]["step"], base, less)
+        yield Finding("First bad turn named by the lowest score", first["scores"]["lowest"]["step"], base, less)
     if trials.get("chosen"):
         base, less = words(trials["best_trivial"]), trials["ahead"]["lowest"]
-        yield Finding("solved, of trials chosen by the lowest score", trials["chosen"]["lowest"], base, less)
+        yield Finding("Solved, of trials chosen by the lowest score", trials["chosen"]["lowest"], base, less)
 
 
 BENCHMARK = Benchmark(

@@ -564,7 +564,7 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
         f" {percent(raw['ece'].get('plain'))} % before the bias of noise is taken off; a calibrated scorer would show"
         f" up to {percent(raw['ece_if_calibrated']['high'])} % by noise."
     )
-    yield Finding("calibration error (ECE)", raw["ece"], note=f"{noise} {note}".strip(), kind=kind)
+    yield Finding("Calibration error (ECE)", raw["ece"], note=f"{noise} {note}".strip(), kind=kind)
 
 
 def left_out(report: Report) -> Iterator[tuple[str, int]]:

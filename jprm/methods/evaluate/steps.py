@@ -291,7 +291,7 @@ def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
 
 def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     steps = results["steps"]
-    named = {"auroc": "right steps above wrong ones (AUROC)", "alternatives": "right steps above wrong alternatives"}
+    named = {"auroc": "Right steps above wrong ones (AUROC)", "alternatives": "Right steps above wrong alternatives"}
     for key, said in named.items():
         less = steps.get("ahead", {}).get(key)  # results of 0.1 have none
         if steps[key]["value"] is not None:
