@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,12 +33,18 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
       RecordError: a line of the file that is no record.
     """
     path = local_copy(path)
+    if path.exists():
+        path_of(path).check_readable()
     if path.is_file():
         return list(read_records(path))
+    _check_prepared(path)
+    return PreparedRecords(path)
+
+
+def _check_prepared(path: pathlib.Path | Place) -> None:
     if not (path / REPORT).is_file():
         what = f"is not a prepared folder: it has no {REPORT}" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path}: {what}. Make one with `jprm prepare NAME --input FILE --output {path}`.")
-    return PreparedRecords(path)
 
 
 def lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
@@ -55,9 +62,15 @@ def count(path: str | os.PathLike) -> int:
 
 
 def marker(path: str | os.PathLike) -> Place:
-    """Returns the file whose content tells whether the records are still the same: a prepared folder's report."""
+    """Returns the file whose content tells whether the records are still the same: a prepared folder's report.
+
+    Raises FileNotFoundError for a folder without one.
+    """
     place = path_of(path)
-    return place / REPORT if place.is_dir() else place
+    if not place.is_dir():
+        return place
+    _check_prepared(place)
+    return place / REPORT
 
 
 def is_shards(path: str | os.PathLike) -> bool:

@@ -472,6 +472,15 @@ def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
     return (tree for _, tree in _read(path, reject_with("stop", None)))
 
 
+def check_id(record: Mapping[str, Any], where: str, number: int, first_of: dict[str, int]) -> None:
+    """Raises RecordError where a record has the id of an earlier line; `first_of` has the first line of each id."""
+    if isinstance(record.get("id"), str | int):
+        first = first_of.setdefault(json.dumps(record["id"]), number)
+        if first != number:
+            reason = f"{record['id']!r} is the id of line {first} too"
+            raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
+
+
 def _read(
     path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
 ) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
@@ -482,11 +491,7 @@ def _read(
         try:
             record = parse(line, where)
             tree = tree_of(record, where)
-            if isinstance(record.get("id"), str | int):
-                first = first_of.setdefault(json.dumps(record["id"]), number)
-                if first != number:
-                    reason = f"{record['id']!r} is the id of line {first} too"
-                    raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
+            check_id(record, where, number, first_of)
         except RecordError as error:
             reject(line, error)
         else:

@@ -107,7 +107,7 @@ def test_one_group_of_layers_follows_their_number():
         ("steps=0", "steps=0"),
         ("optimizer.decay=never", "optimizer.decay"),
         ("optimizer.rate_factors=[[\"head\"]]", "optimizer.rate_factors"),
-        ("data.train=c", "data.train"),
+        ("data.train=c", "'c' is no list: write data.train='\\[\"c\"\\]'"),
         ("data.micro_rows=3", "data.rows=8"),
         ("model={\"layers\": 2}", ".*missing.*vocab_size"),
         ("model={\"lairs\": 2}", "model.lairs"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pathlib
 import pickle
 import random
@@ -182,6 +183,8 @@ p.prepare("jsonl", [sys.argv[1]], sys.argv[2])
         ({"source": []}, ValueError, "source"),
         ({"source": [], "name": "prm800k"} | PRM800K, ValueError, "phase1_train.jsonl"),
         ({"source": ["absent.jsonl"]}, FileNotFoundError, "absent.jsonl"),
+        ({"source": ["/tmp"]}, FileNotFoundError, "/tmp: is a folder"),
+        ({"source": ["/dev/null"]}, ValueError, "/dev/null: is not a file on disk"),
         ({"exclude": ["absent.jsonl"]}, FileNotFoundError, "absent.jsonl"),
         ({"on_error": "warn"}, ValueError, "'stop'"),
         ({"neutral": "positive"}, ValueError, "neutral"),
@@ -194,6 +197,13 @@ def test_bad_requests_say_what_to_do(tmp_path, console, arguments, error, messag
         prepare(**({"name": "jsonl", "source": [source], "out": tmp_path / "out", "console": console} | arguments))
     assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_labels_that_no_option_names_are_not_lost(tmp_path, console):
+    source = lines(tmp_path / "s.jsonl", chain("p"))
+    refused(RecordError, "--set labels=labels", prepare, "columns", [source], tmp_path / "out", console=console)
+    prepare("columns", [source], tmp_path / "out", console=console, labels="labels")
+    assert load(tmp_path / "out")[0]["labels"] == chain("p")["labels"]
 
 
 def test_nothing_kept_is_an_error_with_the_account_printed(tmp_path, console):
@@ -242,6 +252,9 @@ def test_load_takes_a_file_of_records(tmp_path):
     path = lines(tmp_path / "s.jsonl", chain("p"), chain("q"))
     assert list(load(path)) == [chain("p"), chain("q")]
     refused(FileNotFoundError, "exist", load, tmp_path / "absent")
+    refused(FileNotFoundError, "not a prepared folder", load, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    refused(ValueError, "pipe: is not a file on disk", load, tmp_path / "pipe")
     lines(path, chain("p"), chain("q", labels=[1]))
     refused(RecordError, ":2: labels", load, path)
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from command_storm import serving
+from refusing import refused
 from stub_server import reply
 from test_sampler import Letters, make
 from toy_policy import Markov
@@ -18,7 +19,7 @@ from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.pools import pool, sample_file
-from jprm.tree import read_records, tree_of
+from jprm.tree import RecordError, read_records, tree_of
 
 PROBLEMS = [{"problem": f"p{i}", "answer": "1", "id": i, "steps": ["unused"]} for i in range(7)]
 
@@ -94,6 +95,12 @@ def test_a_stopped_command_continues_to_the_same_bytes(folder, limit):
     run(folder, rest)
     assert (folder / "pools.jsonl").read_bytes() == whole
     assert rest.sampled == 28 - limit // 8 * 8  # whole blocks of two problems stay
+
+
+def test_two_problems_of_one_id_are_refused_as_scores_of_them_would_be(folder):
+    write_records(folder / "problems.jsonl", [*PROBLEMS, PROBLEMS[0]])
+    refused(RecordError, "problems.jsonl:8: id: 0 is the id of line 1 too", run, folder)
+    assert not (folder / "pools.jsonl").exists()
 
 
 def test_another_request_and_a_policy_that_is_down_are_refused(folder):

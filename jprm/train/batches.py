@@ -104,7 +104,10 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
         return [shards_of(file, about, config.cache, config.cache_gb * 1e9) for file in files]
     if shards:
         raise ValueError(f"{shards[0]}: is shards of tokens, and other data are records: run `jprm tokenise` on all")
-    sources = [grain.MapDataset.source(data.load(file)) for file in files]
+    loaded = {file: data.load(file) for file in files}
+    if empty := [file for file, records in loaded.items() if not len(records)]:
+        raise ValueError(f"{empty[0]}: holds no record; there is nothing to train on")
+    sources = [grain.MapDataset.source(loaded[file]) for file in files]
     parts = [[file] for file in files] if config.mixture and len(config.mixture) == len(files) else [list(files)]
     if len(parts) == 1 and len(sources) > 1:
         sources = [grain.MapDataset.concatenate(sources)]

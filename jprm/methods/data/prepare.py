@@ -152,8 +152,11 @@ def _request(name, source, exclude, on_error, options) -> PrepareRequest:
     source, exclude = [os.fspath(path) for path in source], [os.fspath(path) for path in exclude]
     local = [path for path in source if not is_url(path)] + exclude
     for path in local:
-        if not path_of(path).is_file():
-            raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
+        if not (place := path_of(path)).is_file():
+            if place.exists():
+                place.check_readable()
+            what = "is a folder" if place.is_dir() else "no such file"
+            raise FileNotFoundError(f"{path}: {what}. Give the path of a source or benchmark file.")
     sums = {path: sha256_of(local_copy(path)) for path in local}
     return PrepareRequest(name, source, exclude, chosen, on_error, sums, code=code_of(reader))
 

@@ -41,6 +41,7 @@ class ColumnOptions:
     steps: a list of text, or one text, which is split; or a list of lists, each a chain of its own. A path through a
         list of objects names a field of each: `steps.text`, `steps.label`.
     labels: a list of numbers, booleans, nulls, or texts for them (`_LABELS`); of chains in lists, a list for each.
+        A file with a column `labels` is refused where neither this nor `first_error` is given.
     first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
         before it get label 1, it gets 0, and later ones have none. A chain without one has labels 1 throughout, but
         none at all where `correct` says that its answer is wrong. Of chains in lists, a list of places.
@@ -103,6 +104,8 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
     kinds: dict[str, Any] = {"problem": str, "steps": (list, str), "labels": list, "answer": (str, int, float)}
     kinds |= {"first_error": (int, str, list, type(None)), "correct": (bool, int, str, list, type(None))}
     columns = {field: getattr(options, field) for field in kinds}
+    if isinstance(item, dict) and item.get("labels") and not (options.labels or options.first_error):
+        raise RecordError(where, "labels", "is no column that is read", "Add --set labels=labels, or leave it out.")
     try:
         fields = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
     except RecordError as error:

@@ -31,7 +31,7 @@ from jprm.methods.policy.protocol import Policy
 from jprm.methods.search.growing_tree import Draw, GrowingTree, Problem
 from jprm.methods.search.lockstep import LiveScorer, SearchConfig, search
 from jprm.score.scale import PROBABILITY_RULES
-from jprm.tree import RecordError, as_written, read_records, tree_of
+from jprm.tree import RecordError, as_written, check_id, read_records, tree_of
 
 Path = str | os.PathLike
 
@@ -51,6 +51,7 @@ def read_problems(
     """
     reject = reject_with(on_error, rejects)
     data.count(path)  # not empty
+    first_of: dict[str, int] = {}
     for number, line in data.lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
@@ -59,6 +60,7 @@ def read_problems(
                 raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
             known = {"problem": entry.get("problem"), "answer": entry.get("answer"), "steps": ["-"]}
             tree = tree_of(known, where)
+            check_id(entry, where, number, first_of)
             if isinstance(entry.get("system"), str) and entry["system"].strip():
                 reason = "is a system message, and a policy's prompt is set by its own file"
                 raise RecordError(where, "system", reason, "Write it into the policy's `prompt`, and remove it here.")
