@@ -76,6 +76,14 @@ def test_several_chains_and_their_probabilities(engine, prm):  # noqa: F811
     np.testing.assert_allclose(whole[ends], activated(prm.logits(**CHAIN)), atol=1e-6)
 
 
+def test_equal_chains_are_computed_once(engine, monkeypatch):  # noqa: F811
+    asked, run = [], engine.run
+    monkeypatch.setattr(engine, "run", lambda function, tokens=0: asked.append(tokens) or run(function, tokens))
+    (got,) = call(engine, post("/pooling", {"input": [[1, 2], [3], [1, 2]] * 5}))
+    rows = [each["data"] for each in got.json()["data"]]
+    assert len(asked) == 2 and rows[0] == rows[2] == rows[14] != rows[1] and [len(x) for x in rows[:2]] == [2, 1]
+
+
 def test_a_layout_with_a_token_that_ends_steps_gives_these_rows_alone(marked):
     prm = marked.prm  # noqa: F811
     ids, ends = ids_of(prm)

@@ -82,8 +82,14 @@ async def _outputs(
     if not all(type(x) is int for x in several[: engine.longest + 1]):
         check_items(request, several, "input", "input[{}]")
     admit(request, engine)
-    chains = await worked(request, lambda: _chains(engine, body), len(several))
-    counts = [max(len(ids), SHORTEST) for ids in chains]  # each takes a row of its own
+    places_of: dict[tuple[int, ...], int] = {}  # equal chains are computed once
+
+    def read() -> tuple[list[list[int]], list[int]]:
+        chains = _chains(engine, body)
+        return chains, [places_of.setdefault(tuple(ids), len(places_of)) for ids in chains]
+
+    chains, place_of = await worked(request, read, len(several))
+    counts = [max(len(ids), SHORTEST) for ids in places_of]  # each takes a row of its own
     check_size(request, engine, sum(counts))
     outputs = await in_turn(
         request,
@@ -93,10 +99,11 @@ async def _outputs(
                     lambda: engine.prm.token_logits(ids, places(engine.prm, ids)), count
                 )
             )
-            for ids, count in zip(chains, counts, strict=True)
+            for ids, count in zip(places_of, counts, strict=True)
         ],
     )
-    return engine, chains, outputs if _raw(body) else list(map(activated, outputs))
+    outputs = outputs if _raw(body) else list(map(activated, outputs))
+    return engine, chains, [outputs[place] for place in place_of]
 
 
 def _raw(body: dict[str, Any]) -> bool:
