@@ -142,7 +142,9 @@ def test_more_work_than_an_answer_may_take_is_refused_before_it_begins(prm):  # 
         lines = json.dumps({"problem": "p", "samples": [{"steps": ["a"]}] * 2000})  # as `jprm score` packs them
         kind = {"Content-Type": "application/x-ndjson"}
         assert httpx.post(running.url + "/v1/score", content=lines, headers=kind).status_code == 413
-        chains = httpx.post(running.url + "/pooling", json={"input": [[1]] * 100, "use_activation": False})
+        chains = httpx.post(
+            running.url + "/pooling", json={"input": [[1, i] for i in range(100)], "use_activation": False}
+        )
         assert chains.status_code == 413
         assert running.engine.waiting_tokens == 0 and running.score(CHAIN).status_code == 200
 
