@@ -82,6 +82,7 @@ _INTERVALS = re.compile(r"[(\[].*,.*[)\]]|\\mathbb\{R\}", re.DOTALL)
 _POINT = re.compile(r"\((?:(?!\\infty|\\cup).)*\)", re.DOTALL)
 _SYMBOL = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?|\\(?:alpha|beta|theta|phi|lambda|mu)")
 _EXCEPT = re.compile(rf"({_SYMBOL.pattern})\s*\\neq\s*([^<>=\\]+)")
+_MEMBER = re.compile(rf"({_SYMBOL.pattern})\s*\\in\s*([(\[].*,.*[)\]])", re.DOTALL)
 _TURNED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq"}
 _BUILT = re.compile(
     r"(?:\\?\{)?\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\||:)\s*(.*?)\s*(?:\\?\})?", re.DOTALL
@@ -306,6 +307,8 @@ def _ranges(text: str, other: str, limit_s: float, depth: int) -> bool | None:
 
 def _intervals(text: str) -> tuple[str, str]:
     """Returns what inequalities of one symbol allow, as intervals, and the symbol; ("", "") for anything else."""
+    if m := _MEMBER.fullmatch(text):
+        return m[2], m[1]
     if not _INEQUALITY.search(text) or len(text) > _LONGEST_RANGE:
         return "", ""
     if m := _BUILT.fullmatch(text):
