@@ -180,17 +180,15 @@ def _repeats(denominator: int) -> bool:
 
 
 def _times(text: str, other: str, limit_s: float, depth: int) -> bool | None:
-    """Compares times of day, of which one at least says which half of the day it is in."""
+    """Compares times of day, of which one at least says which half of the day it is in: 7:05 may be in either."""
     text, other = _NOON.get(text.lower(), text), _NOON.get(other.lower(), other)
     one, two = _TIME.fullmatch(text), _TIME.fullmatch(other)
     if one and two:
         return _minutes(one) == _minutes(two)
-    if (
-        (half := one or two)
-        and (whole := _CLOCK.fullmatch(other if one else text))
-        and int(whole[1]) in (0, *range(13, 24))
-    ):
-        return _minutes(half) == 60 * int(whole[1]) + int(whole[2])
+    if (half := one or two) and (clock := _CLOCK.fullmatch(other if one else text)):
+        hour = int(clock[1])
+        minutes, day = 60 * hour + int(clock[2]), 24 * 60 if hour in (0, *range(13, 24)) else 12 * 60
+        return (_minutes(half) - minutes) % day == 0 and hour < 24
     return False if (one or two) and not (one or two).group(2) else None  # pyright: ignore[reportOptionalMemberAccess]
 
 
