@@ -232,5 +232,5 @@ def test_a_worker_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     worker = Worker("jprm.methods.formats.chat_template")
     worker.ask({}, 60)
-    worker._end()
+    worker._idle.pop().stop()
     assert not (tmp_path / "code has run").exists()

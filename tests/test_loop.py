@@ -317,7 +317,7 @@ def test_an_experiment_that_does_not_fit_its_data_is_refused(tmp_path, one_devic
 def test_no_data_is_refused(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     (data / "train.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="source"):
+    with pytest.raises(ValueError, match="train.jsonl"):
         training.train(experiment(data), tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
         training.train(experiment(data, train=(str(data / "nowhere.jsonl"),)), tmp_path / "run")

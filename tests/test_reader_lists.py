@@ -221,6 +221,10 @@ def test_csv_is_read_as_a_table(tmp_path, name, separator):
     assert (first["problem"], first["steps"]) == ("What is 1, twice?", ["1 + 1 = 2", "So 2."])
     assert first["labels"] == second["labels"] == [1, 0]
     assert second["steps"] == ["a", "b"]
+    with pytest.raises(RecordError, match="labels"):  # none is dropped in silence
+        list(find("columns").read(tmp_path / name))
+    with open(tmp_path / name, "w", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows([row[:2] for row in csv.reader(io.StringIO(CSV))])
     assert [record["steps"] for _, record in find("columns").read(tmp_path / name)][1] == ["a", "b"]  # the usual names
 
 
