@@ -6,6 +6,7 @@ Evaluations on held-out problems draw with the same random numbers at every eval
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -358,7 +359,7 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
     """
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))
-    interval = bootstrap(lambda w: weighted_mean(correct_PN.mean(1), w), problems, seed=seed).json()
+    interval = bootstrap(functools.partial(weighted_mean, correct_PN.mean(1)), problems, seed=seed).json()
     chains = [sample for group in groups for sample in group.samples]
     verdicts = [[right_working(working(g.record, sample.steps)) for sample in g.samples] for g in groups]
     working_PN = np.array(verdicts, bool)
