@@ -180,15 +180,17 @@ def _repeats(denominator: int) -> bool:
 
 
 def _times(text: str, other: str, limit_s: float, depth: int) -> bool | None:
-    """Compares times of day, of which one at least says which half of the day it is in: 7:05 may be in either."""
+    """Compares times of day, of which one at least says which half of the day it is in."""
     text, other = _NOON.get(text.lower(), text), _NOON.get(other.lower(), other)
     one, two = _TIME.fullmatch(text), _TIME.fullmatch(other)
     if one and two:
         return _minutes(one) == _minutes(two)
     if (half := one or two) and (clock := _CLOCK.fullmatch(other if one else text)):
-        hour = int(clock[1])
-        minutes, day = 60 * hour + int(clock[2]), 24 * 60 if hour in (0, *range(13, 24)) else 12 * 60
-        return (_minutes(half) - minutes) % day == 0 and hour < 24
+        minutes = 60 * int(clock[1]) + int(clock[2])
+        if int(clock[1]) in (0, *range(13, 24)):
+            return _minutes(half) == minutes
+        if two:  # a true 7:05 may be in either half, and a true 7 pm is no 7:00
+            return (_minutes(half) - minutes) % (12 * 60) == 0
     return False if (one or two) and not (one or two).group(2) else None  # pyright: ignore[reportOptionalMemberAccess]
 
 
