@@ -32,7 +32,7 @@ class Page:
         self.desk.__exit__(*error)
 
     def wait(self, condition):
-        self.browser.wait(f"return {condition}", 20)
+        self.browser.wait(f"return {condition}")
 
     def says(self, id):
         return self.browser.run("return document.getElementById(arguments[0]).innerText", id)
