@@ -64,11 +64,11 @@ def main(
         by_problem = list(bar.follow(states_of(train)))
     with Bar("fitting readers", len(readers.FITTED)) as bar:
         fitted = fit(train, by_problem, bar)
-    of_larger = larger_of([tree for tree in train if calibrates(tree)])
+    of_larger = larger_of([tree for tree in train if states.calibrates(tree)])
     for tree, samples in zip(train, by_problem, strict=True):
-        chosen = 0 if calibrates(tree) else 1 + fold_of(tree)
+        chosen = 0 if states.calibrates(tree) else 1 + fold_of(tree)
         chosen_fits = {name: fits[chosen] for name, fits in fitted.items()}
-        same = next(of_larger) if calibrates(tree) else None
+        same = next(of_larger) if states.calibrates(tree) else None
         records.append(record("own_train", tree, samples, chosen_fits, same))
     del by_problem
     for path in (pools / "own_test.jsonl.gz", *other):
@@ -83,10 +83,6 @@ def main(
 
 def trees_of(path: pathlib.Path, problems: int | None) -> list[ReasoningTree]:
     return [tree for tree in itertools.islice(states.answered(path), problems) if tree.nodes]
-
-
-def calibrates(tree: ReasoningTree) -> bool:
-    return bucket(tree.problem, 10) > 7
 
 
 def fold_of(tree: ReasoningTree) -> int:
@@ -165,4 +161,7 @@ def rounded(score_M: np.ndarray) -> list[float]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None

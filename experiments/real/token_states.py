@@ -38,6 +38,7 @@ from jaxtyping import Float, Int
 from jprm.checkpoints import base as bases
 from jprm.io.jsonl import parse, read_lines
 from jprm.io.outputs import Bar, atomic_file
+from jprm.methods.evidence.fit import bucket
 from jprm.methods.formats.chat_template import prompt_of
 from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm, spans
@@ -177,6 +178,11 @@ def compute(base: Base, kept: int, trees: Sequence[ReasoningTree], folder: pathl
         with atomic_file(folder / f"{name_of(tree)}.npz") as stream:
             np.savez(stream, **x)  # pyright: ignore[reportArgumentType]
         yield len(x["until_N"])
+
+
+def calibrates(tree: ReasoningTree) -> bool:
+    """Returns whether a training problem is of those, buckets 8 and 9 of 10, that no arm or reader is fitted on."""
+    return bucket(tree.problem, 10) > 7
 
 
 def is_kept(folder: pathlib.Path, tree: ReasoningTree) -> bool:

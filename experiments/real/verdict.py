@@ -66,7 +66,7 @@ class Pool(NamedTuple):
 
 
 def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]) -> Pool:
-    """Returns the pool of the problems up to the last one that all readers have scored; without readers of all.
+    """Returns the pool of the problems up to the last one that all readers have scored, all where there are no readers.
 
     Readers of ALONE need no scores of the training problems that fit arms: they are NaN there.
     Raises SystemExit where another problem before the last one is not scored.
@@ -76,7 +76,7 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
     readers = {reader for of in of_trees for reader in of}
 
     def lacking(tree: ReasoningTree, of: Mapping[str, Any]) -> set[str]:
-        fitting = name == "own_train" and bucket(tree.problem, 10) <= 7
+        fitting = name == "own_train" and not states.calibrates(tree)
         return readers - of.keys() - (set(ALONE) if fitting else set())
 
     scored = (i for i, of in enumerate(of_trees) if (of or not readers) and not lacking(trees[i], of))
@@ -184,8 +184,8 @@ def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
         "problems": len(right_P), "answers": len(chains.correct_M), "any": 100 * float(np.mean(right_P > 0)),
         "majority": interval(majority_P[None]), "arms": {},
     }  # fmt: skip
-    known = [name for name in by_seed[0] if name not in ALONE or name in pool.score_SM]
-    odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in known}
+    shown = [name for name in by_seed[0] if name not in ALONE or name in pool.score_SM]
+    odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in shown}
     votes = {
         name: np.stack([every(vote_correct(chains, vote_weights(odds_M, np.ones(len(odds_M))))) for odds_M in odds_SM])
         for name, odds_SM in odds.items()
@@ -213,7 +213,8 @@ def main(
     Args:
         out: A file for the figures, as JSON.
         pools: The folder of the pools.
-        scores: Files of scores; by default all `scores*.jsonl.gz` of the pools' folder. None: the arms without a model.
+        scores: Files of scores; by default all `scores*.jsonl.gz` of the pools' folder. `--scores` without a file: the
+            arms that read no model.
         seeds: Of readers that have any.
     """
     known = read_scores(sorted(pools.glob("scores*.jsonl.gz")) if scores is None else scores)
@@ -252,4 +253,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -115,9 +115,9 @@ def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> lis
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, prm.scale)
     known = [[node for node in path if np.isfinite(score_N[node])] for path in paths]
     return [
-        {"nodes": path, "score": finite(value) if len(cached) == len(path) else None,
-         "weakest": min(cached, key=lambda node: score_N[node], default=None)}
-        for path, value, cached in zip(paths, value_B, known, strict=True)
+        {"nodes": path, "score": finite(value) if len(scored) == len(path) else None,
+         "weakest": min(scored, key=lambda node: score_N[node], default=None)}
+        for path, value, scored in zip(paths, value_B, known, strict=True)
     ]  # fmt: skip
 
 
