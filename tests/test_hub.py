@@ -18,7 +18,7 @@ import jprm
 from jprm.apps import cli
 from jprm.experiment import kind_of
 from jprm.io.storage import path_of
-from jprm.methods.formats import hub
+from jprm.methods.formats import hub, rebase
 from jprm.methods.formats.export.export import export
 from jprm.methods.policy.load import load_policy
 from jprm.tokenizer import load_tokenizer
@@ -95,10 +95,10 @@ def test_a_tokenizer_alone_brings_no_weights(there):
 def test_a_branch_is_recorded_as_its_commit(there, tmp_path, capsys):
     data = tiny.make_data(tmp_path / "data")
     experiment = dataclasses.replace(tiny.experiment(data), base="hf://ana/mine@main", tokenizer="hf://ana/mine")
-    pinned = hub.pinned(experiment)
+    pinned = rebase.pinned(experiment)
     assert (pinned.base, pinned.tokenizer) == (PINNED, PINNED)
     assert PINNED in capsys.readouterr().err
-    assert hub.pinned(pinned) == pinned
+    assert rebase.pinned(pinned) == pinned
     assert dataclasses.replace(pinned, base=experiment.base, tokenizer=experiment.tokenizer) == experiment
 
 

@@ -198,8 +198,7 @@ def train(
             bucket or on a file system that all share. Default: one process.
     """
     from jprm import multihost
-    from jprm.methods.formats.hub import pinned
-    from jprm.methods.formats.rebase import loaded
+    from jprm.methods.formats.rebase import loaded, pinned
     from jprm.train import train
 
     with run_of(distributed):
@@ -425,7 +424,7 @@ def rl(
     """
     from jprm import multihost
     from jprm.experiment import load
-    from jprm.methods.formats.hub import pinned
+    from jprm.methods.formats.rebase import pinned
     from jprm.methods.rl.config import RLExperiment
     from jprm.methods.rl.loop import train
 

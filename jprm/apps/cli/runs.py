@@ -212,8 +212,7 @@ def run_grid(
     """
     from jprm import multihost
     from jprm.experiment import load
-    from jprm.methods.formats.hub import pinned
-    from jprm.methods.formats.rebase import rebased
+    from jprm.methods.formats.rebase import pinned, rebased
     from jprm.train import train
     from jprm.train.log import Diverged
 

@@ -8,7 +8,6 @@ pickle, never code. A revision is resolved to its commit once, and a commit whos
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -74,12 +73,9 @@ def name_of(place: Place) -> str:
     return place.name
 
 
-def pinned(config: T) -> T:
-    """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
-    addresses = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore
-    addresses = {name: text for name, text in addresses.items() if isinstance(text, str) and text.startswith(HUB)}
-    commits = {name: f"{HUB}{'@'.join(_resolved(address))}" for name, address in addresses.items()}
-    return dataclasses.replace(config, **commits) if commits else config  # type: ignore
+def commit_of(address: str) -> str:
+    """Returns the address with the commit that it now stands for."""
+    return f"{HUB}{'@'.join(_resolved(address))}"
 
 
 def check_push(repository: str, dry_run: bool) -> None:

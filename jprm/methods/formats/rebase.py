@@ -1,14 +1,19 @@
-"""`--set base=OTHER` takes the other model's shape and tokenizer along."""
+"""Experiments as a command runs them: `--set base=OTHER` takes the other model's shape and tokenizer along, and
+addresses on the Hub name commits."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 from jprm.checkpoints.base import model_config
 from jprm.experiment import Experiment, load, override
+from jprm.io.storage import HUB
 from jprm.options import assigned
+
+T = TypeVar("T")
 
 
 def loaded(path: str | os.PathLike, settings: Sequence[str] = ()) -> Experiment:
@@ -42,3 +47,14 @@ def rebased(experiment: Experiment, settings: Sequence[str]) -> Experiment:
     keeps = "tokenizer" in named or experiment.tokenizer != experiment.base
     tokenizer = changed.tokenizer if keeps else changed.base
     return dataclasses.replace(changed, model=type(after)(**model), tokenizer=tokenizer)
+
+
+def pinned(config: T) -> T:
+    """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(cast(Any, config))}
+    addresses = {name: text for name, text in fields.items() if isinstance(text, str) and text.startswith(HUB)}
+    if not addresses:
+        return config
+    from jprm.methods.formats.hub import commit_of  # its packages take a while to import
+
+    return dataclasses.replace(cast(Any, config), **{name: commit_of(text) for name, text in addresses.items()})

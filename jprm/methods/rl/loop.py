@@ -30,7 +30,6 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl import RESULT, refresh, rollout, sampling_hosts
 from jprm.methods.rl.config import METHODS, RLExperiment, learner
 from jprm.methods.rl.progress import Progress, best_of, claim_rl, fired, fresh_test, suspected, verdict
-from jprm.methods.rl.refresh import step_auroc
 from jprm.methods.rl.sampling import Carrying, Here, Problems, Samples, SampleSource, sampler_options
 from jprm.methods.rl.sampling_hosts import SamplingHosts
 from jprm.methods.rl.sampling_servers import Servers
@@ -68,12 +67,12 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     """
     if config.refresh.every:
         refresh.check(config)
+    if not config.sampling_hosts:
+        return learn(config, workdir, callbacks)
     learners, samplers = sampling_hosts.parted(config)
     if jax.process_index() in samplers:
         with multihost.among(samplers):
             return sampling_hosts.serve(config, workdir)
-    if not samplers:
-        return learn(config, workdir, callbacks)
     with multihost.among(learners), sampling_hosts.ending() as ended:
         ended(result := learn(config, workdir, callbacks))
     return result
@@ -313,7 +312,7 @@ class Loop:
             self._push(self.trainer.take(self._folder / BEST))
 
     def _auroc(self, groups: list[rollout.Group], scores: rollout.Scores) -> float | None:
-        return multihost.first(step_auroc, groups, scores, self.working)
+        return multihost.first(rollout.step_auroc, groups, scores, self.working)
 
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""

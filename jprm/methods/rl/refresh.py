@@ -21,7 +21,6 @@ from jprm.methods.policy.protocol import Policy, Prefix
 from jprm.methods.rl.config import RefreshConfig, RLExperiment
 from jprm.methods.rl.rollout import Group
 from jprm.methods.verify.verifiers import Verifier, Working
-from jprm.statistics import auroc
 from jprm.train import Trainer
 
 FOLDER = "prm"
@@ -162,18 +161,3 @@ def _experiment(config: RLExperiment, prm: Experiment, folder: str, files: tuple
         data=dataclasses.replace(prm.data, train=files, valid=(), seed=update), steps=config.refresh.steps,
         checkpoint_every=config.refresh.steps, keep=1, keep_every=0, mesh=config.mesh,
     )  # fmt: skip
-
-
-def step_auroc(groups: Sequence[Group], scores: Sequence[Sequence[np.ndarray]], working: Working) -> float | None:
-    """Returns the AUROC of scores by problem and sample against the check of the working; None without both classes."""
-    pairs = [
-        (score, right)
-        for group, scores_G in zip(groups, scores, strict=True)
-        for sample, score_P in zip(group.samples, scores_G, strict=True)
-        for score, right in zip(score_P, working(group.record, sample.steps), strict=True)
-        if right is not None
-    ]
-    if len({right for _, right in pairs}) < 2:
-        return None
-    score_N, right_N = map(np.array, zip(*pairs, strict=True))
-    return float(auroc(score_N, right_N))

@@ -35,7 +35,7 @@ from jprm.model.mesh import gathered, put_rows
 from jprm.pack import PackReport, pack
 from jprm.rows import Rows, empty_rows, padded_size
 from jprm.score.scorer import PRM
-from jprm.statistics import bootstrap, weighted_mean
+from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.token_tree import TokenTree
 from jprm.tokenizer import Layout
 from jprm.train import Trainer
@@ -438,6 +438,21 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
                     "right_working": bool(right[i]), "ended": sample.ended,
                 }))  # fmt: skip
     return [row for *_, row in sorted(rows, key=lambda row: row[:2])[:EXAMPLES]]
+
+
+def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> float | None:
+    """Returns the AUROC of scores by problem and sample against the check of the working; None without both classes."""
+    pairs = [
+        (score, right)
+        for group, scores_G in zip(groups, scores, strict=True)
+        for sample, score_P in zip(group.samples, scores_G, strict=True)
+        for score, right in zip(score_P, working(group.record, sample.steps), strict=True)
+        if right is not None
+    ]
+    if len({right for _, right in pairs}) < 2:
+        return None
+    score_N, right_N = map(np.array, zip(*pairs, strict=True))
+    return float(auroc(score_N, right_N))
 
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
