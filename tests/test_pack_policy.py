@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import test_pack
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_pack import LAYOUT, chain_ids, longest
+from test_pack import LAYOUT, chain_ids
 from tiny import Characters, one_chain_each, reasoning_trees
 
 from jprm.pack import pack, split, token_tree
@@ -60,7 +61,7 @@ def check(tree, tokens, slots, chains):
 
 def smallest(tree):
     """Tokens and slots of the smallest row that holds every chain; its end needs a slot and no room."""
-    tokens = max(longest([tree])[0], len(tree.problem) + 1)
+    tokens, _ = test_pack.smallest([tree])
     return tokens, tokens - len(tree.problem) + 1
 
 
@@ -85,14 +86,13 @@ def test_a_part_begins_with_the_problem_and_not_with_the_end_of_another_chain():
     tree = token_tree(tree_of((-1, "a"), (-1, "b")), POLICY, "token")
     for tokens, padding in [(2, []), (3, [0])]:
         packed = pack([tree], tokens, 3, too_long="error")
-        assert packed.rows.tokens.tolist() == [[ord("p"), ord("a"), *padding], [ord("p"), ord("b"), *padding]]
+        assert packed.rows.tokens.tolist() == [[*map(ord, "pa"), *padding], [*map(ord, "pb"), *padding]]
         assert (packed.report.tokens, packed.report.repeated, packed.report.steps) == (4, 1, 4)
 
 
 def test_a_tree_that_fits_keeps_the_ends_of_its_chains():
     whole = len(token_tree(BUSHY, POLICY, "token").tokens_N)
-    assert check(BUSHY, whole, 100, False).tokens == whole
-    assert check(BUSHY, whole - 1, 100, False).tokens < whole
+    assert check(BUSHY, whole, 100, False).tokens == whole > check(BUSHY, whole - 1, 100, False).tokens
 
 
 def test_the_end_of_a_policys_chain_needs_no_room():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_pack import LAYOUT, longest
+from test_pack import LAYOUT, smallest
 from tiny import reasoning_trees
 
 import jprm.pack
@@ -26,8 +26,8 @@ def test_pairs_of_alternatives_that_a_split_separates_are_counted():
 @example(ReasoningTree("p", (Node(-1, "b"), Node(-1, "bb"), Node(0, "a"), Node(1, "a"))), 0, 0)  # bb repeats no step
 def test_cuts_are_the_best_of_all(tree, spare_tokens, spare_slots):
     """Of all ways to cut: the fewest tokens, and with `siblings` first the fewest pairs lost."""
-    tokens, slots = longest([tree])
-    tokens, slots = max(tokens, len(tree.problem) + 1) + spare_tokens, slots + spare_slots
+    tokens, slots = smallest([tree])
+    tokens, slots = tokens + spare_tokens, slots + spare_slots
     given = token_tree(tree, LAYOUT)
     count = len(given.run_M)
     found = []

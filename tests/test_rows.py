@@ -5,8 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import test_pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refused
 from tiny import Letters, filled, packed_batches, path, random_tree, reasoning_trees
 
 from jprm.experiment import TargetConfig
@@ -39,9 +41,8 @@ def packed(trees, tokens, slots, chains=False):
 
 
 def longest(trees):
-    chains = [(tree, path(tree, node)) for tree in trees for node in range(len(tree.nodes))]
-    tokens = max(len(tree.problem) + 1 + sum(len(tree.nodes[i].text) for i in steps) for tree, steps in chains)
-    return tokens, max(len(steps) for _, steps in chains)
+    tokens, slots = test_pack.longest(trees)
+    return tokens + 1, slots  # here a problem has an end
 
 
 @jax.jit
@@ -60,9 +61,7 @@ def relations(rows):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    st.lists(reasoning_trees(), min_size=1, max_size=4), st.integers(0, 15), st.integers(0, 5), st.booleans()
-)  # fmt: skip
+@given(st.lists(reasoning_trees(), min_size=1, max_size=4), st.integers(0, 15), st.integers(0, 5), st.booleans())
 def test_structure_equals_brute_force_whatever_the_row(trees, spare_tokens, spare_slots, chains):
     """With the nodes' numbers as extras, every pair of slots of a row is a pair of nodes whose relation is known."""
     tokens, slots = longest(trees)
@@ -139,14 +138,13 @@ def test_extras_that_do_not_fit_are_refused():
 
     made = token_tree(tree({"v": 2}, {}, {"v": None}), Letters(), extras=("v",))
     np.testing.assert_array_equal(made.extras["v"], [2, np.nan, np.nan])  # an absent class is not class 0
-    with pytest.raises(ValueError, match="'v'"):
-        token_tree(tree({}, {"w": 1}), Letters(), extras=("v",))
-    with pytest.raises(ValueError, match="node 1: v"):
-        token_tree(tree({"v": 1}, {"v": "high"}), Letters(), extras=("v",))
-    with pytest.raises(ValueError, match="every"):
-        token_tree(tree({"v": 1}), Letters(end=0), "token", ("v",))
-    with pytest.raises(ValueError, match="tree 1"):
-        pack([made, token_tree(tree({}), Letters())], 8, 4, too_long="error")
+    for call, named in [
+        (lambda: token_tree(tree({}, {"w": 1}), Letters(), extras=("v",)), "'v'"),
+        (lambda: token_tree(tree({"v": 1}, {"v": "high"}), Letters(), extras=("v",)), "node 1: v"),
+        (lambda: token_tree(tree({"v": 1}), Letters(end=0), "token", ("v",)), "every"),
+        (lambda: pack([made, token_tree(tree({}), Letters())], 8, 4, too_long="error"), "tree 1"),
+    ]:
+        refused(ValueError, named, call)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

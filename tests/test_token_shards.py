@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import shutil
 import threading
 import time
 import uuid
@@ -41,6 +42,18 @@ def world(tmp_path_factory):
     tokenise(plain, folder / "tokens", shards=7, workers=1)
     tokenise(plain, folder / "more", [str(folder / "more.jsonl")], shards=2, workers=1)
     return folder, plain, of(plain, folder / "tokens")
+
+
+@pytest.fixture
+def bucket(world):
+    """A bucket with the shards."""
+    made = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+    made.upload_folder(world[0] / "tokens", last=SHARDS)
+    return made
+
+
+def names(shards):
+    return [tree.name for tree in shards]
 
 
 def of(experiment, *train, **changes):
@@ -111,11 +124,9 @@ def test_streams_divide_an_epoch(world, count):
 
 
 @pytest.mark.parametrize("place", ["disk", "memory"])
-def test_resumed_rows_are_equal_bit_for_bit(world, tmp_path, place):
-    folder, _, experiment = world
+def test_resumed_rows_are_equal_bit_for_bit(world, bucket, tmp_path, place):
+    _, _, experiment = world
     if place == "memory":
-        bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
-        bucket.upload_folder(folder / "tokens", last=SHARDS)
         experiment = of(experiment, bucket, cache=str(tmp_path / "cache"))
     whole = list(itertools.islice(streams(experiment, 2), 30))  # four epochs
     for stop in (1, 7, 16):
@@ -132,23 +143,19 @@ def test_resumed_rows_are_equal_bit_for_bit(world, tmp_path, place):
         assert len(list((tmp_path / "cache").iterdir())) == 7
 
 
-def test_copies_of_shards_are_bounded(world, tmp_path):
-    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
-    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
-    most = 2.5 * max(path_of(world[0] / "tokens" / shard_name(i, 7)).stat().st_size for i in range(7))
-    cache = tmp_path / "cache"
-    shards = TokenShards(bucket, cache=cache, most=most)
-    names = [tree.name for tree in shards]
-    assert names == [tree.name for tree in TokenShards(world[0] / "tokens")]
+def test_copies_of_shards_are_bounded(world, bucket, tmp_path):
+    tokens, cache = world[0] / "tokens", tmp_path / "cache"
+    most = 2.5 * max(path_of(tokens / shard_name(i, 7)).stat().st_size for i in range(7))
+    shards, local = TokenShards(bucket, cache=cache, most=most), TokenShards(tokens)
+    assert names(shards) == names(local)
     assert len(list(cache.iterdir())) == 2
-    order, local = (ShardOrder(made, 0, (0, 1)) for made in (shards, TokenShards(world[0] / "tokens")))
-    assert [order(i).name for i in range(200)] == [local(i).name for i in range(200)]
+    order, of_local = (ShardOrder(made, 0, (0, 1)) for made in (shards, local))
+    assert [order(i).name for i in range(200)] == [of_local(i).name for i in range(200)]
 
 
-def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, tmp_path, monkeypatch):
+def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, bucket, tmp_path, monkeypatch):
     """Each is removed once before it is opened, and every time before it is read, and is written again at once."""
-    cache, bucket = tmp_path / "cache", Remote(f"memory://bucket/{uuid.uuid4().hex}")
-    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+    cache = tmp_path / "cache"
     shards, gone = TokenShards(bucket, cache=cache, most=1), []
     fetch, reader = shards.fetch, array_record_module.ArrayRecordReader
 
@@ -171,13 +178,11 @@ def test_a_copy_that_makes_room_while_it_is_opened_is_no_damage(world, tmp_path,
 
     monkeypatch.setattr(shards, "fetch", fetched_and_gone)
     monkeypatch.setattr(array_record_module, "ArrayRecordReader", removed_and_there)
-    assert [tree.name for tree in shards] == [tree.name for tree in TokenShards(world[0] / "tokens")]
+    assert names(shards) == names(TokenShards(world[0] / "tokens"))
     assert gone == list(range(7))
 
 
-def test_threads_that_ask_for_a_shard_copy_it_once(world, tmp_path, monkeypatch):
-    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
-    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+def test_threads_that_ask_for_a_shard_copy_it_once(world, bucket, tmp_path, monkeypatch):
     shards, copies, download = TokenShards(bucket, cache=tmp_path / "cache"), [], Remote.download
 
     def slowly(remote, file):
@@ -191,9 +196,7 @@ def test_threads_that_ask_for_a_shard_copy_it_once(world, tmp_path, monkeypatch)
     assert len(copies) == 1 and paths[0].read_bytes() == (world[0] / "tokens" / shard_name(3, 7)).read_bytes()
 
 
-def test_a_part_of_an_object_is_no_copy(world, tmp_path, monkeypatch):
-    bucket = Remote(f"memory://bucket/{uuid.uuid4().hex}")
-    bucket.upload_folder(world[0] / "tokens", last=SHARDS)
+def test_a_part_of_an_object_is_no_copy(bucket, tmp_path, monkeypatch):
     shards = TokenShards(bucket, cache=tmp_path / "cache")
 
     def cut(self, place, file, **_):
@@ -227,20 +230,18 @@ def test_a_mixture_keeps_its_weights_and_resumes(world, tmp_path, kind):
         assert sum(endless[i].name in second for i in range(400)) == 300
 
 
-def test_training_takes_shards_and_another_experiment_is_refused(world, tmp_path):
+def test_training_takes_shards_and_another_experiment_is_refused(world):
     folder, plain, experiment = world
     assert is_shards(folder / "tokens") and not is_shards(folder / "train.jsonl")
-    with pytest.raises(ValueError, match="supervise"):
-        training_batches(
-            dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, supervise="outcome")),
-            make_mesh(MeshConfig(), jax.devices()[:1]), load_tokenizer(plain.tokenizer),
-        )  # fmt: skip
-    with pytest.raises(ValueError, match=r"train\.jsonl|tokens"):
-        batches_of(
-            of(plain, folder / "tokens", folder / "train.jsonl"), (str(folder / "tokens"), "x"), layout_of(plain)
-        )
-    valid = [rows for rows, _ in batches_of(experiment, [str(folder / "more")], layout_of(plain), once=True)]
-    assert valid
+    mesh, tokenizer = make_mesh(MeshConfig(), jax.devices()[:1]), load_tokenizer(plain.tokenizer)
+    outcomes = of(experiment, folder / "tokens", supervise="outcome")
+    refused(ValueError, "supervise", training_batches, outcomes, mesh, tokenizer)
+    both = of(plain, folder / "tokens", folder / "train.jsonl")
+    refused(ValueError, r"train\.jsonl|tokens", batches_of, both, (str(folder / "tokens"), "x"), layout_of(plain))
+    assert list(batches_of(experiment, [str(folder / "more")], layout_of(plain), once=True))
+    base = dict(train=("a", "b"), supervise="step", too_long="error")
+    for changes in (dict(mixture=(1.0,)), dict(cache_gb=0.0)):
+        refused(ValueError, rf"data\.{min(changes)}", DataConfig, **base, **changes)
 
 
 def test_a_stopped_command_goes_on_and_parts_make_the_same_bytes(world, tmp_path):
@@ -249,12 +250,10 @@ def test_a_stopped_command_goes_on_and_parts_make_the_same_bytes(world, tmp_path
     assert (first.written, first.shards) == (3, 7) and not (tmp_path / "out" / SHARDS).exists()
     refused(ValueError, "not all written", is_shards, tmp_path / "out")
     refused(ValueError, "shards", tokenise, plain, tmp_path / "out", shards=6, workers=1)
-    name = shard_name(3, 7)
-    (tmp_path / "out" / f"{name}.json").unlink()  # killed between the two
+    (tmp_path / "out" / f"{shard_name(3, 7)}.json").unlink()  # killed between the two
     whole = tokenise(plain, tmp_path / "out", shards=7, workers=2)
     assert whole.written == 7 and whole == tokenise(plain, folder / "tokens", shards=7)
-    for i in range(7):
-        name = shard_name(i, 7)
+    for name in (shard_name(i, 7) for i in range(7)):
         assert (tmp_path / "out" / name).read_bytes() == (folder / "tokens" / name).read_bytes()
     other = tmp_path / "other"
     other.mkdir()
@@ -263,37 +262,24 @@ def test_a_stopped_command_goes_on_and_parts_make_the_same_bytes(world, tmp_path
 
 
 def test_damage_is_named(world, tmp_path):
-    bucket = tmp_path / "copy"
-    bucket.mkdir()
-    for file in (world[0] / "tokens").iterdir():
-        (bucket / file.name).write_bytes(file.read_bytes())
-    name = shard_name(2, 7)
-    (bucket / name).write_bytes((bucket / name).read_bytes()[:100])
-    with pytest.raises(ValueError, match=name):
-        list(TokenShards(bucket))
+    copy, name = tmp_path / "copy", shard_name(2, 7)
+    shutil.copytree(world[0] / "tokens", copy)
+    (copy / name).write_bytes((copy / name).read_bytes()[:100])
+    refused(ValueError, name, list, TokenShards(copy))
 
 
 def test_a_run_on_shards_continues_as_if_undisturbed(world, tmp_path):
     _, _, experiment = world
     experiment = dataclasses.replace(experiment, steps=4, checkpoint_every=2, optimizer=OptimizerConfig(0.01))
+
+    def trained(folder, steps):
+        with Trainer(experiment, tmp_path / folder) as trainer:
+            for rows in itertools.islice(trainer.batches, steps):
+                trainer.step(rows)
+            trainer.save()
+            return jax.tree.map(np.asarray, trainer.params)
+
     with tiny.one_device():
-        with Trainer(experiment, tmp_path / "a") as one:
-            for rows in itertools.islice(one.batches, 4):
-                one.step(rows)
-            whole = jax.tree.map(np.asarray, one.params)
-        with Trainer(experiment, tmp_path / "b") as two:
-            for rows in itertools.islice(two.batches, 2):
-                two.step(rows)
-            two.save()
-        with Trainer(experiment, tmp_path / "b") as three:
-            for rows in itertools.islice(three.batches, 2):
-                three.step(rows)
-            same(jax.tree.map(np.asarray, three.params), whole)
-
-
-def test_settings_are_checked():
-    base = dict(train=("a", "b"), supervise="step", too_long="error")
-    with pytest.raises(ValueError, match=r"data\.mixture"):
-        DataConfig(**base, mixture=(1.0,))
-    with pytest.raises(ValueError, match=r"data\.cache_gb"):
-        DataConfig(**base, cache_gb=0.0)
+        whole = trained("a", 4)
+        trained("b", 2)
+        same(trained("b", 2), whole)
