@@ -11,19 +11,16 @@ All steps of a sample have its score, and steps that samples share their mean: t
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from jprm.methods.judge.critiques import Critique, Judged, JudgePrompt, Reading, ask, cost, read, report
-from jprm.methods.judge.judge import ByCritiques, step_text
+from jprm.methods.judge.critiques import Critique, Judged, JudgePrompt, Reading, ask, read, report
+from jprm.methods.judge.judge import ByCritiques, digest_of, step_text
 from jprm.methods.policy.protocol import Policy
-from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree, chains_of
 
 Compares = Literal["pairwise", "listwise"]
@@ -60,10 +57,7 @@ class Comparison(ByCritiques):
     """Compares the samples of pools, or the leaves of trees.
 
     Attributes:
-      policy: who writes the critiques.
       compares: `pairwise` or `listwise`.
-      samples: critiques of each question.
-      seed: number of the first one.
       rounds: of `pairwise`, how many next samples each is compared with; 0 for all.
     """
 
@@ -73,8 +67,8 @@ class Comparison(ByCritiques):
     seed: int = 0
     rounds: int = 0
 
-    scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
     output_names = ("score",)
+    rule = "last"
 
     @property
     def prompt(self) -> JudgePrompt:
@@ -83,22 +77,8 @@ class Comparison(ByCritiques):
     @property
     def name(self) -> str:
         """Identifies the policy, the prompt and the pairs."""
-        about = [dataclasses.asdict(self.prompt), self.rounds]
-        digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+        digest = digest_of([dataclasses.asdict(self.prompt), self.rounds])
         return f"{self.policy.name}/{self.compares}#{digest}"
-
-    @property
-    def rule(self) -> str:
-        return "last"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the scores depend on, for the request of a file that holds them."""
-        return {"judge": self.name, "samples": self.samples, "seed": self.seed}
-
-    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what results say of it: name, policy, and the cost of the critiques that these records hold."""
-        return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns `{"score": (N,)}` for each tree, and the report on its critiques.

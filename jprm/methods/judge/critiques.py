@@ -385,7 +385,7 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
     stated = verdicts(prompt, critique.text, steps)
     if stated is None:
         return Reading("unreadable")
-    by_token = [_probability(verdict, critique) for verdict in stated]
+    by_token = [probability(v, critique.text, critique.token_logprobs, critique.start) for v in stated]
     scores = [v.correct * 1.0 if p is None else p for v, p in zip(stated, by_token, strict=True)]
     if prompt.asks != "step":
         scores += scores[-1:] * (steps - len(scores))
@@ -399,45 +399,28 @@ def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
     word = (match[0][1] or "").strip() if match else ""
     if not (len(word) == 1 and word in "123456789"[: prompt.scale]):
         return Reading("unreadable")
-    start, expected = match[0].start(1) - critique.start, None
-    if start >= 0:
-        written = critique.text[critique.start :]
-        expected = _expectation(written[:start], word, critique, prompt.scale)
+    expected = _expectation(word, match[0].start(1), critique, prompt.scale)
     score = ((int(word) if expected is None else expected) - 1) / (prompt.scale - 1)
     return Reading("read", (score >= 0.5,), (score,), (expected is None,))
 
 
-def _expectation(before: str, word: str, critique: Critique, scale: int) -> float | None:
-    """Returns the mean of the numbers in the place of the one that is written after `before`, by their probabilities.
+def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | None:
+    """Returns the mean of the numbers in the place of the one that is written at `at`, by their probabilities.
 
-    None where the policy reports no alternatives to its token. White space is not compared, as in `probability`.
+    None where the policy reports no alternatives to its token.
     """
-    before, at = _bare(before), 0
-    for (token, logprob), others in zip(critique.token_logprobs, critique.alternatives, strict=False):
-        bare = _bare(token)
-        if at + len(bare) <= len(before):
-            if not before.startswith(bare, at):
-                return None
-            at += len(bare)
-            continue
-        lead = before[at:]
-        weight = dict.fromkeys(range(1, scale + 1), 0.0)
-        for text, value in ({token: logprob} | dict(others)).items():
-            rest = _bare(text).removeprefix(lead)[:1]
-            if _bare(text).startswith(lead) and rest.isdecimal() and int(rest) in weight:
-                weight[int(rest)] += math.exp(value)
-        if not bare.startswith(lead + word):
-            return None
-        return sum(number * p for number, p in weight.items()) / sum(weight.values())
-    return None
-
-
-def _probability(verdict: StepVerdict, critique: Critique) -> float | None:
-    """As `probability`, for a verdict in the part of the critique whose tokens are known."""
-    if verdict.start is None or verdict.end is None or verdict.start < critique.start:
+    index, lead = _token_at(at, critique.text, critique.token_logprobs, critique.start)
+    if not index < len(critique.alternatives):
         return None
-    part = StepVerdict(verdict.correct, verdict.start - critique.start, verdict.end - critique.start)
-    return probability(part, critique.text[critique.start :], critique.token_logprobs)
+    token, logprob = critique.token_logprobs[index]
+    if not _bare(token).startswith(lead + word):
+        return None
+    weight = dict.fromkeys(range(1, scale + 1), 0.0)
+    for text, value in {token: logprob, **critique.alternatives[index]}.items():
+        rest = _bare(text).removeprefix(lead)[:1]
+        if _bare(text).startswith(lead) and rest.isdecimal() and int(rest) in weight:
+            weight[int(rest)] += math.exp(value)
+    return sum(number * p for number, p in weight.items()) / sum(weight.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -492,28 +475,44 @@ def _verdict(prompt: JudgePrompt, match: re.Match[str]) -> StepVerdict | None:
     return StepVerdict(False, *match.span(1)) if word in map(str.lower, prompt.incorrect) else None
 
 
-def probability(verdict: StepVerdict, text: str, tokens: Sequence[tuple[str, float]]) -> float | None:
+Tokens = Sequence[tuple[str, float]]
+"""Each token's text and the natural logarithm of its probability."""
+
+
+def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
     """Returns the probability that the step is correct by the verdict's token; None if there is no such token.
 
-    It is the probability p of the token that begins the verdict, or 1 - p if the verdict is `incorrect`. `tokens` are
-    (text, natural logarithm of the probability). White space is not compared: some tokenizers drop it.
+    It is the probability p of the token that begins the verdict, or 1 - p if the verdict is `incorrect`. The tokens are
+    those of the text from `start` on.
     """
     if verdict.start is None:
         return None
-    before, word = _bare(text[: verdict.start]), _bare(text[verdict.start : verdict.end])
-    at = 0
-    for token, logprob in tokens:
+    index, lead = _token_at(verdict.start, text, tokens, start)
+    if not index < len(tokens):
+        return None
+    token, logprob = tokens[index]
+    word, rest = _bare(text[verdict.start : verdict.end]), _bare(token)[len(lead) :]
+    if not (word.startswith(rest) or rest.startswith(word)):
+        return None
+    p = min(1.0, math.exp(logprob))
+    return p if verdict.correct else 1.0 - p
+
+
+def _token_at(at: int, text: str, tokens: Tokens, start: int) -> tuple[int, str]:
+    """Returns which token holds the place `at`, and the text in it before that place.
+
+    The index is the number of tokens where there is no such token. White space is not compared: some tokenizers drop
+    it.
+    """
+    before = _bare(text[start:at])
+    for index, (token, _) in enumerate(tokens if at >= start else ()):
         bare = _bare(token)
-        if at + len(bare) > len(before):
-            rest = bare[len(before) - at :]
-            if not (word.startswith(rest) or rest.startswith(word)) or bare[: len(before) - at] != before[at:]:
-                return None
-            p = min(1.0, math.exp(logprob))
-            return p if verdict.correct else 1.0 - p
-        if not before.startswith(bare, at):
-            return None
-        at += len(bare)
-    return None
+        if len(bare) > len(before) and bare.startswith(before):
+            return index, before
+        if not before.startswith(bare):
+            break
+        before = before[len(bare) :]
+    return len(tokens), ""
 
 
 def _bare(text: str) -> str:

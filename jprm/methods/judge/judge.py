@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -22,6 +22,7 @@ from jprm.methods.policy.protocol import Policy
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
 from jprm.tree import (
+    NONE,
     ReasoningTree,
     above_of,
     as_written,
@@ -30,7 +31,6 @@ from jprm.tree import (
     in_order_of,
     record_of,
     tree_of,
-    with_scores,
 )
 
 
@@ -56,14 +56,33 @@ class Asked(NamedTuple):
 
 
 class ByCritiques:
-    """What scorers by critiques share: `Judge`, and `Rubric` of several."""
+    """What scorers by critiques share: `Judge`, `Rubric` of several, and `Comparison`.
 
+    Attributes:
+      policy: who writes the critiques.
+      samples: critiques of each question.
+      seed: number of the first one.
+    """
+
+    policy: Policy
+    samples: int
+    seed: int
     semantics = "correctness"
+    scale: ClassVar[Scale] = PROBABILITY
 
     @property
     def name(self) -> str:
         """Identifies the policy and what it is asked."""
         raise NotImplementedError
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the scores depend on, for the request of a file that holds them."""
+        return {"judge": self.name, "samples": self.samples, "seed": self.seed}
+
+    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns what results say of it: name, policy, and the cost of the critiques that these records hold."""
+        return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns for each tree of N nodes its outputs, (N,) each, and the report on all critiques.
@@ -109,10 +128,7 @@ class Judge(ByCritiques):
     incorrect one have its score: they are not judged, and the rule `min` ignores them.
 
     Attributes:
-      policy: who writes the critiques.
-      prompt: what it is asked.
-      samples: critiques per question.
-      seed: number of the first one.
+      prompt: what the policy is asked.
     """
 
     policy: Policy
@@ -120,7 +136,6 @@ class Judge(ByCritiques):
     samples: int = 1
     seed: int = 0
 
-    scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
     output_names = ("score",)
 
     def __post_init__(self):
@@ -132,22 +147,12 @@ class Judge(ByCritiques):
         """Identifies the policy and the prompt."""
         fields = dataclasses.asdict(self.prompt)
         fields = {key: value for key, value in fields.items() if key != "scale" or value}  # a later field's default
-        digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
-        return f"{self.policy.name}/{self.prompt.name}#{digest}"
+        return f"{self.policy.name}/{self.prompt.name}#{digest_of(fields)}"
 
     @property
     def rule(self) -> str:
         """The rule that makes a chain's score of its steps'."""
         return "prod" if self.prompt.asks == "step" else "min"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the scores depend on, for the request of a file that holds them."""
-        return {"judge": self.name, "samples": self.samples, "seed": self.seed}
-
-    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what results say of it: name, policy, and the cost of the critiques that these records hold."""
-        return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
         """Returns one score a step, (P,) float32, NaN where no critique could be read.
@@ -252,27 +257,25 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
     return Judgement(score_N, report(judged))
 
 
-def writable(tree: ReasoningTree, score_N: np.ndarray) -> list[float | None]:
-    """Returns the scores as records hold them: in a chain, sample or trajectory at every step or at none."""
-    scores = [None if np.isnan(score) else as_written(score) for score in score_N]
-    if tree.kind == "tree":
-        return scores
-    starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
-    for start, end in itertools.pairwise([*starts, len(scores)]):
-        if any(scores[i] is None and tree.nodes[i].is_step for i in range(start, end)):
-            scores[start:end] = [None] * (end - start)
-    return scores
-
-
 def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
     """Returns the tree with a judge's outputs as records hold them: of a chain or sample all of its steps, or none."""
-    scores = writable(tree, np.sum(list(outputs.values()), axis=0))  # NaN where any output is
-    kept = [None if whole is None else as_written(x) for whole, x in zip(scores, outputs["score"], strict=True)]
+    known_N = ~np.isnan(np.sum(list(outputs.values()), axis=0))
+    if tree.kind != "tree":
+        starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
+        for start, end in itertools.pairwise([*starts, len(tree.nodes)]):
+            known_N[start:end] &= all(known_N[i] for i in range(start, end) if tree.nodes[i].is_step)
     nodes = []
-    for i, (node, score) in enumerate(zip(with_scores(tree, kept, {}).nodes, kept, strict=True)):
-        named = {} if score is None else {k: as_written(v[i]) for k, v in outputs.items() if k != "score"}
-        nodes.append(dataclasses.replace(node, outputs=named) if named else node)
+    for i, node in enumerate(tree.nodes):
+        if node.is_step:
+            values = {name: as_written(value_N[i]) for name, value_N in outputs.items()} if known_N[i] else {}
+            node = dataclasses.replace(node, score=values.pop("score", None), outputs=values or NONE)
+        nodes.append(node)
     return dataclasses.replace(tree, nodes=tuple(nodes))
+
+
+def digest_of(value: Any) -> str:
+    """Returns the digest in a judge's name."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
 # ---- Several criteria, each a question and an output of its own; the score is their weighted mean.
@@ -309,10 +312,11 @@ class Rubric(ByCritiques):
     criterion of weight 0 is an output that does not count.
     """
 
+    policy: Policy
     judges: Mapping[str, Judge]
     criteria: Mapping[str, Criterion]
-
-    scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
+    samples: int = 1
+    seed: int = 0
 
     def __post_init__(self):
         if not sum(criterion.weight for criterion in self.criteria.values()) > 0:
@@ -321,14 +325,10 @@ class Rubric(ByCritiques):
             raise ValueError("a criterion is called score, which is the name of their mean: rename it")
 
     @property
-    def policy(self) -> Any:
-        return next(iter(self.judges.values())).policy
-
-    @property
     def name(self) -> str:
         """Identifies the policy, the prompt and the criteria."""
         about = [[judge.name, self.criteria[name].weight] for name, judge in self.judges.items()]
-        return f"{self.policy.name}/rubric#{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]}"
+        return f"{self.policy.name}/rubric#{digest_of(about)}"
 
     @property
     def rule(self) -> str:
@@ -337,15 +337,6 @@ class Rubric(ByCritiques):
     @property
     def output_names(self) -> tuple[str, ...]:
         return ("score", *self.judges)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the scores depend on, for the request of a file that holds them."""
-        first = next(iter(self.judges.values()))
-        return {"judge": self.name, "samples": first.samples, "seed": first.seed}
-
-    def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns the score and every criterion's score for each tree, (N,) each, and the report on all critiques."""
@@ -357,12 +348,7 @@ class Rubric(ByCritiques):
         weights = {name: criterion.weight for name, criterion in self.criteria.items() if criterion.weight}
         total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)
-        report: dict[str, Any] = {
-            key: sum(judgement.report[key] for judgement in judgements.values()) for key in COUNTS
-        }
-        report["critiques"] = [
-            {"criterion": name} | critique
-            for name, judgement in judgements.items()
-            for critique in judgement.report["critiques"]
-        ]
+        reports = {name: judgement.report for name, judgement in judgements.items()}
+        report: dict[str, Any] = {key: sum(told[key] for told in reports.values()) for key in COUNTS}
+        report["critiques"] = [{"criterion": name} | c for name, told in reports.items() for c in told["critiques"]]
         return {"score": score_N} | {name: judgement.score_N for name, judgement in judgements.items()}, report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jprm.methods.judge.compare import PROMPTS as COMPARES
@@ -41,21 +41,17 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     section = settings.pop("judge", None)
     if not isinstance(section, dict):
         raise RecordError(where, "judge", "is absent or no object", _REMEDY)
+    if "url" in settings:
+        settings.setdefault("prompt", "{problem}")
     if "compare" in section:
         return _comparison(section, settings, where)
-    options: dict[str, Any] = {"prompt": "plain", "samples": 1, "seed": 0} | section
-    criteria = _criteria(options.pop("criteria", None), where)
-    if unknown := sorted(options.keys() - {"prompt", "samples", "seed"}):
-        raise RecordError(where, f"judge.{unknown[0]}", "is no setting of a judge", _REMEDY)
-    for name in ("samples", "seed"):
-        if type(options[name]) is not int or options[name] < (name == "samples"):
-            raise RecordError(where, f"judge.{name}", f"is {options[name]!r}, not a whole number in range", _REMEDY)
-    prompt = _prompt(options["prompt"] if section.get("prompt") or not criteria else "rubric", where)
+    section = dict(section)
+    criteria = _criteria(section.pop("criteria", None), where)
+    prompt = _prompt(section.pop("prompt", "rubric" if criteria else "plain"), where)
+    numbers = _numbers(section, {"samples": 1, "seed": 0}, where, _REMEDY)
     if ("{criterion}" in prompt.text) != bool(criteria):
         reason = "has criteria, and its prompt no {criterion}" if criteria else "has a {criterion}, and no `criteria`"
         raise RecordError(where, "judge", reason, 'Use "prompt": "rubric", or give both.')
-    if "url" in settings:
-        settings.setdefault("prompt", "{problem}")
     if prompt.converses and settings.get("endpoint", "completions" if "url" in settings else "") != "completions":
         raise RecordError(
             where, "judge.prompt", f"{prompt.name!r} writes the turns of a conversation itself",
@@ -65,19 +61,27 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
         sandbox.require()
         if settings.setdefault("delimiter", CODE_END) != CODE_END:
             raise RecordError(where, "delimiter", "cannot be set where critiques run code", "Leave it out.")
-    policy, numbers = policy_of(settings, where), (options["samples"], options["seed"])
+    policy = policy_of(settings, where)
     if not criteria:
-        return Judge(policy, prompt, *numbers)
-    texts = {
-        name: (criterion.prompt or prompt.text).replace("{criterion}", criterion.text)
-        for name, criterion in criteria.items()
-    }
+        return Judge(policy, prompt, **numbers)
+    judges = {}
     with _refusing(where, "judge.criteria", _CRITERIA):
-        judges = {
-            name: Judge(policy, dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text), *numbers)
-            for name, text in texts.items()
-        }
-        return Rubric(judges, criteria)
+        for name, criterion in criteria.items():
+            text = (criterion.prompt or prompt.text).replace("{criterion}", criterion.text)
+            asked = dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text)
+            judges[name] = Judge(policy, asked, **numbers)
+        return Rubric(policy, judges, criteria, **numbers)
+
+
+def _numbers(section: Mapping[str, Any], defaults: Mapping[str, int], where: str, remedy: str) -> dict[str, int]:
+    """Returns the section's whole numbers; each has a default, and nothing else is in the section."""
+    if unknown := sorted(section.keys() - defaults):
+        raise RecordError(where, f"judge.{unknown[0]}", "is no setting of this judge", remedy)
+    numbers = {**defaults, **section}
+    for name, value in numbers.items():
+        if type(value) is not int or value < (name == "samples"):
+            raise RecordError(where, f"judge.{name}", f"is {value!r}, not a whole number in range", remedy)
+    return numbers
 
 
 def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
@@ -105,20 +109,14 @@ _COMPARE = (
 
 
 def _comparison(section: dict[str, Any], settings: dict[str, Any], where: str) -> Comparison:
-    options = {"rounds": 0, "samples": 1, "seed": 0} | section
-    compares = options.pop("compare")
+    section = dict(section)
+    compares = section.pop("compare")
     if compares not in COMPARES:
         raise RecordError(where, "judge.compare", f"is {compares!r}", _COMPARE)
-    if unknown := sorted(options.keys() - {"rounds", "samples", "seed"}):
-        raise RecordError(where, f"judge.{unknown[0]}", "is no setting of a judge that compares", _COMPARE)
-    for name, value in options.items():
-        if type(value) is not int or value < (name == "samples"):
-            raise RecordError(where, f"judge.{name}", f"is {value!r}, not a whole number in range", _COMPARE)
-    if options["rounds"] and compares == "listwise":
+    numbers = _numbers(section, {"rounds": 0, "samples": 1, "seed": 0}, where, _COMPARE)
+    if numbers["rounds"] and compares == "listwise":
         raise RecordError(where, "judge.rounds", "is of pairs, and listwise shows all samples at once", _COMPARE)
-    if "url" in settings:
-        settings.setdefault("prompt", "{problem}")
-    return Comparison(policy_of(settings, where), compares, **options)
+    return Comparison(policy_of(settings, where), compares, **numbers)
 
 
 _CRITERIA = 'Write "criteria": {"NAME": {"text": "...", "weight": 1}}.'
