@@ -40,10 +40,8 @@ class Chains(NamedTuple):
 
     def where(self, chosen_M: np.ndarray) -> Chains:
         """Returns some of the chains, with pools numbered anew."""
-        problem_M = np.unique(self.problem_M[chosen_M], return_inverse=True)[1].reshape(-1)
-        return Chains(
-            self.x_MF[chosen_M], self.correct_M[chosen_M], problem_M, self.policy_M[chosen_M], self.class_M[chosen_M]
-        )
+        some = Chains(*(column[chosen_M] for column in self))
+        return some._replace(problem_M=np.unique(some.problem_M, return_inverse=True)[1].reshape(-1))
 
 
 class Pairs(NamedTuple):
@@ -114,11 +112,8 @@ class Ranker:
     @classmethod
     def standardising(cls, x_MF: Float[np.ndarray, "M F"]) -> Ranker:
         """Returns the ranker that standardises by these chains and scores all alike."""
-        with np.errstate(all="ignore"):
-            present_MF = ~np.isnan(x_MF)
-            count_F = np.maximum(present_MF.sum(0), 1)
-            mean_F = np.where(present_MF, x_MF, 0).sum(0) / count_F
-            scale_F = np.sqrt(np.where(present_MF, (x_MF - mean_F) ** 2, 0).sum(0) / count_F)
+        present_MF = np.ma.masked_array(x_MF, np.isnan(x_MF))
+        mean_F, scale_F = present_MF.mean(0).filled(0.0), present_MF.std(0).filled(0.0)
         return cls(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(x_MF.shape[1]))
 
     def standard(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, "M F"]:
@@ -198,10 +193,8 @@ def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
 def joined(parts: Sequence[Chains]) -> Chains:
     """Returns the chains of several policies as one; each part becomes one policy."""
     offsets = np.cumsum([0, *(int(part.problem_M.max()) + 1 for part in parts)])
-    return Chains(
-        np.concatenate([part.x_MF for part in parts]),
-        np.concatenate([part.correct_M for part in parts]),
-        np.concatenate([part.problem_M + start for part, start in zip(parts, offsets[:-1], strict=True)]),
-        np.concatenate([np.full(len(part.problem_M), i) for i, part in enumerate(parts)]),
-        np.concatenate([part.class_M for part in parts]),
-    )
+    numbered = [
+        part._replace(problem_M=part.problem_M + start, policy_M=np.full_like(part.policy_M, i))
+        for i, (part, start) in enumerate(zip(parts, offsets, strict=False))
+    ]
+    return Chains(*map(np.concatenate, zip(*numbered, strict=True)))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jprm.methods.judge.compare import PROMPTS as COMPARES
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
 from jprm.methods.judge.judge import Criterion, Judge, Rubric
-from jprm.methods.policy.load import policy_of, policy_settings
+from jprm.methods.policy.load import policy_of, policy_settings, refusing
 from jprm.methods.verify import sandbox
-from jprm.options import OptionError, from_json
+from jprm.options import from_json
 from jprm.tree import RecordError
 
 _REMEDY = (
@@ -65,7 +64,7 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     if not criteria:
         return Judge(policy, prompt, **numbers)
     judges = {}
-    with _refusing(where, "judge.criteria", _CRITERIA):
+    with refusing(where, "judge.criteria", _CRITERIA):
         for name, criterion in criteria.items():
             text = (criterion.prompt or prompt.text).replace("{criterion}", criterion.text)
             asked = dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text)
@@ -127,7 +126,7 @@ def _criteria(criteria: Any, where: str) -> dict[str, Criterion]:
         return {}
     if not isinstance(criteria, dict) or not criteria:
         raise RecordError(where, "judge.criteria", "is no object, or empty", _CRITERIA)
-    with _refusing(where, "judge.criteria", _CRITERIA):
+    with refusing(where, "judge.criteria", _CRITERIA):
         return {name: from_json(Criterion, fields, f"judge.criteria.{name}") for name, fields in criteria.items()}
 
 
@@ -141,16 +140,5 @@ def _prompt(prompt: Any, where: str) -> JudgePrompt:
     like = fields.pop("like", None)
     if like is not None and (not isinstance(like, str) or like not in PROMPTS):
         raise RecordError(where, f"{field}.like", f"is {like!r}, not a known name", _REMEDY)
-    with _refusing(where, field, _REMEDY):
+    with refusing(where, field, _REMEDY):
         return from_json(JudgePrompt, fields, field, PROMPTS[like] if like else None)
-
-
-@contextlib.contextmanager
-def _refusing(where: str, field: str, remedy: str) -> Iterator[None]:
-    """Raises RecordError for what a part of the file refuses."""
-    try:
-        yield
-    except OptionError as error:
-        raise RecordError(where, error.field, error.reason, f"Use {error.known}." if error.known else remedy) from None
-    except ValueError as error:
-        raise RecordError(where, field, str(error), remedy) from None

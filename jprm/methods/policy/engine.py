@@ -337,7 +337,7 @@ class RemoteSampler(Sampler):
         if self._reference is None:
             return
         learner_N, written_N, stale, name = self._reference
-        server_N = self._all_forced(url)
+        server_N = np.concatenate(self._together(functools.partial(self._forced, url), self._kept))
         if reason := refusal(server_N, learner_N, self.engine.tolerance, written_N, stale):
             raise ValueError(f"{url}: after the push of {name} {reason}")
 
@@ -357,9 +357,6 @@ class RemoteSampler(Sampler):
         mixed = {"decoder": decoder, "head": {"kernel": kernel}}
         return log_probabilities(mixed, config, self.mesh, self._kept, self.engine.dtype)
 
-    def _all_forced(self, url: str) -> Float32[np.ndarray, " N"]:
-        return np.concatenate(self._together(functools.partial(self._forced, url), self._kept))
-
     def _forced(self, url: str, kept: tuple[list[int], tuple[int, ...]]) -> Float32[np.ndarray, " T"]:
         prompt, sampled = kept
         ids = [*prompt, *sampled]
@@ -375,19 +372,19 @@ class RemoteSampler(Sampler):
         if until != "end":
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
-        drawn, end = self._together(self._drawn_somewhere, jobs), time.monotonic() + self.engine.patience_s
-        while (missing := [i for i, sample in enumerate(drawn) if sample is None]) and time.monotonic() < end:
-            self._ask_again()
-            for i, sample in zip(
-                missing, self._together(self._drawn_somewhere, [jobs[i] for i in missing]), strict=True
-            ):
+        drawn, end = self._drawn_by_servers(jobs), time.monotonic() + self.engine.patience_s
+        while missing := [i for i, sample in enumerate(drawn) if sample is None]:
+            waits = time.monotonic() < end
+            if waits:
+                self._ask_again()
+            draw = self._drawn_by_servers if waits else self._drawn_in_this_process
+            for i, sample in zip(missing, draw([jobs[i] for i in missing]), strict=True):
                 drawn[i] = sample
-            time.sleep(min(1.0, self.engine.patience_s / 10))
-        for i, sample in zip(
-            missing, self._drawn_in_this_process([jobs[i] for i in missing]) if missing else [], strict=True
-        ):
-            drawn[i] = sample
+            time.sleep(min(1.0, self.engine.patience_s / 10) if waits else 0.0)
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]  # pyright: ignore[reportReturnType]
+
+    def _drawn_by_servers(self, jobs: Sequence[tuple[list[int], int]]) -> list[Drawn | None]:
+        return self._together(self._drawn_somewhere, jobs)
 
     def _drawn_somewhere(self, job: tuple[list[int], int]) -> Drawn | None:
         """Returns a sample by the server with the least to do; None where none answers."""

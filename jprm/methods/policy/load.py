@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from jprm.io.jsonl import parse
@@ -61,11 +63,8 @@ def policy_of(settings: dict[str, Any], where: str) -> Policy:
     if "model" not in settings:
         raise RecordError(where, "model", "is absent", _REMEDY)
     if "url" in settings:
-        _check(settings, ServerConfig, where, _REMEDY)
-        try:
-            return ServerPolicy(ServerConfig(**settings))
-        except ValueError as error:
-            raise RecordError(where, "policy", str(error), _REMEDY) from None
+        with refusing(where, "policy", _REMEDY):
+            return ServerPolicy(_checked(ServerConfig, settings))
 
     from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 
@@ -73,20 +72,23 @@ def policy_of(settings: dict[str, Any], where: str) -> Policy:
     model = settings.pop("model")
     if not isinstance(model, str) or not model:
         raise RecordError(where, "model", f"is {model!r}, not the path of a folder or a GGUF file", _REMEDY)
-    _check(settings, SamplerConfig, where, _REMEDY)
-    try:
-        options = SamplerConfig(**settings)
-    except ValueError as error:
-        raise RecordError(where, "policy", str(error), _REMEDY) from None
+    with refusing(where, "policy", _REMEDY):
+        options = _checked(SamplerConfig, settings)
     return load_sampler(model, options)
 
 
-def _check(settings: dict[str, Any], kind: type, where: str, remedy: str) -> None:
-    """Raises RecordError for a setting that `kind` has no field for, or of another type than the field.
+def _checked(kind: type, settings: dict[str, Any]) -> Any:
+    """Returns the config with settings as they are written, which a policy's name depends on; raises OptionError."""
+    values_of(typing.get_type_hints(kind), settings)
+    return kind(**settings)
 
-    The policy takes the settings as they are written, which its name depends on.
-    """
+
+@contextlib.contextmanager
+def refusing(where: str, field: str, remedy: str) -> Iterator[None]:
+    """Raises RecordError for what a part of the file refuses."""
     try:
-        values_of(typing.get_type_hints(kind), settings)
+        yield
     except OptionError as error:
         raise RecordError(where, error.field, error.reason, f"Use {error.known}." if error.known else remedy) from None
+    except ValueError as error:
+        raise RecordError(where, field, str(error), remedy) from None

@@ -24,7 +24,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import httpx2
 
@@ -213,8 +213,7 @@ class ServerPolicy:
 
     async def sample_async(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         config = self.config
-        key = self._key()
-        slots = asyncio.Semaphore(config.concurrency)
+        key, slots = self._key(), asyncio.Semaphore(config.concurrency)
         limits = httpx2.Limits(max_connections=config.concurrency)
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=config.request_timeout_s) as client:
@@ -236,8 +235,7 @@ class ServerPolicy:
 
     def _key(self) -> str:
         """Returns the key, read when needed and stored nowhere; "" if none is configured."""
-        variable = self.config.key_variable
-        if variable is None:
+        if (variable := self.config.key_variable) is None:
             return ""
         key = os.environ.get(variable, "").strip()
         if not key:
@@ -309,12 +307,8 @@ class ServerPolicy:
     def _check_prompt(self, body: Mapping[str, Any], reply: Any) -> None:
         """Raises ValueError where the server counts other tokens than those of the prompt as `template` writes it."""
         sent = getattr(self._tokenizer, "encode_control", None)
-        usage = reply.get("usage") if isinstance(reply, Mapping) else None
-        counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-        if sent is None or not isinstance(counted, int):
-            return
-        expected = len(sent(body["prompt"], False))
-        if counted != expected:
+        counted = _counted(reply, "prompt_tokens")
+        if sent is not None and counted is not None and counted != (expected := len(sent(body["prompt"], False))):
             raise ValueError(
                 f"usage.prompt_tokens is {counted}, and the prompt has {expected} by {self.config.template}: the server"
                 " adds tokens, or has another tokenizer"
@@ -353,8 +347,7 @@ class ServerPolicy:
     async def _attempt(
         self, client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], read: Callable[[Any], T]
     ) -> T:
-        config = self.config
-        path = "/chat/completions" if config.endpoint == "chat" else "/completions"
+        path = "/chat/completions" if self.config.endpoint == "chat" else "/completions"
         async with client.stream("POST", url.rstrip("/") + path, json=body) as response:
             content = await self._content(response)
         text = content.decode("utf-8", "replace")  # JSON is UTF-8, whatever charset the header names
@@ -439,10 +432,15 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
     return {key: value for key, value in (body | dict(config.extra)).items() if value is not None}
 
 
-def _prompt_tokens(reply: Any) -> int:
+def _counted(reply: Any, name: str) -> int | None:
+    """Returns a number of tokens in a reply's `usage`, None where it has none."""
     usage = reply.get("usage") if isinstance(reply, Mapping) else None
-    count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-    if not isinstance(count, int) or isinstance(count, bool):
+    count = usage.get(name) if isinstance(usage, Mapping) else None
+    return count if type(count) is int else None
+
+
+def _prompt_tokens(reply: Any) -> int:
+    if (count := _counted(reply, "prompt_tokens")) is None:
         raise ValueError("the reply has no usage.prompt_tokens, so whether it continues a message cannot be checked")
     return count
 
@@ -506,9 +504,8 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length"):
         raise ValueError(f"finish_reason is {finish!r}, neither 'stop' nor 'length'")
-    usage = reply.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens < 2**31:
+    tokens = _counted(reply, "completion_tokens")
+    if tokens is None or not 0 <= tokens < 2**31:
         raise ValueError("the reply has no usage.completion_tokens, so its tokens cannot be counted")
 
     steps = tuple(step.strip("\r\n") for step in text.split(config.delimiter) if step.strip())
@@ -519,52 +516,43 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
         elif "stop_reason" not in choice and "matched_stop" not in choice and steps:
             finish = "step"  # the server does not tell what ended it
         steps = steps[:1]
-    logprob, token_logprobs = _logprobs(config, choice)
-    alternatives = _alternatives(config, choice, len(token_logprobs))
+    logprob, token_logprobs, alternatives = _logprobs(config, choice)
     return Sample(steps, tokens, finish, logprob, token_logprobs=token_logprobs, alternatives=alternatives), text
 
 
-def _logprobs(config: ServerConfig, choice: Mapping[str, Any]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
-    """Returns the sum of the tokens' log-probabilities, and each with its token's text; None and () if unknown."""
-    logprobs = choice.get("logprobs")
-    if not config.logprobs or not isinstance(logprobs, Mapping):
-        return None, ()
+def _logprobs(
+    config: ServerConfig, choice: Mapping[str, Any]
+) -> tuple[float | None, tuple[tuple[str, float], ...], tuple[dict[str, float], ...]]:
+    """Returns the sum of the tokens' log-probabilities, each with its token's text, and the likeliest tokens in the
+    place of each, by their text. None and () for what is unknown."""
+    told = choice.get("logprobs")
+    values: Any
+    texts: Any
+    if not config.logprobs or not isinstance(told, Mapping):
+        return None, (), ()
     if config.endpoint == "chat":
-        content = logprobs.get("content")
+        content = told.get("content")
         content = content if isinstance(content, list) else [None]
-        content = [token if isinstance(token, Mapping) else {} for token in content]
-        values, texts = ([token.get(key) for token in content] for key in ("logprob", "token"))
+        tokens = [token if isinstance(token, Mapping) else {} for token in content]
+        values, texts, places = ([token.get(key) for token in tokens] for key in ("logprob", "token", "top_logprobs"))
+        others = [[(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
+                  for place in places if isinstance(place, list)]  # fmt: skip
     else:
-        values, texts = logprobs.get("token_logprobs"), logprobs.get("tokens")
-    if not isinstance(values, list):
-        return None, ()
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) < len(values) or not all(-1e300 < number < 1e300 for number in numbers):
-        return None, ()  # samples are kept as JSON, which has no NaN
-    names = [text for text in texts if isinstance(text, str)] if isinstance(texts, list) else []
-    pairs = zip(names, map(float, numbers), strict=True) if len(names) == len(numbers) else ()
-    return float(sum(numbers)), tuple(pairs)
-
-
-def _alternatives(config: ServerConfig, choice: Mapping[str, Any], count: int) -> tuple[dict[str, float], ...]:
-    """Returns the likeliest tokens in the place of each of `count` tokens, by their text; () where they are unknown."""
-    logprobs = choice.get("logprobs")
-    if not config.top_logprobs or not count or not isinstance(logprobs, Mapping):
-        return ()
-    places = logprobs.get("top_logprobs")
-    if config.endpoint == "chat":
-        content = logprobs.get("content")
-        places = [token.get("top_logprobs") for token in content] if isinstance(content, list) else None
-        pairs = [[(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
-                 for place in places or [] if isinstance(place, list)]  # fmt: skip
-    else:
-        pairs = [[*place.items()] for place in places or [] if isinstance(place, Mapping)]
+        values, texts, places = (told.get(key) for key in ("token_logprobs", "tokens", "top_logprobs"))
+        others = [place.items() for place in places or () if isinstance(place, Mapping)]
+    if not isinstance(values, list) or not all(_is_number(x) and -1e300 < x < 1e300 for x in values):
+        return None, (), ()  # samples are kept as JSON, which has no NaN
+    named = isinstance(texts, list) and len(texts) == len(values) and all(isinstance(text, str) for text in texts)
+    pairs = tuple(zip(texts, map(float, values), strict=True)) if named else ()
     known = [
-        {text: float(x) for text, x in place
-         if isinstance(text, str) and isinstance(x, int | float) and not isinstance(x, bool) and x == x}
-        for place in pairs
-    ]  # fmt: skip
-    return tuple(known) if len(known) == count else ()
+        {text: float(x) for text, x in place if isinstance(text, str) and _is_number(x) and x == x} for place in others
+    ]
+    alternatives = tuple(known) if config.top_logprobs and len(known) == len(pairs) else ()
+    return float(sum(values)), pairs, alternatives
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
