@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from jprm.methods.answers import library
@@ -50,12 +51,10 @@ _BASE = re.compile(r"\(?\s*([0-9][0-9A-F\s]*)\)?\s*(?:_\s*\{?\s*(\w+)\s*\}?|\(?\
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 _SKIPPED = re.compile(
-    r"\\(?:to|Rightarrow|Longrightarrow|Leftrightarrow|implies|iff|mid|l?or|l?and|land|vee|wedge|equiv|sim"
-    r"|cong|ldots|dots"
-    r"|cdots|angle|triangle|parallel|perp|mapsto|because|therefore|prime|pmod|bmod|mod|uparrow|downarrow"
-    r"|langle|rangle|not"
-    r"|leftarrow|ll|gg|propto|approx|overrightarrow|vec|forall|exists|neg|text\w*|underbrace|cancel|bullet|star|circ"
-    r"|checkmark|square|Box|ref|label|tag|quad)(?![a-zA-Z])|[@#;?\"`'\u0080-\uffff]|\.\.\."
+    r"\\(?:to|Rightarrow|Longrightarrow|Leftrightarrow|implies|iff|mid|l?or|l?and|land|vee|wedge|equiv|sim|cong|ldots"
+    r"|dots|cdots|angle|triangle|parallel|perp|mapsto|because|therefore|prime|pmod|bmod|mod|uparrow|downarrow|langle"
+    r"|rangle|not|leftarrow|ll|gg|propto|approx|overrightarrow|vec|forall|exists|neg|text\w*|underbrace|cancel|bullet"
+    r"|star|circ|checkmark|square|Box|ref|label|tag|quad)(?![a-zA-Z])|[@#;?\"`'\u0080-\uffff]|\.\.\."
 )
 """What math-verify skips, or takes for something else."""
 _ENVIRONMENT = re.compile(r"\\begin\s*\{(\w+)\*?\}.*?\\end\s*\{\1\*?\}", re.DOTALL)
@@ -94,6 +93,12 @@ _VALUE_OF = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*=\s*([^=]+)")
 _TRIG = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\\circ")
 _IN_RADIANS = r"\1\\frac{\2\\pi}{180}"
 _PROSE = re.compile(r"[^\W\d_]{2,}")
+_RELATED = re.compile(r"[=<>]|\\[lgn]eq")
+_UNITED = re.compile(r"\s*(?:,\s*)?(?:(?<![a-zA-Z\\])or(?![a-zA-Z])|\\l?or(?![a-zA-Z])|\\cup(?![a-zA-Z]))\s*")
+_BOTH = re.compile(r"\s*(?:,|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\land(?![a-zA-Z]))\s*")
+_LISTED = re.compile(r"\s*(?:[,;]|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))+\s*")
+
+Same = Callable[[str, str], bool]
 
 
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
@@ -101,30 +106,23 @@ def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s
     one, two = canonical_answer(truth), canonical_answer(answer)
     if one is None or two is None:
         return False
-    if isinstance(truth, str) and isinstance(answer, str):
-        if truth.strip() == answer.strip():
-            return True
-        return _same(truth.strip(), answer.strip(), limit_s)
-    if one == two:
+    if one == two and not (isinstance(truth, str) and isinstance(answer, str)):
         return True
-    return _same(
-        one if not isinstance(truth, str) else truth.strip(),
-        two if not isinstance(answer, str) else answer.strip(),
-        limit_s,
-    )
+    one = truth.strip() if isinstance(truth, str) else one
+    two = answer.strip() if isinstance(answer, str) else two
+    return one == two or _same(one, two, limit_s)
 
 
 @functools.lru_cache(1 << 16)
 def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0) -> bool:
+    def same(one: str | float, two: str | float) -> bool:
+        return _same(one, two, limit_s, depth + 1)
+
     one, two = number_of(truth), number_of(given)
     if one and two:
-        if clash(one.unit, two.unit):
-            (base, size), (base2, size2) = size_of(one.unit), size_of(two.unit)
-            one, two = (n._replace(value=n.value * s) for n, s in ((one, size), (two, size2)))
-            return base == base2 and _same_number(one, two)
         return _same_number(one, two)
     if one and isinstance(given, str) and _COMMA.fullmatch(given):
-        return _same(truth, given.replace(".", "").replace(",", "."), limit_s, depth + 1)
+        return same(truth, given.replace(".", "").replace(",", "."))
     text, other = str(truth), str(given)
     if max(len(text), len(other)) > LONGEST:
         return canonical_answer(truth) == canonical_answer(given)
@@ -134,16 +132,17 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
     if NUMBER.fullmatch(text) and NUMBER.fullmatch(other) or depth > 3:
         return False
     for rule in _RULES:
-        if (verdict := rule(text, other, limit_s, depth)) is not None:
+        if (verdict := rule(text, other, same)) is not None:
             return verdict
     text, other = _TRIG.sub(_IN_RADIANS, text), _TRIG.sub(_IN_RADIANS, other)
     (text, unit), (other, unit2) = without_unit(text), without_unit(other)
     if clash(unit, unit2):
         return False
-    text, other = map(_readable, (text, other))
+    text, other = _readable(text), _readable(other)
     if squeezed(text) == squeezed(other):
         return True
-    if text[:1] + other[:1] in ("(\\", "\\(") and _braces(text) != _braces(other):  # a tuple or an interval, and a set
+    braced = [side.startswith("\\{") and side.endswith("\\}") for side in (text, other)]
+    if text[:1] + other[:1] in ("(\\", "\\(") and any(braced):  # a tuple or an interval, and a set
         return False
     if _unreadable(text) or _unreadable(other):
         return False
@@ -151,99 +150,96 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
 
 
 def _same_number(one: Number, two: Number) -> bool:
-    a, b = one.value, two.value
-    if one.percent != two.percent:
-        a, b = (a, b) if one.percent else (b, a)  # the percentage first
-        return any(_near(x, b, one.rounded, two.rounded) for x in (a, a / 100))
-    return _near(a, b, one.rounded, two.rounded)
+    if clash(one.unit, two.unit):
+        (base, size), (base2, size2) = size_of(one.unit), size_of(two.unit)
+        if base != base2:
+            return False
+        one, two = one._replace(value=one.value * size), two._replace(value=two.value * size2)
+    rounded = one.rounded or two.rounded
+    if one.percent == two.percent:
+        return _near(one.value, two.value, rounded)
+    percentage, other = (one.value, two.value) if one.percent else (two.value, one.value)
+    return _near(percentage, other, rounded) or _near(percentage / 100, other, rounded)
 
 
-def _near(a: Fraction, b: Fraction, rounded: bool, rounded2: bool) -> bool:
-    if a == b:
-        return True
-    if not (rounded or rounded2):
-        return False
-    decimals = all(f.denominator == 1 or not _repeats(f.denominator) for f in (a, b))
+def _near(a: Fraction, b: Fraction, rounded: bool) -> bool:
+    if a == b or not rounded:
+        return a == b
+    # A fraction is a finite decimal where its denominator divides a power of ten.
+    decimals = all(pow(10, f.denominator.bit_length(), f.denominator) == 0 for f in (a, b))
     relative = Fraction(1, 10**9) if decimals else Fraction(library.ROUNDED)
     return abs(a - b) <= min(max(abs(a), abs(b)) * relative, Fraction(1, 10**6))
 
 
-def _repeats(denominator: int) -> bool:
-    """Returns whether fractions with this denominator are no finite decimals."""
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator > 1
+# ---- Rules, in order. Each takes normal forms, and `same`, which compares parts of them; it returns whether they are
+# equal, None if it does not apply.
 
 
-# ---- Rules, in order. Each takes normal forms and returns whether they are equal, None if it does not apply.
-
-
-def _times(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _times(text: str, other: str, same: Same) -> bool | None:
     """Compares times of day, of which one at least says which half of the day it is in."""
     text, other = _NOON.get(text.lower(), text), _NOON.get(other.lower(), other)
     one, two = _TIME.fullmatch(text), _TIME.fullmatch(other)
     if one and two:
         return _minutes(one) == _minutes(two)
-    if (half := one or two) and (clock := _CLOCK.fullmatch(other if one else text)):
+    half = one or two
+    if half is None:
+        return None
+    if clock := _CLOCK.fullmatch(other if one else text):
         minutes = 60 * int(clock[1]) + int(clock[2])
         if int(clock[1]) in (0, *range(13, 24)):
             return _minutes(half) == minutes
         if two:  # a true 7:05 may be in either half, and a true 7 pm is no 7:00
             return (_minutes(half) - minutes) % (12 * 60) == 0
-    return False if (one or two) and not (one or two).group(2) else None  # pyright: ignore[reportOptionalMemberAccess]
+    return None if half[2] else False
 
 
 def _minutes(time: re.Match[str]) -> int:
     return 60 * (int(time[1]) % 12 + 12 * (time[3].lower() == "p")) + int(time[2] or 0)
 
 
-def _letters(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _letters(text: str, other: str, same: Same) -> bool | None:
     """Compares the letters of several choices, in any order: "A, C", "C and A" and AC."""
     if _LETTERS.fullmatch(text) and _LETTERS.fullmatch(other) and re.search(r"[^A-J]", text + other):
         return set(re.findall("[A-J]", text)) == set(re.findall("[A-J]", other))
     return None
 
 
-def _choices(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _choices(text: str, other: str, same: Same) -> bool | None:
     """Compares letters of a multiple choice, with or without the text of the choice."""
-    truth = _CHOICE.match(text)
-    if not truth or truth[2] and truth[2].islower() or truth[3] and truth[3].islower():
-        return _text_of_choice(text, other, limit_s, depth)
+    truth, given = _choice(text), _choice(other)
+    if truth is None:
+        return _text_of_choice(text, other, same)
     letter, rest = _letter(truth), truth[4].strip()
-    given = _CHOICE.match(other)
-    if given is None or given[2] and given[2].islower() or given[3] and given[3].islower():
-        return _same(rest, other, limit_s, depth + 1) if rest and len(other) > 1 else None
-    if (
-        given[4]
-        and re.match(r"(?:or|and|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_])", given[4].strip())
-        and text != letter + rest
-    ):
+    if given is None:
+        return same(rest, other) if rest and len(other) > 1 else None
+    behind = given[4].strip()
+    if re.match(r"(?:or|and|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_])", behind) and text != letter + rest:
         return None if rest else False
-    if (
-        given[4]
-        and not rest
-        and re.match(r"(?:or|and|nor|not)\b|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_]", given[4].strip())
-    ):
+    if not rest and re.match(r"(?:or|and|nor|not)\b|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_]", behind):
         return False
-    if rest and given[4].strip() and not given[1] and not given[2] and given[3]:
+    if rest and behind and given[3]:
         return None  # lists: A, B
     return letter == _letter(given)
+
+
+def _choice(text: str) -> re.Match[str] | None:
+    choice = _CHOICE.match(text)
+    return None if choice is None or (choice[2] or choice[3] or "A").islower() else choice
 
 
 def _letter(choice: re.Match[str]) -> str:
     return (choice[1] or choice[2] or choice[3]).upper()
 
 
-def _text_of_choice(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _text_of_choice(text: str, other: str, same: Same) -> bool | None:
     """Compares the true text of a choice with a letter and its text: 15 and "(C) 15"."""
     given = _CHOICE.match(other)
-    if given and (given[1] or given[2]) and _letter(given) <= "J" and given[4].strip() and re.match(r"\(?[A-J]", other):
-        return _same(text, given[4].strip(), limit_s, depth + 1)
+    if given and not given[3] and _letter(given) <= "J" and given[4].strip() and re.match(r"\(?[A-J]", other):
+        return same(text, given[4].strip())
     return None
 
 
-def _words(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _words(text: str, other: str, same: Same) -> bool | None:
     if text.lower() in ("yes", "no", "true", "false") and (m := re.match(r"(\w+)\s*(?:[,.;:]|--?\s)\s*\w", other)):
         return text.lower() == m[1].lower()
     if _WORDS.fullmatch(text) or _WORDS.fullmatch(other):
@@ -252,11 +248,8 @@ def _words(text: str, other: str, limit_s: float, depth: int) -> bool | None:
 
 
 def _bare_words(text: str) -> list[str]:
-    words = re.sub(
-        r"[.!,'’\"]",
-        "",
-        text.casefold().replace("-", " ").replace("does not exist", "dne").replace("not possible", "impossible"),
-    ).split()
+    text = text.casefold().replace("-", " ").replace("does not exist", "dne").replace("not possible", "impossible")
+    words = re.sub(r"[.!,'’\"]", "", text).split()
     words = words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words
     words = words[2:] if words[:2] in (["there", "is"], ["there", "are"]) else words
     return ["no", "solution"] if " ".join(words) in _NO_SOLUTION else words
@@ -268,14 +261,12 @@ _NO_SOLUTION = {
 }
 
 
-def _bases(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _bases(text: str, other: str, same: Same) -> bool | None:
     """Compares numerals in a base: by digits and base, which must be written in both."""
     one, two = _BASE.fullmatch(text), _BASE.fullmatch(other)
-    if not one and not two:
-        return None
-    if not one or not two:
-        return False
-    return _numeral(one) == _numeral(two)
+    if one and two:
+        return _numeral(one) == _numeral(two)
+    return False if one or two else None
 
 
 def _numeral(m: re.Match[str]) -> tuple[str, str]:
@@ -283,25 +274,21 @@ def _numeral(m: re.Match[str]) -> tuple[str, str]:
     return re.sub(r"\s", "", m[1]).lstrip("0"), _BASES.get(base, base)
 
 
-def _relations(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _relations(text: str, other: str, same: Same) -> bool | None:
     """Compares `> 5`: the sign of the relation must be written in both."""
     one, two = _RELATION.match(text), _RELATION.match(other)
-    if not one and not two:
-        return None
     if one and two:
-        return one[1] == two[1] and _same(one[2], two[2], limit_s, depth + 1)
-    return False
+        return one[1] == two[1] and same(one[2], two[2])
+    return False if one or two else None
 
 
-def _ranges(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _ranges(text: str, other: str, same: Same) -> bool | None:
     """Compares inequalities of one symbol with intervals, and with others. A true (1,2) may be a point, and is none."""
     (one, symbol), (two, symbol2) = _intervals(text), _intervals(other)
-    if not one and not two or one and two and symbol != symbol2:
-        return None
     if one and two:
-        return _same(one, two, limit_s, depth + 1)
-    if _INTERVALS.fullmatch(other) if one else _INTERVALS.fullmatch(text) and not _POINT.fullmatch(text):
-        return _same(one or text, two or other, limit_s, depth + 1)
+        return same(one, two) if symbol == symbol2 else None
+    if one and _INTERVALS.fullmatch(other) or two and _INTERVALS.fullmatch(text) and not _POINT.fullmatch(text):
+        return same(one or text, two or other)
     return None
 
 
@@ -315,12 +302,10 @@ def _intervals(text: str) -> tuple[str, str]:
         text = m[1]
     if m := _EXCEPT.fullmatch(text):
         return rf"\mathbb{{R}} \setminus \{{{_JOIN.sub(', ', m[2])}\}}", m[1]
-    found, symbols = [], set()
-    for some in re.split(
-        r"\s*(?:,\s*)?(?:(?<![a-zA-Z\\])or(?![a-zA-Z])|\\l?or(?![a-zA-Z])|\\cup(?![a-zA-Z]))\s*", text
-    ):
+    ranges, symbols = [], set()
+    for alternative in _UNITED.split(text):
         low, high = ("(", "-\\infty"), ("\\infty", ")")
-        for part in re.split(r"\s*(?:,|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\land(?![a-zA-Z]))\s*", some):
+        for part in _BOTH.split(alternative):
             sides = re.split(r"\s*(<|>|\\[lg]eq(?![a-zA-Z]))\s*", part)
             at = [i for i, side in enumerate(sides) if _SYMBOL.fullmatch(side)]
             if len(sides) not in (3, 5) or len(at) != 1 or len(sides) == 5 and at != [2]:
@@ -334,116 +319,108 @@ def _intervals(text: str) -> tuple[str, str]:
                     high = bound, ")" if sign == "<" else "]"
                 else:
                     return "", ""
-        found.append(f"{low[0]}{low[1]},{high[0]}{high[1]}")
-    return (" \\cup ".join(found), symbols.pop()) if len(symbols) == 1 else ("", "")
+        ranges.append(f"{low[0]}{low[1]},{high[0]}{high[1]}")
+    return (" \\cup ".join(ranges), symbols.pop()) if len(symbols) == 1 else ("", "")
 
 
-def _assignments(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _assignments(text: str, other: str, same: Same) -> bool | None:
     """Compares `x = 2, y = 5` with (2,5) and with `y = 5, x = 2`; and `x = 1, x = 2` with 1, 2."""
     one, two = _values_of(text), _values_of(other)
     if not one and not two or not (one and two) and "=" in (other if one else text):
         return None
-    tuples = "(" in (text[:1], other[:1]) and len(one or two) == len(dict(one or two))
-    bare = [_bare_values(values, tuples) if values else each for values, each in ((one, text), (two, other))]
-    if one and two and dict(one).keys() != dict(two).keys():
-        return None
-    if one and two and len(dict(one)) == len(one) == len(two):
-        return all(_same(a[1], b[1], limit_s, depth + 1) for a, b in zip(sorted(one), sorted(two), strict=True))
-    return _same(bare[0], bare[1], limit_s, depth + 1)
+    if one and two:
+        if dict(one).keys() != dict(two).keys():
+            return None
+        if len(dict(one)) == len(one) == len(two):
+            return all(same(a[1], b[1]) for a, b in zip(sorted(one), sorted(two), strict=True))
+    as_tuple = "(" in (text[:1], other[:1]) and len(one or two) == len(dict(one or two))
+    return same(_bare(one, as_tuple) or text, _bare(two, as_tuple) or other)
 
 
 def _values_of(text: str) -> list[tuple[str, str]]:
     """Returns the names and values of a list of them, [] for anything else."""
-    parts = [
-        _VALUE_OF.fullmatch(part) for part in re.split(r"\s*(?:[,;]|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))+\s*", text)
-    ]
+    parts = [_VALUE_OF.fullmatch(part) for part in _LISTED.split(text)]
     return [(m[1], m[2]) for m in parts if m] if len(parts) > 1 and all(parts) else []
 
 
-def _bare_values(values: list[tuple[str, str]], as_tuple: bool) -> str:
-    return (
-        f"({','.join(value for _, value in sorted(values))})" if as_tuple else ", ".join(value for _, value in values)
-    )
+def _bare(values: list[tuple[str, str]], as_tuple: bool) -> str:
+    if values and as_tuple:
+        return f"({','.join(value for _, value in sorted(values))})"
+    return ", ".join(value for _, value in values)
 
 
-def _alternatives(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _alternatives(text: str, other: str, same: Same) -> bool | None:
     """Compares lists joined by words. "5 or 7" is the list 5, 7, and "1/2 or 0.5" is 0.5 too."""
     if not _JOIN.search(text) and not _JOIN.search(other):
         return None
     parts = [part for part in _JOIN.split(other)[::2] if part]
-    joined = [
-        _NAME_OF_EACH.sub("", _JOIN.sub(", ", re.sub(r"\A(?:either|both)\s+", "", each))) for each in (text, other)
-    ]
-    if _PROSE.search(_unworded(joined[1])) and not all(number_of(part) for part in parts):
+    one, two = (
+        _NAME_OF_EACH.sub("", _JOIN.sub(", ", re.sub(r"\A(?:either|both)\s+", "", side))) for side in (text, other)
+    )
+    if _PROSE.search(_unworded(two)) and not all(map(number_of, parts)):
         return False
-    if "," in joined[0] or "\\pm" in text:
-        return _same(joined[0], joined[1], limit_s, depth + 1)
-    return len(parts) > 1 and all(_same(text, part, limit_s, depth + 1) for part in parts)
+    if "," in one or "\\pm" in text:
+        return same(one, two)
+    return len(parts) > 1 and all(same(text, part) for part in parts)
 
 
 def _unworded(text: str) -> str:
     return re.sub(rf"\\[a-zA-Z]+|(?<![A-Za-z])(?:{_FUNCTIONS})(?![A-Za-z])", "", text)
 
 
-def _chains(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _chains(text: str, other: str, same: Same) -> bool | None:
     """Compares what holds equations of numbers, 72 = 8 * 9: all sides must be equal."""
     if "=" not in other or "=" in text or re.search(r"[<>]|\\[lgn]eq|\\begin", other):
         return None
     if m := _TURNED_NAME.fullmatch(other):
-        return _same(text, m[1], limit_s, depth + 1)
+        return same(text, m[1])
     sides = [side.strip() for side in other.split("=")]
     if re.search(r"[a-zA-Z]", _unworded(sides[0])) or sides[0].startswith("\\angle"):
-        if len(sides) == 2 or not all(sides):
-            return None
-        return all(_same(text, side, limit_s, depth + 1) for side in sides[1:])
-    return all(side and _same(text, side, limit_s, depth + 1) for side in sides)
+        return None if len(sides) == 2 or not all(sides) else all(same(text, side) for side in sides[1:])
+    return all(side and same(text, side) for side in sides)
 
 
-def _rounded(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _rounded(text: str, other: str, same: Same) -> bool | None:
     """Compares a value with its rounding behind it, \\sqrt{2} \\approx 1.41: the value counts."""
     exact, sign, approximate = other.partition("\\approx")
     if not sign or "\\approx" in text or not exact.strip() or _NAMED.match(other):
         return None
-    if _same(text, exact.strip(), limit_s, depth + 1):
+    if same(text, exact.strip()):
         return True
-    return number_of(exact) is None and number_of(text) is not None and _same(text, approximate, limit_s, depth + 1)
+    return number_of(exact) is None and number_of(text) is not None and same(text, approximate)
 
 
-def _names(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _names(text: str, other: str, same: Same) -> bool | None:
     """Compares `x = 5` with 5: one may name what it is the value of."""
     if text[:1] + other[:1] != "((" and "(" in (text[:1], other[:1]):  # the point A(1,2)
         text, other = _LETTERED.sub("", text), _LETTERED.sub("", other)
         if text[:1] + other[:1] == "((":
-            return _same(text, other, limit_s, depth + 1)
+            return same(text, other)
     one, two = _NAMED.match(text), _NAMED.match(other)
     if one and two and squeezed(text[: one.start(1)]) == squeezed(other[: two.start(1)]):
-        return _same(one[1], two[1], limit_s, depth + 1)
-    if one and "=" not in other and not re.search(r"[<>]|\\[lgn]eq", other):
-        return _same(one[1], other, limit_s, depth + 1)
-    if two and "=" not in text and not re.search(r"[<>]|\\[lgn]eq", text):
-        return _same(text, two[1], limit_s, depth + 1)
+        return same(one[1], two[1])
+    if one and not _RELATED.search(other):
+        return same(one[1], other)
+    if two and not _RELATED.search(text):
+        return same(text, two[1])
     return None
 
 
-def _asides(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _asides(text: str, other: str, same: Same) -> bool | None:
     """Compares a value that is said twice, "42 (forty-two)": both must be equal."""
     m = _ASIDE.fullmatch(other)
     if m is None or number_of(m[1]) is None or not m[2] or re.search(r"[,;]", m[2]):
         return None
-    return all(_same(text, value, limit_s, depth + 1) for value in m.groups()) or None
+    return all(same(text, value) for value in m.groups()) or None
 
 
-def _both_signs(text: str, other: str, limit_s: float, depth: int) -> bool | None:
+def _both_signs(text: str, other: str, same: Same) -> bool | None:
     """Compares 1 \\pm \\sqrt{5}, also inside of a fraction, with the list of its two values."""
-    signed = [each.count("\\pm") == 1 and "," not in each for each in (text, other)]
-    if not any(signed) or "\\mp" in text + other:
-        return None
-    sign = "\\pm"
-    one, two = (
-        f"{each.replace(sign, '+')}, {each.replace(sign, '-')}" if has else each
-        for each, has in zip((text, other), signed, strict=True)
-    )
-    return _same(one, two, limit_s, depth + 1)
+    sides = [
+        ", ".join(side.replace("\\pm", sign) for sign in "+-") if side.count("\\pm") == 1 and "," not in side else side
+        for side in (text, other)
+    ]
+    return None if sides == [text, other] or "\\mp" in text + other else same(*sides)
 
 
 _RULES = (
@@ -468,8 +445,7 @@ _RULES = (
 
 def _readable(text: str) -> str:
     """Returns a normal form as the library reads it: without signs of degrees and of currency."""
-    text = re.sub(r"\A(?:\\approx|\\sim)\s*", "", text)
-    text = text.replace("^\\circ", "").strip()
+    text = re.sub(r"\A(?:\\approx|\\sim)\s*", "", text).replace("^\\circ", "").strip()
     for pattern, new in _NUMERALS:
         text = pattern.sub(new, text)
     return _SCALED.sub(_scaled, text)
@@ -478,10 +454,9 @@ def _readable(text: str) -> str:
 def _scaled(m: re.Match[str]) -> str:
     """Returns a number times a matrix as one matrix: the library reads no product of them."""
     factor = "-1" if m[1] == "-" else m[1]
-    rows = [
-        [f"{factor} \\cdot ({cell.strip()})" for cell in row.split("&")] for row in m[2].split("\\\\") if row.strip()
-    ]
-    return r"\begin{pmatrix}" + r" \\ ".join(" & ".join(row) for row in rows) + r"\end{pmatrix}"
+    rows = [row.split("&") for row in m[2].split("\\\\") if row.strip()]
+    cells = [" & ".join(f"{factor} \\cdot ({cell.strip()})" for cell in row) for row in rows]
+    return r"\begin{pmatrix}" + r" \\ ".join(cells) + r"\end{pmatrix}"
 
 
 _SCALED = re.compile(
@@ -500,18 +475,9 @@ _NUMERALS = (
 def _unreadable(text: str) -> bool:
     """Returns whether the library would skip something that is visible in an answer."""
     outside = _ENVIRONMENT.sub(" ", text)
-    if (
-        _SKIPPED.search(outside)
-        or "\\\\" in outside
-        or "&" in outside
-        or re.search(r"\d\s*_|(?<![_\d.])\d+\s+\d", outside)
-    ):
+    if _SKIPPED.search(outside) or re.search(r"\\\\|&|\d\s*_|(?<![_\d.])\d+\s+\d", outside):
         return True
-    if outside.count("|") % 2 or _WORD.search(re.sub(r"\\[a-zA-Z]+", " ", outside)) and re.search(r"\s|\W", outside):
+    if outside.count("|") % 2 or _WORD.search(re.sub(r"\\[a-zA-Z]+", " ", outside)) and re.search(r"\W", outside):
         return True
-    bare = outside.replace("\\{", "").replace("\\}", "").replace("\\|", "")
+    bare = re.sub(r"\\[{}|]", "", outside)
     return bare.count("{") != bare.count("}") or sum(map(outside.count, "([")) != sum(map(outside.count, ")]"))
-
-
-def _braces(text: str) -> bool:
-    return text.startswith("\\{") and text.endswith("\\}")

@@ -18,6 +18,7 @@ A truncated text, which ends in an open box or right behind "the answer is", has
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Literal, NamedTuple, get_args
@@ -98,6 +99,7 @@ _EMPHASIS = re.compile(
     r"|(?<![\w)}\]$\\])_{1,3}(?=[^\W_]|[$\\(*`])|(?<=[^\W_]|[$)}.:!*`])_{1,3}(?![\w{\\(])"
     r"|`+|~~[^~\n]{0,100}~~|=="
 )
+"""A box outside dollars keeps its subscripts: an underscore is emphasis at the edge of a word only."""
 _WIDE = re.compile(r"[^\S\n]{3,}|\n{3,}")
 _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
@@ -111,9 +113,8 @@ def end_of_thoughts(text: str) -> int:
 def _bare(text: str) -> str:
     """Returns the text without tokens, HTML and Markdown's emphasis, which stays inside formulas."""
     text = _WIDE.sub(lambda gap: gap[0][:2], text)
-    text = text.replace("\x08oxed", "\\boxed").replace(
-        "\x0crac", "\\frac"
-    )  # \b and \f of a string that was not escaped
+    # \b and \f of a string that was not escaped
+    text = text.replace("\x08oxed", "\\boxed").replace("\x0crac", "\\frac")
     if "<" in text or "[" in text:
         text = _BREAK.sub("\n", _HTML.sub("", _TOKENS.sub(" ", _CALCULATOR.sub("", text))))
     if not any(mark in text for mark in "*_`~"):
@@ -122,14 +123,9 @@ def _bare(text: str) -> str:
     for math in MATH.finditer(text):
         if math[0].startswith("$") and not math[0].startswith("$$") and is_money(math[0][1:-1]):
             continue
-        out += [_plain(text[at : math.start()]), math[0]]
+        out += [_EMPHASIS.sub("", text[at : math.start()]), math[0]]
         at = math.end()
-    return "".join([*out, _plain(text[at:])])
-
-
-def _plain(text: str) -> str:
-    # A box outside dollars keeps its subscripts: an underscore is emphasis at the edge of a word only.
-    return _EMPHASIS.sub("", text)
+    return "".join([*out, _EMPHASIS.sub("", text[at:])])
 
 
 # ---- Boxes.
@@ -143,10 +139,8 @@ _BETWEEN = re.compile(
 def _boxes(text: str) -> list[_Found]:
     """Returns what boxes hold, from the last; those in a row as one."""
     spans: list[tuple[int, int, str]] = []
-    ends: dict[int, int] = {}
     marks = list(_BOX.finditer(text))
-    if marks:
-        ends = _ends_of_braces(text)
+    ends = _ends_of_braces(text) if marks else {}
     for mark in marks:
         if mark[1] != "{":
             spans.append((mark.start(), mark.end(), mark[1]))
@@ -159,15 +153,12 @@ def _boxes(text: str) -> list[_Found]:
     for start, end, inside in spans[-_MARKS:]:
         if start < before and not empty:  # in another box
             continue
-        joint = (
-            _BETWEEN.fullmatch(text, before, start) if out and inside and not empty and start - before < 40 else None
-        )
+        near = out and inside and not empty and start - before < 40
+        joint = _BETWEEN.fullmatch(text, before, start) if near else None
+        answer = _inner(inside)
         if joint and (word := re.search("and|or|[,;]", joint[0])):
-            out[-1] = _Found(
-                start, out[-1].answer + (" or " if word[0] == "or" else ", ") + _inner(inside), "box", True
-            )
-        else:
-            out.append(_Found(start, _inner(inside), "box", True))
+            answer = out.pop().answer + (" or " if word[0] == "or" else ", ") + answer
+        out.append(_Found(start, answer, "box", True))
         before, empty = end, not inside
     return out
 
@@ -208,18 +199,16 @@ _TAG = re.compile(
 def _tags(text: str) -> list[_Found]:
     out = []
     for mark in list(_TAG.finditer(text))[-_MARKS:]:
-        name = re.escape(mark[1] or mark[2])
-        end = re.compile(rf"<\s*/\s*{name}\s*>|\[\s*/\s*{name}\s*\]", re.IGNORECASE).search(
-            text, mark.end(), mark.end() + LONGEST
-        )
-        inside = text[mark.end() : end.start()] if end else text[mark.end() : mark.end() + LONGEST].partition("\n\n")[0]
-        if not end and mark[1] and mark[1].lower() in ("solution", "result", "final"):
+        name, last = mark[1] or mark[2], mark.end() + LONGEST
+        of_end = rf"<\s*/\s*{re.escape(name)}\s*>|\[\s*/\s*{re.escape(name)}\s*\]"
+        end = re.compile(of_end, re.IGNORECASE).search(text, mark.end(), last)
+        inside = text[mark.end() : end.start()] if end else text[mark.end() : last].partition("\n\n")[0]
+        if not end and name.lower() in ("solution", "result", "final"):
             continue
         if re.search(r"\w|\\", _TAG.sub("", inside)):
-            marks = sorted([*_boxes(inside), *_statements(inside)])
-            sure = [mark for mark in marks if mark.sure]
+            sure = [mark for mark in sorted([*_boxes(inside), *_statements(inside)]) if mark.sure]
             answer = sure[-1].answer if sure else _whole_or_item(inside)
-            if answer and (mark[1] or mark[2]).lower() != "solution" or sure:
+            if answer and name.lower() != "solution" or sure:
                 out.append(_Found(mark.start(), answer, "tag", True))
     return out
 
@@ -227,8 +216,7 @@ def _tags(text: str) -> list[_Found]:
 def _whole_or_item(text: str) -> str:
     text = text.strip()
     if not MATH.fullmatch(text) and "\n" in text and "\\begin" not in text:
-        lines = [line for line in text.split("\n") if line.strip()]
-        text = lines[-1]
+        text = [line for line in text.split("\n") if line.strip()][-1]
     return first_item(text)[0] or text
 
 
@@ -293,8 +281,7 @@ _ADJECTIVES = re.compile(
 
 def _statements(text: str) -> list[_Found]:
     out = []
-    weak = {"result": _RESULT, "phrase": _PHRASE, "abroad": _ABROAD}
-    for kind, pattern in weak.items():
+    for kind, pattern in (("result", _RESULT), ("phrase", _PHRASE), ("abroad", _ABROAD)):
         for mark in list(pattern.finditer(text))[-_MARKS:]:
             before = text[max(0, mark.start() - 60) : mark.start()].rsplit("\n", 1)[-1]
             if _HYPOTHETICAL.search(before):
@@ -307,8 +294,7 @@ def _statements(text: str) -> list[_Found]:
                     out.append(_Found(mark.start(), "", "statement", True))
                 continue
             colon = bool(re.search(r"[:：=]\s*\Z", mark[0])) or kind == "abroad"
-            stated = _stated(rest, mark[0], colon)
-            if stated and stated[0]:
+            if stated := _stated(rest, mark[0], colon):
                 out.append(_Found(mark.start(), stated[0], "statement", stated[1] and kind != "result"))
     for mark in list(_REVERSE.finditer(text))[-_MARKS:]:
         line = text[max(0, mark.start() - 300) : mark.start()].rsplit("\n", 1)[-1]
@@ -316,6 +302,14 @@ def _statements(text: str) -> list[_Found]:
         if (last := last_formula(line)) and not re.search(r"\bnot\s*\Z|\\f?boxe?d?", line):
             out.append(_Found(mark.start(), last, "statement", True))
     return out
+
+
+_NEGATED = re.compile(r"\s*(?:definitely |certainly |clearly )?(?:not|never|wrong|incorrect)\b", re.IGNORECASE)
+_OWN_MARK = re.compile(
+    rf"\W*(?:the|our|my)?\s*(?:final|correct)?\s*{_PHRASE.pattern}|[\s$\\(\[]*\\(?-i:boxed|fbox)"
+    r"|\s*<\s*(?:final_?)?answer\s*>",
+    re.IGNORECASE,
+)
 
 
 def _stated(rest: str, mark: str, colon: bool) -> tuple[str, bool] | None:
@@ -326,36 +320,20 @@ def _stated(rest: str, mark: str, colon: bool) -> tuple[str, bool] | None:
         rest = rest[m.end() :]
         if re.match(r"(?:#+\s*)?(?:step|first|let|to|we|given|note)\b", rest, re.IGNORECASE):
             return None
-    if re.match(r"\s*(?:definitely |certainly |clearly )?(?:not|never|wrong|incorrect)\b", rest, re.IGNORECASE):
-        return None
-    inner = _PHRASE.match(rest.lstrip()) or re.match(
-        rf"\W*(?:the|our|my)?\s*(?:final|correct)?\s*{_PHRASE.pattern}", rest, re.IGNORECASE
-    )
-    if inner:
-        return None  # its own mark
-    if re.match(r"[\s$\\(\[]*\\(?:boxed|fbox)", rest) or re.match(
-        r"\s*<\s*(?:final_?)?answer\s*>", rest, re.IGNORECASE
-    ):
+    if _OWN_MARK.match(rest) or _NEGATED.match(rest):
         return None
     answer, kind, end = first_item(rest)
     if not re.search(r"\w|\\|∞|∅", answer) or _WRONG.match(rest, end):
         return None
     if '"' in mark and "\\\\" in answer:  # of JSON
-        try:
+        with contextlib.suppress(ValueError):
             answer = json.loads(f'"{answer}"')
-        except ValueError:
-            pass
-    if kind == "words":
-        adjective = _ADJECTIVES.match(answer)
-        if (
-            "\\boxed" in answer
-            or adjective
-            and not re.fullmatch(r"(?:not? \w+|correct|wrong|positive|negative)", answer)
-        ):
-            return (answer, False) if not adjective else None
-        short = len(answer.split()) <= 5
-        return answer, colon and short
-    return answer, True
+    if kind != "words":
+        return answer, True
+    adjective = _ADJECTIVES.match(answer)
+    if adjective and ("\\boxed" in answer or not re.fullmatch(r"not? \w+|correct|wrong|positive|negative", answer)):
+        return None
+    return answer, "\\boxed" not in answer and colon and len(answer.split()) <= 5
 
 
 # ---- Headings.
@@ -387,19 +365,13 @@ def _headings(text: str) -> list[_Found]:
                 continue
         if _PHRASE.search(line) or _BOX.search(line):
             continue
-        answer, kind, end = first_item(line)
-        if not re.search(r"\w|\\", answer or line):
-            continue
-        whole = not line[end:].strip(" .!*`\"'")
-        if kind == "words" and after.strip():
-            continue
-        out.append(
-            _Found(mark.start(), answer or line.strip(), "heading", whole or not after.strip() or kind != "words")
-        )
+        answer, kind, _ = first_item(line)
+        if re.search(r"\w|\\", answer or line) and (kind != "words" or not after.strip()):
+            out.append(_Found(mark.start(), answer or line.strip(), "heading", True))
     for mark in list(_TITLE.finditer(text))[-_MARKS:]:
         rest = text[mark.end() : mark.end() + LONGEST].lstrip()
         stated = _stated(rest, mark[0], colon=True)
         line = rest.partition("\n")[0]
-        if stated and stated[0] and not _PHRASE.search(line) and not _BOX.search(line):
+        if stated and not _PHRASE.search(line) and not _BOX.search(line):
             out.append(_Found(mark.start(), stated[0], "heading", stated[1]))
     return out

@@ -74,43 +74,33 @@ _DIGIT_GAPS = re.compile(r"(?<=\d)(?:\{,\}|,\\!\s*|\\[,!;: ]|~)(?=\d{3}(?!\d))|(
 _GAPS = re.compile(r"(?<!\\)\\[,!;:> ]|~|\\q?quad(?![a-zA-Z])|\\hspace\*?\{[^{}]*\}|(?<!\\)\\(?=\s|\Z)")
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 _MONTH_OF = {month[:3]: month for month in _MONTHS.split("|")}
+_COMMANDS = {
+    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "le": r"\leq ", "leqslant": r"\leq ", "ge": r"\geq ",
+    "geqslant": r"\geq ", "lt": "<", "gt": ">", "ne": r"\neq ", "rightarrow": r"\to ", "longrightarrow": r"\to ",
+    "prime": "'", "therefore": "", "langle": "(", "rangle": ")", "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[",
+    "rbrack": "]", "epsilon": r"\epsilon ", "varepsilon": r"\epsilon ", "varphi": r"\phi ", "pounds": "£",
+    "textsterling": "£", "euro": "€", "texteuro": "€",
+}  # fmt: skip
+_ROW_HEIGHT = re.compile(r"\\\\\s*\[[^\]]*\]")
 _ALIASES = [
     (re.compile(pattern, re.IGNORECASE if "answer" in pattern else 0), new)
     for pattern, new in [
-        (r"\\\\\s*\[[^\]]*\]", r"\\\\"),  # of a row's height
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:varnothing|empty)(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\le(?![a-zA-Z])|\\leqslant(?![a-zA-Z])|<=|=<", r"\\leq "),
-        (r"\\ge(?![a-zA-Z])|\\geqslant(?![a-zA-Z])|>=", r"\\geq "),
-        (r"\\lt(?![a-zA-Z])", "<"),
-        (r"\\gt(?![a-zA-Z])", ">"),
-        (r"\\ne(?![a-zA-Z])|\\not\s*=|!=", r"\\neq "),
-        (r"\\(?:rightarrow|longrightarrow)(?![a-zA-Z])", r"\\to "),
+        (r"<=|=<", r"\\leq "),
+        (r">=", r"\\geq "),
+        (r"\\not\s*=|!=", r"\\neq "),
         (r"\\(?:degrees?|textdegree)(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\^\s*\\circ(?![a-zA-Z])", r"^\\circ "),
-        (r"\\prime(?![a-zA-Z])", "'"),
+        (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0])),
         (r"\^\s*\{?('+)\}?", r"\1"),
         (r"(\\(?:begin|end))\s*\{[bB]matrix\}", r"\1{pmatrix}"),
         (r"\\begin\{(aligned|align\*?|gathered|split)\}([^&]*?)\\end\{\1\}", r"\2"),
-        (r"\\therefore(?![a-zA-Z])", ""),
-        (r"\\langle(?![a-zA-Z])", "("),
-        (r"\\rangle(?![a-zA-Z])", ")"),
         (
             r"\A\s*(?:the\s+)?(?:(?:final|correct|right|best)\s+)?(?:answer(?:\s+is)?|(?:option|choice)\s+is)\s*[:=]?\s+",
             "",
         ),
         (r"\A\*+(?=\S)|(?<=\S)\*+\Z", ""),
         (r"(?<=\d)\s*\([a-zA-Z]{3,}(?: [a-zA-Z]+){0,3}\)\Z", lambda m: m[0].replace("(", " ").replace(")", "")),
-        (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
-        (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
-        (r"\\(?:lbrack)(?![a-zA-Z])", "["),
-        (r"\\(?:rbrack)(?![a-zA-Z])", "]"),
-        (r"\\(?:epsilon|varepsilon)(?![a-zA-Z])", r"\\epsilon "),
-        (r"\\(?:varphi)(?![a-zA-Z])", r"\\phi "),
-        (r"\\(?:pounds|textsterling)(?![a-zA-Z])", "£"),
-        (r"\\(?:euro|texteuro)(?![a-zA-Z])", "€"),
-        (r"\\%", "%"),
-        (r"\\&", "&"),
-        (r"\\#", "#"),
+        (r"\\([%&#])", r"\1"),
         (r"(?<![a-zA-Z\\])(?:(?:minus|negative)\s+|-\s*)(?:infinity|infty|inf|oo)(?![a-zA-Z])", r"-\\infty "),
         (r"(?<![a-zA-Z\\])(?:positive\s+)?(?:[Ii]nfinity|infty|inf|oo)(?![a-zA-Z])", r"\\infty "),
         (r"\A(?:the\s+)?empty\s+set\Z", r"\\emptyset "),
@@ -145,6 +135,7 @@ _ALIASES = [
         (r"\A(?:Matrix\()?\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])*)\s*\]\)?\Z", lambda m: _matrix(m[1])),  # of Python
     ]
 ]
+_DOLLAR = re.compile(r"(?:^|(?<=US)|(?<=US ))\$(?=\s?\d[^$]*\Z)")  # of money, not of a formula
 _PLAINEST = re.compile(r"-?\d+(?:\.\d+)?")
 _OPEN_ENDS = re.compile(r"^\]([^\[\]]*)(\[|\])$|^(\[)([^\[\]]*)\[$")  # ]0,1[
 
@@ -156,13 +147,9 @@ def normal(text: str) -> str:
         return text
     text = in_latex(text).replace("\\$", "\x01")
     text = text.replace("\\(", " ").replace("\\)", " ") if "\\(" in text else text
-    text = _ALIASES[0][0].sub(_ALIASES[0][1], text)
+    text = _ROW_HEIGHT.sub(r"\\\\", text)
     text = text.replace("\\[", " ").replace("\\]", " ") if "\\[" in text else text
-    text = (
-        re.sub(r"(?:^|(?<=US)|(?<=US ))\$(?=\s?\d[^$]*\Z)", "\x01", text.strip())
-        .replace("$", " ")
-        .replace("\x01", "\\$")
-    )
+    text = _DOLLAR.sub("\x01", text.strip()).replace("$", " ").replace("\x01", "\\$")
     if "\\" in text:
         text = _COLOURS.sub("", _DIGIT_GAPS.sub("", text))
         for _ in range(6):
@@ -170,18 +157,12 @@ def normal(text: str) -> str:
             if not count:
                 break
         text = _SIZES.sub("", text)
-    for pattern, new in _ALIASES[1:]:
+    for pattern, new in _ALIASES:
         text = pattern.sub(new, text)
-    text = _GAPS.sub(" ", text)
-    text = " ".join(text.split()).strip(" ;")
+    text = " ".join(_GAPS.sub(" ", text).split()).strip(" ;")
     text = text if text.endswith("..") else re.sub(r"[.,:]+$", "", text).strip()
-    if (
-        len(text) > 1
-        and text[0] == text[-1]
-        and text[0] in "\"'`"
-        or text[:1] == "{"
-        and _closes(text) == len(text) - 1
-    ):
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'`"
+    if quoted or text[:1] == "{" and _closes(text) == len(text) - 1:
         text = text[1:-1].strip()
     if m := _OPEN_ENDS.match(text):
         text = f"({m[1]}{')' if m[2] == '[' else ']'}" if m[2] else f"[{m[4]})"
@@ -287,7 +268,7 @@ def unit_of(phrase: str) -> str | None:
         if None in names:
             return None
         joined = "/".join(map(str, names)) if all(names) else ""
-        return _COMPOUND.get(joined, {"mile/h": "mph", "km/h": "km/h"}.get(joined, joined))
+        return _COMPOUND.get(joined, joined)
     words = re.findall(r"[^\W\d_]+", phrase)
     if _WORDY.match(phrase) and any(len(word) > 1 for word in words):
         words = [word for word in words if word.lower() not in ("a", "an")]
@@ -322,17 +303,15 @@ def without_unit(text: str) -> tuple[str, str]:
     if m := re.match(
         r"([-+]?)\s*(US\s?\\?\$|\\\$|[€£¥₹]|(?:USD|EUR|GBP|INR|JPY|Rs\.?)(?=\s*[\d.]))\s*(?=[-+]?[\d.\\(])", text
     ):
-        unit = _UNIT_OF.get(m[2].replace("US", "").strip(". "), "") or _UNIT_OF.get(m[2].strip(". "), "")
-        unit = "usd" if "$" in m[2] else unit
+        unit = "usd" if "$" in m[2] else _UNIT_OF[m[2].strip(". ")]
         text = m[1] + text[m.end() :]
-    at = max(0, len(text) - 80)
     if (
         ("/" in text or "^" in text)
         and (m := _PRODUCT.search(text))
         and all(part in _UNIT_OF for part in re.findall("[a-zA-Z]+", m[1].replace("\\cdot", "")))
     ):
         return text[: m.start()], unit or re.sub(r"[\s{}()]", "", m[1])
-    tail = _TAIL.search(text, _last_value(text, at))
+    tail = _TAIL.search(text, _last_value(text))
     if not tail or not tail.start():
         return text, unit
     if tail["glued"]:
@@ -349,9 +328,9 @@ def without_unit(text: str) -> tuple[str, str]:
     return text[: tail.start()].rstrip(), unit or name
 
 
-def _last_value(text: str, at: int) -> int:
+def _last_value(text: str) -> int:
     """Returns the place behind the last digit, bracket or pi that is no exponent's, from which words may be a unit."""
-    last = at
+    at = last = max(0, len(text) - 80)
     for m in re.finditer(r"\\pi(?![a-zA-Z])|\\sqrt|\^\s*\{?\s*-?[123]\s*\}?\s*\Z|[\d)\]}]", text[at:]):
         power = m[0].startswith("^") and re.search(r"[a-zA-Z]\s*\Z", text[: at + m.start()])
         if power and not re.search(r"(?<![a-zA-Z])(?<!\d )[a-zA-Z]\s*\Z|\\[a-zA-Z]+\s*\Z", text[: at + m.start()]):
@@ -411,7 +390,8 @@ _WORD_VALUE |= {
     word: 10 * (i + 2) for i, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())
 }
 _ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
-_WORD_FRACTIONS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_WORD_FRACTIONS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10,
+                   "halve": 2}  # fmt: skip
 _HALVES = re.compile(r"\s+and\s+(?:a|one)[\s-]+(half|third|quarter)(?=\s|\Z)", re.IGNORECASE)
 
 
@@ -432,11 +412,8 @@ class Number(NamedTuple):
 def number_of(answer: str | float) -> Number | None:
     """Returns the number that an answer is, None for other answers and for exponents of four digits."""
     if not isinstance(answer, str):
-        return (
-            Number(Fraction(answer), isinstance(answer, float), False, "")
-            if isinstance(answer, int) or math.isfinite(answer)
-            else None
-        )
+        finite = isinstance(answer, int) or math.isfinite(answer)
+        return Number(Fraction(answer), isinstance(answer, float), False, "") if finite else None
     if len(answer) > LONGEST:
         return None
     text = normal(answer)
@@ -446,17 +423,15 @@ def number_of(answer: str | float) -> Number | None:
         return several
     scale, percent, unit = Fraction(1), False, ""
     if (found := _plain(text)) is None:
-        if m := _PERCENT.search(text):
-            percent, text = True, text[: m.start()]
-        else:
+        if not (m := _PERCENT.search(text)):
             text, unit = without_unit(text)
-            if m := _PERCENT.search(text):
-                percent, text = True, text[: m.start()]
-        if m := _HALVES.search(text):
-            if m.end() == len(text) or unit_of(text[m.end() :]) is not None:
-                base = _plain(text[: m.start()]) or _in_words(text[: m.start()])
-                part = Fraction(1, _WORD_FRACTIONS[m[1].lower()])
-                return base and Number(base[0] + part, False, False, unit)
+            m = _PERCENT.search(text)
+        if m:
+            percent, text = True, text[: m.start()]
+        m = _HALVES.search(text)
+        if m and (m.end() == len(text) or unit_of(text[m.end() :]) is not None):
+            base = _plain(text[: m.start()]) or _in_words(text[: m.start()])
+            return base and Number(base[0] + Fraction(1, _WORD_FRACTIONS[m[1].lower()]), False, False, unit)
         written = text
         while m := _SCALE.search(text):
             rest = text[m.end() :]
@@ -480,14 +455,18 @@ def number_of(answer: str | float) -> Number | None:
     return found and Number(found[0] * scale, found[1], percent, unit)
 
 
+def _ungrouped(m: re.Match[str]) -> str:
+    """Returns a plain number (`NUMBER`) without the marks between its thousands."""
+    return m[1] + re.sub(r"\D", "", m[2]) + m[3]
+
+
 def _plain(text: str) -> tuple[Fraction, bool] | None:
     """Returns the value of a number without words, and whether it is a decimal."""
     text = text.strip()
     if text[:1] == "(" and text[-1:] == ")" and re.fullmatch(r"\(-?[\d./]+\)", text):
         text = text[1:-1]
-    if (m := NUMBER.fullmatch(text)) and (m[2] or m[3].strip(".")):
-        plain = m[1] + re.sub(r"\D", "", m[2]) + m[3]
-        return Fraction(decimal.Decimal(plain)), "." in m[3]
+    if m := NUMBER.fullmatch(text):
+        return Fraction(decimal.Decimal(_ungrouped(m))), "." in m[3]
     if m := re.fullmatch(r"(\d+)(?:st|nd|rd|th)", text):
         return Fraction(m[1]), False
     if m := _EUROPEAN.fullmatch(text):
@@ -526,13 +505,9 @@ def _in_words(text: str) -> tuple[Fraction, bool] | None:
     """Returns the value of a number in English words."""
     words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
     sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
-    if (
-        len(words) == 2
-        and words[1].rstrip("s") in ("half", "halve", *_WORD_FRACTIONS)
-        and words[0] in {"a", "an", *_WORD_VALUE}
-    ):
-        top = 1 if words[0] in ("a", "an") else _WORD_VALUE[words[0]]
-        return Fraction(sign * top, _WORD_FRACTIONS[words[1].rstrip("s").replace("halve", "half")]), False
+    part = words[-1].rstrip("s")
+    if len(words) == 2 and part in _WORD_FRACTIONS and words[0] in {"a", "an", *_WORD_VALUE}:
+        return Fraction(sign * _WORD_VALUE.get(words[0], 1), _WORD_FRACTIONS[part]), False
     if words == ["half"]:
         return Fraction(sign, 2), False
     if words in (["dozen"], ["a", "dozen"]):
@@ -574,9 +549,9 @@ def canonical_answer(answer: Any) -> str | float | None:
     if bare.lower() == "nan":
         return None
     number = NUMBER.fullmatch(bare) or NUMBER.fullmatch(without_unit(bare)[0])
-    if not number or not (number[2] or number[3].strip(".")):
+    if not number:
         return text or None
-    plain = number[1] + re.sub(r"\D", "", number[2]) + number[3]
+    plain = _ungrouped(number)
     if len(plain) > LONGEST:
         return plain
     value = decimal.Decimal(plain)  # exact

@@ -64,6 +64,11 @@ _HEDGE = re.compile(
     r"(?:[^.;\n]|\.(?=\d)){0,60}?(?=\.(?!\d)|[;\n]|\Z)",
     re.IGNORECASE,
 )
+_GOES_ON = re.compile(
+    r"\s+(?:and|or|i|is|are|was|were|be|if|but|to|from|for|with|where|only|not|unless|except|true|correct|can|than|x"
+    r"|more|less|fewer)\b(?!\s+(?:a|one)\s+(?:half|third|quarter))",
+    re.IGNORECASE,
+)
 _AND = re.compile(r"\s*(?:,\s*)?(?:and|or)\s+(?=[$\\\d(\[+\-−√π½]|[a-zA-Z]\s*=|[a-zA-Z](?![a-zA-Z' ]))")
 
 
@@ -76,23 +81,14 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     )
     if choice and not re.match(r"[A-J],\s*(?:[A-Za-z](?![a-z])|\d)", text[at:]):
         letter = choice[1] or choice[2] or choice[3]
-        if choice[1] or choice[2]:
+        if not choice[3]:
             end = _line_end(text, at)
             whole = text[at:end].strip().rstrip(".")
-            return (
-                (
-                    whole
-                    if len(whole) < 200 and not re.search(r"\b(?:or|and)\b\s*\(?[A-J]\b", whole)
-                    else letter
-                    if len(whole) >= 200
-                    else whole
-                ),
-                "value",
-                end,
-            )
+            return whole if len(whole) < 200 else letter, "value", end
         end = at + choice.end()
-        hedge = _HEDGE.match(text, end)
-        return (text[at : hedge.end()].strip() if hedge else letter), "value", hedge.end() if hedge else end
+        if hedge := _HEDGE.match(text, end):
+            return text[at : hedge.end()].strip(), "value", hedge.end()
+        return letter, "value", end
     start, end = at, _end_of_formula(text, at)
     if end == start:
         stop = _stop(text, at, _STOP)
@@ -102,40 +98,27 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
         if number is None or _LITERAL.match(clause):
             words = clause.strip(" \t\n.,:;*'\"`|")
             return words, "words" if words else "", close
-        prefix = text[at:number]
-        if _CHANGED.search(prefix):
-            sign = re.match(r"(?:minus|negative)\s+\Z", prefix, re.IGNORECASE)
-            end = _end_of_formula(text, number)
-            if sign:
-                return "-" + _tidy(text[number:end]), "value", end
-            words = text[at:close].strip()
-            return words, "value", close
         start, end = number, _end_of_formula(text, number)
-    answer = text[start:end]
+        if _CHANGED.search(text[at:number]):
+            if re.match(r"(?:minus|negative)\s+\Z", text[at:number], re.IGNORECASE):
+                return "-" + _tidy(text[start:end]), "value", end
+            return clause.strip(), "value", close
+    answer = _tidy(text[start:end])
     if (hedge := _HEDGE.match(text, end)) and re.search(
         r"\d|\\|\$|\b[A-Z]\b|or (?:more|less|fewer|greater|higher|above)\b", hedge[0]
     ):
-        return _tidy(answer) + " " + _strip_math(hedge[0]).strip(" ,("), "value", hedge.end()
+        return answer + " " + _strip_math(hedge[0]).strip(" ,("), "value", hedge.end()
     if unit := _UNITY.match(text, end):
-        return _tidy(answer) + unit[0].strip(), "value", unit.end()
+        return answer + unit[0].strip(), "value", unit.end()
     follow = re.match(r"\s+(?:and\s+(?:a|one)\s+)?([^\W\d_]+)", text[end:])
-    if (
-        follow
-        and CHANGES.match(follow[1])
-        and not re.match(
-            r"\s+(?:and|or|i|is|are|was|were|be|if|but|to|from|for|with|where|only|not|unless|except|true|correct"
-            r"|can|than|x|more|less|fewer)\b(?!\s+(?:a|one)\s+(?:half|third|quarter))",
-            text[end:],
-            re.IGNORECASE,
-        )
-    ):
+    if follow and CHANGES.match(follow[1]) and not _GOES_ON.match(text[end:]):
         stop = _STOP.search(text, end)
         close = stop.start() if stop else len(text)
-        return _tidy(answer) + text[end:close].rstrip(), "value", close
+        return answer + text[end:close].rstrip(), "value", close
     if m := re.match(r"\s*(?:to|plus|minus|times|divided\s+by|more\s+than|less\s+than)\s+(?=[\d$\\])", text[end:]):
         stop = _end_of_formula(text, end + m.end())
-        return _tidy(answer) + m[0] + _tidy(text[end + m.end() : stop]), "value", stop
-    return _tidy(answer), "value", end
+        return answer + m[0] + _tidy(text[end + m.end() : stop]), "value", stop
+    return answer, "value", end
 
 
 def _stop(text: str, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
@@ -179,6 +162,10 @@ _TOKEN = re.compile(
 _NAMES = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?\Z|(?:log|ln|sqrt|pi|exp|max|min|mod|gcd|lcm|infinity|det)\Z"
 )
+_PRIME = re.compile(r"(?<=[A-Za-z'])'(?!s\b|\s|\Z)")
+_BREAKS = set(r"\boxed \fbox \implies \therefore \because \blacksquare \square \Box \qed \checkmark".split())
+_OPERATORS = set(r"\cdot \times \le \ge \leq \geq \to \quad \qquad \right \in \cup \cap \pm".split())
+"""Commands with which no formula ends."""
 
 
 def _end_of_formula(text: str, at: int) -> int:
@@ -191,44 +178,27 @@ def _end_of_formula(text: str, at: int) -> int:
                 break
             end += 1
             continue
-        if kind in ("math", "dollar"):
+        if kind in ("math", "dollar", "number", "environment", "words"):
             solid, last = True, token.end()
         elif kind == "word":
             if not _is_symbol(text, token, solid, bool(depth)):
                 break
             solid, last = True, token.end()
-        elif kind in ("number", "environment", "words"):
-            solid, last = True, token.end()
         elif kind == "command":
-            if piece in (
-                "\\boxed",
-                "\\fbox",
-                "\\implies",
-                "\\therefore",
-                "\\because",
-                "\\blacksquare",
-                "\\square",
-                "\\Box",
-                "\\qed",
-                "\\checkmark",
-            ):
+            if piece in _BREAKS:
                 break
             if piece == "\\{":
                 depth.append("\\}")
             elif piece == "\\}":
-                if depth and depth[-1] in ("\\}", ")", "]"):
+                if not depth:
+                    break
+                if depth[-1] != "}":
                     depth.pop()
                     last = token.end()
-                elif not depth:
-                    break
-            elif re.match(r"\\[a-zA-Z]", piece) and not re.match(
-                r"\\(?:cdot|times|le|ge|leq|geq|to|quad|qquad|right|in|cup|cap|pm)\Z", piece
-            ):
+            elif piece in ("\\%", "\\right"):
+                last = token.end()
+            elif piece[1].isalpha() and piece not in _OPERATORS:
                 solid, last = True, token.end()
-            elif piece == "\\%":
-                last = token.end()
-            elif piece == "\\right":
-                last = token.end()
         elif kind == "open":
             if piece != "{" and not depth and not _is_formula(text, end):
                 break
@@ -241,33 +211,25 @@ def _end_of_formula(text: str, at: int) -> int:
             depth.pop()
             last = token.end()
         elif kind == "comma":
-            if (
-                piece == "'"
-                and solid
-                and re.search(r"[A-Za-z']\Z", text[:end][-1:])
-                and not re.match(r"'(?:s\b|\s|\Z)", text[end:])
-            ):
+            goes_on = (
+                depth
+                or (piece == "!" and re.match(r"!\s*[-+*/=^)\]}\d(\\]", text[end:]))
+                or (piece == ":" and re.match(r":\s?\d", text[end:]))
+                or (piece in ",，、" and _continues(text, token.end()))
+            )
+            if solid and _PRIME.match(text, end):
                 last = token.end()
-            elif piece == "!" and not depth and not re.match(r"!\s*[-+*/=^)\]}\d(\\]", text[end:]):
+            elif not goes_on:
                 break
             elif piece == "!" and solid:
                 last = token.end()
-            elif piece == ":" and not re.match(r":\s?\d", text[end:]) and not depth:
-                break
-            elif piece in ";'" and not depth:
-                break
-            elif piece in ",，、" and not depth and not _continues(text, token.end()):
-                break
         elif kind == "sign":
             if piece in "°%²³⁰¹⁴⁵⁶⁷⁸⁹½⅓⅔¼¾∞∅ⁿ₀₁₂₃₄₅₆₇₈₉′":
                 solid, last = True, token.end()
             elif piece in "-–" and not depth and solid and re.match(r"[-–]+\s+[a-zA-Z]{2,}|[-–]{2,}", text[end:]):
                 break
-            elif piece in "€£¥₹" and solid:
+            elif piece in "€£¥₹" and solid or piece == "|" and text.count("|", at, end) % 2:
                 last = token.end()
-            elif piece == "|":
-                if text.count("|", at, end) % 2:
-                    last = token.end()
         end = token.end()
         if not depth and (m := _AND.match(text, end)) and solid and _is_item_after(text, m.end()):
             end = m.end()
@@ -295,13 +257,8 @@ def _is_symbol(text: str, token: re.Match[str], solid: bool, inside: bool) -> bo
         return True
     before, after = text[at - 1 : at] if at else "", text[end : end + 1]
     if len(word) == 1:
-        prose = (
-            word in "aAI"
-            and re.match(r"[^\S\n]+[a-zA-Z]{2,}", text[end:])
-            or after in "'’"
-            and after
-            and re.match(r"['’](?:s|m|ll|d|ve)\b", text[end:])
-        )
+        article = word in "aAI" and re.match(r"[^\S\n]+[a-zA-Z]{2,}", text[end:])
+        prose = article or re.match(r"['’](?:s|m|ll|d|ve)\b", text[end:])
         return not prose and not re.match(r"\.\s?[a-zA-Z]\.", text[end:])
     if before and before in "{^_" or inside and after and after in "}^_":
         return True
@@ -336,50 +293,37 @@ def _continues(text: str, at: int) -> bool:
     rest = text[at:].lstrip(" ")
     if re.match(r"(?:and|or)\s+[$\\\d(\[-]", rest):
         return True
-    if (
-        not rest
-        or re.match(r"[^\W\d_]{2,}", rest)
-        and not re.match(r"[A-Za-z]{1,2}\s*=|(?:sin|cos|tan|log|ln|sqrt|pi)\b", rest)
-    ):
-        return False
-    if re.match(r"[aAI]\s", rest):
+    words = re.match(r"[^\W\d_]{2,}", rest) and not re.match(
+        r"[A-Za-z]{1,2}\s*=|(?:sin|cos|tan|log|ln|sqrt|pi)\b", rest
+    )
+    if not rest or words or re.match(r"[aAI]\s", rest):
         return False
     if re.match(r"[^\W\d_]", rest):
         return bool(re.match(r"[A-Za-z](?:\s*(?:[-+*/=^_,).;$]|\\|\Z|and\b|or\b))", rest))
-    end = _end_of_formula(text, at + len(text[at:]) - len(rest))
+    end = _end_of_formula(text, len(text) - len(rest))
     follow = text[end : end + 30]
     return end > at and not re.match(r"\s+(?!and\b|or\b|in\b|as\b|respectively\b|are\b|is\b|for\b)[a-z]{3,}", follow)
 
 
 def _strip_math(text: str) -> str:
-    return (
-        re.sub(r"\\[()\[\]](?!\s*\d+(?:pt|ex|em))", "", text).replace("$", "")
-        if "$" in text or "\\(" in text or "\\[" in text
-        else text
-    )
+    if "$" in text or "\\(" in text or "\\[" in text:
+        return re.sub(r"\\[()\[\]](?!\s*\d+(?:pt|ex|em))", "", text).replace("$", "")
+    return text
+
+
+_IDLE = re.compile(r"(?:[,;:=+*/|~&'\"]|(?<!\.\.)\.|(?<=.)[-–—])\Z", re.DOTALL)
 
 
 def _tidy(text: str) -> str:
     """Returns an answer without the dollars around formulas and the signs at its ends that state nothing."""
-    text = text.strip()
-    text = re.sub(r"\\[()]", "", re.sub(r"(?<!\\)\$", "", text))
+    text = re.sub(r"\\[()]", "", re.sub(r"(?<!\\)\$", "", text.strip()))
     if not text.startswith("\\begin"):
         text = re.sub(r"^\\\[|\\\]$", "", text.strip())
     text = re.sub(r"\A\\therefore(?![a-zA-Z])\s*", "", text)
-    if "\\boxed" in text:
-        text = re.sub(r"\\boxed\s*\{(.*)\}", r"\1", text, flags=re.DOTALL)
-    text = text.strip()
-    while text and (
-        text[-1] in ",;:=+*/|~&"
-        or text[-1] in ".'\""
-        and not text.endswith("...")
-        or text[-1] in "-–—"
-        and len(text) > 1
-    ):
-        text = text[:-1].rstrip()
-    if text.endswith("\\"):
-        text = text[:-1].rstrip()
-    return text
+    text = re.sub(r"\\boxed\s*\{(.*)\}", r"\1", text, flags=re.DOTALL).strip()
+    while m := _IDLE.search(text):
+        text = text[: m.start()].rstrip()
+    return text[:-1].rstrip() if text.endswith("\\") else text
 
 
 # ---- The last number.
@@ -387,15 +331,8 @@ def _tidy(text: str) -> str:
 
 def last_number(text: str) -> str | None:
     """Returns the last number or formula: of the last line that has one."""
-    text = text[-4 * LONGEST :]
-    for line in reversed(_joined_display(text).split("\n")):
-        if last := last_formula(line[-LONGEST // 2 :]):
-            return last
-    return None
-
-
-def _joined_display(text: str) -> str:
-    return MATH.sub(lambda m: m[0].replace("\n", " "), text)
+    text = MATH.sub(lambda m: m[0].replace("\n", " "), text[-4 * LONGEST :])
+    return next(filter(None, (last_formula(line[-LONGEST // 2 :]) for line in reversed(text.split("\n")))), None)
 
 
 _LABEL = re.compile(r"\A\s*(?:[A-Z]\d{1,3}\s*:|step\s+\d{1,3}\s*[:.]|\d{1,3}[.)])\s+(?=\S)", re.IGNORECASE)
@@ -407,8 +344,7 @@ def last_formula(line: str) -> str | None:
     line = _LABEL.sub("", line)
     last, at = "", 0
     for _ in range(300):
-        m = _START.search(line, at)
-        if not m:
+        if not (m := _START.search(line, at)):
             break
         end = _end_of_formula(line, m.start())
         if end <= m.start():

@@ -51,21 +51,18 @@ def _prepare() -> Callable[[Any], Any]:
             return False
         if verify(truth, given, timeout_seconds=None):
             return not _differ(truth[0], given[0])
-        complex_ = [_with_imaginary(side[0]) for side in (truth, given)]
-        if any(side is not None for side in complex_):
-            sides = [side[0] if new is None else new for side, new in zip((truth, given), complex_, strict=True)]
-            return verify(sides[0], sides[1], timeout_seconds=None)
-        return False
+        one, two = (_with_imaginary(side[0]) for side in (truth, given))
+        return (one is not truth[0] or two is not given[0]) and verify(one, two, timeout_seconds=None)
 
     return reply
 
 
 def _with_imaginary(parsed: Any) -> Any:
-    """Returns an expression with its symbol i as the imaginary unit, None for one without it."""
+    """Returns what was parsed, an expression with its symbol i as the imaginary unit."""
     import sympy
 
     if not isinstance(parsed, sympy.Expr) or not (at := [(s, sympy.I) for s in parsed.free_symbols if str(s) == "i"]):
-        return None
+        return parsed
     return parsed.subs(at).doit()
 
 
@@ -95,13 +92,13 @@ def _numbers(parsed: Any) -> list[complex] | None:
     return numbers if all(math.isfinite(x.real) and math.isfinite(x.imag) for x in numbers) else None
 
 
-def _apart(one: list[complex], two: list[complex], absolute: float, relative: float) -> bool:
+def _apart(one: list[Any], two: list[Any], absolute: Any, relative: Any) -> bool:
     """Returns whether a number of one answer is near none of the other's."""
-
-    def lone(some: list[complex], others: list[complex]) -> bool:
-        return any(all(abs(x - y) > absolute + relative * max(abs(x), abs(y)) for y in others) for x in some)
-
-    return lone(one, two) or lone(two, one)
+    return any(
+        all(abs(x - y) > absolute + relative * max(abs(x), abs(y)) for y in others)
+        for numbers, others in ((one, two), (two, one))
+        for x in numbers
+    )
 
 
 def _differ(truth: Any, given: Any) -> bool:
@@ -117,15 +114,10 @@ def _differ(truth: Any, given: Any) -> bool:
     one, two = ([side.doit() for side in sides] for sides in (one, two))
     if all(side.is_Rational for side in one + two):
         return set(one) != set(two)
-    exact = [[side.evalf(_DIGITS) for side in sides] for sides in (one, two)]
-    if not all(side.is_number and side.is_finite for sides in exact for side in sides):
+    one, two = ([side.evalf(_DIGITS) for side in sides] for sides in (one, two))
+    if not all(side.is_number and side.is_finite for side in one + two):
         return False
-
-    def lone(some: list[Any], others: list[Any]) -> bool:
-        small = sympy.Float(10) ** -(_DIGITS - 20)
-        return any(all(abs(x - y) > small * max(abs(x), abs(y)) for y in others) for x in some)
-
-    return lone(*exact) or lone(*exact[::-1])
+    return _apart(one, two, 0, sympy.Float(10) ** -(_DIGITS - 20))
 
 
 if __name__ == "__main__":
