@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io import jsonl
-from jprm.io.jsonl import RecordError, list_of, object_of, text_of, type_name
+from jprm.io.jsonl import RecordError, list_of, object_of, text_of
 from jprm.io.storage import path_of
 from jprm.methods.agents.logs import kept, trajectory_of
-from jprm.methods.agents.scaffolds import call_of
+from jprm.methods.agents.messages import call_of, text_of_parts
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
@@ -88,7 +88,7 @@ def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
         raise RecordError(
             where, f"{place}.{wrong[0]}", f"is of a step of the {source}", "Only the agent's steps have it."
         )
-    text = _text(step.get("message"), where, place + ".message")
+    text = text_of_parts(step.get("message"), where, place + ".message")
     message: Record = {"role": "assistant" if source == "agent" else source, "content": text}
     if (thoughts := step.get("reasoning_content")) is not None:
         message["reasoning_content"] = text_of(thoughts, where, place + ".reasoning_content", blank=True)
@@ -114,27 +114,11 @@ def _results(observation: Any, ids: Sequence[str], where: str, place: str) -> It
         if call_id is not None and ids and call_id not in ids:
             reason = f"is {call_id!r}, and the step calls {', '.join(map(repr, ids))}"
             raise RecordError(where, within + ".source_call_id", reason, "Name the call that the result answers.")
-        text = "" if content is None else _text(content, where, within + ".content")
+        text = "" if content is None else text_of_parts(content, where, within + ".content")
         if not ids:
             yield {"role": "user", "content": text}
         else:
             yield {"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id})}
-
-
-def _text(content: Any, where: str, field: str) -> str:
-    """Returns a text, or the joined text of parts. Raises RecordError for images and audio."""
-    if isinstance(content, str):
-        return text_of(content, where, field, blank=True)
-    if not isinstance(content, list):
-        raise RecordError(where, field, f"is {type_name(content)}, not text or parts", 'Write "" where there is none.')
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
-        if kind != "text":
-            remedy = "jprm's models read no images or audio: write what they hold as text."
-            raise RecordError(where, f"{field}[{i}]", f"is {kind!r}, not text", remedy)
-        texts.append(take(part, "text", str, where, f"{field}[{i}]."))
-    return "".join(texts)
 
 
 # ------------------------------------------------------------------------------ documents with scores, byte for byte
@@ -215,14 +199,14 @@ def _score(text: str, at: int, records: Iterator[Record], about: Mapping[str, An
     """Adds the edits of the document at a place, and of those inside it."""
     turns = (message for message in next(records)["messages"] if message["role"] == "assistant")
     members = {key: begin for key, begin, _ in _members(text, at)}
-    for begin, _ in _elements(text, members["steps"]):
+    for _, begin, _ in _members(text, members["steps"]):
         source = next(text[a:b] for key, a, b in _members(text, begin) if key == "source")
         if json.loads(source) == "agent":
             turn = next(turns)
             edits.append(_edit(text, begin, {key: turn[key] for key in ("score", "outputs") if key in turn}))
     edits.append(_edit(text, at, about))
     if (inside := members.get("subagent_trajectories")) is not None and text[inside] == "[":
-        for begin, _ in _elements(text, inside):
+        for _, begin, _ in _members(text, inside):
             _score(text, begin, records, about, edits)
 
 
@@ -260,23 +244,14 @@ def _skip(text: str, at: int) -> int:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (key, begin and end of the value) of the object at a place."""
-    at = _skip(text, at + 1)
-    while text[at] != "}":
-        key, at = _DECODER.raw_decode(text, at)
-        at = _skip(text, _skip(text, at) + 1)  # the colon
+    """Yields (key, begin and end of the value) of the object at a place, or of the list, whose elements have no key."""
+    keyed, key, at = text[at] == "{", "", _skip(text, at + 1)
+    while text[at] not in "}]":
+        if keyed:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)  # the colon
         end = _DECODER.raw_decode(text, at)[1]
         yield key, at, end
-        at = _skip(text, end)
-        at = _skip(text, at + 1) if text[at] == "," else at
-
-
-def _elements(text: str, at: int) -> Iterator[tuple[int, int]]:
-    """Yields the begin and the end of each element of the list at a place."""
-    at = _skip(text, at + 1)
-    while text[at] != "]":
-        end = _DECODER.raw_decode(text, at)[1]
-        yield at, end
         at = _skip(text, end)
         at = _skip(text, at + 1) if text[at] == "," else at
 

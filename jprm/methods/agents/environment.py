@@ -20,13 +20,13 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-import itertools
 import os
 import pathlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, islice
 from typing import Any
 
 from jprm.methods.answers import extract_answer
@@ -186,23 +186,18 @@ class World:
 
         An episode that is done already stays as it is.
         """
-        pairs = list(zip(episodes, messages, strict=True))
-        going = [i for i, (episode, _) in enumerate(pairs) if not episode.done]
-        calls = [lambda pair=pairs[i]: self._step(*pair) for i in going]
-        after = self._all(calls, [pairs[i][0] for i in going])
-        result = list(episodes)
-        for i, episode in zip(going, after, strict=True):
-            result[i] = episode
-        return result
+        going = [pair for pair in zip(episodes, messages, strict=True) if not pair[0].done]
+        calls = [lambda pair=pair: self._step(*pair) for pair in going]
+        after = iter(self._all(calls, [episode for episode, _ in going]))
+        return [episode if episode.done else next(after) for episode in episodes]
 
     def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
         """Returns the positions after given assistant messages, played from the beginning."""
-        episodes, longest = self.start(records), max(map(len, turns), default=0)
-        for number in range(longest):
-            going = [i for i, of_episode in enumerate(turns) if number < len(of_episode)]
-            stepped = self.step([episodes[i] for i in going], [turns[i][number] for i in going])
-            for i, episode in zip(going, stepped, strict=True):
-                episodes[i] = episode
+        episodes = self.start(records)
+        for number in range(max(map(len, turns), default=0)):
+            going = [number < len(played) for played in turns]
+            stepped = iter(self.step([*compress(episodes, going)], [p[number] for p in compress(turns, going)]))
+            episodes = [next(stepped) if goes else episode for episode, goes in zip(episodes, going, strict=True)]
         return episodes
 
     def close(self, episodes: Sequence[Episode] = ()) -> None:
@@ -323,7 +318,7 @@ def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float 
 
     waiting, running, results = iter(range(len(calls))), {}, {}
     while len(results) < len(calls):
-        for i in itertools.islice(waiting, at_once - len(running)):
+        for i in islice(waiting, at_once - len(running)):
             running[i] = time.monotonic()
             threading.Thread(target=work, args=[i], daemon=True, name="environment").start()
         first = min(running, key=running.__getitem__)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jprm import steps
-from jprm.io.jsonl import RecordError, list_of, object_of, text_of, type_name
-from jprm.methods.agents.messages import THOUGHTS, WRAPPERS, normal_message, split_thoughts
+from jprm.io.jsonl import RecordError, list_of, object_of, text_of
+from jprm.methods.agents.messages import THOUGHTS, WRAPPERS, normal_message, split_thoughts, text_of_parts
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -105,21 +105,10 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
         for key in (key for key, value in message.items() if key not in readable and value not in (None, "", [], {})):
             reason = f"cannot be read in a message of the {role}, and a model would be scored on another text"
             raise RecordError(where, f"{field}.{key}", reason, "Write its text into `content`, or remove the field.")
-        text = _content(message.get("content"), where, f"{field}.content")
+        text = text_of_parts(message.get("content"), where, f"{field}.content")
+        text_of(text, where, f"{field}.content")
         texts[role] = _with_thoughts(text, message, where, f"{field}.") if role == "assistant" else text
     return texts
-
-
-def _content(content: Any, where: str, field: str) -> str:
-    """Returns a message's text, which may be in parts of the type text."""
-    if not isinstance(content, list):
-        return text_of(content, where, field)
-    for j, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text":
-            kind = repr(part.get("type")) if isinstance(part, Mapping) else type_name(part)
-            raise RecordError(where, f"{field}[{j}]", f"is {kind}, not a part of the type text", "Write only text.")
-    parts = (text_of(part.get("text"), where, f"{field}[{j}].text") for j, part in enumerate(content))
-    return text_of("".join(parts), where, field)
 
 
 def _with_thoughts(text: str, fields: Mapping[str, Any], where: str, prefix: str) -> str:

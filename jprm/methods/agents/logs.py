@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
-from jprm.methods.agents.messages import decoded, thoughts_of_blocks
+from jprm.methods.agents.messages import call_of, decoded, text_of_parts, thoughts_of_blocks
 from jprm.methods.agents.records import read_trajectory
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 
@@ -264,24 +264,6 @@ def _known_role(message: Mapping[str, Any], where: str) -> Record:
     return record
 
 
-_TEXTS = ("text", "input_text", "output_text", "refusal")
-"""Types of a content's parts that hold text."""
-
-
-def text_of_parts(value: Any, where: str, field: str) -> str:
-    """Returns a text, or the joined text of blocks of text."""
-    if isinstance(value, str):
-        return value
-    parts = []
-    for i, block in enumerate(list_of(value, where, field)):
-        kind = block.get("type") if isinstance(block, Mapping) else type_name(block)
-        if kind not in _TEXTS:
-            remedy = "jprm's models read no images or files: write what they show as text."
-            raise RecordError(where, f"{field}[{i}]", f"is {kind!r}, not text", remedy)
-        parts.append(take(block, "refusal" if kind == "refusal" else "text", str, where, f"{field}[{i}]."))
-    return "".join(parts)
-
-
 def messages_of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list[Record]:
     """Returns the messages of an Anthropic message's blocks."""
     results, texts, thoughts, calls = [], [], [], []
@@ -295,8 +277,7 @@ def messages_of_blocks(role: str, blocks: Sequence[Any], where: str, place: str)
         elif kind == "redacted_thinking" and role == "assistant":
             continue  # encrypted: there is no text to read
         elif kind == "tool_use" and role == "assistant":
-            function = {"name": take(block, "name", str, where, within), "arguments": block.get("input")}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(call_of(take(block, "name", str, where, within), block.get("input"), block.get("id")))
         elif kind == "tool_result" and role == "user":
             content = block.get("content")
             text = "" if content is None else text_of_parts(content, where, within + "content")
@@ -375,8 +356,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
                 messages.append(_known_role({"role": item.get("role"), "content": text}, where))
         elif kind == "function_call":
             add("content", "")
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            call = call_of(item.get("name"), item.get("arguments"), item.get("call_id"))
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             text = text_of_parts(item.get("output"), where, field + ".output")

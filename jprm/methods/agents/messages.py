@@ -130,12 +130,37 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
     return "\n".join(text for text in texts if text)
 
 
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+"""Types of a content's parts that hold text."""
+
+
+def text_of_parts(value: Any, where: str, field: str) -> str:
+    """Returns a text, or the joined text of parts. Raises RecordError for other parts, such as images."""
+    if not isinstance(value, list):
+        return text_of(value, where, field, blank=True)
+    texts = []
+    for i, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
+        if kind not in _TEXTS:
+            remedy = "jprm's models read no images or files: write what they show as text."
+            raise RecordError(where, f"{field}[{i}]", f"is {kind!r}, not text", remedy)
+        key = "refusal" if kind == "refusal" else "text"
+        texts.append(text_of(part.get(key), where, f"{field}[{i}].{key}", blank=True))
+    return "".join(texts)
+
+
+def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
+    """Returns a tool call as a message has it."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if not call_id else {"id": call_id, **call}
+
+
 def _normal_call(call: Any, where: str, field: str) -> Any:
     if not isinstance(call, Mapping):
         return call
     if "function" not in call and "name" in call:
-        function = {key: call[key] for key in ("name", "arguments") if key in call}
-        call = {**{k: v for k, v in call.items() if k not in function}, "type": "function", "function": function}
+        rest = {key: value for key, value in call.items() if key not in ("name", "arguments")}
+        call = rest | call_of(call["name"], call.get("arguments"))
     call = {key: value for key, value in call.items() if key != "id" or value not in (None, "")}
     if not isinstance(function := call.get("function"), Mapping):
         return call

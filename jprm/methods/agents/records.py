@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm import steps
-from jprm.io.jsonl import RecordError, answer_of, label_of, list_of, number_of, object_of, text_of, type_name
-from jprm.methods.agents.messages import check_calls, normal_message
+from jprm.io.jsonl import RecordError, answer_of, label_of, list_of, number_of, object_of, text_of
+from jprm.methods.agents.messages import check_calls, normal_message, text_of_parts
 from jprm.tree import NONE, SEMANTICS, Node, ReasoningTree, are_outputs, parent_of, path_to, semantics_of, with_rest
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -133,7 +133,10 @@ def read_message(message: Any, segment: str, semantics: str, where: str, field: 
     if message.get("function_call"):
         raise RecordError(where, field + ".function_call", "is the older form of a call", "Write `tool_calls`.")
     checked = {**message, "content": message.get("content")}
-    _content(checked["content"], role, where, field)
+    if checked["content"] is not None:
+        text_of_parts(checked["content"], where, field + ".content")
+    elif role != "assistant":
+        raise RecordError(where, field + ".content", "is null or absent", 'Write a string, "" where there is none.')
     if (calls := message.get("tool_calls")) is not None:
         check_calls(calls, role, where, field + ".tool_calls")
     elif checked["content"] is None and not message.get("reasoning_content") and role == "assistant":
@@ -209,21 +212,6 @@ def read_tools(tools: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
-def _content(content: Any, role: str, where: str, field: str) -> None:
-    if content is None and role != "assistant":
-        raise RecordError(where, field + ".content", "is null or absent", 'Write a string, "" where there is none.')
-    if isinstance(content, list):
-        for j, part in enumerate(content):
-            kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
-            if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
-                reason = f"is {kind!r}, and only parts of the type text are read"
-                remedy = "jprm's models read no images or files: write what they show as text."
-                raise RecordError(where, f"{field}.content[{j}]", reason, remedy)
-            text_of(part["text"], where, f"{field}.content[{j}].text", blank=True)
-    elif content is not None:
-        text_of(content, where, field + ".content", blank=True)
-
-
 def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where: str, field: str) -> None:
     """Checks labels, scores and outcomes: numbers of a turn, lists of one entry a step where a rule cuts turns."""
     marks = [key for key in ("label", "labels", "score", "scores") if message.get(key) is not None]
@@ -231,9 +219,8 @@ def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where
         reason = f"is of the {message['role']}, whose messages are context"
         raise RecordError(where, f"{field}.{marks[0]}", reason, "Only turns of the assistant have one.")
     one, many = ("label", "score"), ("labels", "scores")
-    for key in many if segment == "turn" else one:
+    for key, other in zip(many, one, strict=True) if segment == "turn" else zip(one, many, strict=True):
         if key in message:
-            other = dict(zip(one + many, many + one, strict=True))[key]
             reason = f"is there, and `segment` is {segment!r}"
             raise RecordError(where, f"{field}.{key}", reason, f"Write `{other}`, or another `segment`.")
     if segment == "turn":
@@ -406,13 +393,12 @@ def nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int
 
 
 def _of_trajectory(trajectory: Trajectory, where: str) -> ReasoningTree:
-    extra, nodes = dict(trajectory.extra), []
-    extra |= {"tools": list(trajectory.tools)} if trajectory.tools else {}
-    extra |= {"outcome": trajectory.outcome} if trajectory.outcome is not None else {}
-    extra |= {"segment": trajectory.segment} if trajectory.segment != "turn" else {}
+    extra, nodes = trajectory.record(), []
+    del extra["messages"]
     answer = answer_of(extra.get("answer"), where, "answer")
-    if answer is not None:
-        del extra["answer"]
+    for key, absent in (("answer", answer is None), ("semantics", trajectory.semantics == SEMANTICS[0])):
+        if not absent:
+            del extra[key]
     for message in trajectory.messages:
         nodes += _nodes_of_message(message, len(nodes) - 1, len(nodes), trajectory.segment)
     last = max(i for i, node in enumerate(nodes) if node.is_step)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
-from jprm.methods.agents.logs import kept, text_of_parts, trajectory_of
+from jprm.methods.agents.logs import kept, trajectory_of
+from jprm.methods.agents.messages import call_of, text_of_parts
 from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
 
 
@@ -60,12 +61,6 @@ class Conversation:
     @property
     def has_turn(self) -> bool:
         return any(message["role"] == "assistant" for message in self.messages)
-
-
-def call_of(name: Any, arguments: Any, call_id: Any = None) -> Record:
-    """Returns a tool call as a message has it."""
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return call if not call_id else {"id": call_id, **call}
 
 
 def parse_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -225,8 +220,7 @@ def _event_1(event: Mapping[str, Any], said: Conversation, where: str, field: st
         said.write(key, text_of_parts(thought, where, within + "thought"), str(event.get("reasoning_content") or ""),
                    call_of(call.get("name"), call.get("arguments"), call.get("id")))  # fmt: skip
     elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
-        text = _observed_1(event, where, within)
-        said.answer(event.get("tool_call_id"), text)
+        said.answer(event.get("tool_call_id"), _observed_1(event, where, within))
     elif kind in ("Condensation", "CondensationSummaryEvent"):
         raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
     else:

@@ -6,12 +6,13 @@ a trajectory of its own. Its problem is the session's first message of the user.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.io.jsonl import RecordError, list_of, object_of, type_name
-from jprm.methods.agents.logs import messages_of_blocks, text_of_parts, trajectory_of
-from jprm.methods.agents.scaffolds import Conversation, call_of
+from jprm.io.jsonl import RecordError, list_of, object_of
+from jprm.methods.agents.logs import messages_of_blocks, trajectory_of
+from jprm.methods.agents.messages import call_of, text_of_parts
+from jprm.methods.agents.scaffolds import Conversation
 from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
 
 
@@ -98,13 +99,20 @@ def parse_codex(events: Sequence[Event], where: str, options: NoOptions) -> Iter
     yield from _parts(parts, {"session": session} if session else {}, where)
 
 
+_CODEX_CALLS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
+    "function_call": lambda item: (item.get("name"), item.get("arguments")),
+    "custom_tool_call": lambda item: (item.get("name"), {"input": item.get("input")}),
+    "local_shell_call": lambda item: ("local_shell", item.get("action") or {}),
+    "web_search_call": lambda item: ("web_search", item.get("action") or {}),
+}
+"""The name and the arguments of an item that is a call."""
+
+
 def _codex_item(item: Mapping[str, Any], said: Conversation, where: str) -> None:
     """Adds an item of the Responses API as Codex stores it."""
     kind = item.get("type")
     if kind == "message":
-        content = item.get("content")
-        text = content if isinstance(content, str) else text_of_parts(content, where, "payload.content")
-        role = item.get("role")
+        text, role = text_of_parts(item.get("content"), where, "payload.content"), item.get("role")
         if role == "assistant":
             said.write(said.inputs, text)
         else:
@@ -114,32 +122,18 @@ def _codex_item(item: Mapping[str, Any], said: Conversation, where: str) -> None
         texts = [part.get("text") for part in list_of(parts, where, "payload.summary") if isinstance(part, Mapping)]
         if thoughts := "\n".join(text for text in texts if isinstance(text, str)):
             said.write(said.inputs, thoughts=thoughts)
-    elif kind == "function_call":
-        call = call_of(item.get("name"), item.get("arguments"), item.get("call_id"))
-        said.write(said.inputs, call=call)
-    elif kind == "custom_tool_call":
-        call = call_of(item.get("name"), {"input": item.get("input")}, item.get("call_id"))
-        said.write(said.inputs, call=call)
-    elif kind in ("local_shell_call", "web_search_call"):
-        call = call_of(kind.removesuffix("_call"), item.get("action") or {}, item.get("call_id"))
-        said.write(said.inputs, call=call)
+    elif kind in _CODEX_CALLS:
+        said.write(said.inputs, call=call_of(*_CODEX_CALLS[kind](item), item.get("call_id")))
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        said.answer(item.get("call_id"), _codex_output(item.get("output"), where))
+        output = item.get("output")
+        if isinstance(output, Mapping):
+            output = output.get("content", output.get("output"))
+        said.answer(item.get("call_id"), "" if output is None else text_of_parts(output, where, "payload.output"))
     elif kind != "ghost_snapshot":
         remedy = (
             "Messages, reasoning, calls and their outputs are read. Remove the item where the model did not read it."
         )
         raise RecordError(where, "payload.type", f"is {kind!r}", remedy)
-
-
-def _codex_output(output: Any, where: str) -> str:
-    if isinstance(output, Mapping):
-        output = output.get("content", output.get("output"))
-    if output is None:
-        return ""
-    if isinstance(output, str | list):
-        return text_of_parts(output, where, "payload.output")
-    raise RecordError(where, "payload.output", f"is {type_name(output)}", "Write text, or a list of its parts.")
 
 
 def _parts(parts: Sequence[Conversation], about: Record, where: str) -> Iterator[Record]:

@@ -109,12 +109,12 @@ def correction(
 
     def loss(weight_2):
         w_K = x_K2 @ weight_2
-        p_K = np.exp(-np.logaddexp(0, -w_K))
         value = count_K @ (np.logaddexp(0, w_K) - gold_K * w_K) + precision_2 @ (weight_2 - mean_2) ** 2 / 2
-        return value, x_K2.T @ (count_K * (p_K - gold_K)) + precision_2 * (weight_2 - mean_2)
+        gap_K = scipy.special.expit(w_K) - gold_K
+        return value, x_K2.T @ (count_K * gap_K) + precision_2 * (weight_2 - mean_2)
 
     def hessian(weight_2):
-        p_K = np.exp(-np.logaddexp(0, -(x_K2 @ weight_2)))
+        p_K = scipy.special.expit(x_K2 @ weight_2)
         return (x_K2.T * (count_K * p_K * (1 - p_K))) @ x_K2 + np.diag(precision_2)
 
     options = {"gtol": 1e-8}  # of a strictly convex loss
@@ -124,12 +124,11 @@ def correction(
 
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
     """Returns probabilities with the log-odds a + b z."""
-    return 1 / (1 + np.exp(-(a + b * log_odds(probability_N))))
+    return scipy.special.expit(a + b * log_odds(probability_N))
 
 
 def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    with np.errstate(divide="ignore"):
-        return np.clip(np.log(probability_N) - np.log1p(-probability_N), -MOST, MOST)
+    return np.clip(scipy.special.logit(probability_N), -MOST, MOST)
 
 
 # ---- Krippendorff's alpha for ordinal ratings.

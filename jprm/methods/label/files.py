@@ -152,7 +152,6 @@ def label_own(name: str, input: Path, output: Path) -> dict:
       ValueError: there is no such labeller, or it refuses a record, or gives a label that its semantics do not allow.
     """
     labeller: Labeller = find_part(name, {}, "labeller", Labeller, files=True)
-    check_output(output, data.marker(input))
     for number, tree in enumerate(trees_in(input), start=1):
         labeller.check(tree, f"{os.fspath(input)}: record {number}")
 
@@ -167,7 +166,6 @@ def label_own(name: str, input: Path, output: Path) -> dict:
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     """Judges the whole chains of a file by a verifier. The same call continues a stopped one."""
     judge = verifiers.find(verifier)
-    check_output(output, data.marker(input))
     for number, tree in enumerate(trees_in(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
     request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
@@ -193,7 +191,6 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
     """
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
-    check_output(output, data.marker(input))
     request = judge.identity | {"domain": domain, "rubric": rubric}
     _continued(input, output, request, lambda trees: judge_labels(judge, trees, domain, rubric), chunk=CHUNK)
     return _counted(output) | {"generated_tokens": cost(read_records(output))["tokens"]}
@@ -476,15 +473,25 @@ def consensus(
 
 
 def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[bytes, list[int], int | None]]:
-    threshold = threshold_of(tree, threshold)
+    threshold, keys = threshold_of(tree, threshold), step_keys(tree)
     for path in chains_of(tree, context=True):
-        nodes = [tree.nodes[i] for i in path]
-        calls = [node.extra["tool_calls"] for node in nodes if node.extra.get("tool_calls")]
-        text = json.dumps([tree.problem, *(node.text for node in nodes), *([calls] if calls else [])])
-        labels = [node.label for node in nodes if node.is_step]
-        if tree.semantics == "value" and threshold == THRESHOLDS["value"]:
-            labels = implied(labels)
-        yield hashlib.sha256(text.encode()).digest(), path, first_error(labels, threshold)
+        yield keys[path[-1]], path, first_error(labels_of(tree, path, threshold), threshold)
+
+
+def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
+    """Returns the key of each step: a digest of the problem and of all that is said up to it."""
+    digests: list[bytes] = []
+    for node in tree.nodes:
+        above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
+        told = json.dumps([node.text, node.extra.get("tool_calls")]).encode()
+        digests.append(hashlib.sha256(above + b"\n" + told).digest())
+    return {i: digests[i] for i in tree.steps}
+
+
+def labels_of(tree: ReasoningTree, path: Sequence[int], threshold: float) -> list[float | None]:
+    """Returns the labels of the steps of a path, those that follow from later values (`implied`) included."""
+    labels = [tree.nodes[i].label for i in path if tree.nodes[i].is_step]
+    return implied(labels) if tree.semantics == "value" and threshold == THRESHOLDS["value"] else labels
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +15,7 @@ from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
 from jprm.methods.label import crowd
-from jprm.methods.label.files import THRESHOLDS, implied, threshold_of, trees_in
+from jprm.methods.label.files import labels_of, step_keys, threshold_of, trees_in
 from jprm.statistics import Draws, draws, interval
 from jprm.tree import ReasoningTree, chains_of, record_of, with_labels
 
@@ -53,7 +51,7 @@ def label_pooled(
     trees = list(trees_in(files[0]))
     said = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
     known = {} if gold is None else _verdicts(trees_in(gold), thresholds[len(files)])
-    steps = [_steps(tree) for tree in trees]
+    steps = [step_keys(tree) for tree in trees]
     problem_of = {key: tree.problem for tree, keys in zip(trees, steps, strict=True) for key in keys.values()}
     judged = [key for key in problem_of if any(verdicts.get(key) is not None for verdicts in said)]
     if not any(key in verdicts for verdicts in said[1:] for key in problem_of):
@@ -84,27 +82,14 @@ def _verdicts(trees: Iterator[ReasoningTree], threshold: float | None) -> dict[b
     """Returns a judge's verdict on each step that it labels; None where it contradicts itself."""
     verdicts: dict[bytes, int | None] = {}
     for tree in trees:
-        bound, keys = threshold_of(tree, threshold), _steps(tree)
+        bound, keys = threshold_of(tree, threshold), step_keys(tree)
         for path in chains_of(tree):
-            labels = [tree.nodes[i].label for i in path]
-            if tree.semantics == "value" and bound == THRESHOLDS["value"]:
-                labels = implied(labels)
-            for i, label in zip(path, labels, strict=True):
+            for i, label in zip(path, labels_of(tree, path, bound), strict=True):
                 if label is not None:
                     verdict = CORRECT if label >= bound else WRONG
                     if verdicts.setdefault(keys[i], verdict) != verdict:
                         verdicts[keys[i]] = None
     return verdicts
-
-
-def _steps(tree: ReasoningTree) -> dict[int, bytes]:
-    """Returns the key of each step: a digest of the problem and of all that is said up to it."""
-    digests: list[bytes] = []
-    for node in tree.nodes:
-        above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
-        told = json.dumps([node.text, node.extra.get("tool_calls")]).encode()
-        digests.append(hashlib.sha256(above + b"\n" + told).digest())
-    return {i: digests[i] for i in tree.steps}
 
 
 def pooled(
