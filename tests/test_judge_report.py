@@ -25,14 +25,10 @@ def script(number, body):
 def test_a_judges_suite_and_its_page(serve, tmp_path):
     server = serve(script)
     write_judge(tmp_path / "judge.json", server, prompt="plain")
+    errs = [i % 3 == 1 for i in range(12)]
     chains = [
-        {
-            "problem": f"p{i}",
-            "steps": STEPS[i % 3],
-            "label": 0 if i % 3 == 1 else -1,
-            "final_answer_correct": i % 3 != 1,
-        }
-        for i in range(12)
+        {"problem": f"p{i}", "steps": STEPS[i % 3], "label": -1 + wrong, "final_answer_correct": not wrong}
+        for i, wrong in enumerate(errs)
     ]
     write_records(tmp_path / "chains.jsonl", chains)
     suite = {"neutral": "drop", "processbench": {"data": ["chains.jsonl"], "calibrate": "chains.jsonl"}}

@@ -104,11 +104,7 @@ def test_a_dead_server_is_one_line_and_what_was_drawn_stays(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"answer": None}, "1: answer"),
-        ({"steps": []}, "chains.jsonl:1: steps"),
-    ],
+    ("change", "message"), [({"answer": None}, "1: answer"), ({"steps": []}, "chains.jsonl:1: steps")]
 )
 def test_bad_input_costs_no_rollout(folder, capsys, change, message):
     folder, server = folder

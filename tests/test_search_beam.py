@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy_search import Script, Table, chain
 
+from jprm.methods.policy.protocol import Sample
 from jprm.methods.search.beam import DVTS, Beam, select_beams
 from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import Problem
@@ -35,10 +36,7 @@ def best_chain(tree, rule="prod"):
 def test_selection_by_hand():
     assert select_beams([0.2, 0.9, 0.5, 0.7], [False, True, False, False], 3) == ([3, 2], [1])
     assert select_beams([0.5, 0.5, 0.5], [False] * 3, 2) == ([0, 1], [])  # the first of equals
-    assert select_beams([np.nan, 0.1, -np.inf], [False] * 3, 3) == (
-        [1, 2],
-        [],
-    )  # a product of 0 is a score, NaN is none
+    assert select_beams([np.nan, 0.1, -np.inf], [False] * 3, 3) == ([1, 2], [])  # of 0 the product is a score
     assert select_beams([], [], 3) == ([], [])
 
 
@@ -122,12 +120,7 @@ def test_problems_advance_in_lockstep():
 def test_a_policy_that_never_ends_is_stopped():
     class Endless(Script):
         def one(self, steps, until, number):
-            return self.of(("on",), "step")
-
-        def of(self, steps, reason):
-            from jprm.methods.policy.protocol import Sample
-
-            return Sample(steps, 10, reason)
+            return Sample(("on",), 10, "step")
 
     tree = dict(search([Problem("p")], Endless({}), Table({"on": 0.5}), SearchConfig(Beam(2, 2, 5), "min")))[0]
     assert (tree.ended, len(tree.text), tree.finished) == ("max_steps", 5, set())

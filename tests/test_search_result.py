@@ -116,9 +116,8 @@ def test_scores_that_are_not_numbers_are_marked():
     assert result["search"]["reason"] == "no finished chain has a finite score at every step"
     assert len(result["samples"]) == 4 and all(sample["unscored"] for sample in result["samples"])
     tree_of(result)
-    assert (
-        choose(tree, "prod", "majority", {1: ("1", True), 3: ("2", False)}).answer == "1"
-    )  # a majority asks for no score
+    answers = {1: ("1", True), 3: ("2", False)}
+    assert choose(tree, "prod", "majority", answers).answer == "1"  # a majority asks for no score
     _, result, _ = run(Beam(2, 2), scores={})
     assert result["search"]["chosen"] is None and [node["text"] for node in result["nodes"]] == ["a", "b", "c~"]
 

@@ -15,6 +15,7 @@ back.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,13 +63,10 @@ def outcome_in(steps: Sequence[str]) -> float | None:
 
 def steps_between(episode: Episode, since: int) -> tuple[str, ...]:
     """Returns the turns of an episode from number `since` on, as steps."""
-    bounds = [*episode.turns, len(episode.messages)]
-    texts = []
-    for number in range(since, len(episode.turns)):
-        last = number == len(episode.turns) - 1
-        outcome = episode.reward if last and episode.done and not episode.error else None
-        texts.append(step_text(episode.messages[bounds[number] : bounds[number + 1]], outcome))
-    return tuple(texts)
+    bounds = itertools.pairwise([*episode.turns, len(episode.messages)])
+    steps = [episode.messages[begin:end] for begin, end in bounds]
+    outcome_of = {len(steps) - 1: episode.reward} if episode.done and not episode.error else {}
+    return tuple(step_text(steps[i], outcome_of.get(i)) for i in range(since, len(steps)))
 
 
 class WorldPolicy:
@@ -129,8 +127,7 @@ class WorldPolicy:
         self.records[tree.problem] = {**steps.extra, "problem": tree.problem, "answer": tree.answer}
         self._known.pop(Prefix(tree.problem), None)
         first = next(i for i, node in enumerate(tree.nodes) if node.is_step)
-        said = [(node.role, node.text) for node in tree.nodes[:first]]
-        if said != [(message["role"], content_of(message)) for message in self.opening(tree.problem)]:
+        if [(node.role, node.text) for node in tree.nodes[:first]] != _told(self.opening(tree.problem)):
             reason = "do not begin as the environment does with this record"
             raise RecordError(f"problem {tree.problem[:60]!r}", "messages", reason, "Give the task's own keys with it.")
         return steps
@@ -242,8 +239,7 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
             trajectory = read_trajectory(parse(line, where), where)
             record = {**trajectory.extra, "problem": trajectory.problem}
             (episode,) = world.replay([record], [[trajectory.messages[i] for i in trajectory.turns]])
-            said = [(message["role"], content_of(message)) for message in trajectory.messages]
-            told = [(message["role"], content_of(message)) for message in episode.messages]
+            said, told = _told(trajectory.messages), _told(episode.messages)
             counts["trajectories"] += 1
             if episode.error or told[: len(said)] != said:
                 counts["lost" if episode.error else "answers differ"] += 1
@@ -311,6 +307,10 @@ def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[
             nodes.append(node)
         ends.append(parent)
     return dataclasses.replace(tree, nodes=tuple(nodes), kind="tree"), turns
+
+
+def _told(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], content_of(message)) for message in messages]
 
 
 def _message(node: Node) -> dict[str, Any]:

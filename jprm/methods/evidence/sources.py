@@ -270,11 +270,11 @@ def _of_scores(scores: Callable[[Sequence[ReasoningTree]], Sequence[Any]], scale
     """Returns the `read` of a scorer of steps."""
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-        rows = []
-        for tree, score_N in zip(trees, scores(trees), strict=True):
-            weight_N = scale.weights(np.asarray(score_N, float))
-            rows.append(by_node(tree, [score_rows(weight_N[chain]) for chain in chains_of(tree)]))
-        return rows
+        weights = (scale.weights(np.asarray(score_N, float)) for score_N in scores(trees))
+        return [
+            by_node(tree, [score_rows(weight_N[chain]) for chain in chains_of(tree)])
+            for tree, weight_N in zip(trees, weights, strict=True)
+        ]
 
     return read
 
@@ -298,15 +298,12 @@ def _verdicts(kind: Any) -> Read:
     """Returns the `read` of a checker of steps: as `arithmetic`, of its verdicts."""
     check = verifiers.checker(kind)
 
-    def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-        rows = []
-        for tree in trees:
-            labels = [verdict.label for verdict in check(tree)]
-            paths = ([labels[i] for i in chain] for chain in chains_of(tree))
-            rows.append(by_node(tree, [_counts(path, [label is None for label in path]) for path in paths]))
-        return rows
+    def read(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
+        labels = [verdict.label for verdict in check(tree)]
+        paths = ([labels[i] for i in chain] for chain in chains_of(tree))
+        return by_node(tree, [_counts(path, [label is None for label in path]) for path in paths])
 
-    return read
+    return _each(read)
 
 
 def _tests(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:

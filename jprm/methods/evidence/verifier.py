@@ -24,7 +24,7 @@ from jprm.io.storage import path_of, sha256_of
 from jprm.loading import VERIFIER
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import Ranker
-from jprm.methods.evidence.sources import Read, Source, answers_of
+from jprm.methods.evidence.sources import Source, answers_of
 from jprm.options import ForeignCode, check_foreign
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
@@ -95,9 +95,8 @@ class FusedVerifier:
     def read_as(self) -> str:
         """Describes the verifier in one line."""
         names = ", ".join(source.name for source in self.sources)
-        return (
-            f"{self.name}: a fused verifier of {names}; scores are of {self.semantics}, a chain's rule is {self.rule}"
-        )
+        said = f"scores are of {self.semantics}, a chain's rule is {self.rule}"
+        return f"{self.name}: a fused verifier of {names}; {said}"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -119,13 +118,14 @@ class FusedVerifier:
 
         A prefix has no pool and no record, so sources that need them count as absent: their numbers add nothing.
         """
-        blank = [
-            dataclasses.replace(source, read=_absent(len(source.numbers)))
-            if source.needs in ("pool", "record")
-            else source
-            for source in self.sources
-        ]
-        return dataclasses.replace(self, sources=tuple(blank))
+
+        def alone(source: Source) -> Source:
+            if source.needs not in ("pool", "record"):
+                return source
+            F = len(source.numbers)
+            return dataclasses.replace(source, read=lambda trees: [np.full((len(t.nodes), F), np.nan) for t in trees])
+
+        return dataclasses.replace(self, sources=tuple(map(alone, self.sources)))
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
         """Returns one score a step, (P,) float32. Raises TypeError or ValueError as `jprm.score.scorer.PRM.score`."""
@@ -158,22 +158,19 @@ class FusedVerifier:
             distance = distance_of(self.ranker.standard(x_NF[leaves]))
             power = self.vote.powers(np.array([share]), np.array([distance]))
             log_odds_N = self.ranker.log_odds(x_NF)
-            weight_N = vote_weights(log_odds_N, power)
-            outputs.append(
-                {"score": scipy.special.expit(log_odds_N).astype(np.float32), "vote": weight_N.astype(np.float32)}
-            )
+            named = {"score": scipy.special.expit(log_odds_N), "vote": vote_weights(log_odds_N, power)}
+            outputs.append({name: value_N.astype(np.float32) for name, value_N in named.items()})
         return outputs
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `verifier.json`. Loaded again, the verifier gives the same scores."""
         place = path_of(folder)
         place.mkdir(parents=True, exist_ok=True)
+        columns = {"mean": self.ranker.mean_F, "scale": self.ranker.scale_F, "weight": self.ranker.weight_F}
         coefficients = {
-            name: {"mean": mean, "scale": scale, "weight": weight}
-            for name, mean, scale, weight in zip(
-                evidence.names(self.sources), *(x.tolist() for x in (
-                    self.ranker.mean_F, self.ranker.scale_F, self.ranker.weight_F)), strict=True)
-        }  # fmt: skip
+            name: {column: float(value_F[i]) for column, value_F in columns.items()}
+            for i, name in enumerate(evidence.names(self.sources))
+        }
         text = {
             "format": FORMAT,
             "sources": [_recorded(source) for source in self.sources],
@@ -184,10 +181,6 @@ class FusedVerifier:
             "measured": dict(self.measured),
         }
         atomic_write(place / FILE, json.dumps(text, indent=2) + "\n")
-
-
-def _absent(count: int) -> Read:
-    return lambda trees: [np.full((len(tree.nodes), count), np.nan) for tree in trees]
 
 
 def _recorded(source: Source) -> dict[str, Any]:

@@ -87,34 +87,26 @@ class Comparison(ByCritiques):
           ValueError: a record of one chain, which has nothing to be compared with.
           PolicyError: every critique failed.
         """
-        chains = [chains_of(tree) for tree in trees]
-        for tree, some in zip(trees, chains, strict=True):
-            if len(some) < 2 and tree.kind != "pool":
+        plans, questions = [], []
+        for tree in trees:
+            chains = chains_of(tree)
+            if len(chains) < 2 and tree.kind != "pool":
                 raise ValueError(
                     f"problem {tree.problem[:60]!r}: has one chain, and the judge compares samples: give it a pool"
                 )
-        texts = [
-            ["\n".join(step_text(tree, i) for i in chain) for chain in some]
-            for tree, some in zip(trees, chains, strict=True)
-        ]
-        distinct = [list(dict.fromkeys(texts_of)) for texts_of in texts]
-        shown = [list(self._shown(len(texts_of))) for texts_of in distinct]
-        questions = [
-            self.prompt.filled(tree.plain_problem, [some[i] for i in order])
-            for tree, some, orders in zip(trees, distinct, shown, strict=True) for order in orders
-        ]  # fmt: skip
+            said = ["\n".join(step_text(tree, i) for i in chain) for chain in chains]
+            known = list(dict.fromkeys(said))
+            orders = list(self._shown(len(known)))
+            plans.append((tree, chains, said, known, orders))
+            questions += [self.prompt.filled(tree.plain_problem, [known[i] for i in order]) for order in orders]
         written = iter(ask(self.policy, self.prompt, questions, self.samples, self.seed))
         results = []
-        for tree, some, said, known, orders in zip(trees, chains, texts, distinct, shown, strict=True):
-            critiques = [(order, critique) for order in orders for critique in next(written)]
-            readings = [self._read(critique, len(order)) for order, critique in critiques]
-            score_of = dict(zip(known, _means(len(known), [order for order, _ in critiques], readings), strict=True))
-            leaves = [some[said.index(text)][-1] for text in known]
-            judged: list[Judged] = [
-                ([leaves[i] for i in order], critique, reading)
-                for (order, critique), reading in zip(critiques, readings, strict=True)
-            ]
-            results.append(({"score": _of_nodes(tree, some, [score_of[text] for text in said])}, report(judged)))
+        for tree, chains, said, known, orders in plans:
+            read_of = [(order, c, self._read(c, len(order))) for order in orders for c in next(written)]
+            score_of = dict(zip(known, _means(len(known), read_of), strict=True))
+            leaves = [chains[said.index(text)][-1] for text in known]
+            judged: list[Judged] = [([leaves[i] for i in order], c, reading) for order, c, reading in read_of]
+            results.append(({"score": _of_nodes(tree, chains, [score_of[text] for text in said])}, report(judged)))
         return results
 
     def questions(self, tree: ReasoningTree) -> int:
@@ -157,12 +149,12 @@ class Comparison(ByCritiques):
         return Reading("read", tuple(score >= 0.5 for score in scores), scores, (True,) * count)
 
 
-def _means(count: int, orders: Sequence[Sequence[int]], readings: Sequence[Reading]) -> list[float]:
+def _means(count: int, read_of: Sequence[tuple[Sequence[int], Critique, Reading]]) -> list[float]:
     """Returns the mean score of each of `count` texts; a half of a single one, NaN where nothing could be read."""
     if count < 2:
         return [0.5] * count
     given: list[list[float]] = [[] for _ in range(count)]
-    for order, reading in zip(orders, readings, strict=True):
+    for order, _, reading in read_of:
         for i, score in zip(order, reading.scores, strict=False):
             given[i].append(score)
     return [float(np.mean(values)) if values else np.nan for values in given]

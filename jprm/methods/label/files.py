@@ -60,7 +60,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
         steps_of, messages_of = _as_turns(policy)
         trees = map(messages_of, label_trees(map(steps_of, trees_in(input)), drawn, config))
         write_records(output, map(record_of, bar.follow(trees)))
-    return _counted(output) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
+    return _counted(output, drawn)
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
@@ -73,9 +73,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
     with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         write_records(output, (record_of(_as_turns(policy)[1](tree)) for tree in trees))
-    return (
-        _counted(output) | dict(left_out) | {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed}
-    )
+    return _counted(output, drawn, left_out)
 
 
 Rollout = TypeVar("Rollout", MonteCarloConfig, OmegaConfig)
@@ -196,13 +194,14 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
     return _counted(output) | {"generated_tokens": cost(read_records(output))["tokens"]}
 
 
-def _counted(output: Path) -> dict:
-    """Returns counts of labelled trees."""
+def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str, int] = {}) -> dict:
+    """Returns counts of labelled trees, of problems left out, and of the rollouts that were drawn for them."""
     counts = collections.Counter(trees=0, labels=0)
     for tree in trees_in(output):
         counts["trees"] += 1
         counts["labels"] += sum(node.label is not None for node in tree.nodes)
-    return dict(counts)
+    spent = {"rollouts": drawn.sampled, "tokens": drawn.tokens, "failed": drawn.failed} if drawn else {}
+    return {**counts, **left_out, **spent}
 
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
@@ -500,21 +499,17 @@ def implied(values: Sequence[float | None]) -> list[float | None]:
     A correct completion of a prefix completes every shorter prefix too, so those values are also above 0. A tree search
     values few prefixes.
     """
-    filled, later = list(values), None
-    for i, value in reversed([*enumerate(values)]):
-        if value is None:
-            filled[i] = later
-        elif value > 0:
-            later = value
-    return filled
+    filled, later = [], None
+    for value in reversed(values):
+        filled.append(later if value is None else value)
+        later = value or later
+    return filled[::-1]
 
 
 def _branch(tree: ReasoningTree, path: Sequence[int], first: int) -> ReasoningTree:
     nodes = tuple(dataclasses.replace(tree.nodes[i], parent=depth - 1) for depth, i in enumerate(path))
-    extra = {
-        key: value for key, value in tree.extra.items() if key not in ("steps", "samples", "labels", "scores", "id")
-    }
-    extra["consensus"] = first
+    dropped = ("steps", "samples", "labels", "scores", "id")
+    extra = {key: value for key, value in tree.extra.items() if key not in dropped} | {"consensus": first}
     return dataclasses.replace(tree, nodes=nodes, kind="tree", extra=extra)
 
 
@@ -546,21 +541,19 @@ def matching_critiques(
                     counts["unknown"] += 1
                     continue
                 (verdict,) = wanted
-                counts["questions"] += 1
-                kept = 0
-                for critique in answer.critiques:
-                    reading = read(judge.prompt, critique, len(answer.paths[0]))
-                    counts["critiques"] += 1
-                    counts[reading.status] += 1
-                    counts["tokens"] += critique.tokens
-                    agrees = reading.status == "read" and _verdict(judge, reading.correct, 0.5) == verdict
-                    counts["matching"] += agrees
-                    if agrees and kept < config.most:
-                        kept += 1
-                        counts["kept"] += 1
-                        opening = (judge.prompt.opening,) if judge.prompt.opening else ()
-                        steps = [*opening, *critique.steps]
-                        yield {"problem": answer.question, "steps": steps, "verdict": verdict, "origin": judge.name}
+                readings = [read(judge.prompt, critique, len(answer.paths[0])) for critique in answer.critiques]
+                matching = [
+                    critique for critique, reading in zip(answer.critiques, readings, strict=True)
+                    if reading.status == "read" and _verdict(judge, reading.correct, 0.5) == verdict
+                ]  # fmt: skip
+                kept = matching[: config.most]
+                counts.update(reading.status for reading in readings)
+                counts.update(questions=1, critiques=len(readings), matching=len(matching), kept=len(kept),
+                              tokens=sum(critique.tokens for critique in answer.critiques))  # fmt: skip
+                opening = [judge.prompt.opening] if judge.prompt.opening else []
+                for critique in kept:
+                    steps = [*opening, *critique.steps]
+                    yield {"problem": answer.question, "steps": steps, "verdict": verdict, "origin": judge.name}
 
 
 def _known(tree: ReasoningTree, judge: Judge, threshold: float) -> dict[tuple[int, ...], int]:

@@ -406,6 +406,7 @@ def label_problems(
     Problems whose first k rollouts are all correct or all incorrect have no error to find. They are left out and
     counted in `left_out` as "too easy" and "too hard" (or "no rollouts").
     """
+    left_out = collections.Counter() if left_out is None else left_out
     trees, check = iter(trees), verifiers.find(config.verifier).check
     while chunk := list(itertools.islice(trees, config.problems_at_once)):
         searches = [Search(verifiers.record_of_problem(tree) | {"problem": tree.plain_problem}) for tree in chunk]
@@ -413,13 +414,19 @@ def label_problems(
             check(search.record, f"problem {search.problem[:80]!r}")
         run_searches(searches, rollouts, config)
         for tree, search in zip(chunk, searches, strict=True):
-            root = search.states.get(())
-            if root is None or not 0 < root.mc < 1 or len(search.states) + len(search.errors) < 2:
-                reason = "no rollouts" if root is None else "too easy" if root.mc == 1 else "too hard"
-                if left_out is not None:
-                    left_out["nothing found" if root and 0 < root.mc < 1 else reason] += 1
-                continue
-            yield tree_of_search(search, tree)
+            if reason := _why_none(search):
+                left_out[reason] += 1
+            else:
+                yield tree_of_search(search, tree)
+
+
+def _why_none(search: Search) -> str:
+    """Returns why a search has no tree to give, "" where it has one."""
+    if (root := search.states.get(())) is None:
+        return "no rollouts"
+    if not 0 < root.mc < 1:
+        return "too easy" if root.mc == 1 else "too hard"
+    return "" if len(search.states) + len(search.errors) > 1 else "nothing found"
 
 
 def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig) -> None:

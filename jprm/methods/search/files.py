@@ -141,13 +141,10 @@ def _counts(output: Path) -> dict[str, int]:
     for _, line in read_lines(output):
         written = json.loads(line)
         outcome = written["search"]
-        counts["problems"] += 1
-        counts["chosen"] += outcome["chosen"] is not None
-        counts["correct"] += outcome["correct"] is True
-        for name in ("policy_tokens", "over_budget_tokens"):
-            counts[name] += outcome[name]
-        if failed := outcome.get("failed", 0):
-            counts["failed_draws"] += failed
+        counts.update(problems=1, chosen=outcome["chosen"] is not None, correct=outcome["correct"] is True)
+        counts.update({name: outcome[name] for name in ("policy_tokens", "over_budget_tokens")})
+        if "failed" in outcome:
+            counts["failed_draws"] += outcome["failed"]
         if KEY in written:
             counts["judge_tokens"] += written[KEY]["tokens"]
     return dict(counts)
@@ -298,12 +295,8 @@ def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str
     path = tree.path(draw.end)
     unknown = tree.problem.answer is None and tree.finished_by is None
     whole, cut_off = draw.sample.finish_reason == "stop", (None, None if unknown else False)
-    answer, correct = answers[draw.end] if whole else cut_off
-    sample: dict[str, Any] = {"steps": [tree.text[i] for i in path], "answer": answer}
-    if whole and answer is not None:
-        sample |= _taken_by(tree, draw.end)
-    if correct is not None:
-        sample["correct"] = correct
+    sample: dict[str, Any] = {"steps": [tree.text[i] for i in path]}
+    sample |= _outcome(tree, draw.end, answers[draw.end] if whole else cut_off)
     if scores:  # there is a scorer
         values = [scores[i] for i in path]
         sample |= {"scores": values} if None not in values else {"unscored": True}
@@ -315,10 +308,7 @@ def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
     for i, (parent, text) in enumerate(zip(tree.parent, tree.text, strict=True)):
         node: dict[str, Any] = {"parent": parent, "text": text}
         node |= {"score": scores[i]} if scores[i] is not None else {"unscored": True}
-        if i in answers:
-            answer, correct = answers[i]
-            node |= {"answer": answer} | (_taken_by(tree, i) if answer is not None else {})
-            node |= {"correct": correct} if correct is not None else {}
+        node |= _outcome(tree, i, answers[i]) if i in answers else {}
         nodes.append(node | tree.notes.get(i, {}))
     for draw in tree.draws:
         if draw.end >= 0:
@@ -326,9 +316,13 @@ def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
     return nodes
 
 
-def _taken_by(tree: GrowingTree, node: int) -> dict[str, Any]:
-    """Returns the rule that took a finished chain's answer from its text; {} where a world gave it."""
-    return {} if tree.finished_by else {"answer_rule": extract("\n".join(tree.steps(node))).rule}
+def _outcome(tree: GrowingTree, node: int, answered: tuple[str | None, bool | None]) -> dict[str, Any]:
+    """Returns a chain's answer, the rule that took it from the text (none where a world gave it), and its verdict."""
+    answer, correct = answered
+    outcome: dict[str, Any] = {"answer": answer}
+    if answer is not None and tree.finished_by is None:
+        outcome["answer_rule"] = extract("\n".join(tree.steps(node))).rule
+    return outcome if correct is None else outcome | {"correct": correct}
 
 
 def _about(draw: Draw) -> dict[str, Any]:
