@@ -42,9 +42,9 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.processbench import cross_fit
-from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, harmonic_mean, scores_of
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, harmonic_mean, or_none, scores_of
 from jprm.methods.verify.puzzles import first_mistake
-from jprm.statistics import Interval, difference, draws, interval, ratio, weighted_mean
+from jprm.statistics import Interval, draws, interval, ratio, weighted_mean
 from jprm.tree import ReasoningTree
 
 KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
@@ -96,47 +96,34 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
     mcc) + 0.3 `error_accuracy`, of 0.5 at most.
     """
     chains = chains_of_files(trees)
-    own_N = predicted(chains.scores, threshold)
+    own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
     told = np.array([-3 if (place := _checked(tree)) is None else place for tree in trees])
     report: dict[str, Any] = {"threshold": threshold, **_figures(chains, own_N, seed)}
-    report["mr_score"] = {
-        "value": 0.2 * max(0.0, report["mcc"]["value"]) + 0.3 * (report["error_accuracy"]["value"] or 0)
-    }
-    report["tasks"] = {
-        str(task): _figures(chains, own_N, seed, chains.task_N == task) for task in sorted(set(chains.task_N))
-    }
-    none_N = np.full(len(trees), -1)
-    report["baselines"] = {
+    score = 0.2 * max(0.0, report["mcc"]["value"]) + 0.3 * (report["error_accuracy"]["value"] or 0)
+    report |= {"mr_score": {"value": score}, "tasks": _by_task(chains, own_N, seed, none_N < 0)}
+    rows = report["baselines"] = {
         "none": _figures(chains, none_N, seed),
         "first step": _figures(chains, np.zeros_like(none_N), seed),
     }
     known_N = chains.first_N >= -1
     right = {"none": none_N == chains.first_N, "first step": chains.first_N == 0}
     known = np.flatnonzero(known_N).tolist()
-    scores_of_some = {"scores": [chains.scores[i] for i in known], **baselines.of_steps([trees[i] for i in known])}
-    for name, scores in scores_of_some.items():
-        right_N = _cross_fitted(chains, known, scores, seed)
-        if right_N is not None:
-            right[name] = right_N
+    scorers = {"scores": [chains.scores[i] for i in known], **baselines.of_steps([trees[i] for i in known])}
+    problems = [chains.problem[i] for i in known]
+    for name, scores in scorers.items():
+        if folds := or_none(cross_fit, chains.first_N[known], scores, problems, seed):
+            right[name] = np.zeros(len(trees), bool)
+            right[name][known] = folds[0]
     fitted = {name: _drawn(chains, right_N, known_N, seed) for name, right_N in right.items()}
-    rows = report["baselines"]
-    for name, by_key in fitted.items():
-        if name == "scores":
-            report["cross_fit"] = {key: interval(drawn).json() for key, drawn in by_key.items()}
-        elif name not in rows:
-            rows[name] = {key: interval(drawn).json() for key, drawn in by_key.items()}
+    shown = {name: {key: interval(drawn).json() for key, drawn in by_key.items()} for name, by_key in fitted.items()}
+    f1_of = {name: by_key["f1"] for name, by_key in fitted.items()}
     if "scores" in fitted:
-        best = max(
-            (name for name in fitted if name != "scores"), key=lambda name: np.nan_to_num(fitted[name]["f1"].value)
-        )
-        less = difference(fitted["scores"]["f1"], fitted[best]["f1"])
-        report["ahead"] = less.json() | {"baseline": best}
+        report["cross_fit"] = shown.pop("scores")
+        report["ahead"] = ahead(f1_of.pop("scores"), f1_of)
+    rows |= {name: figures for name, figures in shown.items() if name not in rows}
     if (some_N := told > -3).any():
         rows["checker"] = _figures(chains, told, seed, some_N)
-        report["checker"] = {
-            str(task): _figures(chains, told, seed, some_N & (chains.task_N == task))
-            for task in sorted(set(chains.task_N[some_N]))
-        }
+        report["checker"] = _by_task(chains, told, seed, some_N)
     return report
 
 
@@ -144,14 +131,10 @@ def _checked(tree: ReasoningTree) -> int | None:
     return first_mistake(str(tree.extra.get("task")), tree.problem, [node.text for node in tree.nodes])
 
 
-def _cross_fitted(chains: Chains, known: list[int], scores: Sequence[np.ndarray], seed: int) -> np.ndarray | None:
-    """Returns whether the chains with these indices are predicted right at other folds' threshold; None for too few."""
-    right_N = np.zeros(len(chains.first_N), bool)
-    try:
-        right_N[known] = cross_fit(chains.first_N[known], scores, [chains.problem[i] for i in known], seed)[0]
-    except ScoreError:
-        return None
-    return right_N
+def _by_task(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray) -> dict[str, Any]:
+    """Returns the figures of the chains `of_N` by their task."""
+    tasks = sorted(set(chains.task_N[of_N]))
+    return {str(task): _figures(chains, predicted_N, seed, of_N & (chains.task_N == task)) for task in tasks}
 
 
 def _drawn(chains: Chains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
@@ -236,13 +219,8 @@ def tables(report: Report) -> Iterator[Table]:
     title = f"{report['n']} chains, {report['n_error']} with a mistake" + left_out_words(report)
     yield Table(title, columns, list(_rows(report)))
     if levels := report.get("levels"):
-        columns = (
-            "",
-            "right called so [95 %]",
-            "wrong called so [95 %]",
-            "balanced accuracy [95 %]",
-            "balanced F1 [95 %]",
-        )
+        columns = ("", "right called so [95 %]", "wrong called so [95 %]", "balanced accuracy [95 %]",
+                   "balanced F1 [95 %]")  # fmt: skip
         yield Table("three levels", columns, [[level, *row.values()] for level, row in levels.items()])
 
 

@@ -29,15 +29,7 @@ from jaxtyping import Bool, Float
 
 from jprm.methods.data.step_labels import PRMBENCH as READER
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import (
-    Block,
-    Cell,
-    Model,
-    Note,
-    Table,
-    left_out_words,
-    words,
-)
+from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
@@ -115,8 +107,8 @@ def prm_score(counts: Counts) -> Any:
 
 def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMBENCH) -> Float[np.ndarray, "*R K"]:
     """Returns PRMScore overall, of each class and of each group; NaN where a class has no step."""
-    overall_R = prm_score(Counts(*np.moveaxis(count_RC4.sum(-2), -1, 0)))
     counts = Counts(*np.moveaxis(count_RC4, -1, 0))
+    overall_R = prm_score(Counts(*(count_RC.sum(-1) for count_RC in counts)))
     class_RC = prm_score(counts)
     right_only = [taxonomy.classes.index(name) for name in taxonomy.right_only]
     class_RC[..., right_only] = f1s(counts)[0][..., right_only]
@@ -189,31 +181,25 @@ def _counted(chains: Sequence[_Chain], classes: int) -> tuple[Float[np.ndarray, 
     """Returns each chain's `Counts` by class, and whether its first error is called wrong (NaN without an error)."""
     count_BC4 = np.zeros((len(chains), classes, 4))
     first_B = np.full(len(chains), np.nan)
-    for i, chain in enumerate(chains):
-        called_P, right_P = chain.called_P, chain.right_P
-        count_BC4[i, chain.class_index] = [
-            (right_P & called_P).sum(),
-            (~right_P & called_P).sum(),
-            (~right_P & ~called_P).sum(),
-            (right_P & ~called_P).sum(),
-        ]
+    for i, (of_class, _, _, right_P, called_P) in enumerate(chains):
+        kind_P = np.where(right_P, np.where(called_P, 0, 3), np.where(called_P, 1, 2))
+        count_BC4[i, of_class] = np.bincount(kind_P, minlength=4)
         if not right_P.all():
             first_B[i] = not called_P[np.argmin(right_P)]
     return count_BC4, first_B
 
 
 def _figures(count_BC4: Float[np.ndarray, "B C 4"], first_B: Float[np.ndarray, " B"]) -> dict[str, Any]:
-    counts = Counts(*count_BC4.sum((0, 1)))
-    tp, fp, tn, fn = counts
+    tp, fp, tn, fn = counts = Counts(*count_BC4.sum((0, 1)))
     f1, negative_f1 = f1s(counts)
-    found_B = first_B[~np.isnan(first_B)]
+    judged_B = first_B[~np.isnan(first_B)]
     accuracies = {
         "f1": f1,
         "negative_f1": negative_f1,
         "accuracy": ratio(tp + tn, sum(counts)),
         "right_accuracy": ratio(tp, tp + fn),
         "wrong_accuracy": ratio(tn, tn + fp),
-        "first_error_accuracy": ratio(found_B.sum(), len(found_B)),
+        "first_error_accuracy": ratio(judged_B.sum(), len(judged_B)),
     }
     sizes = {"n": len(count_BC4), "n_steps": int(sum(counts)), "n_wrong": int(tn + fp)}
     return sizes | {key: jsonable(x) for key, x in accuracies.items()}
@@ -268,15 +254,13 @@ def tables(taxonomy: Taxonomy, report: Report) -> Iterator[Table]:
     columns = ("", "PRMScore [95 %]", "F1", "negative F1", "right steps", "wrong steps", "first errors")
     keys = ("f1", "negative_f1", "right_accuracy", "wrong_accuracy", "first_error_accuracy")
     chains = {"all": report, **{f"  {words(key)}": row for key, row in report["classes"].items()}}
+    best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
+    trivial = {best: report["upper_bound"], **report["baselines"]}
     rows: list[list[Cell] | None] = [
         [label, row["prm_score"], *(row[key] for key in keys)] for label, row in chains.items()
     ]
-    rows.append(None)
-    rows += [[label, figure, *[""] * 5] for label, figure in report["groups"].items()]
-    rows.append(None)
-    best = f"best threshold of these chains, {report['upper_bound']['threshold']:.4g}"
-    for label, row in {best: report["upper_bound"], **report["baselines"]}.items():
-        rows.append([words(label), row["prm_score"], *[""] * 5])
+    rows += [None, *([label, figure, *[""] * 5] for label, figure in report["groups"].items())]
+    rows += [None, *([words(label), row["prm_score"], *[""] * 5] for label, row in trivial.items())]
     title = f"{taxonomy.title}: {report['n']} chains, {report['n_steps']} steps, {report['n_wrong']} wrong"
     yield Table(title + left_out_words(report), columns, rows)
 

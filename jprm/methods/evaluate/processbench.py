@@ -11,7 +11,6 @@ of the chain. So F1 at every threshold takes two sorts.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,19 +20,10 @@ from jaxtyping import Bool, Float, Int
 from jprm import statistics
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
-from jprm.methods.evaluate.blocks import (
-    Block,
-    Cell,
-    Model,
-    Note,
-    Table,
-    left_out_words,
-    percent,
-    words,
-)
+from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, percent, words
 from jprm.methods.evaluate.findings import Finding
-from jprm.methods.evaluate.scored import F1, NothingToMeasure, ScoreError, harmonic_mean, scores_of, weighted_f1
-from jprm.statistics import Draws, difference, draws, jsonable
+from jprm.methods.evaluate.scored import F1, NothingToMeasure, ScoreError, ahead, f1_of, or_none, scores_of, weighted_f1
+from jprm.statistics import Draws, draws, jsonable
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -52,8 +42,6 @@ def right_interval(
     """Returns the thresholds (low, high] for which each chain is predicted right; high <= low where there are none."""
     low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
     for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
-        if not -1 <= error < len(score_P):
-            raise ValueError(f"chain {i}: first_error {error} of {len(score_P)} steps")
         if error >= 0:
             low_N[i] = score_P[error]
         high_N[i] = np.min(score_P[:error] if error >= 0 else score_P, initial=np.inf)
@@ -64,11 +52,6 @@ def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: fl
     """Returns whether each chain is predicted right at a threshold, which may be infinite."""
     low_N, high_N = right_interval(first_error_N, scores)
     return ((low_N < threshold) | (np.asarray(first_error_N) < 0)) & (threshold <= high_N)
-
-
-def f1(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> F1:
-    """Returns F1 at one threshold."""
-    return weighted_f1(right_at(first_error_N, scores, threshold), first_error_N, np.ones(len(scores)))
 
 
 def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Float[np.ndarray, " K"], F1]:
@@ -93,8 +76,7 @@ def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Floa
         high = np.searchsorted(np.sort(high_N[of_N & some_N]), threshold_K)
         return (low - high) / of_N.sum() if of_N.any() else np.full(len(threshold_K), np.nan)
 
-    error_K, correct_K = accuracy(error_N), accuracy(~error_N)
-    return threshold_K, F1(harmonic_mean(error_K, correct_K), error_K, correct_K)
+    return threshold_K, f1_of(accuracy(error_N), accuracy(~error_N))
 
 
 def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> float:
@@ -150,18 +132,14 @@ def processbench_report(
     names = [name for name in baselines.STEPS if name in shared]
     for name, file in chains.items():
         file |= {key: trivial[name][key] for key in names}
-    tuned = {scorer: _tuned(chains[calibration], scorer) for scorer in ("scores", *names)}
+    tuned_on = chains[calibration]
+    tuned = {key: or_none(best_threshold, tuned_on["first_error"], tuned_on[key]) for key in ("scores", *names)}
     return {
-        name: _file_report(file, tuned, calibration, name == calibration, threshold, seed)
+        name: _file_report(
+            file, tuned, {"calibrated_on": calibration, "in_sample": name == calibration}, threshold, seed
+        )
         for name, file in chains.items()
     }
-
-
-def _tuned(file: Mapping[str, Any], scorer: str) -> float | None:
-    try:
-        return best_threshold(file["first_error"], file[scorer])
-    except NothingToMeasure:
-        return None
 
 
 def average_f1(
@@ -194,15 +172,18 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
     The resamples depend only on the files' problems and the seed: draws of two models can be subtracted.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
-    tuned = _tuned(chains[calibration], "scores")
+    tuned = or_none(best_threshold, chains[calibration]["first_error"], chains[calibration]["scores"])
     by_kind: dict[str, dict[str, Any]] = {"half": {}, "tuned": {}, "cross_fit": {}}
     for number, (name, file) in enumerate(chains.items()):
-        fitted = _cross_fitted(file, "scores", seed)
         first_error_N, scores = file["first_error"], file["scores"]
-        by_kind["half"][name] = _drawn(file, right_at(first_error_N, scores, threshold), seed + number)
-        right_N = None if tuned is None else right_at(first_error_N, scores, tuned)
-        by_kind["tuned"][name] = None if right_N is None else _drawn(file, right_N, seed + number)
-        by_kind["cross_fit"][name] = fitted and _drawn(file, fitted[0], seed + number)
+        folds = or_none(cross_fit, first_error_N, scores, file["problem"], seed)
+        right = {
+            "half": right_at(first_error_N, scores, threshold),
+            "tuned": None if tuned is None else right_at(first_error_N, scores, tuned),
+            "cross_fit": folds and folds[0],
+        }
+        for kind, right_N in right.items():
+            by_kind[kind][name] = None if right_N is None else _drawn(file, right_N, seed + number)
     return by_kind
 
 
@@ -211,71 +192,52 @@ def _drawn(file: Mapping[str, Any], right_N: Bool[np.ndarray, " N"], seed: int) 
     return draws(lambda w: weighted_f1(right_N, file["first_error"], w).f1, file["problem"], seed=seed)
 
 
-def _cross_fitted(file: Mapping[str, Any], scorer: str, seed: int):
-    try:
-        return cross_fit(file["first_error"], file[scorer], file["problem"], seed)
-    except NothingToMeasure:
-        return None
+ENDS = {"always_correct": -np.inf, "always_first_step": np.inf}
+"""The thresholds of verdicts that look at nothing."""
 
 
 def _file_report(
-    file: Mapping[str, Any], tuned: Mapping[str, Any], calibration: str, in_sample: bool, threshold: float, seed: int
-):
+    file: Mapping[str, Any], tuned: Mapping[str, float | None], about: Mapping[str, Any], threshold: float, seed: int
+) -> dict[str, Any]:
+    """Returns the report of a file. `tuned`: its scorers' thresholds, all None where none could be fitted."""
     first_error_N = file["first_error"]
-    threshold_K, curve = f1_curve(first_error_N, file["scores"])
 
-    drawn = functools.partial(_drawn, file, seed=seed)
-
-    def figures(right_N):
+    def figures(right_N: Bool[np.ndarray, " N"], **more: Any) -> dict[str, Any]:
         point = weighted_f1(right_N, first_error_N, np.ones(len(right_N)))
-        between = statistics.interval(drawn(right_N))
-        return {
-            **{key: jsonable(value) for key, value in point._asdict().items()},
-            "f1_low": jsonable(between.low),
-            "f1_high": jsonable(between.high),
-        }
+        between = statistics.interval(_drawn(file, right_N, seed))
+        by_key = point._asdict() | {"f1_low": between.low, "f1_high": between.high}
+        return {key: jsonable(value) for key, value in by_key.items()} | more
 
-    def at(scorer, threshold):
-        # None in a baseline that has no threshold
-        return figures(right_at(first_error_N, file[scorer], threshold)) | {"threshold": jsonable(threshold)}
-
-    def at_tuned(scorer):
-        if tuned[scorer] is None:
-            return None
-        return {**at(scorer, tuned[scorer]), "calibrated_on": calibration, "in_sample": in_sample}
-
-    trivial = [name for name in tuned if name != "scores"]
-    fitted = {scorer: _cross_fitted(file, scorer, seed) for scorer in tuned}
-
-    def at_cross_fit(scorer):
-        folds = fitted[scorer]
-        return None if folds is None else figures(folds[0]) | {"thresholds": jsonable(np.array(folds[1]))}
-
-    def less(right_N, cross_fitted):
-        ends = {"always_correct": -np.inf, "always_first_step": np.inf}
-        others = {name: drawn(right_at(first_error_N, file["position"], end)) for name, end in ends.items()}
-        for scorer in trivial:
-            folds = fitted[scorer] if cross_fitted else None
-            others[scorer] = drawn(folds[0] if folds else right_at(first_error_N, file[scorer], tuned[scorer]))
-        best = max(others, key=lambda name: np.nan_to_num(others[name].value))
-        return {"less": difference(drawn(right_N), others[best]).json() | {"baseline": best}}
-
-    tuned_row = at_tuned("scores")
-    if tuned_row is not None:
-        tuned_row |= less(right_at(first_error_N, file["scores"], tuned["scores"]), False)
+    ends = {name: right_at(first_error_N, file["position"], end) for name, end in ENDS.items()}
+    right, rows = {"tuned": dict(ends), "cross_fit": dict(ends)}, {"tuned": {}, "cross_fit": {}}
+    for scorer, cut in tuned.items():
+        if cut is not None:
+            right["tuned"][scorer] = right_N = right_at(first_error_N, file[scorer], cut)
+            rows["tuned"][scorer] = figures(right_N, threshold=jsonable(cut), **about)
+        if (folds := or_none(cross_fit, first_error_N, file[scorer], file["problem"], seed)) is not None:
+            right["cross_fit"][scorer] = folds[0]
+            rows["cross_fit"][scorer] = figures(folds[0], thresholds=jsonable(np.array(folds[1])))
+    for kind, row in rows.items():
+        if row:
+            drawn = {name: _drawn(file, right_N, seed) for name, right_N in right[kind].items()}
+            row["scores"]["less"] = ahead(drawn.pop("scores"), drawn)
+    threshold_K, curve = f1_curve(first_error_N, file["scores"])
     top = 0 if np.isnan(curve.f1).all() else int(np.nanargmax(curve.f1))
     return {
-        **at("scores", threshold),
+        **figures(right_at(first_error_N, file["scores"], threshold), threshold=jsonable(threshold)),
         "n": len(first_error_N),
         "n_error": int((first_error_N >= 0).sum()),
         "n_correct": int((first_error_N < 0).sum()),
-        "tuned": tuned_row,
-        "cross_fit": (folds := fitted["scores"]) and {**(at_cross_fit("scores") or {}), **less(folds[0], True)},
+        "tuned": rows["tuned"].get("scores"),
+        "cross_fit": rows["cross_fit"].get("scores"),
         "upper_bound": {"f1": jsonable(curve.f1[top]), "threshold": jsonable(threshold_K[top]), "in_sample": True},
         "baselines": {
-            "always_correct": at("position", -np.inf),
-            "always_first_step": at("position", np.inf),
-            **{scorer: (at_tuned(scorer) or {}) | {"cross_fit": at_cross_fit(scorer)} for scorer in trivial},
+            **{name: figures(right_N, threshold=None) for name, right_N in ends.items()},
+            **{
+                scorer: rows["tuned"].get(scorer, {}) | {"cross_fit": rows["cross_fit"].get(scorer)}
+                for scorer in tuned
+                if scorer != "scores"
+            },
         },
     }
 
@@ -354,21 +316,15 @@ def tables(report: Report) -> Iterator[Table]:
     # By hand: a file has seven rows of F1 at its own, tuned and best thresholds, each with the threshold.
     rows: list[list[Cell] | None] = []
     for name, file in report.items():
-        tuned = file["tuned"]
-        named = {
-            f"{name}, n = {file['n']}{left_out_words(file)}": file,
-            f"  tuned on {tuned['calibrated_on']}{' (in sample)' if tuned['in_sample'] else ''}"
-            if tuned
-            else "": tuned,
-            "  cross-fitted": file["cross_fit"],
-            "  oracle (best threshold in sample)": file["upper_bound"],
-            **{f"  {words(key)}": value for key, value in file["baselines"].items()},
-        }
+        named = {f"{name}, n = {file['n']}{left_out_words(file)}": file}
+        if tuned := file["tuned"]:
+            named[f"  tuned on {tuned['calibrated_on']}{' (in sample)' if tuned['in_sample'] else ''}"] = tuned
+        named |= {"  cross-fitted": file["cross_fit"], "  oracle (best threshold in sample)": file["upper_bound"]}
+        named |= {f"  {words(key)}": value for key, value in file["baselines"].items()}
         for label, row in named.items():
             if row and "f1" in row:  # neither is there for a threshold that could not be fitted
-                accuracies = (row.get(key) for key in ("error_accuracy", "correct_accuracy"))
-                threshold = row.get("threshold")
-                rows.append([label, _f1(row), *accuracies, None if threshold is None else f"{threshold:.4g}"])
+                cut = None if row.get("threshold") is None else f"{row['threshold']:.4g}"
+                rows.append([label, _f1(row), row.get("error_accuracy"), row.get("correct_accuracy"), cut])
         rows.append(None)
     if not all(file["tuned"] for file in report.values()):
         rows.append([NOT_TUNED, None, None, None, None])
@@ -470,7 +426,7 @@ BENCHMARK = Benchmark(
     needs=("data", "calibrate"),
     one_calibration_file=True,
     reader="processbench",
-    standard=tuple(f"processbench/{name}.json" for name in ("gsm8k", "math", "olympiadbench", "omnimath")),
+    standard=tuple(f"processbench/{name}.json" for name in SPLITS),
     reports=lambda entry: [entry["files"]],
     section=section,
     findings=findings,

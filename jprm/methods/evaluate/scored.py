@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.statistics import weighted_mean
+from jprm.statistics import Draws, difference, weighted_mean
 from jprm.tree import ReasoningTree
 
 
@@ -18,6 +18,24 @@ class ScoreError(ValueError):
 
 class NothingToMeasure(ScoreError):
     """Records that are whole, but too few or too alike for a figure: a suite leaves the figure out and says why."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+    """Returns what a fit returns; None where it has nothing to measure."""
+    try:
+        return fit(*args, **options)
+    except NothingToMeasure:
+        return None
+
+
+def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
+    """Returns a figure less that of the `baseline` that has most of it, paired, as JSON."""
+    best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
+    return difference(drawn, baselines[best]).json() | {"baseline": best}
 
 
 def scores_of(
@@ -39,9 +57,7 @@ def scores_of(
         wanted = "a probability in [0, 1]" if probability else "a finite score"
         fix = "Score the file again with `jprm score`."
         if probability and np.isfinite(score_M).all():
-            fix = (
-                "Name the adapter of the model that scored them (--adapter), or score the file again with `jprm score`."
-            )
+            fix = f"Name the adapter of the model that scored them (--adapter). {fix}"
         raise ScoreError(f"{where}: {value}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. {fix}")
     return np.split(score_M, np.cumsum(sizes)[:-1]) if trees else []
 
@@ -63,6 +79,11 @@ def harmonic_mean(a: Any, b: Any) -> Any:
     return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
 
 
+def f1_of(error_accuracy: Any, correct_accuracy: Any) -> F1:
+    """Returns ProcessBench's F1, of its two parts."""
+    return F1(harmonic_mean(error_accuracy, correct_accuracy), error_accuracy, correct_accuracy)
+
+
 def weighted_f1(
     right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> F1:
@@ -70,4 +91,4 @@ def weighted_f1(
     error_N = np.asarray(first_error_N) >= 0
     error = weighted_mean(right_N, weight_RN * error_N)
     correct = weighted_mean(right_N, weight_RN * ~error_N)
-    return F1(harmonic_mean(error, correct), error, correct)
+    return f1_of(error, correct)

@@ -15,17 +15,10 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import (
-    Block,
-    Model,
-    Note,
-    Table,
-    left_out_words,
-    words,
-)
+from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
-from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of, weighted_f1
-from jprm.statistics import Draws, auroc, average_precision, bootstrap, difference, draws, jsonable, weighted_mean
+from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, scores_of, weighted_f1
+from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -114,9 +107,7 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
     if not {0, 1} <= set(class_N.tolist()):
-        raise NothingToMeasure(
-            "the records hold no step labelled right, or none labelled wrong: there is nothing to rank"
-        )
+        raise NothingToMeasure("the records hold no step labelled right, or none labelled wrong: nothing to rank")
     trivial = {
         "constant": [np.ones(len(tree.parent_N)) for tree in trees],
         "position": [-tree.depth_N.astype(float) for tree in trees],
@@ -154,13 +145,12 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
         won_Q, problem_Q = _won(trees, scores)
         return draws(lambda weight_RQ: weighted_mean(won_Q, weight_RQ), problem_Q, seed=seed)
 
-    ahead = {}
+    rows = {}
     for key, drawn in (("auroc", area), ("alternatives", won)):
-        area_of = {name: drawn(score) for name, score in trivial.items()}
-        best = max(area_of, key=lambda name: np.nan_to_num(area_of[name].value, nan=-1.0))
-        less = difference(drawn(scores), area_of[best]).json()
-        ahead[key] = {**less, "baseline": best, "baseline_value": jsonable(area_of[best].value)}
-    return ahead
+        of_trivial = {name: drawn(score) for name, score in trivial.items()}
+        rows[key] = ahead(drawn(scores), of_trivial)
+        rows[key]["baseline_value"] = jsonable(of_trivial[rows[key]["baseline"]].value)
+    return rows
 
 
 def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Draws:
@@ -175,11 +165,8 @@ def _labelled_steps(trees: Sequence[Labelled], scores: Scores):
     known = [tree.class_N != UNLABELLED for tree in trees]
     score_N = np.concatenate([score_N[known_N] for score_N, known_N in zip(scores, known, strict=True)])
     right_N = np.concatenate([tree.class_N[known_N] for tree, known_N in zip(trees, known, strict=True)]) == 1
-    return (
-        score_N,
-        right_N,
-        [tree.problem for tree, known_N in zip(trees, known, strict=True) for _ in range(known_N.sum())],
-    )
+    problem_N = [tree.problem for tree, known_N in zip(trees, known, strict=True) for _ in range(known_N.sum())]
+    return score_N, right_N, problem_N
 
 
 def _won(trees: Sequence[Labelled], scores: Scores) -> tuple[Float[np.ndarray, " Q"], list[str]]:
