@@ -6,10 +6,10 @@ import json
 import pytest
 from tiny_run import WORDS, chains, pool_of, trees
 
-from jprm import loading
 from jprm.apps import cli
 from jprm.io.jsonl import read_lines, write_records
 from jprm.methods.data.prepare import prepare
+from jprm.methods.evaluate import best_of_n
 from jprm.methods.evaluate.benchmarks import find
 from jprm.methods.evaluate.options import OPTIONS
 from jprm.methods.evaluate.run import run
@@ -177,8 +177,8 @@ def test_chains_beyond_the_context_are_refused_or_counted(tiny_run, tmp_path, ca
     write_records(short, records)
     long = {"problem": "pool", "samples": [{"steps": ["far " * 60], "correct": True}]}
     write_records(whole, [records[0], long, *records[1:]])
-    load = loading.load
-    monkeypatch.setattr(loading, "load", lambda *a, **k: dataclasses.replace(load(*a, **k), context=120))
+    load = best_of_n.load
+    monkeypatch.setattr(best_of_n, "load", lambda *a, **k: dataclasses.replace(load(*a, **k), context=120))
     options = ["--model", tiny_run.folder, "--json", out]
     assert call("best-of-n", *options, "--input", whole) == 2
     error = capsys.readouterr().err

@@ -25,6 +25,7 @@ Trajectories with outcomes have `trials` (`jprm.methods.evaluate.trials`), those
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import by_name, load_and_score, source_of
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.scored_files import stored_scale
-from jprm.statistics import auroc, bootstrap, draws, f1, interval, jsonable, weighted_mean
+from jprm.statistics import Draws, auroc, bootstrap, draws, f1, interval, jsonable, weighted_mean
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
 CLASSES = (-1, 0, 1)
@@ -69,22 +70,22 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
     turns, ends, rows = [], [], []
     for i, tree in enumerate(trees):
         for chain in chains_of(tree):
-            scores = [score for node in chain if (score := tree.nodes[node].score) is not None]
-            if len(scores) < len(chain):
-                place = next(k for k, node in enumerate(chain) if tree.nodes[node].score is None)
-                raise ScoreError(f"record {i}: turn {place} has no score. Score the file again")
+            nodes = [tree.nodes[j] for j in chain]
+            score_T = np.array([node.score for node in nodes], float)
+            if (missing_T := np.isnan(score_T)).any():
+                raise ScoreError(f"record {i}: turn {missing_T.argmax()} has no score. Score the file again")
             numbers = of_trials.features(tree, chain)
-            for place, node in enumerate(chain):
-                if (label := tree.nodes[node].label) is None:
+            for place, node in enumerate(nodes):
+                if node.label is None:
                     continue
-                of_label = _class(label, tree.semantics, f"record {i}, turn {place}")
+                of_label = _class(node.label, tree.semantics, f"record {i}, turn {place}")
                 trivial = (1.0, -place, float(place < len(chain) - 1), -len(numbers.texts[place]),
                            float(not numbers.repeats[place]), -numbers.errors[place])  # fmt: skip
                 before = sum(numbers.characters[: place + 1])
                 rows.append([place, np.log1p(place), *np.log1p([numbers.characters[place], before]), *trivial[3:]])
-                turns.append((tree.problem, len(ends), place, of_label, scores[place], *trivial))
-            correct = tree.nodes[chain[-1]].correct
-            ends.append((tree.problem, np.nan if correct is None else float(correct), min(scores), scores[-1]))
+                turns.append((tree.problem, len(ends), place, of_label, score_T[place], *trivial))
+            outcome = np.array(nodes[-1].correct, float)  # NaN for None
+            ends.append((tree.problem, outcome, score_T.min(), score_T[-1]))
     if not turns:
         raise ScoreError("no turn has a label. Give turns `label`, and the record its `semantics`")
     problem_M, path_M, place_M, class_M, *columns = zip(*turns, strict=True)
@@ -144,11 +145,8 @@ def agents_report(
     """
     nodes = [node for tree in trees for node in tree.nodes if node.is_step]
     scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))
-    report = {
-        "trials": of_trials.trials_report(trees, seed),
-        "first_bad": of_first_bad.first_bad_report(trees, thresholds[0], seed),
-    }
-    report = {key: figures for key, figures in report.items() if figures}
+    trials, first = of_trials.trials_report(trees, seed), of_first_bad.first_bad_report(trees, thresholds[0], seed)
+    report = {key: figures for key, figures in {"trials": trials, "first_bad": first}.items() if figures}
     if scored and (labelled or not report):
         report |= _turns_report(trees, thresholds, seed, fitted)
     if not report:
@@ -161,49 +159,38 @@ def _turns_report(
 ) -> dict[str, Any]:
     turns = turns_of(trees)
     labelled_K = np.isin(np.arange(len(turns.problem_K)), turns.path_M)
-    rows = {"scores": _figures(turns, turns.score_M, thresholds, labelled_K)}
-    for name, score_M in turns.baseline.items():
-        rows[name] = _figures(turns, score_M, best_thresholds(score_M, turns.class_M), labelled_K)
-    report: dict[str, Any] = {
+    drawn: dict[str, dict[str, Draws]] = {}
+    for name, score_M in {"scores": turns.score_M, **turns.baseline}.items():
+        at = thresholds if name == "scores" else best_thresholds(score_M, turns.class_M)
+        figures_of = _figures(turns, score_M, at, labelled_K)
+        drawn[name] = {key: draws(figure, groups, seed=seed) for key, (figure, groups) in figures_of.items()}
+    shown = {name: {key: interval(figure).json() for key, figure in row.items()} for name, row in drawn.items()}
+    ahead = {}
+    for key, figure in drawn.pop("scores").items():
+        best = max(drawn, key=lambda name: np.nan_to_num(drawn[name][key].value, nan=-1))
+        other = drawn[best][key]
+        less = figure._replace(value=figure.value - other.value, drawn_R=figure.drawn_R - other.drawn_R)
+        ahead[key] = interval(less, fraction=False).json() | {"baseline": best}
+    return {
         "n_turns": len(turns.class_M), "n_trajectories": int(labelled_K.sum()),
         "n_problems": len(set(turns.problem_M)),
         "n_by_class": {str(c): int((turns.class_M == c).sum()) for c in CLASSES},
-        "thresholds": list(thresholds), "fitted": fitted,
+        "thresholds": list(thresholds), "fitted": fitted, **shown.pop("scores"), "baselines": shown, "ahead": ahead,
+        "outcome": _outcomes(turns, seed), "calibration": _calibration(turns, seed),
     }  # fmt: skip
-    drawn = {
-        row: {key: draws(figure, groups, seed=seed) for key, (figure, groups) in figures.items()}
-        for row, figures in rows.items()
-    }
-    report |= {key: interval(drawn_figure).json() for key, drawn_figure in drawn["scores"].items()}
-    report["baselines"] = {
-        row: {key: interval(drawn_figure).json() for key, drawn_figure in figures.items()}
-        for row, figures in drawn.items() if row != "scores"
-    }  # fmt: skip
-    report["ahead"] = {}
-    for key, figure in drawn["scores"].items():
-        best = max(
-            (row for row in drawn if row != "scores"), key=lambda row: np.nan_to_num(drawn[row][key].value, nan=-1)
-        )
-        other = drawn[best][key]
-        less = figure._replace(value=figure.value - other.value, drawn_R=figure.drawn_R - other.drawn_R)
-        report["ahead"][key] = interval(less, fraction=False).json() | {"baseline": best}
-    report["outcome"] = _outcomes(turns, seed)
-    report["calibration"] = _calibration(turns, seed)
-    return report
 
 
 def _figures(turns: Turns, score_M: np.ndarray, thresholds: tuple[float, float], labelled_K: np.ndarray) -> dict:
     """Returns (statistic of weights, groups) of each figure of a score."""
     class_M, wanted_M = classes_at(score_M, *thresholds), turns.class_M
     hit_K = (first_bad(turns, class_M) == first_bad(turns, wanted_M))[labelled_K]
-    problem_K = [problem for problem, there in zip(turns.problem_K, labelled_K, strict=True) if there]
-    names = {-1: "bad", 0: "neutral", 1: "good"}
+    problem_K = list(itertools.compress(turns.problem_K, labelled_K))
     figures: dict[str, Any] = {
         "step_accuracy": (lambda w: weighted_mean(class_M == wanted_M, w), turns.problem_M),
         "first_bad_turn": (lambda w: weighted_mean(hit_K, w), problem_K),
         "auroc": (lambda w: auroc(score_M, wanted_M != -1, w), turns.problem_M),
     }
-    for c, name in names.items():
+    for c, name in zip(CLASSES, ("bad", "neutral", "good"), strict=True):
         figures[f"f1_{name}"] = (lambda w, c=c: f1(class_M == c, wanted_M == c, w), turns.problem_M)
     return figures
 
@@ -211,7 +198,7 @@ def _figures(turns: Turns, score_M: np.ndarray, thresholds: tuple[float, float],
 def _outcomes(turns: Turns, seed: int) -> dict[str, Any]:
     """Returns how often a solved trajectory scores above one that is not, by the lowest and by the last score."""
     known_K = np.isfinite(turns.outcome_K)
-    problems = [problem for problem, known in zip(turns.problem_K, known_K, strict=True) if known]
+    problems = list(itertools.compress(turns.problem_K, known_K))
     right_K = turns.outcome_K[known_K] == 1
     if right_K.all() or not right_K.any():
         return {"n": int(known_K.sum())}
@@ -229,11 +216,11 @@ def _calibration(turns: Turns, seed: int) -> list[dict[str, Any]]:
         end = 2 * begin if begin > 1 else begin + 1
         some_M = (turns.place_M >= begin) & (turns.place_M < end)
         if some_M.any():
-            problems = [problem for problem, there in zip(turns.problem_M, some_M, strict=True) if there]
-            score, fine = turns.score_M[some_M], turns.class_M[some_M] != -1
+            problems = list(itertools.compress(turns.problem_M, some_M))
+            fine = turns.class_M[some_M] != -1
             rows.append({
                 "turns": f"{begin + 1} to {end}" if end > begin + 1 else f"{begin + 1}", "n": int(some_M.sum()),
-                "score": jsonable(score.mean()),
+                "score": jsonable(turns.score_M[some_M].mean()),
                 "not_bad": bootstrap(lambda w, fine=fine: weighted_mean(fine, w), problems, seed=seed).json(),
             })  # fmt: skip
         begin = end
@@ -245,22 +232,18 @@ def run(options: Agents) -> Report:
     if options.model is not None:
         return figures(load_and_score(BENCHMARK, options)[1])
     files = by_name([*options.data, *options.calibrate])
-    trees = {
-        name: [tree_of(record) for record in source_of(BENCHMARK, path).records(path)] for name, path in files.items()
-    }
-    data, fitted = ({name: trees[name] for name in by_name(paths)} for paths in (options.data, options.calibrate))
     scales = {stored_scale(path) for path in files.values()}
     if len(scales) > 1:
-        raise ValueError(
-            f"{', '.join(map(str, files.values()))}: hold scores of different meaning. Evaluate them apart"
-        )
+        named = ", ".join(map(str, files.values()))
+        raise ValueError(f"{named}: hold scores of different meaning. Evaluate them apart")
+    trees = {name: list(map(tree_of, source_of(BENCHMARK, path).records(path))) for name, path in files.items()}
+    data, fitted = ({name: trees[name] for name in by_name(paths)} for paths in (options.data, options.calibrate))
     return figures(Request(data, fitted, scale=scales.pop()))
 
 
 def figures(request: Request) -> Report:
     fitting = [tree for trees in request.calibrate.values() for tree in trees]
-    threshold = request.scale.threshold
-    thresholds = (threshold, threshold)
+    thresholds = (request.scale.threshold, request.scale.threshold)
     if fitting:
         known = turns_of(fitting)
         thresholds = best_thresholds(known.score_M, known.class_M)

@@ -23,36 +23,31 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.io.storage import path_of
+from jprm.loading import load
 from jprm.methods.answers import canonical_answer, equivalent
-from jprm.methods.evaluate import baselines
+from jprm.methods.evaluate import baselines, blocks
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
-from jprm.methods.evaluate.blocks import (
-    Block,
-    Figure,
-    Heading,
-    Model,
-    Table,
-    interval,
-    last,
-    left_out_words,
-    percent,
-    words,
-)
+from jprm.methods.evaluate.blocks import Block, Figure, Heading, Model, Table, last, left_out_words, percent, words
 from jprm.methods.evaluate.findings import Finding, compared
 from jprm.methods.evaluate.options import BestOfN
 from jprm.methods.evaluate.plots import Series, curves, slug
+from jprm.methods.evaluate.run import scored_files, source
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
+from jprm.methods.formats.adapters.published import named as adapter_of
+from jprm.methods.scored_files import stored_scale
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
-from jprm.statistics import Difference, group_numbers, jsonable, mean_differences, mean_draws
-from jprm.statistics import interval as interval_of
-from jprm.tree import ReasoningTree, chains_of, steps_only
+from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_differences, mean_draws
+from jprm.tree import ReasoningTree, chains_of, read_trees, steps_only
 
 DRAWN_SAMPLES = 2**23
 """Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
 500 pools of 1,860, with a standard error of at most 0.0075 where the choice of problems alone has 0.02."""
 
+
+SHOWN_RULES = ("prod", "min", "last", "mean")
+USES = ("best_of_n", "weighted_vote")
 
 COMPARED = 2**24
 """Numbers in the columns of differences that are compared at once (128 MB)."""
@@ -341,7 +336,7 @@ def report_of(
         pairs += [(rule, "majority") for rule in RULES]
     problem_P = group_numbers(pools.problem)
     intervals = {
-        name: interval_of(mean_draws(curve_Pn, problem_P, seed=seed)).json()
+        name: interval(mean_draws(curve_Pn, problem_P, seed=seed)).json()
         | ({"standard_error": jsonable(errors[name])} if name in errors else {})
         for name, curve_Pn in curves.items()  # one at a time: all draws of all curves would fill the memory
     }
@@ -349,14 +344,15 @@ def report_of(
     at_most = {row["a"]: {key: row[key][-1:] for key in Difference._fields} for row in paired if row["b"] == "majority"}
     choices = [name for name in ("majority", "random", *trivial, *map("{}.vote".format, trivial)) if name in curves]
     best = max(choices, key=lambda name: curves[name][:, -1].mean())
-    uses = [name for name in curves if name.endswith((".best_of_n", ".weighted_vote"))]
+    uses = [name for name in curves if name.endswith(USES)]
     minus = {}
     for what, base_P in (("best_baseline", curves[best][:, -1]), ("one_sample", curves["random"][:, 0])):
         ahead_PC = np.stack([curves[name][:, -1] - base_P for name in uses], axis=1)
         ahead = mean_differences(ahead_PC, problem_P, seed).json()
-        minus |= {(name, what): {key: value[i] for key, value in ahead.items()} for i, name in enumerate(uses)}
+        minus |= {f"{name}_minus_{what}": {key: x[i] for key, x in ahead.items()} for i, name in enumerate(uses)}
     in_pool_PN = np.arange(pools.correct_PN.shape[1]) < pools.size_P[:, None]
     right_P = np.where(in_pool_PN, pools.correct_PN, 0.0).sum(1)
+    mean_of_pools = [row[:n].mean() for row, n in zip(pools.correct_PN, pools.size_P, strict=True)]
     return {
         "n_problems": len(pools.problem),
         "n_samples": int(pools.size_P.sum()),
@@ -367,20 +363,18 @@ def report_of(
         "none_right": int((right_P == 0).sum()),
         "all_right": int((right_P == pools.size_P).sum()),
         "repeated_problems": len(pools.problem) - len(set(pools.problem)),
-        "mean_accuracy": float(
-            np.mean([row[:n].mean() for row, n in zip(pools.correct_PN, pools.size_P, strict=True)])
-        ),
+        "mean_accuracy": float(np.mean(mean_of_pools)),
         "trials": trials,
         "n": list(range(1, n_max + 1)),
         "pass_at_n": intervals["pass_at_n"],
         "majority": intervals.get("majority"),
         "rules": {
-            rule: {kind: intervals.get(f"{rule}.{kind}") for kind in ("best_of_n", "weighted_vote")}
+            rule: {kind: intervals.get(f"{rule}.{kind}") for kind in USES}
             | {"minus_majority": at_most.get(rule)}
             | {
-                f"{kind}_minus_{what}": minus.get((f"{rule}.{kind}", what))
-                for kind in ("best_of_n", "weighted_vote")
-                for what in ("best_baseline", "one_sample")
+                f"{use}_minus_{base}": minus.get(f"{rule}.{use}_minus_{base}")
+                for use in USES
+                for base in ("best_baseline", "one_sample")
             }
             for rule in RULES
         },
@@ -483,30 +477,22 @@ def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> flo
     return float(equivalent(truth, answer))
 
 
-SHOWN_RULES = ("prod", "min", "last", "mean")
-
-
 def run(options: BestOfN) -> Report:
-    from jprm.loading import load
-    from jprm.methods.evaluate.run import scored_files, source
-    from jprm.methods.formats.adapters.published import named
-    from jprm.methods.scored_files import stored_scale
-    from jprm.tree import read_trees
 
-    if options.model is None:
-        scale = named(options.adapter).score_scale if options.adapter else None
-        if path_of(options.input).is_dir():
-            from jprm.methods.data.tables import scale_of
-
-            scale = scale or scale_of(options.input)
-            chains = chains_of_tables(options.input, probability=scale.weight == "score")
-            return report_of(chains, scale, seed=0) | {"too_long": 0}
+    if options.model is not None:
+        prm = load(options.model, adapter=options.adapter)
+        files = {"pools": (options.input, source("pools"))}
+        scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
+        return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
+    scale = adapter_of(options.adapter).score_scale if options.adapter else None
+    if not path_of(options.input).is_dir():
         scale = scale or stored_scale(options.input)
         return best_of_n_report(read_trees(options.input), seed=0, scale=scale) | {"too_long": 0}
-    prm = load(options.model, adapter=options.adapter)
-    files = {"pools": (options.input, source("pools"))}
-    scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
-    return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
+    from jprm.methods.data.tables import scale_of  # the extra `parquet`
+
+    scale = scale or scale_of(options.input)
+    chains = chains_of_tables(options.input, probability=scale.weight == "score")
+    return report_of(chains, scale, seed=0) | {"too_long": 0}
 
 
 def figures(request: Request) -> Report:
@@ -525,7 +511,7 @@ def tables(report: Report) -> Iterator[Table]:
         "majority vote": report["majority"],
         **{f"best by {words(rule)}": curves["best_of_n"] for rule, curves in report["rules"].items()},
         **{f"vote by {words(rule)}": curves["weighted_vote"] for rule, curves in report["rules"].items()},
-        **{said: curve for said, curve in _trivial(report).items()},
+        **_trivial(report),
     }
     rows = [
         [label, *(curve["value"][n - 1] for n in shown[:-1]), last(curve)]
@@ -538,7 +524,7 @@ def tables(report: Report) -> Iterator[Table]:
     if (base := report.get("best_baseline")) is None:  # a report of 0.1
         return
     rows = [
-        [words(rule), *(curves[f"{kind}_minus_best_baseline"] for kind in ("best_of_n", "weighted_vote"))]
+        [words(rule), *(curves[f"{use}_minus_best_baseline"] for use in USES)]
         for rule, curves in report["rules"].items()
     ]
     title = f"Less the best trivial baseline, {_named(base['name'])}, which is right in {percent(base['value'])} %"
@@ -594,11 +580,11 @@ def _figure(name: str, model: Model) -> Figure:
 
 
 def _figure_of_models(name: str, models: Sequence[Model]) -> Figure:
-    series = []
-    for model in models:
-        rule = model.results["model"]["rule"]
-        curve = model.results["best_of_n"][name]["rules"][rule]["best_of_n"]
-        series.append(_series(f"{model.name}, {words(rule)}", curve, band=True))
+    rules = [(model, model.results["model"]["rule"]) for model in models]
+    series = [
+        _series(f"{model.name}, {words(rule)}", model.results["best_of_n"][name]["rules"][rule]["best_of_n"], band=True)
+        for model, rule in rules
+    ]
     rivals = _rivals(models[0].results["best_of_n"][name])
     series += [_series(label, curve, dashed=True) for label, curve in rivals.items() if label != "oracle"]
     return Figure(
@@ -687,9 +673,9 @@ def glance(models: Sequence[Model]) -> Iterator[str | Table]:
     for model in models:
         of_model = model.results["best_of_n"][name]
         use, base = of_model["rules"][model.results["model"]["rule"]], of_model["best_baseline"]
-        vote = "" if use["weighted_vote"] is None else interval(last(use["weighted_vote"]))
+        vote = "" if use["weighted_vote"] is None else blocks.interval(last(use["weighted_vote"]))
         rival = f"{percent(base['value'])} ({_named(base['name'])})"
-        rows.append((model.name, interval(last(use["best_of_n"])), vote, rival))
+        rows.append((model.name, blocks.interval(last(use["best_of_n"])), vote, rival))
     yield Table("Right, %", ("", f"best of {n_max}", "weighted vote", "best trivial chooser"), rows)
 
 

@@ -20,26 +20,16 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import (
-    Block,
-    Cell,
-    Figure,
-    Model,
-    Note,
-    Table,
-    left_out_words,
-    percent,
-    words,
-)
-from jprm.methods.evaluate.calibration_map import KINDS, Recalibration, apply, fit
+from jprm.methods.evaluate.blocks import Block, Cell, Figure, Model, Note, Table, left_out_words, percent, words
+from jprm.methods.evaluate.calibration_map import KINDS, NAME, Recalibration, apply, fit, store_calibration
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Calibration
 from jprm.methods.evaluate.plots import reliability, slug
+from jprm.methods.evaluate.run import load_and_score
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
-from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, jsonable, mean_draws
-from jprm.statistics import interval as interval_of
+from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, interval, jsonable, mean_draws
 from jprm.tree import ReasoningTree
 
 BINS = 15
@@ -197,7 +187,7 @@ def reliability_curve(
         return {"n": [], "score": [], "value": [], "low": [], "high": []}
     bin_N, groups = equal_mass_bins(score_N, bins), np.asarray(groups)
     of_bin = [np.flatnonzero(bin_N == b) for b in range(bin_N.max() + 1)]
-    intervals = [interval_of(mean_draws(right_N[i], groups[i], seed=seed)) for i in of_bin]
+    intervals = [interval(mean_draws(right_N[i], groups[i], seed=seed)) for i in of_bin]
     curve = Interval(*map(np.array, zip(*intervals, strict=True))).json()
     return {"n": [len(i) for i in of_bin], "score": [float(score_N[i].mean()) for i in of_bin], **curve}
 
@@ -222,9 +212,8 @@ def calibration_report(
 
 def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed: int) -> dict[str, Any]:
     fitted, steps = calibrate.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in files.values()), strict=True)))
-    for part in (fitted, steps):
-        if not len(part.score_N):
-            raise NothingToMeasure("the records hold no labelled step")
+    if not (len(fitted.score_N) and len(steps.score_N)):
+        raise NothingToMeasure("the records hold no labelled step")
     if len(set(fitted.right_N)) < 2:
         raise NothingToMeasure("the calibration split holds no step labelled right, or none labelled wrong")
     apart_N = ~np.isin(steps.problem_N, fitted.problem_N)
@@ -273,12 +262,11 @@ def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, 
     if any(len(set(right_N[fold_N != fold])) < 2 for fold in range(FOLDS)):
         return next(iter(KINDS))
 
-    def loss(kind):
-        parts = ((fold_N != fold, fold_N == fold) for fold in range(FOLDS))
-        maps = ((fit(kind, score_N[outside], right_N[outside]), inside) for outside, inside in parts)
-        return sum(
-            ((apply(recalibration, score_N[inside]) - right_N[inside]) ** 2).sum() for recalibration, inside in maps
+    def loss(kind: str) -> float:
+        of_folds = (
+            (fit(kind, score_N[fold_N != fold], right_N[fold_N != fold]), fold_N == fold) for fold in range(FOLDS)
         )
+        return sum(((apply(fitted, score_N[in_N]) - right_N[in_N]) ** 2).sum() for fitted, in_N in of_folds)
 
     return min(KINDS, key=loss)
 
@@ -366,21 +354,14 @@ class _Judged(NamedTuple):
     def of_trees(cls, scored: Sequence[ReasoningTree], neutral: str, name: str, file: int = 0) -> _Judged:
         parts, chains = [], []
         for i, tree in enumerate(labelled(scored, neutral)):
-            known_N = tree.class_N != UNLABELLED
-            _check_probabilities(tree.score_N, f"{name}: record {i}")
-            same = (np.full(known_N.sum(), tree.problem), np.full(known_N.sum(), file))
-            parts.append(
-                (
-                    tree.score_N[known_N],
-                    tree.class_N[known_N] == 1,
-                    *same,
-                    tree.depth_N[known_N],
-                    tree.length_N[known_N],
-                )
-            )
-            chain = len(tree.parent_N) > 0 and (tree.parent_N == np.arange(len(tree.parent_N)) - 1).all()
-            if chain and ((tree.class_N == 0).any() or (tree.class_N == 1).all()):
-                chains.append((tree.problem, tree.score_N.min(), (tree.class_N == 1).all()))
+            score_N, class_N, size = tree.score_N, tree.class_N, len(tree.score_N)
+            _check_probabilities(score_N, f"{name}: record {i}")
+            same = np.full(size, tree.problem), np.full(size, file)
+            steps = _Steps(score_N, class_N == 1, *same, tree.depth_N, tree.length_N)
+            parts.append(steps.only(class_N != UNLABELLED))
+            chain = size > 0 and (tree.parent_N == np.arange(size) - 1).all()
+            if chain and ((class_N == 0).any() or (class_N == 1).all()):
+                chains.append((tree.problem, score_N.min(), (class_N == 1).all()))
         none = [np.zeros(0, kind) for kind in (float, bool, str, int, int, int)]
         problem_C, lowest_C, right_C = zip(*chains, strict=True) if chains else ((), (), ())
         return cls(
@@ -463,7 +444,7 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
         "ece": ece_interval(score_N, right_N, problem_N, bins, seed=seed).json() | {"plain": jsonable(plain)},
         "ece_if_calibrated": {"mean": jsonable(null_R.mean()), "high": jsonable(np.quantile(null_R, 0.95))},
         "miscalibrated": bool(plain > np.quantile(null_R, 0.95)) if enough else None,
-        "brier": interval_of(mean_draws(square_N, problem_N, seed=seed)).json()
+        "brier": interval(mean_draws(square_N, problem_N, seed=seed)).json()
         | {key: jsonable(x) for key, x in brier(score_N, right_N, bins)._asdict().items() if key != "brier"},
         "auroc": jsonable(auroc(score_N, right_N)),
         "curve": reliability_curve(score_N, right_N, problem_N, seed=seed, bins=bins),
@@ -471,9 +452,6 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
 
 
 def run(options: Calibration) -> Report:
-    from jprm.methods.evaluate.calibration_map import NAME, store_calibration
-    from jprm.methods.evaluate.run import load_and_score
-
     if options.model is None:
         if options.store is not None:
             raise ValueError("--store keeps the map in a model's folder: name it with --model")
@@ -517,9 +495,8 @@ def _rows(report: Report) -> Iterator[list[Cell]]:
         **{f"  {name} {row['group']}": row for name, rows in report["by"].items() for row in rows},
     }
     for label, row in named.items():
-        noise = f"{percent(row['ece'].get('plain'))} / {percent(row['ece_if_calibrated']['high'])}" + (
-            " <" if row["miscalibrated"] else ""
-        )
+        noise = f"{percent(row['ece'].get('plain'))} / {percent(row['ece_if_calibrated']['high'])}"
+        noise += " <" if row["miscalibrated"] else ""
         cells = (row["n"], row["mean_score"], row["share_right"], row["ece"])
         yield [label, *cells, noise, row["brier"], row["auroc"]]
 

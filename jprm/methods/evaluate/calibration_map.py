@@ -111,54 +111,43 @@ def fit(kind: str, score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, "
     none), slope 0 is the best monotone map, and the probability is a constant.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, bool)
-    if score_N.shape != right_N.shape or score_N.ndim != 1:
-        raise ValueError(f"{score_N.shape} scores for {right_N.shape} labels")
     if not ((score_N >= 0) & (score_N <= 1)).all():
         raise ValueError("recalibration takes scores in [0, 1]")
     if right_N.all() or not right_N.any():
         raise ValueError(
             f"a calibration split needs right and wrong steps: {right_N.sum()} of {len(right_N)} are right"
         )
-    if kind not in KINDS:
-        raise ValueError(f"unknown recalibration {kind!r}: one of {', '.join(KINDS)}")
-    return KINDS[kind](score_N, right_N)
+    return KINDS[kind](kind, score_N, right_N)
 
 
-def _fit_temperature(score_N, right_N) -> Logistic:
-    return Logistic("temperature", _logistic(score_N, right_N, intercept=False)[0])
-
-
-def _fit_platt(score_N, right_N) -> Logistic:
-    return Logistic("platt", *_logistic(score_N, right_N, intercept=True))
-
-
-def _logistic(score_N, right_N, intercept: bool) -> tuple[float, ...]:
+def _fit_logistic(kind, score_N, right_N) -> Logistic:
+    free = 1 if kind == "temperature" else 2
     n = right_N.sum()
     target_N = np.where(right_N, (n + 1) / (n + 2), 1 / (len(right_N) - n + 2))
-    x_NK = np.stack([_log_odds(score_N), np.ones(len(score_N))][: 1 + intercept], 1)
+    x_NK = np.stack([_log_odds(score_N), np.ones(len(score_N))][:free], 1)
 
     def loss(w_K):
         z_N = x_NK @ w_K
         return np.mean(np.logaddexp(0, z_N) - target_N * z_N), x_NK.T @ (expit(z_N) - target_N) / len(z_N)
 
-    bounds = [(0, None), (None, None)][: 1 + intercept]
-    start = np.array([1.0, 0.0][: 1 + intercept])
+    bounds, start = [(0, None), (None, None)][:free], np.array([1.0, 0.0][:free])
     options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 1000}
-    return tuple(map(float, minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options).x))
+    best = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
+    return Logistic(kind, *map(float, best.x))
 
 
-def _fit_isotonic(score_N, right_N) -> Piecewise:
+def _fit_isotonic(kind, score_N, right_N) -> Piecewise:
     value_U, index_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
     share_U = np.bincount(index_N.reshape(-1), right_N) / count_U
     level_U = np.clip(isotonic_regression(share_U, weights=count_U).x, 0, 1)
-    return _piecewise("isotonic", value_U, level_U)
+    return _piecewise(kind, value_U, level_U)
 
 
-def _fit_quantile(score_N, right_N) -> Piecewise:
+def _fit_quantile(kind, score_N, right_N) -> Piecewise:
     bin_N = equal_mass_bins(score_N, QUANTILES)
     n_B = np.bincount(bin_N)
     score_B, share_B = (np.bincount(bin_N, x_N) / n_B for x_N in (score_N, right_N))
-    return _piecewise("quantile", score_B, np.clip(isotonic_regression(share_B, weights=n_B).x, 0, 1))
+    return _piecewise(kind, score_B, np.clip(isotonic_regression(share_B, weights=n_B).x, 0, 1))
 
 
 def _piecewise(kind, score_K, probability_K) -> Piecewise:
@@ -173,7 +162,7 @@ def _log_odds(score):
     return np.log(score) - np.log1p(-score)
 
 
-KINDS = {"temperature": _fit_temperature, "platt": _fit_platt, "isotonic": _fit_isotonic, "quantile": _fit_quantile}
+KINDS = {"temperature": _fit_logistic, "platt": _fit_logistic, "isotonic": _fit_isotonic, "quantile": _fit_quantile}
 
 
 NAME = "calibration.json"

@@ -6,7 +6,7 @@ A class of the model that no label names has no positives, and its AUROC and ave
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,26 +77,8 @@ def figures(request: Request) -> Report:
     tuned = classes_of(tuning) if tuning else None
     rows = {}
     for name, value_N in classes.value.items():
-        positive_N, problem_N = classes.positive[name], classes.problem_N
         threshold = best_threshold(tuned.value[name], tuned.positive[name]) if tuned else None
-
-        def interval(statistic, groups=problem_N):
-            return bootstrap(statistic, groups, seed=request.seed).json()
-
-        rows[name] = {
-            "n": int(positive_N.sum()),
-            "auroc": interval(lambda w, v=value_N, p=positive_N: auroc(v, p, w)),
-            "average_precision": interval(lambda w, v=value_N, p=positive_N: average_precision(v, p, w)),
-            "f1": interval(lambda w, v=value_N, p=positive_N: f1(v >= 0.5, p, w)),
-            "f1_tuned": None
-            if threshold is None
-            else interval(lambda w, v=value_N, p=positive_N, t=threshold: f1(v >= t, p, w)),
-            "threshold": threshold,
-            "ece": jsonable(ece(value_N, positive_N)),
-            "ece_if_calibrated": jsonable(
-                np.quantile(ece_if_calibrated(value_N, positive_N, problem_N, seed=request.seed), 0.95)
-            ),
-        }
+        rows[name] = _figures(value_N, classes.positive[name], classes.problem_N, threshold, request.seed)
     top_N = np.array(list(classes.value))[np.argmax(np.stack(list(classes.value.values())), axis=0)]
     right_N = np.array([bool(classes.positive[name][i]) for i, name in enumerate(top_N)])
     common = max(float(positive_N.mean()) for positive_N in classes.positive.values())
@@ -107,6 +89,26 @@ def figures(request: Request) -> Report:
         "accuracy": bootstrap(lambda w: (w @ right_N) / w.sum(-1), classes.problem_N, seed=request.seed).json(),
         "most_frequent_class": common,
         "too_long": request.left_out,
+    }
+
+
+def _figures(
+    value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"], problems: list[str], threshold: float | None,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    def interval(statistic: Callable[[np.ndarray], Any]) -> dict[str, Any]:
+        return bootstrap(statistic, problems, seed=seed).json()
+
+    noise_R = ece_if_calibrated(value_N, positive_N, problems, seed=seed)
+    return {
+        "n": int(positive_N.sum()),
+        "auroc": interval(lambda w: auroc(value_N, positive_N, w)),
+        "average_precision": interval(lambda w: average_precision(value_N, positive_N, w)),
+        "f1": interval(lambda w: f1(value_N >= 0.5, positive_N, w)),
+        "f1_tuned": None if threshold is None else interval(lambda w: f1(value_N >= threshold, positive_N, w)),
+        "threshold": threshold,
+        "ece": jsonable(ece(value_N, positive_N)),
+        "ece_if_calibrated": jsonable(np.quantile(noise_R, 0.95)),
     }
 
 
@@ -135,6 +137,4 @@ def _table(name: str, report: Mapping[str, Any]) -> Table:
     return Table(title, columns, [*rows, None, *([*line, *[""] * (len(columns) - 3)] for line in top)])
 
 
-BENCHMARK = Benchmark(
-    name="classes", title="Classes of steps", tables=tables, figures=figures, needs=("data",), section=section
-)
+BENCHMARK = Benchmark(name="classes", title="Classes of steps", tables=tables, figures=figures, section=section)

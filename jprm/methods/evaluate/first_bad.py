@@ -59,8 +59,8 @@ def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
             agents = [agent_of(str(node.extra.get("name") or "")) for node in nodes]
             blamed = tree.extra.get("mistake_agent")
             to_blame = agent_of(blamed) if isinstance(blamed, str) else agents[place]
-            scores = [node.score for node in nodes]
-            known = None if None in scores else [float(score) for score in scores if score is not None]
+            scores = [float(node.score) for node in nodes if node.score is not None]
+            known = scores if len(scores) == len(nodes) else None
             failed.append(Failed(tree.problem, place, agents, to_blame, known, features(tree, chain).characters))
     return failed
 
@@ -74,7 +74,6 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
     if not failed:
         return {}
     named = all(run.to_blame and any(run.agents) for run in failed)
-    scored = all(run.scores is not None for run in failed)
     figures = [f"within_{k}" if k else "step" for k in WITHIN] + ["agent"] * named
     rows = {name: _drawn([_certain(run, at(run)) for run in failed], failed, seed) for name, at in _TRIVIAL.items()}
     rows["any"] = _drawn([_random(run) for run in failed], failed, seed)
@@ -82,23 +81,27 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
         chance = [[np.nan] * len(WITHIN) + [(run.to_blame in run.agents) / len({*run.agents})] for run in failed]
         rows["any agent"] = _drawn(chance, failed, seed)
     scores: dict[str, Draws] = {}
-    if scored:
+    if all(run.scores is not None for run in failed):
         scores["lowest"] = _drawn([_certain(run, _lowest(run)) for run in failed], failed, seed)
         scores["below"] = _drawn([_certain(run, _below(run, threshold)) for run in failed], failed, seed)
-    report: dict[str, Any] = {"n": len(failed), "n_tasks": len({run.task for run in failed}), "figures": figures}
-    for key, predictions in (("scores", scores), ("trivial", rows)):
-        report[key] = {
-            name: {figure: _at(drawn, c).json() for c, figure in enumerate(figures) if np.isfinite(drawn.value[c])}
+
+    def shown(predictions: Mapping[str, Draws]) -> dict[str, Any]:
+        return {
+            name: {figure: interval(_column(drawn, c)).json() for c, figure in enumerate(figures)
+                   if np.isfinite(drawn.value[c])}
             for name, drawn in predictions.items()
-        }
+        }  # fmt: skip
+
     best = [max(rows, key=lambda name, c=c: np.nan_to_num(rows[name].value[c], nan=-1)) for c in range(len(figures))]
-    report["best_trivial"] = dict(zip(figures, best, strict=True))
-    report["ahead"] = {
-        name: {figure: difference(_column(drawn, c), _column(rows[best[c]], c)).json()
-               for c, figure in enumerate(figures)}
-        for name, drawn in scores.items()
+    return {
+        "n": len(failed), "n_tasks": len({run.task for run in failed}), "figures": figures,
+        "scores": shown(scores), "trivial": shown(rows), "best_trivial": dict(zip(figures, best, strict=True)),
+        "ahead": {
+            name: {figure: difference(_column(drawn, c), _column(rows[best[c]], c)).json()
+                   for c, figure in enumerate(figures)}
+            for name, drawn in scores.items()
+        },
     }  # fmt: skip
-    return report
 
 
 _TRIVIAL = {
@@ -137,29 +140,23 @@ def _column(drawn: Draws, c: int) -> Draws:
     return Draws(drawn.value[c], drawn.drawn_R[:, c], drawn.groups)
 
 
-def _at(drawn: Draws, c: int) -> Any:
-    return interval(_column(drawn, c))
-
-
 def tables(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
     """Yields the tables of the `first_bad` of one or several models' reports, by name."""
     first = next(iter(reports.values()))
     heads = ["right turn" if figure == "step" else figure.replace("_", " ") for figure in first["figures"]]
-    several = len(reports) > 1
 
     def row(name: str, figures: Mapping[str, Any]) -> list[Any]:
         return [name, *(figures.get(figure) for figure in first["figures"])]
 
-    rows: list[Any] = [
-        row(f"{model}: {name}" if several else name, figures)
-        for model, report in reports.items() for name, figures in report["scores"].items()
-    ]  # fmt: skip
+    def of_models(key: str) -> list[Any]:
+        return [
+            row(f"{model}: {name}" if len(reports) > 1 else name, figures)
+            for model, report in reports.items() for name, figures in report[key].items()
+        ]  # fmt: skip
+
+    rows = of_models("scores")
     rows += [None] * bool(rows) + [row(f"trivial: {name}", figures) for name, figures in first["trivial"].items()]
     title = f"First bad turn of {first['n']} trajectories, {first['n_tasks']} tasks"
     yield Table(title, ("named by", *heads), rows)
-    rows = [
-        row(f"{model}: {name}" if several else name, figures)
-        for model, report in reports.items() for name, figures in report["ahead"].items()
-    ]  # fmt: skip
-    if rows:
+    if rows := of_models("ahead"):
         yield Table("Less the best trivial one", ("named by", *heads), [*rows, row("it is", first["best_trivial"])])

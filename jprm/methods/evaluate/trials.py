@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jprm.methods.evaluate.blocks import Table
-from jprm.statistics import Draws, bootstrap, difference, draws, interval, weighted_mean
+from jprm.statistics import Draws, difference, draws, interval, weighted_mean
 from jprm.tree import ReasoningTree, chains_of
 
 KEYS = {"lowest": np.min, "mean": np.mean, "last": lambda score_T: score_T[-1]}
@@ -79,17 +79,16 @@ def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
         for chain in chains_of(tree):
             if (correct := tree.nodes[chain[-1]].correct) is None:
                 continue
-            numbers = features(tree, chain)
-            tasks.append(tree.problem)
+            numbers, turns = features(tree, chain), len(chain)
+            tasks.append(str(tree.problem))
             solved.append(float(correct))
-            scores.append([tree.nodes[i].score for i in chain])
-            turns, repeats = len(chain), sum(numbers.repeats)
-            trivial.append((0, -turns, turns, -sum(numbers.characters), -numbers.errors[-1], -repeats))
+            scores.append(np.array([tree.nodes[i].score for i in chain], float))  # NaN for None
+            trivial.append((0, -turns, turns, -sum(numbers.characters), -numbers.errors[-1], -sum(numbers.repeats)))
     names = ("any", "fewest turns", "most turns", "shortest", "fewest errors", "fewest repeats")
     columns = np.array(trivial, float).reshape(-1, len(names)).T
-    scored = bool(scores) and all(score is not None for trial in scores for score in trial)
-    keys = {name: np.array([key(np.array(trial, float)) for trial in scores]) for name, key in KEYS.items() if scored}
-    task_K = np.unique(np.array(tasks, object).astype(str), return_inverse=True)[1].reshape(-1)
+    scored = bool(scores) and not any(np.isnan(score_T).any() for score_T in scores)
+    keys = {name: np.array([key(score_T) for score_T in scores]) for name, key in KEYS.items() if scored}
+    task_K = np.unique(np.array(tasks, str), return_inverse=True)[1].reshape(-1)
     return Trials(task_K, np.array(solved), keys, dict(zip(names, columns, strict=True)))
 
 
@@ -120,33 +119,34 @@ def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
     of_task = [index for index in all_tasks if len(index) > 1]
     if not of_task:
         return {}
-    most = min(len(index) for index in of_task)
-    tasks = np.arange(len(of_task))
+    k = list(range(1, min(map(len, of_task)) + 1))
     solved = [trials.solved_K[index] for index in of_task]
 
     def over_tasks(value_P: Sequence[float]) -> Draws:
-        return draws(lambda weight_RP: weighted_mean(np.array(value_P), weight_RP), tasks, seed=seed)
+        return draws(lambda w: weighted_mean(np.array(value_P), w), np.arange(len(of_task)), seed=seed)
 
-    report: dict[str, Any] = {"n_tasks": len(of_task), "n_trials": sum(map(len, of_task))}
-    report |= {"n_single": len(all_tasks) - len(of_task), "k": list(range(1, most + 1))}
-    for name, statistic in (("pass_hat", pass_hat), ("pass_at", pass_at)):
-        report[name] = [interval(over_tasks([statistic(s, k) for s in solved])).json() for k in report["k"]]
+    def choices(keys: Mapping[str, np.ndarray]) -> dict[str, Draws]:
+        chances = {
+            name: [chosen(key_K[index], s) for index, s in zip(of_task, solved, strict=True)]
+            for name, key_K in keys.items()
+        }
+        return {name: over_tasks(chance) for name, chance in chances.items()}
 
-    def choice(key_K: np.ndarray) -> Draws:
-        return over_tasks([chosen(key_K[index], s) for index, s in zip(of_task, solved, strict=True)])
-
-    keys, trivial = (
-        {name: choice(key_K) for name, key_K in choosers.items()} for choosers in (trials.keys, trials.trivial)
-    )
+    keys, trivial = choices(trials.keys), choices(trials.trivial)
     best = max(trivial, key=lambda name: trivial[name].value)
-    report["chosen"] = {name: interval(drawn).json() for name, drawn in keys.items()}
-    report["trivial"] = {name: interval(drawn).json() for name, drawn in trivial.items()}
-    report["oracle"] = bootstrap(
-        lambda weight_RP: weighted_mean(np.array([s.max() for s in solved]), weight_RP), tasks, seed=seed
-    ).json()
-    report["best_trivial"] = best
-    report["ahead"] = {name: difference(drawn, trivial[best]).json() for name, drawn in keys.items()}
-    return report
+    return {
+        "n_tasks": len(of_task),
+        "n_trials": sum(map(len, of_task)),
+        "n_single": len(all_tasks) - len(of_task),
+        "k": k,
+        "pass_hat": [interval(over_tasks([pass_hat(s, n) for s in solved])).json() for n in k],
+        "pass_at": [interval(over_tasks([pass_at(s, n) for s in solved])).json() for n in k],
+        "chosen": {name: interval(drawn).json() for name, drawn in keys.items()},
+        "trivial": {name: interval(drawn).json() for name, drawn in trivial.items()},
+        "oracle": interval(over_tasks([s.max() for s in solved])).json(),
+        "best_trivial": best,
+        "ahead": {name: difference(drawn, trivial[best]).json() for name, drawn in keys.items()},
+    }
 
 
 def tables(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
