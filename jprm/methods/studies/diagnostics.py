@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from jprm.loading import load
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Diagnostics
+from jprm.methods.evaluate.run import by_name, scored_trees, scorer, source
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
 from jprm.score.scale import PROBABILITY, Scale
@@ -41,9 +43,8 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
     ]  # fmt: skip
     if not chains:
         raise ScoreError("no chain of two steps or more whose labels are all right")
-    share_N = np.array(
-        [(score_P[-1] == score_P.min()) / (score_P == score_P.min()).sum() for score_P in scores_of(chains)]
-    )
+    lowest = [score_P == score_P.min() for score_P in scores_of(chains)]
+    share_N = np.array([lowest_P[-1] / lowest_P.sum() for lowest_P in lowest])
     expected_N = np.array([1 / len(tree.nodes) for tree in chains])
     problems = [tree.problem for tree in chains]
     excess = bootstrap(lambda w: weighted_mean(share_N - expected_N, w), problems, seed=seed, fraction=False)
@@ -120,9 +121,8 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
 
     def flagged(of_N):
         chosen = np.flatnonzero(of_N)
-        return bootstrap(
-            lambda w: weighted_mean(low_N[chosen] < threshold, w), [problems[i] for i in chosen], seed=seed
-        ).json()
+        low, groups = low_N[chosen] < threshold, [problems[i] for i in chosen]
+        return bootstrap(lambda w: weighted_mean(low, w), groups, seed=seed).json()
 
     def area(of_N, weight_RN):
         return auroc(low_N, clean_N, weight_RN * (clean_N | of_N))
@@ -282,14 +282,8 @@ def wordy(chain: Record) -> Record | None:
     return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
 
 
-MEANING_KEPT: dict[str, Callable[[Record], Record | None]] = {
-    "whitespace": whitespace,
-    "latex": latex,
-    "rename": rename,
-    "merge": merge,
-    "split": split,
-    "wordy": wordy,
-}
+Edit = Callable[[Record], Record | None]
+MEANING_KEPT: dict[str, Edit] = {edit.__name__: edit for edit in (whitespace, latex, rename, merge, split, wordy)}
 
 _NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?![\w]|\.\d)")
 _IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
@@ -315,11 +309,7 @@ def unfounded(chain: Record) -> Record | None:
     return {"problem": chain["problem"], "steps": [*steps[:middle], false, *steps[middle:]], "at": middle}
 
 
-MEANING_LOST: dict[str, Callable[[Record], Record | None]] = {
-    "number": number,
-    "negated": negated,
-    "unfounded": unfounded,
-}
+MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negated, unfounded)}
 
 
 def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
@@ -403,11 +393,9 @@ def edits_report(
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
     report: dict[str, dict[str, dict[str, Any]]] = {"meaning_kept": {}, "meaning_lost": {}, "nonsense": {}}
     for name in dict.fromkeys(tree.extra["edit"] for tree in changed):
-        rows = [
-            (tree.extra, score_P) for tree, score_P in zip(changed, after, strict=True) if tree.extra["edit"] == name
-        ]
+        of_name = [i for i, tree in enumerate(changed) if tree.extra["edit"] == name]
         problems, values = [], []
-        for edit, score_P in rows:
+        for edit, score_P in ((changed[i].extra, after[i]) for i in of_name):
             whole_P = before[edit["of"]]
             at = [(edit["at"], edit["at"])] if "at" in edit else None
             pairs = [(whole_P[i], score_P[j]) for i, j in edit.get("pairs", at) or ()]
@@ -419,44 +407,30 @@ def edits_report(
             return bootstrap(lambda w: weighted_mean(x_N, w), problems, seed=seed, fraction=fraction)
 
         if name in MEANING_KEPT:
-            change = interval(np.abs(new_N - old_N), fraction=False)
-            report["meaning_kept"][name] = {
-                "n": len(rows),
-                "change": change.json(),
+            kind, deciding, most = "meaning_kept", interval(np.abs(new_N - old_N), fraction=False), margin
+            flips_N = (new_N >= threshold) != (old_N >= threshold)
+            row = {
+                "change": deciding.json(),
                 "shift": jsonable((new_N - old_N).mean()),
-                "flips": jsonable(((new_N >= threshold) != (old_N >= threshold)).mean()),
-                "margin": margin,
-                "finding": bool(change.low > margin),
+                "flips": jsonable(flips_N.mean()),
             }
         elif name in MEANING_LOST:
-            unnoticed = interval(new_N >= threshold, fraction=True)
-            report["meaning_lost"][name] = {
-                "n": len(rows),
-                "unnoticed": unnoticed.json(),
-                "fall": interval(old_N - new_N, fraction=False).json(),
-                "margin": lost_margin,
-                "finding": bool(unnoticed.low > lost_margin),
-            }
+            kind, deciding, most = "meaning_lost", interval(new_N >= threshold, fraction=True), lost_margin
+            row = {"unnoticed": deciding.json(), "fall": interval(old_N - new_N, fraction=False).json()}
         else:
-            preferred = interval((new_N > old_N) + 0.5 * (new_N == old_N), fraction=True)
-            report["nonsense"][name] = {
-                "n": len(rows),
-                "preferred": preferred.json(),
-                "margin": nonsense_margin,
-                "finding": bool(preferred.low > nonsense_margin),
-            }
+            above_N = (new_N > old_N) + 0.5 * (new_N == old_N)
+            kind, deciding, most = "nonsense", interval(above_N, fraction=True), nonsense_margin
+            row = {"preferred": deciding.json()}
+        report[kind][name] = {"n": len(of_name), **row, "margin": most, "finding": bool(deciding.low > most)}
     return report
 
 
-def _same_steps(chain: Record, steps: Sequence[str], problem: str | None = None) -> Record | None:
+def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> Record | None:
     """Returns the chain with other texts for the same steps; None if nothing changes."""
-    if list(steps) == chain["steps"]:
+    if steps == chain["steps"]:
         return None
-    return {
-        "problem": chain["problem"] if problem is None else problem,
-        "steps": list(steps),
-        "pairs": [(i, i) for i in range(len(steps))],
-    }
+    pairs = [(i, i) for i in range(len(steps))]
+    return {"problem": chain["problem"] if problem is None else problem, "steps": steps, "pairs": pairs}
 
 
 # ---- The benchmark.
@@ -477,9 +451,6 @@ SCORERS = ("mean", "last", "mean log")
 
 
 def run(options: Diagnostics) -> Report:
-    from jprm.loading import load
-    from jprm.methods.evaluate.run import by_name, scored_trees, scorer, source
-
     if not (options.chains or options.pools):
         raise ValueError("diagnostics need files of --chains or --pools")
     by_name([*options.chains, *options.pools])
@@ -490,11 +461,9 @@ def run(options: Diagnostics) -> Report:
             scale=prm.scale,
         )
         for section, reader, paths in (
-            ("processbench", "processbench", options.chains),
-            ("best_of_n", "pools", options.pools),
-        )
-        if paths
-    }
+            ("processbench", "processbench", options.chains), ("best_of_n", "pools", options.pools),
+        ) if paths
+    }  # fmt: skip
     return derive(requests, {}, scorer(prm, folder))
 
 
