@@ -82,32 +82,27 @@ class Commands(SubcommandApp):
         return func
 
     def cli(self, *, args: Sequence[str], **options: Any) -> Any:
-        self._check(args)
+        renamed = self.renamed(args)
         self._describe(args)
-        return super().cli(args=self.renamed(args), registry=ADDRESSES, **options)
+        return super().cli(args=renamed, registry=ADDRESSES, **options)
 
     def renamed(self, args: Sequence[str], group: str = "jprm") -> list[str]:
-        """Returns the words with today's names of options. Raises ValueError for an unknown or a missing option."""
-        known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
+        """Returns the words with today's names of options.
+
+        Raises ValueError for a word that is no command of the group, with those that are spelt like it, and for an
+        unknown or a missing option.
+        """
         if not args or args[0].startswith("-"):
             return list(args)
+        known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
         word, rest = args[0].replace("_", "-"), args[1:]
-        if isinstance(known[word], Commands):
-            return [args[0], *known[word].renamed(rest, f"{group} {word}")]
-        return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest)]
-
-    def _check(self, args: Sequence[str], group: str = "jprm") -> None:
-        """Raises ValueError for a word that is no command of the group, with those that are spelt like it."""
-        if not args or args[0].startswith("-"):
-            return
-        word, known = args[0].replace("_", "-"), {name.replace("_", "-"): name for name in self.registered}
         if word not in known:
             near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
             meant = f"; did you mean {' or '.join(near)}?" if near else "."
             raise ValueError(f"{group} has no command {args[0]!r}{meant} It has {', '.join(known)}")
-        func = self.registered[known[word]][0]
-        if isinstance(func, Commands):
-            func._check(args[1:], f"{group} {word}")
+        if isinstance(known[word], Commands):
+            return [args[0], *known[word].renamed(rest, f"{group} {word}")]
+        return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest)]
 
     def _describe(self, args: Sequence[str]) -> None:
         """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
@@ -140,8 +135,7 @@ class Option(NamedTuple):
             *first, last = self.choices
             raise ValueError(f"--{self.name} is {value!r}: {', '.join(first)} or {last}")
         try:
-            if self.number:
-                self.number(value)
+            (self.number or str)(value)
         except ValueError:
             whole = "a whole number" if self.number is int else "a number"
             raise ValueError(f"--{self.name} is {value!r}: it must be {whole}") from None

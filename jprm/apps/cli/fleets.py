@@ -63,6 +63,10 @@ class Part:
     more: list[Any]
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def files(self) -> tuple[Any, Any]:
+        return self.input, self.output
+
 
 Work = Callable[[Part], dict[str, Any]]
 """Does a part and returns what it counted. It is sent to other machines, and loads there what it needs (`Once`)."""
@@ -134,11 +138,10 @@ def _run_shard(
     begun = time.monotonic()
     part = Part(None, shard.of(output), [shard.of(path) for path in more])
     part.input = shards.write_input(shard, _lines(path_of(source["input"])), source, part.output, unit)
-    counts = {}
-    if next(shards.lines_of(part.input), None) is not None:
-        counts = work(part)
-    else:
+    empty = next(shards.lines_of(part.input), None) is None
+    if empty:
         part.output.write_bytes(b"")
+    counts = {} if empty else work(part)
     about = {"command": command, "jprm": jprm.__version__, **part.settings}
     seconds = round(time.monotonic() - begun, 3)
     shards.write_manifest(shard, part.output, about, counts, seconds=seconds, devices=_devices())
@@ -185,9 +188,8 @@ def merge(
     if merged.counts:
         print("counts: " + ", ".join(f"{name}: {count:,}" for name, count in merged.counts.items()))
     devices = ", ".join(f"{count} on {device}" for device, count in merged.devices.items())
-    print(
-        f"seconds: {merged.seconds:,.1f} in all, {merged.longest_seconds:,.1f} of the longest shard; shards: {devices}"
-    )
+    longest = f"{merged.longest_seconds:,.1f} of the longest shard"
+    print(f"seconds: {merged.seconds:,.1f} in all, {longest}; shards: {devices}")
 
 
 def tabulate(

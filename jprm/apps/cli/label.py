@@ -11,17 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from jprm.apps import one_of
 from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig, Written
-from jprm.apps.cli.arguments import (
-    Commands,
-    Count,
-    Files,
-    Folder,
-    Number,
-    PolicyFile,
-    built,
-    command,
-    print_counts,
-)
+from jprm.apps.cli.arguments import Commands, Count, Files, Folder, Number, PolicyFile, built, command, print_counts
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
 from jprm.apps.web import Listen
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
@@ -80,7 +70,7 @@ def _by_rollouts(
     def work(part: Part) -> dict:
         policy = loaded()
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
-        return label(policy, part.input, part.output, part.more[0], config)
+        return label(policy, *part.files, part.more[0], config)
 
     divided(command, how, work, files.input, files.output, files.rollouts, unit=unit)
 
@@ -111,7 +101,7 @@ def label_critique(files: Any, chosen: Any, how: Any) -> None:
     def work(part: Part) -> dict:
         judge = loaded()
         part.settings = {**judge.identity, **dataclasses.asdict(config)}
-        return label_critique(judge, part.input, part.output, part.more[0], config)
+        return label_critique(judge, *part.files, part.more[0], config)
 
     divided("label critique", how, work, files.input, files.output, files.critiques)
 
@@ -121,11 +111,10 @@ Rollouts = Annotated[int, arg(name="n")]
 AtOnce = Annotated[int, arg(name="at-once")]
 MONTE_CARLO = {"k": Rollouts, "adaptive": AdaptiveNumbers, "tokens": Number, "trees_at_once": AtOnce}
 OMEGA = {"k": Rollouts, "budget": Count, "problems_at_once": AtOnce}
+CRITIQUE = {"threshold": Number, "trees_at_once": AtOnce}
 label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, Divided, UNDIVIDED, **MONTE_CARLO))
 label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, Divided, UNDIVIDED, **OMEGA))
-label.command(name="critique")(
-    command(label_critique, CritiqueConfig, CritiqueOptions, Divided, UNDIVIDED, threshold=Number, trees_at_once=AtOnce)
-)
+label.command(name="critique")(command(label_critique, CritiqueConfig, CritiqueOptions, Divided, UNDIVIDED, **CRITIQUE))
 
 
 @label.command(name="verify")
@@ -155,10 +144,8 @@ def label_verify(
     """
     from jprm.methods.label.files import label_verify
 
-    def work(part: Part) -> dict:
-        return label_verify(kind, part.input, part.output, in_sandbox=not unsafe_no_sandbox)
-
-    divided("label verify", how, work, input, output)
+    sandbox = not unsafe_no_sandbox
+    divided("label verify", how, lambda part: label_verify(kind, *part.files, in_sandbox=sandbox), input, output)
 
 
 def add(name: str) -> None:
@@ -176,7 +163,7 @@ def add(name: str) -> None:
         """
         from jprm.methods.label.files import label_own
 
-        divided(f"label {name}", how, lambda part: label_own(name, part.input, part.output), input, output)
+        divided(f"label {name}", how, lambda part: label_own(name, *part.files), input, output)
 
     label.command(name=name)(label_own)
 
@@ -211,21 +198,12 @@ def label_outcomes(
     from jprm.methods.agents.acting import label_replayed
     from jprm.methods.label.files import label_outcomes
 
-    def work(part: Part) -> dict:
-        if environment:
-            return label_replayed(environment, part.input, part.output)
-        return label_outcomes(verifier, part.input, part.output)
-
-    divided("label outcomes", how, work, input, output)
+    judge = label_replayed if environment else label_outcomes
+    divided("label outcomes", how, lambda part: judge(environment or verifier, *part.files), input, output)
 
 
 @label.command(name="teacher")
-def label_teacher(
-    model: Folder,
-    input: Input,
-    output: Output,
-    how: Divided = UNDIVIDED,
-) -> None:
+def label_teacher(model: Folder, input: Input, output: Output, how: Divided = UNDIVIDED) -> None:
     """Soft labels: the scores of an existing model.
 
     The same command continues a stopped one.
@@ -241,10 +219,7 @@ def label_teacher(
     from jprm.methods.label.files import label_teacher
     from jprm.score.scorer import CHUNK
 
-    def work(part: Part) -> dict:
-        return label_teacher(model, part.input, part.output)
-
-    divided("label teacher", how, work, input, output, unit=CHUNK)
+    divided("label teacher", how, lambda part: label_teacher(model, *part.files), input, output, unit=CHUNK)
 
 
 @label.command(name="reference")
@@ -272,10 +247,7 @@ def label_reference(
     from jprm.methods.label.files import label_reference
     from jprm.score.scorer import CHUNK
 
-    def work(part: Part) -> dict:
-        return label_reference(model, part.input, part.output, dtype)
-
-    divided("label reference", how, work, input, output, unit=CHUNK)
+    divided("label reference", how, lambda part: label_reference(model, *part.files, dtype), input, output, unit=CHUNK)
 
 
 @label.command(name="judge")
@@ -309,7 +281,7 @@ def label_by_judge(
     loaded = Once(lambda: load_plain_judge(judge))
 
     def work(part: Part) -> dict:
-        return label_judge(loaded(), part.input, part.output, domain, rubric)
+        return label_judge(loaded(), *part.files, domain, rubric)
 
     divided("label judge", how, work, input, output, unit=CHUNK)
 
