@@ -1,14 +1,20 @@
-"""Object stores that run as processes on this machine: moto's S3 server and fake-gcs-server."""
+"""Buckets: fsspec's own memory, and object stores that run as processes on this machine: moto's S3 and fake-gcs-server.
+
+What writes to a bucket is killed after any of its operations.
+"""
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 
 import fsspec
 import pytest
@@ -45,10 +51,71 @@ def gcs_server():
         yield "gs://bucket"
 
 
+in_memory = pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+
+
+def empty_folder(request):
+    """An empty folder of the bucket that a fixture's parameter names."""
+    from jprm.io.storage import Remote
+
+    place = "memory://bucket" if request.param == "memory" else request.getfixturevalue(request.param)
+    return Remote(f"{place}/{uuid.uuid4().hex}")
+
+
 def objects(folder):
     """Returns the content of every object of a folder by its name there."""
     store, place = fsspec.core.url_to_fs(os.fspath(folder), use_listings_cache=False)
     return {name.removeprefix(place): store.cat_file(name) for name in store.find(place)}
+
+
+def contents(folder):
+    """Returns the files of a folder, of those that grow the pieces together, without those that hold a request."""
+    files = {}
+    for name, content in sorted(objects(folder).items()):
+        name = re.sub(r"(/\w{64})?/\d{15}$", "", name)
+        if not name.endswith(".info.json"):
+            files[name] = files.get(name, b"") + content
+    return files
+
+
+def killed_at(count, monkeypatch):
+    """Has the process end after the `count`-th operation that changes a bucket."""
+    from jprm.io.storage import Remote
+
+    left = itertools.count(count - 1, -1)
+
+    def ending(method):
+        def run(self, *args, **options):
+            method(self, *args, **options)
+            if next(left) == 0:
+                raise KeyboardInterrupt
+
+        return run
+
+    for name in ("write_bytes", "upload", "unlink"):
+        monkeypatch.setattr(Remote, name, ending(getattr(Remote, name)))
+
+
+def killed_everywhere(monkeypatch, bucket, run, before=lambda folder: None, between=lambda folder: None):
+    """Calls `run(folder)` with a new folder each time, killed after another operation each time, and then again.
+
+    `before` fills the folder first, and `between` sees what the killed call left. Yields the folder after the other.
+    """
+    for count in itertools.count(1):
+        folder, killed = bucket / str(count), False
+        before(folder)
+        with monkeypatch.context() as patch:
+            killed_at(count, patch)
+            try:
+                run(folder)
+            except KeyboardInterrupt:
+                killed = True
+        between(folder)
+        run(folder)
+        yield folder
+        if not killed:
+            assert count > 3
+            return
 
 
 def _needs(*packages):

@@ -165,21 +165,12 @@ def one_device():
 @pytest.fixture
 def serve():
     """Starts stub servers of scripts, and ends them after the test."""
-    import threading
+    import contextlib
 
-    from stub_server import Server
+    from stub_server import serving
 
-    servers = []
-
-    def start(script):
-        servers.append(Server(script))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with contextlib.ExitStack() as servers:
+        yield lambda script: servers.enter_context(serving(script))
 
 
 @pytest.fixture(scope="session")
@@ -198,6 +189,15 @@ def gcs():
 
     with buckets.gcs_server() as address:
         yield address
+
+
+@pytest.fixture(params=["memory", "s3", "gcs"])
+def bucket(request, tmp_path, monkeypatch):
+    """An empty folder of a bucket; what is copied from it is kept in the test's own folder."""
+    import buckets
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return buckets.empty_folder(request)
 
 
 @pytest.fixture(scope="session")

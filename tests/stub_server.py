@@ -1,5 +1,7 @@
 """A real HTTP server that follows a script and records its requests."""
 
+import contextlib
+import hashlib
 import http.server
 import json
 import socket
@@ -67,3 +69,21 @@ def reply(text, finish="stop", tokens=3, **choice):
         {},
         {"choices": [{"text": text, "finish_reason": finish, **choice}], "usage": {"completion_tokens": tokens}},
     )
+
+
+@contextlib.contextmanager
+def serving(script):
+    """Yields a server that plays the script in a thread."""
+    server = Server(script)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def completion(number: int, body: dict) -> tuple:
+    """A policy's answer, which is a function of prompt and seed."""
+    digit = hashlib.sha256(f"{body['prompt']}|{body['seed']}".encode()).digest()[0] % 4
+    return reply(f"So it is {digit}.\n\nThe answer is \\boxed{{{digit}}}.", tokens=12)

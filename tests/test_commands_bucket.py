@@ -4,17 +4,15 @@ import dataclasses
 import json
 import time
 import types
-import uuid
 
 import pytest
-from buckets import objects
+from buckets import contents, in_memory, killed_at, killed_everywhere, objects
 from refusing import refused
 from starlette.testclient import TestClient
 from test_evaluate_run import pool_file, processbench_file, short_rows  # noqa: F401  (autouse)
 from test_export import untrained
 from test_label_files import arithmetic
 from test_search_files import PROBLEMS, Good
-from test_storage import contents, killed_at, killed_everywhere
 from tiny_run import chains, training
 from toy_policy import Markov
 
@@ -26,28 +24,20 @@ from jprm.data import load
 from jprm.experiment import kind_of
 from jprm.io.folders import is_whole, whole_folder
 from jprm.io.jsonl import write_records
-from jprm.io.storage import Remote, named_in
+from jprm.io.storage import Remote
 from jprm.methods.formats.export.export import export
 from jprm.methods.label import files as label_files
 from jprm.methods.label.config import MonteCarloConfig
 from jprm.methods.label.files import label_monte_carlo, label_verify
+from jprm.methods.scored_files import score_file
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import search_file
 from jprm.methods.search.lockstep import Rescorer, SearchConfig
 from jprm.score import scorer
+from jprm.score.scorer import CHUNK
 from jprm.tree import read_records
 
-
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-
-
-@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "gcs"))])
-def bucket(request):
-    """An empty folder of a bucket."""
-    place = "memory://bucket" if request.param == "memory" else request.getfixturevalue(request.param)
-    return Remote(f"{place}/{uuid.uuid4().hex}")
+COUNT = 3 * CHUNK + 7
 
 
 @pytest.fixture
@@ -63,139 +53,144 @@ def jprm(*words):
     assert cli.main(list(map(str, words))) == 0
 
 
-@pytest.fixture
-def suites(tiny_run, model, bucket, tmp_path):
-    """A suite's results, in the folder `out` of tmp_path and, computed twice, of the bucket."""
-    bench = tmp_path / "bench"
-    bench.mkdir()
-    pool_file(bench / "pool.jsonl"), processbench_file(bench / "easy.json", 6, 1)
-    suite = {"neutral": "drop", "best_of_n": {"data": ["pool.jsonl"]}, "steps": {"data": ["../bench/easy.json"]}}
-    suite |= {"processbench": {"data": ["none.json", "../bench/easy.json"], "calibrate": "../bench/easy.json"}}
-    (bench / "suite.json").write_text(json.dumps(suite))
-    (bucket / "bench").upload_folder(bench)
-    jprm("eval", "suite", "--model", tiny_run.folder, "--suite", bench / "suite.json", "--out", tmp_path / "out")
-    for _ in range(2):
-        jprm("eval", "suite", "--model", model, "--suite", bucket / "bench/suite.json", "--out", bucket / "out")
-
-
-def test_a_suite_in_a_bucket_is_the_one_on_disk(suites, model, bucket, tmp_path):
-    here, there = (json.loads((out / "results.json").read_bytes()) for out in (tmp_path / "out", bucket / "out"))
-    assert there["model"].pop("folder") == model.url and here["model"].pop("folder")
-    for results, place in ((here, tmp_path), (there, bucket)):
-        assert results.pop("absent") == [f"{place}/bench/none.json"]
-        results["data"] = {name: data | {"path": ""} for name, data in results["data"].items()}
-    assert there == here
-    assert {"/results.json", "/scores/easy.jsonl", "/scores/pool.jsonl"} <= set(objects(bucket / "out"))
-
-
-@pytest.mark.slow  # draws the figures
-def test_a_page_in_a_bucket_is_the_one_on_disk(suites, tiny_run, bucket, tmp_path):
-    for place in (tmp_path, bucket):
-        jprm("report", place / "out", "--out", place / "page.html", "--figures", place / "figures")
-    page = (bucket / "page.html").read_text().replace(str(bucket), str(tmp_path))
-    assert page.replace(f"{tmp_path}/run", str(tiny_run.folder)) == (tmp_path / "page.html").read_text()
-    assert sorted((bucket / "figures").names()) == sorted(file.name for file in (tmp_path / "figures").iterdir())
-    assert cli.main(["report", f"{bucket}/out", "--output", f"{bucket}/out/results.json"]) == 2
-
-
-@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
-def test_a_search_killed_at_any_operation_ends_like_a_whole_one(bucket, tmp_path, monkeypatch):
-    def search(folder, policy):
-        config = SearchConfig(BestOfN(4), "prod", budget=400, at_once=2)
-        files = place / "problems.jsonl", folder / "out.jsonl"
-        return search_file(policy, Rescorer(Good()), {"model": "good"}, *files, config)
-
-    place, whole = tmp_path, Markov()
-    write_records(place / "problems.jsonl", PROBLEMS)
-    counts = search(place, whole)
-    expected = {"/out.jsonl": (place / "out.jsonl").read_bytes()}
-    (bucket / "problems.jsonl").upload(place / "problems.jsonl")
-    place, policies = bucket, {}
-    run = lambda folder: search(folder, policies.setdefault(folder, Markov()))  # noqa: E731
-    for folder in killed_everywhere(monkeypatch, bucket, run):
-        assert contents(folder) == expected and policies[folder].sampled == whole.sampled
-    assert {**counts, "prm_tokens": 0} == {**search(folder, whole), "prm_tokens": 0, "rejected": 0}
-
-
-def test_a_search_in_a_bucket_is_the_one_on_disk(tiny_run, model, bucket, tmp_path, serve):
-    policy = {"url": serve(arithmetic).url, "model": "tiny", "retries": 0}
-    (tmp_path / "policy.json").write_text(json.dumps(policy))
-    write_records(tmp_path / "in.jsonl", [{"problem": "1+2", "answer": "3"}, {"problem": "2+1", "answer": "3"}])
-    bucket.upload_folder(tmp_path)
-    for place, scores in ((tmp_path, tiny_run.folder), (bucket, model)):
-        files = ["--policy", place / "policy.json", "--input", place / "in.jsonl", "--output", place / "out.jsonl"]
-        jprm("search", "best-of-n", "--n", 4, "--model", scores, "--budget", 4000, *files)
-        jprm("eval", "best-of-n", "--input", place / "out.jsonl", "--json", place / "best.json")
-    found = (bucket / "out.jsonl").read_text().replace(model.url, str(tiny_run.folder))
-    assert found == (tmp_path / "out.jsonl").read_text()
-    assert (bucket / "best.json").read_bytes() == (tmp_path / "best.json").read_bytes()
-
-
-def test_the_names_of_runs_leave_out_what_they_share(tmp_path):
-    assert names_of(["gs://b/rates/seed=0", "gs://b/rates/seed=1/"]) == ["seed=0", "seed=1"]
-    assert names_of([f"{tmp_path}/a/run", f"{tmp_path}/b"]) == ["a/run", "b"]
-    assert names_of(["gs://b/run", str(tmp_path / "run")]) == ["gs://b/run", str(tmp_path / "run")]
-
-
-def test_a_file_in_a_bucket_names_others(tmp_path):
-    names = ("b.json", "../c/b.json", "s3://other/b.json")
-    assert [str(named_in("gs://x/a/suite.json", name)) for name in names] == [
-        "gs://x/a/b.json", "gs://x/c/b.json", "s3://other/b.json"
-    ]  # fmt: skip
-    assert named_in(tmp_path / "suite.json", "/b") == named_in("gs://x/suite.json", "/b")
-    assert named_in(tmp_path / "suite.json", "b/c") == tmp_path / "b/c"
-
-
 def sums(count):
     """Chains of equations, every third of which has one that is wrong."""
     steps = [[f"{i} + 1 = {i + 1}", f"{i} * 2 = {2 * i + (i % 3 == 0)}", "So it is."] for i in range(count)]
     return [{"problem": f"p{i}", "steps": chain, "answer": "1", "id": i} for i, chain in enumerate(steps)]
 
 
-LABELS = {
-    "verify": lambda input, output: label_verify("arithmetic", input, output),
-    "mc": lambda input, output: label_monte_carlo(
-        Markov(), input, output, output.with_name("rollouts.jsonl"), MonteCarloConfig("soft", k=2, trees_at_once=1)
-    ),
+# ---- What a command writes, in a folder with all that it reads.
+
+LABEL = "--input {place}/sums.jsonl --output {place}"
+SUITE = "eval suite --model {model} --suite {place}/bench/suite.json --out {place}/results"
+COMMANDS = {
+    "labels": [
+        f"label mc --policy {{place}}/policy.json --rollouts {{place}}/r.jsonl --estimate hard --k 2 {LABEL}/mc.jsonl",
+        f"label teacher --model {{model}} {LABEL}/teacher.jsonl",
+        f"label outcomes --verifier answer {LABEL}/outcomes.jsonl",
+        "label consensus --input {place}/mc.jsonl --other {place}/mc.jsonl --output {place}/agreed.jsonl",
+    ],
+    "search": [
+        "search best-of-n --n 4 --model {model} --budget 4000 --policy {place}/policy.json"
+        " --input {place}/problems.jsonl --output {place}/found.jsonl",
+        "eval best-of-n --input {place}/found.jsonl --json {place}/best.json",
+    ],
+    "suite": [SUITE, SUITE],  # the second call finds what is there
+    "page": [SUITE, "report {place}/results --out {place}/page.html --figures {place}/figures"],
+    "prepare": [
+        "prepare jsonl --source {place}/chains.jsonl --exclude {place}/excluded.jsonl --out {place}/data",
+        "score --model {model} --input {place}/data --output {place}/scored.jsonl",
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", LABELS)
-@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
-def test_labels_killed_at_any_operation_end_like_those_on_disk(kind, bucket, tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, serve):
+    """A folder of this machine with every input."""
+    folder, records = tmp_path / "here", chains(12)
+    (folder / "bench").mkdir(parents=True)
+    (folder / "policy.json").write_text(json.dumps({"url": serve(arithmetic).url, "model": "tiny", "retries": 0}))
+    problems = [{"problem": "1+2", "answer": "3"}, {"problem": "2+1", "answer": "3"}]
+    inputs = {"sums": sums(3), "problems": problems, "chains": records, "excluded": records[3:5]}
+    for name, part in inputs.items():
+        write_records(folder / f"{name}.jsonl", part)
+    pool_file(folder / "bench/pool.jsonl"), processbench_file(folder / "bench/easy.json", 6, 1)
+    suite = {"neutral": "drop", "best_of_n": {"data": ["pool.jsonl"]}, "steps": {"data": ["easy.json"]}}
+    suite |= {"processbench": {"data": ["none.json", "easy.json"], "calibrate": "easy.json"}}
+    (folder / "bench/suite.json").write_text(json.dumps(suite))
+    return folder
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "page")) for kind in COMMANDS])
+def test_a_command_in_a_bucket_writes_what_it_writes_on_disk(kind, tiny_run, model, bucket, here):
+    bucket.upload_folder(here)
+    given, written = set(contents(bucket)), []
+    for place, scores in ((here, tiny_run.folder), (bucket, model)):
+        for command in COMMANDS[kind]:
+            jprm(*command.format(place=place, model=scores).split())
+        written.append({
+            name: content.replace(str(scores).encode(), b"MODEL").replace(str(place).encode(), b"PLACE")
+            for name, content in contents(place).items() if name not in given
+        })  # fmt: skip
+    assert written[0].keys() == written[1].keys() and len(written[0]) >= len(set(COMMANDS[kind]))
+    for name, content in written[0].items():
+        assert written[1][name] == content, name
+    if kind == "page":
+        assert cli.main(["report", f"{bucket}/results", "--output", f"{bucket}/results/results.json"]) == 2
+
+
+# ---- What a command writes that is killed after any operation that changes the bucket.
+
+
+class Lengths:
+    """Scores a step by the length of its text, and calls `meanwhile` after so many records."""
+
+    def __init__(self, name="lengths", after=-1, meanwhile=None):
+        self.name, self.identity, self.after, self.meanwhile = name, {"model": name}, after, meanwhile
+
+    def score_many(self, records):
+        for count, record in enumerate(records):
+            if count == self.after:
+                self.meanwhile()
+            yield record | {"scores": [len(step) / 100 for step in record["steps"]]}
+
+
+def scoring(policy, input, output):
+    return score_file(Lengths(), input, output, on_error="skip")
+
+
+def searching(policy, input, output):
+    config = SearchConfig(BestOfN(4), "prod", budget=400, at_once=2)
+    return search_file(policy, Rescorer(Good()), {"model": "good"}, input, output, config)
+
+
+def rolling(policy, input, output):
+    config = MonteCarloConfig("soft", k=2, trees_at_once=1)
+    return label_monte_carlo(policy, input, output, output.with_name("rollouts.jsonl"), config)
+
+
+def two_bad(lines):
+    return b"".join([lines[0], b"{\n", *lines[1:], b"[]\n"])
+
+
+KILLED = {  # the command, its records, and how many operations it takes
+    "score": (scoring, chains(COUNT), 1 + 4 + 1 + 4 + 1),  # request, pieces, output, pieces removed, rejects
+    "search": (searching, PROBLEMS, 0),
+    "verify": (lambda policy, input, output: label_verify("arithmetic", input, output), sums(5), 0),
+    "mc": (rolling, sums(5), 0),
+}
+
+
+@in_memory
+@pytest.mark.parametrize("kind", KILLED)
+def test_a_command_killed_at_any_operation_ends_like_one_on_disk(kind, bucket, tmp_path, monkeypatch):
+    """And what a reader finds under the output's name in the meantime is nothing, or all of it."""
     monkeypatch.setattr(label_files, "FLUSH_SECONDS", 0.0)
-    write_records(tmp_path / "in.jsonl", sums(5))
-    label = LABELS[kind]
-    counts = label(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    (run, records, operations), here, policies = KILLED[kind], tmp_path / "here", {}
+    write_records(tmp_path / "in.jsonl", records)
+    if kind == "score":
+        (tmp_path / "in.jsonl").write_bytes(two_bad((tmp_path / "in.jsonl").read_bytes().splitlines(True)))
+    here.mkdir()
+    counts = run(policy := Markov(), tmp_path / "in.jsonl", here / "out.jsonl")
+    expected = contents(here)
     (bucket / "in.jsonl").upload(tmp_path / "in.jsonl")
-    for folder in killed_everywhere(
-        monkeypatch, bucket, lambda folder: label(bucket / "in.jsonl", folder / "out.jsonl")
-    ):
-        stored = contents(folder)
-        assert stored.pop("/out.jsonl") == (tmp_path / "out.jsonl").read_bytes()
-        assert b"".join(stored.values()) == (b"" if kind == "verify" else (tmp_path / "rollouts.jsonl").read_bytes())
-    assert counts.items() >= ({"trees": 5, "incorrect": 2} if kind == "verify" else {"labels": 15}).items()
+
+    def there(folder):
+        return run(policies.setdefault(folder, Markov()), bucket / "in.jsonl", folder / "out.jsonl")
+
+    def between(folder):
+        out = folder / "out.jsonl"
+        assert not out.is_file() or out.read_bytes() == expected["/out.jsonl"]
+
+    for folder in killed_everywhere(monkeypatch, bucket, there, between=between):
+        assert contents(folder) == expected
+        if kind == "search":  # nothing is drawn again, and a finished file is counted
+            assert policies[folder].sampled == policy.sampled
+            assert counts | {"prm_tokens": 0} == there(folder) | {"prm_tokens": 0, "rejected": 0}
+    assert operations in (0, len(policies) - 1)  # the last run is not killed
 
 
-def test_labels_in_a_bucket_are_those_on_disk(tiny_run, model, bucket, tmp_path, serve):
-    write_records(tmp_path / "in.jsonl", sums(3))
-    (tmp_path / "policy.json").write_text(json.dumps({"url": serve(arithmetic).url, "model": "tiny", "retries": 0}))
-    bucket.upload_folder(tmp_path)
-    for place, teacher in ((tmp_path, tiny_run.folder), (bucket, model)):
-        options = {
-            "mc": ["--policy", place / "policy.json", "--rollouts", place / "r.jsonl", "--estimate", "hard", "--k", 2],
-            "teacher": ["--model", teacher],
-            "outcomes": ["--verifier", "answer"],
-        }
-        for kind, more in options.items():
-            jprm("label", kind, *more, "--input", place / "in.jsonl", "--output", place / f"{kind}.jsonl")
-        files = ["--input", place / "mc.jsonl", "--other", place / "mc.jsonl", "--output", place / "agreed.jsonl"]
-        jprm("label", "consensus", *files)
-    for name in ("mc", "teacher", "outcomes", "agreed"):
-        assert (bucket / f"{name}.jsonl").read_bytes() == (tmp_path / f"{name}.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+@in_memory
 def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(bucket, monkeypatch):
     old, new = ({f"/{name}": version for name in names} for names, version in (("abz", b"old"), ("acz", b"new")))
 
@@ -220,27 +215,57 @@ def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(buc
         pass
 
 
-def test_data_prepared_in_a_bucket_are_those_on_disk(bucket, tmp_path, capsys):
+def test_a_scored_file_in_a_bucket_is_continued_and_of_one_request(bucket):
+    write_records(bucket / "in.jsonl", chains(COUNT))
+    (bucket / "in.jsonl").write_bytes(given := two_bad((bucket / "in.jsonl").read_bytes().splitlines(True)))
+    files = (None, bucket / "in.jsonl", bucket / "out.jsonl")
+    assert scoring(*files) == f"{bucket}/out.jsonl: {COUNT} records scored, 2 rejected"
+    assert scoring(*files) == f"{bucket}/out.jsonl: {COUNT} records scored ({COUNT} were there already), 2 rejected"
+    before = objects(bucket)
+    assert json.loads(before["/out.jsonl.info.json"])["input"] == f"{bucket}/in.jsonl"
+    (bucket / "in.jsonl").write_bytes(given + given.splitlines(True)[0].replace(b'"c0"', b'"new"'))
+    refused(ValueError, "request", scoring, *files)
+    assert objects(bucket)["/out.jsonl"] == before["/out.jsonl"]
+
+
+def test_of_two_runs_with_one_output_none_takes_what_is_the_others(bucket):
+    write_records(bucket / "in.jsonl", chains(COUNT))
+
+    def score(scorer, out):
+        score_file(scorer, bucket / "in.jsonl", bucket / out)
+
+    def refusing():
+        refused(ValueError, "request", score, Lengths(), "b.jsonl")
+
+    first = Lengths("other", 1, lambda: score(Lengths(), "a.jsonl"))
+    refused(ValueError, "begun", score, first, "a.jsonl")  # before the first piece: the later wins
+    score(Lengths("other", CHUNK + 1, refusing), "b.jsonl")  # after it the first does
+    assert [json.loads(objects(bucket)[f"/{x}.jsonl.info.json"])["model"] for x in "ab"] == ["lengths", "other"]
+    score(Lengths(), "whole.jsonl")
+    assert objects(bucket)["/a.jsonl"] == objects(bucket)["/whole.jsonl"]
+
+
+def test_the_names_of_runs_leave_out_what_they_share(tmp_path):
+    assert names_of(["gs://b/rates/seed=0", "gs://b/rates/seed=1/"]) == ["seed=0", "seed=1"]
+    assert names_of([f"{tmp_path}/a/run", f"{tmp_path}/b"]) == ["a/run", "b"]
+    assert names_of(["gs://b/run", str(tmp_path / "run")]) == ["gs://b/run", str(tmp_path / "run")]
+
+
+def test_data_prepared_in_a_bucket_are_of_one_request(bucket, capsys):
     records = chains(12)
-    write_records(tmp_path / "in.jsonl", records)
-    write_records(tmp_path / "bench.jsonl", records[3:5])
-    bucket.upload_folder(tmp_path)
-    for place in (tmp_path, bucket):
-        files = ["--source", place / "in.jsonl", "--exclude", place / "bench.jsonl", "--out", place / "data"]
-        jprm("prepare", "jsonl", *files)
-    assert list(load(bucket / "data")) == list(load(tmp_path / "data")) == records[:3] + records[5:]
-    here, there = (json.loads((place / "data/report.json").read_bytes()) for place in (tmp_path, bucket))
-    assert json.loads(json.dumps(there).replace(str(bucket), str(tmp_path))) == here
-    jprm("prepare", "jsonl", *files)
-    assert "10" in capsys.readouterr().err
+    write_records(bucket / "in.jsonl", records)
+    command = ["prepare", "jsonl", "--source", f"{bucket}/in.jsonl", "--out", f"{bucket}/data"]
+    for _ in range(2):
+        jprm(*command)
+    assert list(load(bucket / "data")) == records
     (bucket / "in.jsonl").write_bytes(b"{}\n")
-    assert cli.main(["prepare", "jsonl", *map(str, files), "--overwrite"]) == 2
-    assert f"{bucket}/in.jsonl:1: " in capsys.readouterr().err and len(load(bucket / "data")) == 10
-    assert cli.main(["prepare", "jsonl", *map(str, files)]) == 2
+    assert cli.main([*command, "--overwrite"]) == 2
+    assert f"{bucket}/in.jsonl:1: " in capsys.readouterr().err and len(load(bucket / "data")) == 12
+    assert cli.main(command) == 2
     assert "sha256" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("bucket", ["memory"], indirect=True)
+@in_memory
 def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatch):
     prm = untrained(tmp_path / "run")
     (tmp_path / "run/calibration.json").write_text("{}")
@@ -278,9 +303,6 @@ def test_a_model_converted_in_a_bucket_scores_there(tiny_run, bucket, tmp_path):
         [record["scores"] for record in read_records(bucket / f"{name}.jsonl")] for name in ("run", "out")
     )
     assert of_out == [pytest.approx(scores, abs=1e-5) for scores in of_run]  # other layouts of the same products
-    jprm("prepare", "jsonl", "--source", bucket / "in.jsonl", "--out", bucket / "data")
-    jprm("score", "--model", bucket / "run", "--input", bucket / "data", "--output", bucket / "prepared.jsonl")
-    assert list(read_records(bucket / "prepared.jsonl")) == list(read_records(bucket / "run.jsonl"))
     (bucket / "adapter.json").write_bytes((bucket / "out/adapter.json").read_bytes())
     files = ["--input", bucket / "in.jsonl", "--output", bucket / "again.jsonl"]
     jprm("score", "--model", bucket / "out", "--adapter", bucket / "adapter.json", *files)

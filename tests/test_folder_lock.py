@@ -8,10 +8,11 @@ import types
 
 import pytest
 import tiny_run as tiny
+from buckets import objects
 from refusing import refused
 
 from jprm.io import folders
-from jprm.io.folders import FILE, DiskLock
+from jprm.io.folders import FILE, BucketLock, DiskLock
 from jprm.train import Trainer
 
 HOLD = """
@@ -54,77 +55,76 @@ def start(tmp_path):
         process.communicate()
 
 
-def said(process):
-    return process.stdout.readline()
+@pytest.fixture
+def hold(start):
+    """Starts a process that holds the folder, after it has said so or that it takes it over."""
+
+    def hold(*machine, takes_over=False):
+        process = start(*machine)
+        assert not takes_over or "taking over" in process.stdout.readline()
+        assert process.stdout.readline() == "holding\n"
+        return process
+
+    return hold
 
 
-def test_a_live_run_is_refused_and_a_killed_one_is_followed_at_once(start, tmp_path):
-    first = start()
-    assert said(first) == "holding\n"
-    _, refusal = start().communicate(timeout=60)
-    assert f"process {first.pid} on" in refusal and "use another --workdir" in refusal
-    first.kill(), first.wait()
+def killed(process):
+    process.kill()
+    process.wait()
+
+
+def refuses(start, holder, *machine):
+    assert f"process {holder.pid} on" in start(*machine).communicate(timeout=60)[1]
+
+
+def test_a_live_run_is_refused_and_a_killed_one_is_followed_at_once(start, hold, tmp_path):
+    first = hold()
+    refuses(start, first)
+    killed(first)
     began = time.monotonic()
     DiskLock(tmp_path).attempt()  # in this process, without a beat's wait
     assert time.monotonic() - began < 1
 
 
-def test_a_run_that_ends_leaves_nothing(start, tmp_path):
-    first = start()
-    assert said(first) == "holding\n"
+def test_a_run_that_ends_leaves_nothing(hold, tmp_path):
+    first = hold()
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     first.communicate("end\n", timeout=60)
     assert first.returncode == 0 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("locks", ["flock", "none"])
-def test_a_run_of_another_machine_is_refused_while_it_beats(start, locks):
-    first = start("another machine", locks)
-    assert said(first) == "holding\n"
-    _, refusal = start("", locks).communicate(timeout=60)
-    assert f"process {first.pid} on" in refusal
+def test_a_run_of_another_machine_is_refused_while_it_beats_and_then_followed(start, hold, locks):
+    first = hold("another machine", locks)
+    refuses(start, first, "", locks)
+    killed(first)
+    hold("", locks, takes_over=True)
 
 
-def test_the_lock_that_a_vanished_host_left_is_taken_over(start, tmp_path):
+def test_the_lock_that_a_vanished_host_left_is_taken_over(start, hold):
     """A stopped process keeps its lock and beats no more, like a host that is cut off. When it is back, it ends."""
-    first = start("another machine")
-    assert said(first) == "holding\n"
+    first = hold("another machine")
     first.send_signal(signal.SIGSTOP)
-    second = start()
-    assert "gave no sign of life for 0.8 s: taking over" in said(second) and said(second) == "holding\n"
+    second = hold(takes_over=True)
     first.send_signal(signal.SIGCONT)
-    assert first.wait(timeout=60) == 1
-    error = first.stderr.read()
-    assert "folder" in error
-    _, refusal = start().communicate(timeout=60)
-    assert f"process {second.pid} on" in refusal
+    assert first.wait(timeout=60) == 1 and "folder" in first.stderr.read()
+    refuses(start, second)
     assert second.poll() is None
 
 
-@pytest.mark.parametrize("locks", ["flock", "none"])
-def test_a_killed_run_of_another_machine_is_followed_after_the_missing_beats(start, locks):
-    first = start("another machine", locks)
-    assert said(first) == "holding\n"
-    first.kill(), first.wait()
-    assert "taking over" in said(second := start("", locks)) and said(second) == "holding\n"
+def test_a_killed_run_of_this_machine_needs_no_locks_to_be_followed_at_once(hold):
+    killed(hold("", "none"))
+    hold("", "none")
 
 
-def test_a_killed_run_of_this_machine_needs_no_locks_to_be_followed_at_once(start):
-    first = start("", "none")
-    assert said(first) == "holding\n"
-    first.kill(), first.wait()
-    assert said(start("", "none")) == "holding\n"
-
-
-def test_a_child_that_outlives_its_run_holds_nothing(start, tmp_path):
-    first = start()
-    assert said(first) == "holding\n"
+def test_a_child_that_outlives_its_run_holds_nothing(hold, tmp_path):
+    first = hold()
     text = (tmp_path / FILE).read_bytes()
-    first.kill(), first.wait()
+    killed(first)
     (tmp_path / FILE).write_bytes(text)
     with open(tmp_path / FILE, "rb") as inherited:
         assert folders._locked(inherited)
-        assert said(start()) == "holding\n"
+        hold()
 
 
 def test_a_damaged_file_is_no_holder(tmp_path):
@@ -135,8 +135,8 @@ def test_a_damaged_file_is_no_holder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_trainer_refuses_a_folder_in_which_another_trains(start, tmp_path, one_device):
-    assert said(first := start()) == "holding\n"
+def test_a_trainer_refuses_a_folder_in_which_another_trains(hold, tmp_path, one_device):
+    first = hold()
     data = tiny.make_data(tmp_path / "data")
     before = sorted(path.name for path in tmp_path.iterdir())
     refused(ValueError, f"{first.pid}", Trainer, tiny.experiment(data), tmp_path)
@@ -150,3 +150,47 @@ def test_a_trainer_gives_its_folder_free(tmp_path, one_device, monkeypatch):
         with Trainer(tiny.experiment(data), tmp_path / "run"):
             assert (tmp_path / "run" / FILE).exists()
         assert not (tmp_path / "run" / FILE).exists()
+
+
+def lock(folder, boot="", pid=None):
+    """A lock as of a machine of this name ('' is this one)."""
+    made = BucketLock(folder)
+    made._me |= ({"boot": boot, "host": boot} if boot else {}) | ({"pid": pid} if pid else {})
+    return made
+
+
+def test_one_run_at_a_time_holds_a_bucket_s_folder(bucket, monkeypatch):
+    monkeypatch.setattr(folders, "BEAT", 0.05)
+    monkeypatch.setattr(folders, "MISSED", 1000)  # a busy machine may miss many
+    first, other = lock(bucket), lock(bucket, "elsewhere")
+    assert first.attempt()
+    with pytest.raises(ValueError, match=FILE):
+        while not other.attempt():
+            pass
+    first.release()
+    assert not objects(bucket) and other.attempt()
+    other._ended.set()  # its machine dies: no beat any more
+    other._beating.join()
+    monkeypatch.setattr(folders, "MISSED", 3)
+    third, late = lock(bucket, "third"), lock(bucket, "late")
+    while not third.attempt():
+        pass
+    with pytest.MonkeyPatch.context() as patch:  # another that found the same run gone, and comes a moment later
+        (bucket / FILE / str(other._number)).write_bytes(b"{}")
+        patch.setattr(late, "_numbers", lambda: [other._number])
+        patch.setattr(late, "_gone", lambda *_: True)
+        assert not late.attempt()
+    assert third._mine() and not other._mine()  # at its next beat the other would end
+    third.release()
+
+
+def test_a_run_that_was_killed_on_this_machine_is_followed_at_once(bucket):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = lock(bucket, pid=dead.pid)
+    left._number = 7
+    left._write(3, new=True)
+    new = lock(bucket)
+    assert new.attempt() and list(objects(bucket)) == [f"/{FILE}/8"]
+    new.release()
+    assert not objects(bucket)

@@ -1,7 +1,6 @@
 """Reinforcement learning with policy, PRM, problems and run in a bucket."""
 
 import json
-import uuid
 
 import pytest
 from buckets import objects
@@ -19,10 +18,7 @@ from jprm.train.callbacks import Watchdog
 
 
 @pytest.mark.slow  # a run of seconds, started four times
-@pytest.mark.parametrize("place", ["memory", "s3", "gcs"])
-def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(place, request, data, whole, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    bucket = Remote(f"{'memory://bucket' if place == 'memory' else request.getfixturevalue(place)}/{uuid.uuid4().hex}")
+def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(bucket, data, whole, monkeypatch):  # noqa: F811
     (bucket / "data").upload_folder(data)
     for name in ("policy", "prm"):
         (bucket / "data" / name / "checkpoints/1" / MARK).write_bytes(b"")
