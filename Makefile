@@ -18,9 +18,10 @@
 #   make annotate-demo                 human labels in a loop, by simulated annotators, after make quickstart
 #   make storm                         kills one run thirty times; it must end bit for bit like an undisturbed one
 #   make storm-commands                kills every command a hundred times in all; the same bytes must come out
-#                                      (STORM=--edits: config, code or data change after a kill; nothing stale is left)
+#   make storm-edits                   changes a config, code or data after a kill; nothing stale is left
 #   make storm-rl                      kills a learner and its samplers fifty times; the learner ends its run
 #   make storm-fleet EXTRAS=test,ray   scores and labels on a Ray cluster whose nodes and servers are killed
+#   make storm-annotate                kills the labelling server under three annotators; what it confirmed is there once
 #   make soak-input                    reads 200 M tokens from shards, killed in every phase; the same batches (STORM=--tokens 2e9)
 #   make bench                         speed beside common alternatives: experiments/bench/RESULTS.md
 #   make train-prm800k                 SmolLM2-135M on PRM800K, and its evaluation
@@ -48,7 +49,7 @@ PRM800K := $(JPRM_DATA)/prm800k
 PROCESSBENCH := $(JPRM_DATA)/processbench
 POOL := $(JPRM_DATA)/pools/gsm8k_chatgpt_n19.jsonl
 
-.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl storm storm-commands storm-rl storm-fleet soak-input bench train-prm800k evaluate-prm800k clean
+.PHONY: test gate gpu-check gpu-checked gpu-aot lint types fuzz install locked docs tutorial quickstart code-world quickstart-rl storm soak-input bench train-prm800k evaluate-prm800k clean
 .DELETE_ON_ERROR:
 
 test: install
@@ -93,20 +94,13 @@ tutorial: install
 	$(BIN)/python -m pytest tests/test_tutorial.py
 
 # Each writes to a fresh folder in runs/, which git ignores.
-storm: install
-	$(BIN)/python tests/pod_storm.py runs/storm_$$(date +%Y%m%d_%H%M%S) $(STORM)
+STORMS := storm-pod storm-commands storm-edits storm-rl storm-fleet storm-input storm-annotate
+.PHONY: $(STORMS)
+$(STORMS): storm-%: install
+	$(BIN)/python tests/storm.py $* runs/storm_$*_$$(date +%Y%m%d_%H%M%S) $(STORM)
 
-storm-commands: install
-	$(BIN)/python tests/command_storm.py runs/storm_commands_$$(date +%Y%m%d_%H%M%S) $(STORM)
-
-storm-rl: install
-	$(BIN)/python tests/rl_storm.py runs/storm_rl_$$(date +%Y%m%d_%H%M%S) $(STORM)
-
-storm-fleet: install
-	PYTHONPATH=tests $(BIN)/python tests/fleet_storm.py runs/storm_fleet_$$(date +%Y%m%d_%H%M%S) $(STORM)
-
-soak-input: install
-	PYTHONPATH=tests $(BIN)/python tests/input_soak.py runs/soak_input_$$(date +%Y%m%d_%H%M%S) $(STORM)
+storm: storm-pod
+soak-input: storm-input
 
 install: $(INSTALLED) $(SMOLLM2)
 

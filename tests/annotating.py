@@ -124,7 +124,7 @@ class Desk:
 
 
 class Process:
-    """A server as a process, on a port of its own, to be killed. It loads no model."""
+    """A server as a process, on a port of its own, to be killed and started again. It loads no model."""
 
     CODE = (
         "import sys, resource; from jprm.apps.annotate.app import serve; from jprm.apps.web import Listen;"
@@ -134,8 +134,12 @@ class Process:
 
     def __init__(self, folder, limit=0):
         self.port = free_port()
-        command = [sys.executable, "-c", self.CODE, str(folder), str(self.port), str(limit)]
-        self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.command = [sys.executable, "-c", self.CODE, str(folder), str(self.port), str(limit)]
+        self.start()
+
+    def start(self):
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(self.command, cwd=REPOSITORY, **silent)
         end = time.monotonic() + 60
         while True:
             try:
@@ -145,11 +149,11 @@ class Process:
                 assert time.monotonic() < end and self.process.poll() is None, "the server did not start"
                 time.sleep(0.01)
 
-    def post(self, path, body):
+    def post(self, path, body, name="ana"):
         """Returns (status, answer); (None, None) where the server is gone."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/annotators/ana/{path}", data, {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{self.port}/v1/annotators/{name}/{path}", data, {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:

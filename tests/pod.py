@@ -1,4 +1,4 @@
-"""Starts, signals and waits for several `jprm` processes on this machine, as a scheduler does with hosts."""
+"""Starts, signals and waits for several processes on this machine, as a scheduler does with hosts."""
 
 import os
 import pathlib
@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+"""Variables of processes that start often: most of a start is compiling."""
 
 
 def free_port() -> int:
@@ -25,61 +27,120 @@ def environment(devices: int = 1) -> dict[str, str]:
     return env
 
 
-class Pod:
-    """`count` processes with `devices` simulated CPU devices each. A context manager: none outlives its block."""
+class Processes:
+    """Processes by name, each with a log. A context manager: none outlives its block."""
 
-    def __init__(self, folder: pathlib.Path, count: int, devices: int):
-        self.folder, self.count, self.devices = folder, count, devices
-        self.children: list[subprocess.Popen] = []
+    def __init__(self, folder: pathlib.Path, env: dict[str, str] | None = None):
+        self.folder, self.env = folder, env or environment()
+        self.children: dict[str, subprocess.Popen] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self, command: Sequence[str]) -> None:
-        """Every process runs `python COMMAND --distributed INDEX/COUNT@HOST:PORT`; one alone, `python COMMAND`."""
-        port, env = free_port(), environment(self.devices)
-        for index in range(self.count):
-            where = ["--distributed", f"{index}/{self.count}@localhost:{port}"] if self.count > 1 else []
-            with (self.folder / f"log.{index}").open("w") as log:
-                self.children.append(
-                    subprocess.Popen([sys.executable, *command, *where], env=env, stdout=log, stderr=log)
-                )
+    def run(self, name: str, *command: str) -> subprocess.Popen:
+        """Starts `python COMMAND`, with a log of its own."""
+        with (self.folder / f"log.{name}").open("w") as log:
+            command = (sys.executable, *command)
+            self.children[name] = subprocess.Popen(
+                command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        return self.children[name]
 
-    def log(self, index: int = 0) -> str:
-        return (self.folder / f"log.{index}").read_text(errors="replace")
+    def log(self, name: str | int = 0) -> str:
+        return (self.folder / f"log.{name}").read_text(errors="replace")
 
-    def until(self, seen: Callable[[], bool], seconds: float = 900) -> bool:
-        """Waits for what is to be seen; False where a process ended before it was."""
+    def ended(self, names: Iterable[str] = ()) -> bool:
+        """Whether one of the processes, or of these, has ended."""
+        return any(self.children[name].poll() is not None for name in names or self.children)
+
+    def until(self, seen: Callable[[], bool], seconds: float = 3600, names: Iterable[str] = ()) -> bool:
+        """Waits for what is to be seen; False where a process, or one of these, ended before it was."""
         end = time.monotonic() + seconds
         while not seen():
-            if any(child.poll() is not None for child in self.children):
+            if self.ended(names):
                 return False
             if time.monotonic() > end:
-                raise TimeoutError(f"not seen in {seconds} s; log of process 0: {self.log()[-3000:]}")
-            time.sleep(0.005)
+                raise TimeoutError(f"not seen in {seconds} s; a log: {self.log(next(iter(self.children)))[-3000:]}")
+            time.sleep(0.002)
         return True
 
-    def wait(self, grace: float = 60, seconds: float = 900) -> list[int]:
-        """The exit statuses, when all have ended; once one has failed, those that go on for `grace` s are killed."""
-        end, failed = time.monotonic() + seconds, None
-        while any(child.poll() is None for child in self.children):
-            if failed is None and any(child.poll() for child in self.children):
-                failed = time.monotonic()
-            if time.monotonic() > end or (failed is not None and time.monotonic() > failed + grace):
-                self.signal(signal.SIGKILL)
-            time.sleep(0.02)
-        statuses = [child.wait() for child in self.children]
-        self.children = []
-        return statuses
+    def signal(self, number: int, *names: str) -> None:
+        """To all processes, or to these."""
+        for name in names or self.children:
+            if self.children[name].poll() is None:
+                self.children[name].send_signal(number)
 
-    def signal(self, number: int, index: int | None = None) -> None:
-        """To one process or to all."""
-        for child in self.children if index is None else [self.children[index]]:
-            if child.poll() is None:
-                child.send_signal(number)
+    def kill(self, *names: str) -> None:
+        self.signal(signal.SIGKILL, *names)
+        for name in names or self.children:
+            self.children[name].wait()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.signal(signal.SIGKILL)
-        for child in self.children:
-            child.wait()
+        self.kill()
+
+
+class Pod(Processes):
+    """`count` processes with `devices` simulated CPU devices each, named by their index."""
+
+    def __init__(self, folder: pathlib.Path, count: int, devices: int):
+        super().__init__(folder, environment(devices))
+        self.count = count
+
+    def start(self, command: Sequence[str]) -> None:
+        """Every process runs `python COMMAND --distributed INDEX/COUNT@HOST:PORT`; a single one, `python COMMAND`."""
+        port = free_port()
+        for index in range(self.count):
+            where = ["--distributed", f"{index}/{self.count}@localhost:{port}"] if self.count > 1 else []
+            self.run(str(index), *command, *where)
+
+    def complete(self, command: Sequence[str], seconds: float = 900) -> list[str]:
+        """Starts, waits until all have ended well, and returns their logs."""
+        self.start(command)
+        statuses = self.wait(seconds=seconds)
+        logs = [self.log(index) for index in range(self.count)]
+        assert set(statuses) == {0}, "".join(log[-3000:] for log in logs)
+        return logs
+
+    def wait(self, grace: float = 60, seconds: float = 900) -> list[int]:
+        """The exit statuses, when all have ended; once one has failed, those that go on for `grace` s are killed."""
+        children = self.children.values()
+        end, failed = time.monotonic() + seconds, None
+        while any(child.poll() is None for child in children):
+            if failed is None and any(child.poll() for child in children):
+                failed = time.monotonic()
+            if time.monotonic() > end or (failed is not None and time.monotonic() > failed + grace):
+                self.signal(signal.SIGKILL)
+            time.sleep(0.02)
+        return [child.wait() for child in children]
+
+
+class Servers(Processes):
+    """Servers, `python COMMAND --port PORT`, that come back on the ports they had."""
+
+    def __init__(self, folder: pathlib.Path, count: int, *command: str, env: dict[str, str] | None = None):
+        super().__init__(folder, env)
+        self.command, self.ports = command, {f"server{i}": free_port() for i in range(count)}
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(f"http://localhost:{port}" for port in self.ports.values())
+
+    def begin(self) -> None:
+        """Starts those that are not there."""
+        for name, port in self.ports.items():
+            if name not in self.children or self.ended([name]):
+                self.run(name, *self.command, "--port", str(port))
+
+    def answer(self, enough: Callable[[Iterable[bool]], bool] = all, seconds: float = 120) -> None:
+        """Starts those that are not there until all are reached, or as many as are enough."""
+        end = time.monotonic() + seconds
+        while not enough([reached(port) for port in self.ports.values()]):
+            assert time.monotonic() < end, [self.log(name)[-2000:] for name in self.ports]
+            self.begin()
+            time.sleep(0.2)
+
+
+def reached(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("localhost", port)) == 0

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from refusing import refused
-from tiny_rl import POLICY, experiment, make, save_run, servable
+from tiny_rl import POLICY, by_engine, experiment, make, save_run, servable
 from tiny_run import one_device
 
 from jprm.checkpoints.safetensors import Tensors
@@ -240,11 +240,7 @@ def test_a_policy_is_exported_whole(learner, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_samples_from_a_server(served, tmp_path):
-    data = servable(tmp_path / "data")
-    config = experiment(
-        data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=3, max_tokens=12,
-        engine=EngineConfig(served.url, dtype="float32", tolerance=1e-3, folder=str(tmp_path / "pushed")),
-    )  # fmt: skip
+    config = by_engine(servable(tmp_path / "data"), served.url, tmp_path / "pushed", updates=3)
     with one_device():
         result = loop.train(config, tmp_path / "run")
     best = result["evaluations"][result["best"]]["update"]

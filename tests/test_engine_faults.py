@@ -1,72 +1,58 @@
 """Samplers on hosts of their own: real processes of `jprm engine`, killed while the learner learns."""
 
+import contextlib
 import dataclasses
 import json
-import time
 
 import httpx2
 import numpy as np
 import pytest
+from pod import QUICK, Servers, environment
 from refusing import refused
-from rl_storm import Processes, servable
 from test_rl_processes import numbers_of
-from tiny_rl import experiment
+from tiny_rl import by_engine, servable
 from tiny_run import lines, one_device
 
-from jprm.experiment import OptimizerConfig
+from jprm.experiment import OptimizerConfig, from_json, to_json
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop
-from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.config import RLExperiment
 from jprm.train.callbacks import Watchdog
 
-ENGINE = dict(dtype="float32", tolerance=1e-3, timeout_s=60, patience_s=2.0)
 
-
-def learnt_by(urls, data, **changes):
-    return experiment(
-        data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=6, minibatches=1,
-        evaluate_every=6, reference=False, max_tokens=12,
-        optimizer=OptimizerConfig(learning_rate=0.01, decay="constant", eps=0.1), engine=EngineConfig(urls, **ENGINE),
-        **changes,
-    )  # fmt: skip
-
-
-def answering(processes):
-    """Starts the samplers, and waits until both answer."""
-    processes.samplers()
-    for url in processes.urls:
-        end = time.monotonic() + 120
-        while True:
-            try:
-                httpx2.get(f"{url}/health", timeout=5)
-                break
-            except httpx2.HTTPError:
-                assert time.monotonic() < end, [processes.log(name)[-2000:] for name in processes.children]
-                time.sleep(0.2)
+@contextlib.contextmanager
+def samplers(folder, count):
+    """Engines that sample by the policy of `folder/data`."""
+    command = ("-m", "jprm", "engine", str(servable(folder / "data") / "policy"), "--rows", "16")
+    with Servers(folder / "logs", count, *command, env=QUICK | environment()) as servers:
+        servers.answer()
+        yield servers
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stale", [0, 1])
 def test_samplers_that_are_killed_do_not_end_the_learner(tmp_path, monkeypatch, stale):
     """One from update 2 on, both at 4; they are back at update 5. What is drawn does not depend on who draws it."""
-    data, at = servable(tmp_path / "data"), Watchdog.at
-    with Processes(tmp_path, 2) as processes, one_device():
-        answering(processes)
-        names = list(processes.children)
-        options = dict(stale=stale, objective_options={"truncate": 2.0} if stale else {})
-        whole = loop.train(learnt_by(processes.urls, data, **options), tmp_path / "whole")
+    data, at = tmp_path / "data", Watchdog.at
+    with samplers(tmp_path, 2) as servers, one_device():
+        config = by_engine(
+            data, servers.urls, updates=6, minibatches=1, evaluate_every=6, reference=False, stale=stale,
+            objective_options={"truncate": 2.0} if stale else {},
+            optimizer=OptimizerConfig(learning_rate=0.01, decay="constant", eps=0.1),
+        )  # fmt: skip
+        whole = loop.train(config, tmp_path / "whole")
 
         def killing(self, update, phase):
             at(self, update, phase)
             if (update, phase) == (2, "sampling"):
-                processes.kill(names[0])
+                servers.kill("server0")
             elif (update, phase) == (4, "sampling"):
-                processes.kill(*names)
+                servers.kill()
             elif (update, phase) == (5, "sampling"):
-                answering(processes)
+                servers.answer()
 
         monkeypatch.setattr(Watchdog, "at", killing)
-        result = loop.train(learnt_by(processes.urls, data, **options), tmp_path / "run")
+        result = loop.train(config, tmp_path / "run")
     assert result["finished"] and result["update"] == 6
     rows = [row for row in lines(tmp_path / "run") if "loss" in row]
     assert sum(row["left_out"] for row in rows) >= 2 and sum(row["drawn_here"] for row in rows) >= 16
@@ -79,10 +65,8 @@ def test_samplers_that_are_killed_do_not_end_the_learner(tmp_path, monkeypatch, 
 
 @pytest.mark.slow
 def test_what_an_engine_is_asked_wrongly_is_refused_and_it_goes_on(tmp_path):
-    data = servable(tmp_path / "data")
-    with Processes(tmp_path, 1) as processes:
-        answering(processes)
-        (url,) = processes.urls
+    with samplers(tmp_path, 1) as servers:
+        (url,) = servers.urls
         params = {"max_new_tokens": 4, "sampling_seed": 3, "temperature": 1.0}
 
         def status(path, body):
@@ -106,14 +90,11 @@ def test_what_an_engine_is_asked_wrongly_is_refused_and_it_goes_on(tmp_path):
         np.testing.assert_allclose(found, [x for x, _, _ in reply["output_token_logprobs"]], atol=1e-4)
         reply = status(*wrong[3][:2])
         assert reply.status_code == 400 and "nothing" in reply.json()["error"]["message"]
-        assert status("/update_weights_from_disk", {"model_path": str(data / "policy")}).json()["success"]
+        assert status("/update_weights_from_disk", {"model_path": str(tmp_path / "data/policy")}).json()["success"]
 
 
 def test_addresses_are_checked_and_read_from_json(tmp_path):
-    from jprm.experiment import from_json, to_json
-    from jprm.methods.rl.config import RLExperiment
-
-    config = learnt_by(("http://a:1", "http://b:2/"), tmp_path)
+    config = by_engine(tmp_path, ("http://a:1", "http://b:2/"))
     assert from_json(RLExperiment, json.loads(json.dumps(to_json(config)))) == config
     assert config.engine.urls == ("http://a:1", "http://b:2")
     assert dataclasses.replace(config.engine, url="http://a:1").urls == ("http://a:1",)

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import tiny_run as tiny
-from fleet_storm import completion
 from refusing import refused
+from stub_server import completion
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from test_shards import arithmetic, files, verify  # noqa: F401  (a fixture)
 from tiny_run import chains, pool_of, trees

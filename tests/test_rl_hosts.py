@@ -58,18 +58,22 @@ def start(folder, run, processes, fault=None, **changes):
         return pod.wait(grace=10), [pod.log(i) for i in range(processes)]
 
 
+def ended(folder, run, processes, **changes):
+    """As `start`, with processes that all end well; returns their logs."""
+    statuses, logs = start(folder, run, processes, **changes)
+    assert statuses == [0] * processes, "".join(log[-3000:] for log in logs)
+    return logs
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    found = tmp_path_factory.mktemp("hosts")
-    make(found / "data")
-    return found
+    return make(tmp_path_factory.mktemp("hosts") / "data").parent
 
 
 @pytest.fixture(scope="module")
 def whole(folder):
     """A learner and a host that samples."""
-    statuses, logs = start(folder, "whole", 2, sampling_hosts=1)
-    assert statuses == [0, 0], logs[0][-3000:] + logs[1][-3000:]
+    logs = ended(folder, "whole", 2, sampling_hosts=1)
     assert "Correct answers" in logs[0] and "Correct answers" not in logs[1]
     return folder / "whole"
 
@@ -86,7 +90,7 @@ def equal(run, other):
 
 @pytest.mark.slow
 def test_a_learner_learns_from_a_sampling_host_what_one_process_learns_from_itself(folder, whole):
-    assert start(folder, "alone", 1)[0] == [0]
+    ended(folder, "alone", 1)
     assert [line["behind"] for line in lines(whole) if "behind" in line] == [0, 1, 1, 1]
     equal(whole, folder / "alone")
 
@@ -103,8 +107,7 @@ def test_the_command_continues_after_any_host_was_killed_or_got_sigterm(folder, 
             assert statuses[process] == -number and 0 not in statuses
         else:
             assert statuses == [143, 143] and all("the same command continues" in log for log in logs)
-    statuses, logs = start(folder, "killed", 2, sampling_hosts=1, checkpoint_every=1)
-    assert statuses == [0, 0], logs[0][-3000:] + logs[1][-3000:]
+    ended(folder, "killed", 2, sampling_hosts=1, checkpoint_every=1)
     equal(folder / "killed", whole)
 
 
@@ -114,8 +117,7 @@ def test_samples_that_wait_are_learnt_by_a_job_of_another_kind(folder, whole):
     fault = (0, 3, "updating", int(signal.SIGKILL))
     assert start(folder, "mixed", 2, fault, sampling_hosts=1, checkpoint_every=1)[0][0] == -signal.SIGKILL
     assert start(folder, "mixed", 1, (0, 3, "updating", int(signal.SIGTERM)), checkpoint_every=1)[0] == [143]
-    statuses, logs = start(folder, "mixed", 2, sampling_hosts=1, checkpoint_every=1)
-    assert statuses == [0, 0], logs[0][-3000:] + logs[1][-3000:]
+    ended(folder, "mixed", 2, sampling_hosts=1, checkpoint_every=1)
     equal(folder / "mixed", whole)
 
 
@@ -123,8 +125,7 @@ def test_samples_that_wait_are_learnt_by_a_job_of_another_kind(folder, whole):
 def test_two_learners_and_two_sampling_hosts_learn_what_two_processes_learn(folder):
     runs = {"apart": (4, 2), "in_turn": (2, 0)}
     for run, (processes, hosts) in runs.items():
-        statuses, logs = start(folder, run, processes, sampling_hosts=hosts)
-        assert statuses == [0] * processes, "".join(log[-2000:] for log in logs)
+        ended(folder, run, processes, sampling_hosts=hosts)
     apart, in_turn = (untimed(lines(folder / run)) for run in runs)
     for name in ("sampled_tokens", "gold", "reward"):  # the same ids were drawn
         assert [line.get(name) for line in apart] == [line.get(name) for line in in_turn]
@@ -224,6 +225,4 @@ assert multihost.shared(here) == [0, 1, 2]
 
 def test_groups_of_processes_compute_and_decide_apart_and_write_to_each_other(tmp_path):
     with Pod(tmp_path, 3, 2) as pod:
-        pod.start(["-c", GROUPS])
-        assert pod.wait(seconds=120) == [0, 0, 0], "".join(pod.log(i)[-2000:] for i in range(3))
-        assert "process 2 failed: ZeroDivisionError" in pod.log(1)
+        assert "process 2 failed: ZeroDivisionError" in pod.complete(["-c", GROUPS], seconds=120)[1]

@@ -1,5 +1,6 @@
 """Reinforcement learning by two processes: equal to one, and bit for bit to itself when it was stopped."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -7,13 +8,10 @@ import pytest
 from pod import Pod
 from test_engine import Served
 from test_rl_loop import params_of
-from tiny_rl import ahead, experiment, make, servable, stormy
+from tiny_rl import ahead, by_engine, make, servable, stormy
 from tiny_run import lines, one_device, untimed, write_experiment
 
-from jprm.experiment import OptimizerConfig
-from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop, samples, sampling
-from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import fresh
 
 pytestmark = pytest.mark.slow  # a minute: process 1 finds none of its programs in jax's cache, which process 0 writes
@@ -53,51 +51,37 @@ ENGINE = """
 import pathlib, sys
 from jprm import multihost
 multihost.start(sys.argv[-1])
-import test_rl_processes as tests
+import tiny_rl
 from jprm.methods.rl import loop
 folder = pathlib.Path(sys.argv[1])
-loop.train(tests.sampled_by(sys.argv[2], folder / "data", folder / "pushed"), folder / "two")
+loop.train(tiny_rl.by_engine(folder / "data", sys.argv[2], folder / "pushed", updates=2), folder / "two")
 """
-
-
-def sampled_by(url, data, pushed):
-    return experiment(
-        data, prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), updates=2, max_tokens=12,
-        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
-        engine=EngineConfig(url, dtype="float32", tolerance=1e-3, folder=str(pushed)),
-    )  # fmt: skip
 
 
 def small(data):
     return ahead(data, evaluate_every=4)
 
 
-class written:
+@contextlib.contextmanager
+def written(path):
     """Writes the ids of every update's samples in order into a file."""
+    every = []
 
-    def __init__(self, path):
-        self.path, self.drawn = path, []
+    def sample(policy, problems, n, *, seed, update, costs):
+        drawn = samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
+        every.append([update, [[one.ids for one in samples] for samples in drawn]])
+        return drawn
 
-    def __enter__(self):
-        def sample(policy, problems, n, *, seed, update, costs):
-            drawn = samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
-            self.drawn.append([update, [[one.ids for one in samples] for samples in drawn]])
-            return drawn
-
-        sampling.sample = sample
-
-    def __exit__(self, *_):
-        sampling.sample = samples.sample
-        self.path.write_text(json.dumps(self.drawn))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "sample", sample)
+        yield
+    path.write_text(json.dumps(every))
 
 
 def pod(folder, name, devices):
     make(folder / "data")
     with Pod(folder, 2, devices) as both:
-        both.start(["-c", CHILD, str(folder), name])
-        statuses = both.wait()
-        assert statuses == [0, 0], both.log(0)[-3000:] + both.log(1)[-3000:]
-        return folder, [both.log(0), both.log(1)]
+        return folder, both.complete(["-c", CHILD, str(folder), name])
 
 
 @pytest.fixture(scope="module")
@@ -165,20 +149,18 @@ def test_the_command_continues_a_run_and_process_0_prints_its_verdict(both, tmp_
     file = write_experiment(tmp_path / "rl.py", small(folder / "data"))
     before = (folder / "whole/rl.json").read_bytes()
     with Pod(tmp_path, 2, 1) as again:
-        again.start(["-m", "jprm", "rl", str(file), "--workdir", str(folder / "whole")])
-        assert again.wait() == [0, 0], again.log(0)[-3000:] + again.log(1)[-3000:]
-    assert "Correct answers went from" in again.log(0) and "Correct answers" not in again.log(1)
+        logs = again.complete(["-m", "jprm", "rl", str(file), "--workdir", str(folder / "whole")])
+    assert "Correct answers" in logs[0] and "Correct answers" not in logs[1]
     assert (folder / "whole/rl.json").read_bytes() == before
 
 
 def test_a_server_samples_for_two_processes_what_it_samples_for_one(serve, tmp_path):
     served, data = Served(serve), servable(tmp_path / "data")
     with one_device(2):
-        alone = loop.train(sampled_by(served.url, data, tmp_path / "alone_pushed"), tmp_path / "one")
+        alone = loop.train(by_engine(data, served.url, tmp_path / "alone_pushed", updates=2), tmp_path / "one")
     pushes = len(served.updates)
     with Pod(tmp_path, 2, 1) as pod:
-        pod.start(["-c", ENGINE, str(tmp_path), served.url])
-        assert pod.wait() == [0, 0], pod.log(0)[-3000:] + pod.log(1)[-3000:]
+        pod.complete(["-c", ENGINE, str(tmp_path), served.url])
     assert len(served.updates) == 2 * pushes == 2 * 3  # by process 0 alone
     together = json.loads((tmp_path / "two/rl.json").read_bytes())
     assert [evaluation["gold_P"] for evaluation in together["evaluations"]] == [

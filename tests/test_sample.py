@@ -6,7 +6,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from command_storm import serving
 from refusing import refused
 from stub_server import reply
 from test_sampler import Letters, make
@@ -144,12 +143,11 @@ def test_the_entropy_is_of_the_most_probable_tokens():
 
 
 @pytest.fixture
-def server(folder):
+def server(folder, serve):
     """A policy's file, whose server answers by the seed."""
-
-    with serving(lambda number, body: reply(f"so\n\nthe answer is {body['seed'] % 3}", tokens=7)) as url:
-        (folder / "policy.json").write_text(json.dumps({"url": url, "model": "stub"}))
-        yield folder
+    url = serve(lambda number, body: reply(f"so\n\nthe answer is {body['seed'] % 3}", tokens=7)).url
+    (folder / "policy.json").write_text(json.dumps({"url": url, "model": "stub"}))
+    return folder
 
 
 def command(folder, *words):

@@ -10,6 +10,7 @@ import pytest
 import test_sampler
 import tiny_run as tiny
 from refusing import refused
+from storm_commands import METHOD
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from test_search_files import run as search
 from tiny_run import chains
@@ -126,30 +127,15 @@ def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
     del sys.modules["stale_helper"]
 
 
-METHOD = '''
-import dataclasses
-from typing import ClassVar
-from jprm.methods.search.growing_tree import ROOT, Ask
-
-@dataclasses.dataclass(frozen=True)
-class Two:
-    """Two whole chains."""
-    kind: ClassVar[str] = "tree"
-    def steps(self, tree, rule):
-        yield [Ask(ROOT, 2, "end")]
-        return None
-'''
-
-
 def test_a_search_method_whose_file_changed_is_another_request(tmp_path):
     write_records(tmp_path / "problems.jsonl", [{"problem": "p", "steps": ["-"], "answer": "7"}])
     own = tmp_path / "method.py"
     own.write_text(METHOD)
     for _ in range(2):
-        search(tmp_path, method=method_of(f"{own}:Two")())
-    edited(own, "ROOT, 2", "ROOT, 3")
+        search(tmp_path, method=method_of(f"{own}:Some")())
+    edited(own, "ROOT, 4", "ROOT, 3")
     with pytest.raises(ValueError, match=DIFFERS + r"\(digests.method\)"):
-        search(tmp_path, method=method_of(f"{own}:Two")())
+        search(tmp_path, method=method_of(f"{own}:Some")())
 
 
 READER = """

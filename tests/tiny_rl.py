@@ -15,6 +15,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from jprm.checkpoints import store
 from jprm.experiment import OptimizerConfig, to_json
 from jprm.io.jsonl import write_records
+from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl.config import RefreshConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 
@@ -89,6 +90,18 @@ def ahead(data, **changes):
     values = dict(
         updates=4, evaluate_every=2, evaluate_samples=2, stale=1, objective_options={"truncate": 2.0},
         optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
+    )  # fmt: skip
+    return experiment(data, **(values | changes))
+
+
+def by_engine(data, url, folder="", **changes):
+    """By the verifier alone, with samples that engines draw."""
+    values = dict(
+        prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), max_tokens=12,
+        optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),
+        engine=EngineConfig(
+            url, dtype="float32", tolerance=1e-3, timeout_s=60, patience_s=2.0, folder=str(folder)
+        ),
     )  # fmt: skip
     return experiment(data, **(values | changes))
 
