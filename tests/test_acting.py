@@ -1,5 +1,6 @@
 """Search and labels over turns: methods of search and Monte Carlo values in a world, and trees of messages as steps."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -18,7 +19,7 @@ from jprm.methods.agents.acting import (
     outcome_in,
     steps_of_messages,
 )
-from jprm.methods.agents.environment import World
+from jprm.methods.agents.environment import Reply, World
 from jprm.methods.decoding.turns import Limits
 from jprm.methods.judge.judge import step_text
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
@@ -40,9 +41,7 @@ class Prm:
     rule = "last"
 
     def score_trees(self, trees):
-        return [
-            np.array([(len(node.text) % 7) / 7 if node.is_step else np.nan for node in tree.nodes]) for tree in trees
-        ]
+        return [np.array([len(n.text) % 7 / 7 if n.is_step else np.nan for n in tree.nodes]) for tree in trees]
 
 
 def plain(sample):
@@ -65,9 +64,8 @@ def test_a_policy_in_a_world_is_a_policy(acting, policy, layout):  # noqa: F811
     for sample in (sample for sample in ends if sample.finish_reason == "stop"):
         assert len(sample.steps) == 2 and outcome_in(sample.steps) == pytest.approx(0.1 + 0.2 + 0.3)
         assert sample.tokens and sample.logprob < 0
-    assert [o.reward for o in judge_outcomes([({}, s.steps) for s in ends])] == pytest.approx(
-        [0.6 if s.finish_reason == "stop" else 0.0 for s in ends]
-    )
+    rewards = [0.6 if s.finish_reason == "stop" else 0.0 for s in ends]
+    assert [o.reward for o in judge_outcomes([({}, s.steps) for s in ends])] == pytest.approx(rewards)
     # a prefix that comes from a file is played again, and continued alike
     again = WorldPolicy(policy, acting.world, layout, Limits(9, 400), acting.records)
     assert [s.steps for s in again.sample([prefix], 4, until="end", seed=5)[0]] == [s.steps for s in ends]
@@ -105,9 +103,8 @@ def test_values_and_first_errors_of_turns(acting, tmp_path):
         tree = tree_of(record)
         turns = [node for node in tree.nodes if node.is_step]
         assert tree.semantics == "value" and all(node.label is not None for node in turns)
-        assert [(node.role, node.text) for node in tree.nodes] == [
-            (m["role"], m["content"]) for m in before["messages"]
-        ]
+        said = [(m["role"], m["content"]) for m in before["messages"]]
+        assert [(node.role, node.text) for node in tree.nodes] == said
         assert turns[-1].label in (0.0, 1.0) or turns[-1].extra["rollouts"] == 4
     write_records(tmp_path / "tasks.jsonl", [{"problem": problem} for problem in PROBLEMS])
     more = (tmp_path / "tasks.jsonl", tmp_path / "omega.jsonl", tmp_path / "more.jsonl")
@@ -119,10 +116,6 @@ def test_values_and_first_errors_of_turns(acting, tmp_path):
 
 def echo_of_success():
     """As `echo(2)`, with success where the second turn is longer than the first."""
-    import dataclasses
-
-    from jprm.methods.agents.environment import Reply
-
     environment = echo(99)
 
     def step(state, message):
@@ -188,20 +181,16 @@ def test_trees_of_messages_as_steps_and_back():
 
 def test_judges_read_turns_and_consensus_compares_their_first_errors():
     calls = [{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}]
-    record = {
-        "messages": [
-            {"role": "user", "content": "p"},
-            {"role": "assistant", "content": "first", "label": 1.0},
-            {"role": "tool", "content": "one"},
-            {"role": "assistant", "content": None, "tool_calls": calls, "label": 0.0},
-        ],
-        "problem": "p",
-    }
-    tree = tree_of(record)
-    assert [step_text(tree, i) for i in tree.steps] == [
-        "[assistant] first", '[tool] one\n[assistant] call add({"x": 1})',
-    ]  # fmt: skip
-    other = tree_of({**record, "messages": [*record["messages"][:3], {**record["messages"][3], "label": 1.0}]})
+    messages = [
+        {"role": "user", "content": "p"},
+        {"role": "assistant", "content": "first", "label": 1.0},
+        {"role": "tool", "content": "one"},
+        {"role": "assistant", "content": None, "tool_calls": calls, "label": 0.0},
+    ]
+    tree = tree_of({"messages": messages, "problem": "p"})
+    told = ["[assistant] first", '[tool] one\n[assistant] call add({"x": 1})']
+    assert [step_text(tree, i) for i in tree.steps] == told
+    other = tree_of({"messages": [*messages[:3], {**messages[3], "label": 1.0}], "problem": "p"})
     (kept,) = consensus([tree], [tree])
     assert kept.extra["consensus"] == 1 and [node.role for node in kept.nodes] == [node.role for node in tree.nodes]
     assert not list(consensus([tree], [other]))

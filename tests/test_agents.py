@@ -36,10 +36,7 @@ def plain(messages):
 LOGS = json.loads((pathlib.Path(__file__).parent / "turn_logs.json").read_text(encoding="utf-8"))
 OPENAI, ANTHROPIC, RESPONSES, VERIFIERS, PARTS, BENCH = LOGS.values()
 OTEL = {"traceId": "t", "attributes": PARTS}
-OTLP = {
-    "traceId": "t",
-    "attributes": [{"key": k, "value": {"stringValue": json.dumps(v)}} for k, v in PARTS.items()],
-}
+OTLP = OTEL | {"attributes": [{"key": k, "value": {"stringValue": json.dumps(v)}} for k, v in PARTS.items()]}
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,8 @@ class Lengths:
 
     def score_many(self, records):
         for record in records:
-            yield record | {
-                "messages": [
-                    m | ({"score": len(m["content"]) / 10} if m["role"] == "assistant" else {})
-                    for m in record["messages"]
-                ]
-            }
+            scores = [{"score": len(m["content"]) / 10} if m["role"] == "assistant" else {} for m in record["messages"]]
+            yield record | {"messages": [m | score for m, score in zip(record["messages"], scores, strict=True)]}
 
 
 def extras(value):
@@ -88,9 +84,8 @@ def test_a_document_is_its_trajectories():
     assert turn["reasoning_content"] == "Hm." and [call["id"] for call in turn["tool_calls"]] == ["a", "b"]
     assert turn["tool_calls"][0]["function"] == {"name": "look", "arguments": {"q": "é"}}
     assert first["outcome"] == 1.0 and first["session_id"] == "t" and len(first["tools"]) == 1
-    assert [(m["role"], m["content"]) for m in second["messages"]] == [
-        ("assistant", "inner"), ("system", "note"), ("user", "z")
-    ]  # fmt: skip
+    told = [("assistant", "inner"), ("system", "note"), ("user", "z")]
+    assert [(m["role"], m["content"]) for m in second["messages"]] == told
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -141,12 +136,9 @@ def test_trajectories_that_harbor_wrote_are_read_and_scored(tmp_path):
     ]
     first = mini[1]["messages"][2]
     assert first["reasoning_content"] == "I look at the file and its list at once."
-    assert [call["function"]["arguments"] for call in first["tool_calls"]] == [
-        {"command": "cat count.py"}, {"command": "ls"},
-    ]  # fmt: skip
-    assert [message["content"] for message in mini[1]["messages"]][3:5] == [
-        "items = ['a', 'b', 'é', 'é']\nprint(len(items))\n", "count.py\n",
-    ]  # fmt: skip
+    assert [call["function"]["arguments"]["command"] for call in first["tool_calls"]] == ["cat count.py", "ls"]
+    answers = [message["content"] for message in mini[1]["messages"]][3:5]
+    assert answers == ["items = ['a', 'b', 'é', 'é']\nprint(len(items))\n", "count.py\n"]
     assert terminus[1]["messages"][6]["content"] == "ERROR: No valid JSON found in response"
     assert terminus[1]["messages"][8]["content"].startswith("Are you sure")
     assert all(message["content"] for message in terminus[1]["messages"])  # the reference is no message

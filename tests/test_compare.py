@@ -78,9 +78,8 @@ def test_a_list_has_relative_scores(serve):
     server = serve(lambda number, body: reply("I see. \\boxed{" + ", ".join(map(str, worths(body))) + "}"))
     [record] = comparison(server, "listwise").score_many([POOL])
     assert scores_of(record) == [0.5, 0.9, 0.1] and len(server.requests) == 1
-    assert (
-        "numbers from 0 to 1" in server.requests[0][1]["prompt"] and "Compare the 3" in server.requests[0][1]["prompt"]
-    )
+    asked = server.requests[0][1]["prompt"]
+    assert "numbers from 0 to 1" in asked and "Compare the 3" in asked
 
 
 @pytest.mark.parametrize(

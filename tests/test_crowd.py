@@ -61,9 +61,8 @@ def test_gold_labels_correct_judges_that_are_all_lenient():
             index_K = order[:k]
             q_N = corrected(p_N, *correction(p_N, correct[index_K], index_K))
             rest = order[200:]
-            errors_of.append(
-                (q_N[rest].mean() - correct[rest].mean(), -np.log(np.where(correct, q_N, 1 - q_N))[rest].mean())
-            )
+            loss_N = -np.log(np.where(correct, q_N, 1 - q_N))
+            errors_of.append((q_N[rest].mean() - correct[rest].mean(), loss_N[rest].mean()))
     bias, loss = ({k: np.mean([one[i] for one in errors_of]) for k, errors_of in errors.items()} for i in (0, 1))
     assert bias[0] > 0.1 and abs(bias[20]) < bias[0] / 2 and abs(bias[200]) < 0.02  # errors that nobody found
     assert loss[0] > 2 * loss[20] > 2 * loss[50] > 2 * loss[200]

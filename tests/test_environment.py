@@ -48,9 +48,7 @@ def told(episode):
     return [message["content"] for message in episode.messages]
 
 
-WORLDS = {
-    "threads": {}, "branches": {"branches": True}, "processes": {"processes": True, "at_once": 2},
-}  # fmt: skip
+WORLDS = {"threads": {}, "branches": {"branches": True}, "processes": {"processes": True, "at_once": 2}}
 
 
 @pytest.mark.parametrize("how", WORLDS)
@@ -102,11 +100,8 @@ def test_calls_run_at_once(counter):
 
 def test_live_states_are_closed_once(counter):
     closed = []
-    simple = Environment(
-        lambda record: (record["name"], []), lambda state, message: Reply(done=message["content"] == "end"),
-        close=closed.append,
-    )  # fmt: skip
-    world = World(simple)
+    step = lambda state, message: Reply(done=message["content"] == "end")  # noqa: E731
+    world = World(Environment(lambda record: (record["name"], []), step, close=closed.append))
     episodes = world.step(world.start([{"name": "a"}, {"name": "b"}]), ["end", "more"])
     assert closed == ["a"]
     world.close(episodes)

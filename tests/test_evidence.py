@@ -20,14 +20,7 @@ from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
-from jprm.methods.evidence.fit import (
-    choose_vote,
-    fit,
-    fit_calibrated,
-    gains,
-    policy_of,
-    pool_signals,
-)
+from jprm.methods.evidence.fit import choose_vote, fit, fit_calibrated, gains, policy_of, pool_signals
 from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
 from jprm.methods.evidence.sources import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
@@ -181,10 +174,8 @@ def test_the_loss_is_that_of_all_pairs_and_its_gradient_that_of_differences():
     loss, slope_F = pair_loss(w_F, chains.x_MF, pairs, 0.1)
     np.testing.assert_allclose(loss, (expected[:, 0] / expected[:, 1]).mean() + 0.05 * w_F @ w_F)
     steps = 1e-6 * np.eye(3)
-    numeric = [
-        (pair_loss(w_F + d, chains.x_MF, pairs, 0.1)[0] - pair_loss(w_F - d, chains.x_MF, pairs, 0.1)[0]) / 2e-6
-        for d in steps
-    ]
+    above, below = ([pair_loss(w_F + sign * d, chains.x_MF, pairs, 0.1)[0] for d in steps] for sign in (1, -1))
+    numeric = np.subtract(above, below) / 2e-6
     np.testing.assert_allclose(slope_F, numeric, atol=1e-8)
 
 
@@ -383,16 +374,14 @@ def test_a_verifier_is_served(fused):
 def test_verdicts_are_evidence(monkeypatch):
     monkeypatch.setattr(evidence.verifiers.sandbox, "require", lambda: None)
     verdicts = iter([[1, None, 0], [1, 1, 1]])
-    monkeypatch.setattr(
-        evidence.verifiers, "checker", lambda kind: lambda tree: [Verdict(label) for label in next(verdicts)]
-    )
+    checked = lambda tree: [Verdict(label) for label in next(verdicts)]  # noqa: E731
+    monkeypatch.setattr(evidence.verifiers, "checker", lambda kind: checked)
     trees = [tree_of({"problem": "p", "steps": ["a", "b", "c"]})] * 2
     first, second = evidence.find("verdicts=python").read(trees)
     np.testing.assert_allclose(first, [[0, 0, 1, 0], [0, 0, 1 / 2, 1 / 2], [1, 1 / 3, 1 / 3, 1 / 3]])
     assert second[-1].tolist() == [0, 0, 1, 0]
-    monkeypatch.setattr(
-        evidence.verifiers, "judge_programs", lambda chains: [Outcome(float("good" in "".join(s))) for _, s in chains]
-    )
+    judged = lambda chains: [Outcome(float("good" in "".join(steps))) for _, steps in chains]  # noqa: E731
+    monkeypatch.setattr(evidence.verifiers, "judge_programs", judged)
     record = {"problem": "p", "tests": ["assert f(1) == 1"], "samples": [{"steps": ["x", "good"]}, {"steps": ["bad"]}]}
     np.testing.assert_array_equal(evidence.find("verdicts=tests").read([tree_of(record)])[0][:, 0], [np.nan, 1, 0])
     refused(ValueError, "verdicts=", evidence.find, "verdicts=answer")
@@ -408,10 +397,8 @@ def test_what_a_model_costs_is_kept(fused, tmp_path, monkeypatch):
 
     monkeypatch.setattr("jprm.loading.load", lambda path: Model())
     cost = fit(fused[2], ["form", "prm=m"], out=tmp_path / "with_model").measured["cost"]
-    assert {name: spent["needs"] for name, spent in cost.items()} == {
-        "form": "nothing",
-        f"prm={os.path.abspath('m')}": "model",
-    }
+    needs = {name: spent["needs"] for name, spent in cost.items()}
+    assert needs == {"form": "nothing", f"prm={os.path.abspath('m')}": "model"}
     assert all(spent["seconds"] >= 0 and spent["tokens"] == 0 for spent in cost.values())
 
 

@@ -19,10 +19,8 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.tree import RecordError, tree_of
 
 CHAIN = {"problem": "What is {steps} plus 2?", "steps": ["{problem} is 1.", "1 + 2 = 4.", "So 4."], "id": 7}
-TREE = {
-    "problem": "p",
-    "nodes": [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}, {"parent": 0, "text": "c"}],
-}
+NODES = [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}, {"parent": 0, "text": "c"}]
+TREE = {"problem": "p", "nodes": NODES}
 YES, NO = r"It holds. \boxed{Yes}", r"It does not. \boxed{No}"
 
 
@@ -145,13 +143,10 @@ def test_a_rating_is_the_expectation_over_its_tokens(serve, endpoint, opening):
         tokens = [("Fine. ", {}), ("\\boxed" + "{" * (not opening), {}), (opening + "4", top), ("}", {})]
         values = [logprobs.get(token, 0.0) for token, logprobs in tokens]
         if endpoint == "chat":
+            tops = [[{"token": t, "logprob": x} for t, x in some.items()] for _, some in tokens]
             content = [
-                {
-                    "token": token,
-                    "logprob": value,
-                    "top_logprobs": [{"token": t, "logprob": x} for t, x in some.items()],
-                }
-                for (token, some), value in zip(tokens, values, strict=True)
+                {"token": token, "logprob": value, "top_logprobs": top}
+                for (token, _), value, top in zip(tokens, values, tops, strict=True)
             ]
             assert body["top_logprobs"] == 20
             return reply("", message={"content": text}, logprobs={"content": content})

@@ -58,13 +58,10 @@ def test_steps_that_are_labelled_both_ways_are_left_out(serve, tmp_path):
     ("prompt", "texts", "matching"),
     [
         (QWEN_CRITIQUE, [r"\boxed{1}", r"\boxed{0}", r"\boxed{-1}", "?"], [0]),
-        (
-            THINKPRM,
-            [r"\boxed{correct} \boxed{incorrect}", r"\boxed{incorrect}", r"\boxed{correct} " * 3, r"\boxed{correct}"],
-            [0],
-        ),
+        (THINKPRM, [r"\boxed{correct} \boxed{incorrect}", r"\boxed{incorrect}", r"\boxed{correct} " * 3,
+                    r"\boxed{correct}"], [0]),
     ],
-)
+)  # fmt: skip
 def test_of_a_chain_the_first_error_decides(serve, tmp_path, prompt, texts, matching):
     server = serve(lambda number, body: reply(texts[body["seed"]]))
     chain = {"problem": "p", "steps": ["a", "b", "c"], "labels": [1, -1, None], "semantics": "rating"}
@@ -117,7 +114,6 @@ def test_labels_of_a_judge_hold_their_meaning_and_critiques(serve, tmp_path, cap
     records = list(read_records(tmp_path / "out.jsonl"))
     assert {(record["domain"], record["rubric"]) for record in records} == {("law", rubric)}
     assert [[node.get("label") for node in record["nodes"]] for record in records[:3]] == [[1, 1], [0, 0], [None, None]]
-    assert {node["origin"] for record in records for node in record["nodes"] if "label" in node} == {
-        f"judge:{records[0]['judge']['name']}"
-    }
+    origins = {node["origin"] for record in records for node in record["nodes"] if "label" in node}
+    assert origins == {f"judge:{records[0]['judge']['name']}"}
     assert all(record["judge"]["asked"] == len(record["judge"]["critiques"]) == 4 for record in records)

@@ -199,9 +199,8 @@ def test_all_thoughts_of_a_response_are_kept():
     (record,) = read("openai", {"input": "q", "output": [ITEMS[2], ITEMS[2]]})
     assert record["messages"][1]["content"] == "It costs 12.\nIt costs 12."
     refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
-    (record,) = read(
-        "openai", {"input": "q", "output": [refused], "instructions": [{"role": "developer", "content": "Hm."}]}
-    )
+    told = [{"role": "developer", "content": "Hm."}]
+    (record,) = read("openai", {"input": "q", "output": [refused], "instructions": told})
     assert [(m["role"], m["content"]) for m in record["messages"]] == [
         ("system", "Hm."), ("user", "q"), ("assistant", "I cannot.")]  # fmt: skip
 
@@ -291,11 +290,9 @@ def any_value(value):
     """Returns a value as OTLP's JSON has it."""
     if isinstance(value, dict):
         return {"kvlistValue": {"values": [{"key": k, "value": any_value(v)} for k, v in value.items()]}}
-    return (
-        {"arrayValue": {"values": [any_value(one) for one in value]}}
-        if isinstance(value, list)
-        else {"stringValue": value}
-    )
+    if isinstance(value, list):
+        return {"arrayValue": {"values": list(map(any_value, value))}}
+    return {"stringValue": value}
 
 
 @pytest.mark.parametrize("write", [any_value, lambda value: {"stringValue": json.dumps(value)}])

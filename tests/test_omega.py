@@ -45,9 +45,8 @@ class Cliff:
     def one(self, steps, number):
         wrong = any(step.startswith("bad") for step in steps)
         goes_wrong = number % 2 and len(steps) <= self.error
-        texts = [
-            f"{'bad' if goes_wrong and i == self.error else 'fine'} {i}" for i in range(len(steps), self.length - 1)
-        ]
+        bad = self.error if goes_wrong else -1
+        texts = [f"{'bad' if i == bad else 'fine'} {i}" for i in range(len(steps), self.length - 1)]
         return Sample((*texts, f"The answer is {int(not (wrong or goes_wrong))}"), 100, "stop")
 
 

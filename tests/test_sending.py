@@ -114,9 +114,8 @@ def test_a_server_receives_every_turn_with_its_score(scored, tmp_path):
     item = {"attributes": {**second, "gen_ai.input.messages": before}}
     reader = find("otel")
     (record,) = reader.parse(item, "f", reader.options())
-    assert record["messages"] == [
-        {key: value for key, value in message.items() if key != "score"} for message in MESSAGES
-    ]
+    bare = [{key: value for key, value in message.items() if key != "score"} for message in MESSAGES]
+    assert record["messages"] == bare
 
     assert {span["traceId"] for span in spans(known)} == {TRACE}
     assert [span["parentSpanId"] for span in spans(known)] == [SPAN] * 3
@@ -217,9 +216,8 @@ def test_phoenix_shows_the_trace_and_the_scores(scored, tmp_path):
                     project = json.load(response)["data"][0]["id"]
                 page = f"{url}/projects/{project}/traces/{trace}"
                 options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]
-                shown = subprocess.run(
-                    [chromium, *options, "--dump-dom", page], capture_output=True, timeout=120
-                ).stdout
+                command = [chromium, *options, "--dump-dom", page]
+                shown = subprocess.run(command, capture_output=True, timeout=120).stdout
                 assert b"turn 1" in shown and b"turn 2" in shown
         finally:
             process.terminate()

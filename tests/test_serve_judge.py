@@ -77,11 +77,8 @@ def test_critiques_are_streamed_and_the_whole_follows(engine):
     events = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
     *critiques, whole = [json.loads(event) for event in events[:-1]]
     assert events[-1] == "[DONE]" and all(critique["object"] == "critique" for critique in critiques)
-    assert {tuple(critique["nodes"]): critique["scores"] for critique in critiques} == {
-        (0,): [1.0],
-        (1,): [0.0],
-        (2,): [1.0],
-    }
+    scores = {tuple(critique["nodes"]): critique["scores"] for critique in critiques}
+    assert scores == {(0,): [1.0], (1,): [0.0], (2,): [1.0]}
     (alone,) = call(engine, post("/v1/score", CHAIN))
     assert whole == alone.json()
 

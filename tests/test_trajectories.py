@@ -7,13 +7,7 @@ import pytest
 from trajectories import TOOLS, branched, labelled, trajectory
 
 from jprm.io.jsonl import RecordError
-from jprm.methods.agents.records import (
-    as_messages,
-    as_steps,
-    read_trajectory,
-    trajectories_of,
-    tree_of_trajectories,
-)
+from jprm.methods.agents.records import as_messages, as_steps, read_trajectory, trajectories_of, tree_of_trajectories
 from jprm.tree import chains_of, record_of, scored, tree_of, with_labels
 
 USER = {"role": "user", "content": "What does a lamp cost?"}

@@ -35,9 +35,8 @@ def read_by_transformers(family: str):
 
 def mask_of(theirs, messages, tools):
     """Returns the ids, and which of them the assistant wrote, as transformers says."""
-    made = theirs.apply_chat_template(
-        messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+    options = dict(tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    made = theirs.apply_chat_template(messages, tools=tools, **options)
     return list(made["input_ids"]), list(made["assistant_masks"])
 
 
@@ -245,12 +244,8 @@ def test_a_null_content_beside_calls_is_empty():
 
 
 def test_a_long_trajectory_takes_seconds():
-    record = trajectory(0)
-    turn = {
-        "role": "assistant",
-        "content": "I look.",
-        "tool_calls": [{"function": {"name": "lookup", "arguments": {}}}],
-    }
+    calls = [{"function": {"name": "lookup", "arguments": {}}}]
+    turn = {"role": "assistant", "content": "I look.", "tool_calls": calls}
     answer = {"role": "tool", "content": "row 12, error, 3.5 " * 20}
     record = {"messages": [{"role": "user", "content": "go"}, *[turn, answer] * 200, turn], "tools": TOOLS}
     turns = turns_of(tree_of(record), read_by_jprm("qwen2.5"))

@@ -191,9 +191,8 @@ class TurnScorer(Rescorer):
         for node in trajectory.nodes:
             draws = [{**d, "from": turns[d["from"]] if d["from"] >= 0 else -1} for d in node.extra.get("draws", ())]
             nodes.append(dataclasses.replace(node, extra={**node.extra, "draws": draws}) if draws else node)
-        return record_of(
-            dataclasses.replace(trajectory, nodes=tuple(nodes), extra={**trajectory.extra, "search": choice})
-        )
+        extra = {**trajectory.extra, "search": choice}
+        return record_of(dataclasses.replace(trajectory, nodes=tuple(nodes), extra=extra))
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:

@@ -73,9 +73,9 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
     ids = {key: document[key] for key in ("session_id", "trajectory_id") if isinstance(document.get(key), str)}
     outcome = {key: value for key, value in kept(extra, where).items() if key in ("outcome", "problem", "answer")}
     record = {**ids, "agent": about, **outcome, "messages": messages}
-    return trajectory_of(
-        record | ({"tools": list_of(tools, where, field + "agent.tool_definitions")} if tools else {}), where
-    )
+    if tools:
+        record["tools"] = list_of(tools, where, field + "agent.tool_definitions")
+    return trajectory_of(record, where)
 
 
 def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
@@ -83,11 +83,9 @@ def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
     source = step.get("source")
     if source not in ("system", "user", "agent"):
         raise RecordError(where, place + ".source", f"is {source!r}", "Use system, user or agent.")
-    wrong = [key for key in _AGENTS_ONLY if source != "agent" and step.get(key) is not None]
-    if wrong:
-        raise RecordError(
-            where, f"{place}.{wrong[0]}", f"is of a step of the {source}", "Only the agent's steps have it."
-        )
+    for key in _AGENTS_ONLY:
+        if source != "agent" and step.get(key) is not None:
+            raise RecordError(where, f"{place}.{key}", f"is of the {source}", "Only the agent's steps have it.")
     text = text_of_parts(step.get("message"), where, place + ".message")
     message: Record = {"role": "assistant" if source == "agent" else source, "content": text}
     if (thoughts := step.get("reasoning_content")) is not None:

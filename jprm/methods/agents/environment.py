@@ -164,10 +164,8 @@ class World:
         if processes and not isinstance(environment, str):
             raise ValueError("environment: processes import it, so give its name, FILE.py:NAME or module:NAME")
         if processes and self.environment.snapshot is None:
-            raise ValueError(
-                f"environment={environment!r}: has no snapshot, and a process keeps no state between calls. Give it"
-                " snapshot and restore, or run it in threads"
-            )
+            remedy = "Give it snapshot and restore, or run it in threads"
+            raise ValueError(f"environment={environment!r}: has no snapshot, which processes need. {remedy}")
         self.at_once, self.seconds, self.branches = at_once, seconds, branches or processes
         self.failures: collections.Counter[str] = collections.Counter()
         self._name = _absolute(environment) if isinstance(environment, str) else ""

@@ -18,8 +18,7 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     is dropped; `response` and `messages` stay as they are. Thoughts in a field of their own stand before
     the text in <think> tags. A system message becomes the chain's `system`.
 
-    Raises:
-      RecordError: as in `jprm.tree.tree_of`.
+    Raises RecordError as in `jprm.tree.tree_of`.
     """
     if "completions" in record:
         return _of_stepwise(record, where)

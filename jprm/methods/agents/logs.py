@@ -43,19 +43,13 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
     if lacking and options.missing == "error":
         remedy = "Set missing=unlabelled, or complete the file."
         raise RecordError(where, "step_labels", f"has no label of messages[{lacking[0]}]", remedy)
+    record = {"problem": take(item, "question", str, where)}
+    record["messages"] = [_known_role(message, where) for message in messages]
+    record |= _tools(item.get("tools"), where) | {"semantics": "rating"}
+    if final:
+        record["outcome"] = max(final, 0)
     about = {key: item[key] for key in ("total_index", "query_index", "sample_index", "data_source") if key in item}
-    yield trajectory_of(
-        {
-            "problem": take(item, "question", str, where),
-            "messages": [_known_role(message, where) for message in messages],
-            **_tools(item.get("tools"), where),
-            **({"outcome": max(final, 0)} if final else {}),
-            "semantics": "rating",
-            "segment": "turn",
-            **about,
-        },
-        where,
-    )
+    yield trajectory_of(record | about, where)
 
 
 def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -67,10 +61,8 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     system.
     """
     item = object_of(item, where, "record", "Is this file of OpenAI's client?")
-    request, response = item.get("request", item), item.get("response")
-    request, response = (
-        side["body"] if isinstance(side, Mapping) and "body" in side else side for side in (request, response)
-    )
+    sides = item.get("request", item), item.get("response")
+    request, response = (side["body"] if isinstance(side, Mapping) and "body" in side else side for side in sides)
     request = object_of(request, where, "request", "Write its `messages` or `input`.")
     about = {**kept(item, where), **_tools(request.get("tools"), where)}
     answer = response if isinstance(response, Mapping) else item
@@ -131,8 +123,7 @@ def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     about = {key: item[key] for key in ("example_id", "answer", "task") if isinstance(item.get(key), str | int | float)}
     info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
     tools = item.get("tool_defs") or item.get("oai_tools") or info.get("oai_tools")
-    record = {**about, "messages": messages, **_tools(tools, where), "outcome": reward, "segment": "turn"}
-    yield trajectory_of(record, where)
+    yield trajectory_of({**about, "messages": messages, **_tools(tools, where), "outcome": reward}, where)
 
 
 def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
@@ -324,10 +315,8 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
     """
     for key in _ON_SERVER:
         if request.get(key) or answer.get(key):
-            remedy = "Write the whole conversation into `input`."
-            raise RecordError(
-                where, key, "names what the server keeps, so that the log lacks what the agent read", remedy
-            )
+            reason = "names text that the server keeps, and the log lacks"
+            raise RecordError(where, key, reason, "Write the whole conversation into `input`.")
     prompt, output = request.get("input") or [], answer.get("output")
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list_of(prompt, where, "input")
     items = [*items, *list_of([] if output is None else output, where, "output")]

@@ -32,9 +32,8 @@ _TEXTS_OF_THOUGHT = ("thinking", "text", "summary", "reasoning", "content")
 def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
     """Returns a message in the one form. Other keys stay as they are.
 
-    Raises:
-      RecordError: arguments that are no object, or text that is not one's JSON; thoughts or a refusal of another role
-        than the assistant's; two of them that differ. It names the field.
+    Raises RecordError for arguments that are no object, or text that is not one's JSON; thoughts or a refusal of
+    another role than the assistant's; two of them that differ. It names the field.
     """
     thoughts, normal = split_thoughts(message, where, field + ".")
     content, refusal = message.get("content"), normal.pop("refusal", None)
@@ -93,9 +92,8 @@ def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[
         if not isinstance(inner, Mapping):
             continue
         names = [key for key in (*THOUGHTS, "thought") if isinstance(inner.get(key), str | list)]
-        thoughts |= {
-            f"{wrapper}.{key}": thoughts_of_blocks(inner[key], where, f"{prefix}{wrapper}.{key}") for key in names
-        }
+        for key in names:
+            thoughts[f"{wrapper}.{key}"] = thoughts_of_blocks(inner[key], where, f"{prefix}{wrapper}.{key}")
         if names:
             others[wrapper] = {key: value for key, value in inner.items() if key not in names}
     return _one_of(thoughts, where, prefix), others
@@ -174,9 +172,8 @@ def _normal_call(call: Any, where: str, field: str) -> Any:
     try:
         dump(arguments).encode()
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError) as error:
-        raise RecordError(
-            where, place, f"is not JSON ({error})", "Write whole characters and finite numbers."
-        ) from None
+        remedy = "Write whole characters and finite numbers."
+        raise RecordError(where, place, f"is not JSON ({error})", remedy) from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -20,15 +20,9 @@ def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     """
     said = enumerate(take(item, "traj", list, where))
     messages = [read_message(message, "turn", SEMANTICS[0], where, f"traj[{i}]") for i, message in said]
-    yield trajectory_of(
-        {
-            "problem": take(item, "info.task.instruction", str, where),
-            "messages": messages,
-            "outcome": take(item, "reward", (int, float), where),
-            **{key: item[key] for key in ("task_id", "trial", "info") if key in item},
-        },
-        where,
-    )
+    record = {"problem": take(item, "info.task.instruction", str, where), "messages": messages}
+    record["outcome"] = take(item, "reward", (int, float), where)
+    yield trajectory_of(record | {key: item[key] for key in ("task_id", "trial", "info") if key in item}, where)
 
 
 def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -58,17 +52,9 @@ def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Re
         turn: Record = {"role": "assistant", "name": name, "content": f"[{name}]\n{content}"}
         messages.append(turn | ({"label": int(i < step)} if i <= step else {}))
     known = ("history", "system_prompt", "question", "ground_truth")
-    yield trajectory_of(
-        {
-            "problem": take(item, "question", str, where),
-            "messages": messages,
-            "outcome": 0,
-            "answer": item.get("ground_truth"),
-            "semantics": "correctness",
-            **{key: value for key, value in item.items() if key not in known},
-        },
-        where,
-    )
+    record = {"problem": take(item, "question", str, where), "messages": messages, "outcome": 0}
+    record |= {"answer": item.get("ground_truth"), "semantics": "correctness"}
+    yield trajectory_of(record | {key: value for key, value in item.items() if key not in known}, where)
 
 
 def _index(value: str | int, count: int, where: str) -> int:

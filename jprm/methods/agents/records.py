@@ -95,8 +95,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
     An absent `content` becomes null, which a turn of only calls or thoughts may have. An empty content is allowed: a
     tool may answer nothing.
 
-    Raises:
-      RecordError: names `where`, the message and its field, the reason and what to do about it.
+    Raises RecordError, which names `where`, the message and its field, the reason and what to do about it.
     """
     extra = dict(object_of(record, where, "record", "Write one JSON object a line."))
     messages = list_of(extra.pop("messages", None), where, "messages")
@@ -289,9 +288,10 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
     extra, trajectories = dict(tree.extra), []
     extra |= {} if tree.answer is None else {"answer": tree.answer}
     tools, outcome, segment = (extra.pop(key, None) for key in ("tools", "outcome", "segment"))
+    segment = segment or "turn"
     for leaf in sorted(set(range(len(tree.nodes))) - set(parent)):
         groups = nodes_of_messages(tree, path_to(leaf, parent))
-        records = [_record_of_message([tree.nodes[i] for i in group], segment or "turn") for group in groups]
+        records = [_record_of_message([tree.nodes[i] for i in group], segment) for group in groups]
         reward, about = outcome, dict(extra)
         if tree.kind != "trajectory":
             reward = records[-1].pop("outcome", None) if outcome is None else outcome
@@ -300,9 +300,7 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
         if last.get("correct") is not None and last["correct"] is _reached(reward):
             del last["correct"]
         about |= {key: None for key in ("tools", "outcome", "segment") if key in tree.extra and tree.extra[key] is None}
-        trajectories.append(
-            Trajectory(tuple(records), tuple(tools or ()), reward, segment or "turn", tree.semantics, about)
-        )
+        trajectories.append(Trajectory(tuple(records), tuple(tools or ()), reward, segment, tree.semantics, about))
     return trajectories
 
 

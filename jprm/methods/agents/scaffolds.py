@@ -160,7 +160,7 @@ def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: st
         said.say("system" if kind == "system" else "user", take(arguments, "content", str, where, f"{field}.args."))
         return list(arguments.get("tools") or [])
     if event.get("source") != "agent":
-        remedy = "Only messages of the user are read. Remove the event where the agent did not read it."
+        remedy = "Remove the event if the agent did not read it."
         raise RecordError(where, f"{field}.action", f"is {kind!r} of the {event.get('source')}", remedy)
     response = held if isinstance(held := metadata.get("model_response"), Mapping) else {}
     choices = [choice for choice in response.get("choices") or [] if isinstance(choice, Mapping)]
@@ -224,10 +224,7 @@ def _event_1(event: Mapping[str, Any], said: Conversation, where: str, field: st
     elif kind in ("Condensation", "CondensationSummaryEvent"):
         raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
     else:
-        remedy = (
-            "Messages, actions, observations and errors are read. Remove the event where the agent did not read it."
-        )
-        raise RecordError(where, within + "kind", f"is {kind!r}", remedy)
+        raise RecordError(where, within + "kind", f"is {kind!r}", "Remove the event if the agent did not read it.")
     return []
 
 

@@ -34,10 +34,8 @@ def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
     of its own from the start, as steps that are read as last ones are.
     """
     if not layout.turns:
-        raise ValueError(
-            f"{_name(tree)}: is a trajectory, and the model was trained on chains in a layout of its own. Use a model"
-            " that was trained on trajectories"
-        )
+        reason = "is a trajectory, and the model reads chains in a layout of its own"
+        raise ValueError(f"{_name(tree)}: {reason}. Use a model that was trained on trajectories")
     turns, above, steps = turns_of(tree, layout.tokenizer), above_of(tree), tree.steps
     place_of = {node: place for place, node in enumerate(steps)}
     chunks, parents = [], []

@@ -34,9 +34,7 @@ def parse_claude_code(events: Sequence[Event], where: str, options: NoOptions) -
         if _is_subagent(line) and not alone or (line.get("isVisibleInTranscriptOnly") and not compacted):
             continue
         if kind not in ("user", "assistant"):
-            raise RecordError(
-                place, "type", f"is {kind!r}, and the line has a message", "Only user and assistant are read."
-            )
+            raise RecordError(place, "type", f"is {kind!r}, of a line with a message", "Use user or assistant.")
         if kind == "assistant" and (line.get("isApiErrorMessage") or message.get("model") == "<synthetic>"):
             continue  # the program's own words
         if compacted:
@@ -85,11 +83,9 @@ def parse_codex(events: Sequence[Event], where: str, options: NoOptions) -> Iter
                 parts[-1].say("system", instructions)
         elif kind == "compacted":
             parts.append(Conversation())
-            history = item.get("replacement_history") or []
-            for event in list_of(history, place, "payload.replacement_history"):
-                _codex_item(
-                    object_of(event, place, "payload.replacement_history", "Is the file whole?"), parts[-1], place
-                )
+            field, history = "payload.replacement_history", item.get("replacement_history") or []
+            for event in list_of(history, place, field):
+                _codex_item(object_of(event, place, field, "Is the file whole?"), parts[-1], place)
             if not history:
                 parts[-1].say("user", take(item, "message", str, place, "payload."))
         elif kind is None and "record_type" in line:
@@ -130,10 +126,7 @@ def _codex_item(item: Mapping[str, Any], said: Conversation, where: str) -> None
             output = output.get("content", output.get("output"))
         said.answer(item.get("call_id"), "" if output is None else text_of_parts(output, where, "payload.output"))
     elif kind != "ghost_snapshot":
-        remedy = (
-            "Messages, reasoning, calls and their outputs are read. Remove the item where the model did not read it."
-        )
-        raise RecordError(where, "payload.type", f"is {kind!r}", remedy)
+        raise RecordError(where, "payload.type", f"is {kind!r}", "Remove the item if the model did not read it.")
 
 
 def _parts(parts: Sequence[Conversation], about: Record, where: str) -> Iterator[Record]:

@@ -125,10 +125,8 @@ def fit_calibrated(policies: Sequence[PolicyPools], keep: Callable[[str], bool] 
         chosen = [chains for chains in chosen if len(chains.problem_M)]
         chains = joined(chosen) if chosen else None
         if chains is None or not mixed_problems(chains):
-            raise ValueError(
-                f"too few problems: none of those that {what} has both a correct and an incorrect chain. Give more"
-                " pools, fifty problems at the least"
-            )
+            none = f"none of those that {what} has both a correct and an incorrect chain"
+            raise ValueError(f"too few problems: {none}. Give more pools, fifty problems at the least")
         return chains
 
     ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"))

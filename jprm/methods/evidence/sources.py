@@ -366,15 +366,9 @@ def find(name: str) -> Source:
     if kind == "verdicts" and path in VERDICTS:
         verifiers.sandbox.require()
         return VERDICTS[path]()
-    if equals:
-        raise ValueError(
-            f"source {name!r}: those with = are prm=DIR, judge=P.json and verdicts=KIND of {', '.join(VERDICTS)}"
-        )
-    if name not in SOURCES and ":" not in name:
-        raise ValueError(
-            f"source {name!r} is none of {', '.join(SOURCES)}, prm=DIR, judge=P.json, verdicts=KIND,"
-            " module:NAME or FILE.py:NAME"
-        )
+    if equals or name not in SOURCES and ":" not in name:
+        known = (*SOURCES, "prm=DIR", "judge=P.json", *(f"verdicts={kind}" for kind in VERDICTS))
+        raise ValueError(f"source {name!r} is none of {', '.join(known)}, module:NAME or FILE.py:NAME")
     source = find_part(name, SOURCES, "source", Source, files=True)
     if name in SOURCES:
         return source
@@ -431,10 +425,8 @@ def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Floa
         for tree, array_NF in zip(trees, arrays, strict=True):
             shape = (len(tree.nodes), len(source.numbers))
             if array_NF.shape != shape and tree.nodes:
-                raise ValueError(
-                    f"source {source.name!r}: returned {array_NF.shape} for a tree of {shape[0]} steps, and names"
-                    f" {shape[1]} numbers: return {shape}, a row for each step"
-                )
+                wanted = f"{shape}, a row for each step and a column for each number that it names"
+                raise ValueError(f"source {source.name!r}: returned {array_NF.shape}, not {wanted}")
             if np.isinf(array_NF).any():
                 raise ValueError(f"source {source.name!r}: a number is infinite; NaN says that there is none")
         columns.append([a.reshape(len(tree.nodes), len(source.numbers)) for a, tree in zip(arrays, trees, strict=True)])

@@ -212,9 +212,8 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
     data = parse((place / FILE).read_bytes(), where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RecordError(where, "format", f"is not {FORMAT}", "Fit the verifier again with this jprm.")
-    sources = tuple(
-        _source(entry, place, where, i) for i, entry in enumerate(list_of(data.get("sources"), where, "sources"))
-    )
+    entries = list_of(data.get("sources"), where, "sources")
+    sources = tuple(_source(entry, place, where, i) for i, entry in enumerate(entries))
     names = evidence.names(sources)
     coefficients = _object(data, "coefficients", where)
     if sorted(coefficients) != sorted(names):
@@ -232,10 +231,8 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
         _number(data, "strength", where, ""),
     )  # fmt: skip
     settings = Vote(**{field.name: _number(vote, field.name, where, "vote") for field in dataclasses.fields(Vote)})
-    name = str(place.resolve())
-    return FusedVerifier(
-        sources, ranker, settings, name, request_of(sources, ranker, settings), data.get("measured") or {}
-    )
+    name, request = str(place.resolve()), request_of(sources, ranker, settings)
+    return FusedVerifier(sources, ranker, settings, name, request, data.get("measured") or {})
 
 
 def _object(data: Mapping[str, Any], field: str, where: str) -> Mapping[str, Any]:
@@ -267,14 +264,9 @@ def _source(entry: Any, folder: Any, where: str, i: int) -> Source:
         check_foreign(name, folder, "source")
     source = evidence.find(name)
     if source.version != entry.get("version") or list(source.numbers) != entry.get("numbers"):
-        raise ValueError(
-            f"{where}: {field}: {name} is version {source.version} here, and the verifier was fitted with version"
-            f" {entry.get('version')}. Fit the verifier again"
-        )
+        differ = f"is version {source.version} here, and was version {entry.get('version')}"
+        raise ValueError(f"{where}: {field}: {name} {differ}. Fit the verifier again")
     now = json.loads(json.dumps(dict(source.request)))
     if changed := differing(request, now):
-        raise ValueError(
-            f"{where}: {field}: {name} has changed since the verifier was fitted ({', '.join(changed)}). Fit the"
-            " verifier again"
-        )
+        raise ValueError(f"{where}: {field}: {name} has changed ({', '.join(changed)}). Fit the verifier again")
     return source

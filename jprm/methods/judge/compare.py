@@ -91,9 +91,7 @@ class Comparison(ByCritiques):
         for tree in trees:
             chains = chains_of(tree)
             if len(chains) < 2 and tree.kind != "pool":
-                raise ValueError(
-                    f"problem {tree.problem[:60]!r}: has one chain, and the judge compares samples: give it a pool"
-                )
+                raise ValueError(f"problem {tree.problem[:60]!r}: has one chain to compare: give the judge a pool")
             said = ["\n".join(step_text(tree, i) for i in chain) for chain in chains]
             known = list(dict.fromkeys(said))
             orders = list(self._shown(len(known)))

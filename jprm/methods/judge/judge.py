@@ -21,17 +21,7 @@ from jprm.methods.judge.critiques import COUNTS, KEY, Critique, JudgePrompt, ask
 from jprm.methods.policy.protocol import Policy
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
-from jprm.tree import (
-    NONE,
-    ReasoningTree,
-    above_of,
-    as_written,
-    chain_tree,
-    chains_of,
-    in_order_of,
-    record_of,
-    tree_of,
-)
+from jprm.tree import NONE, ReasoningTree, above_of, as_written, chain_tree, chains_of, in_order_of, record_of, tree_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,8 +77,7 @@ class ByCritiques:
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns for each tree of N nodes its outputs, (N,) each, and the report on all critiques.
 
-        Raises:
-          PolicyError: every critique of a question failed.
+        Raises PolicyError where every critique of a question failed.
         """
         raise NotImplementedError
 
@@ -168,11 +157,7 @@ class Judge(ByCritiques):
         return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees)]
 
     def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
-        """Returns what critiques say about each tree.
-
-        Raises:
-          PolicyError: every critique failed.
-        """
+        """Returns what critiques say about each tree. Raises PolicyError where every critique failed."""
         asked = self.critiques(trees, [self.paths(tree) for tree in trees])
         return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
@@ -190,8 +175,7 @@ class Judge(ByCritiques):
 
         A conversation needs the critiques of earlier steps, so it is about all paths.
 
-        Raises:
-          PolicyError: every critique failed.
+        Raises PolicyError where every critique failed.
         """
         answers: list[list[Asked]] = [[] for _ in trees]
         if self.prompt.converses:

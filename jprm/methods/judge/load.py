@@ -52,10 +52,8 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
         reason = "has criteria, and its prompt no {criterion}" if criteria else "has a {criterion}, and no `criteria`"
         raise RecordError(where, "judge", reason, 'Use "prompt": "rubric", or give both.')
     if prompt.converses and settings.get("endpoint", "completions" if "url" in settings else "") != "completions":
-        raise RecordError(
-            where, "judge.prompt", f"{prompt.name!r} writes the turns of a conversation itself",
-            "Give a server's url with the endpoint completions.",
-        )  # fmt: skip
+        reason = f"{prompt.name!r} writes the turns of a conversation itself"
+        raise RecordError(where, "judge.prompt", reason, "Give a server's url with the endpoint completions.")
     if prompt.runs_code:
         sandbox.require()
         if settings.setdefault("delimiter", CODE_END) != CODE_END:

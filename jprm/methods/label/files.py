@@ -94,8 +94,7 @@ def _as_turns(policy: Policy) -> tuple[Callable[[ReasoningTree], ReasoningTree],
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:
     """Writes the judge's critiques whose verdicts match the labels of a file. The file of critiques makes it continue.
 
-    Raises:
-      ValueError: a file without a label.
+    Raises ValueError for a file without a label.
     """
     check_output(output, data.marker(input), critiques)
     check_output(critiques, data.marker(input))
@@ -110,10 +109,7 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 
 
 def label_consensus(
-    input: Path,
-    others: Sequence[Path],
-    output: Path,
-    thresholds: tuple[float | None, float | None] = (None, None),
+    input: Path, others: Sequence[Path], output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
     """Writes the chains of `input` on whose first error all others agree."""
     check_output(output, data.marker(input), *others)
@@ -184,8 +180,7 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
     """Labels the chains, pools and trees of a file with a judge's scores. The same call continues a stopped one.
 
-    Raises:
-      ValueError: an empty domain or rubric.
+    Raises ValueError for an empty domain or rubric.
     """
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
@@ -265,13 +260,10 @@ def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTr
     Labels are `value`s if the teacher was trained on outcomes, else `correctness`: a teacher trained on ratings gives
     the probability that a step is correct, not a rating.
 
-    Raises:
-      ValueError: a teacher whose scores are no probabilities: advantages or implicit rewards.
+    Raises ValueError for a teacher whose scores are no probabilities: advantages or implicit rewards.
     """
     if prm.semantics in ("advantage", "implicit"):
-        raise ValueError(
-            f"{prm.name}: its scores are of semantics {prm.semantics!r}, not probabilities, and cannot be labels"
-        )
+        raise ValueError(f"{prm.name}: its scores, of semantics {prm.semantics!r}, are no probabilities to label by")
     semantics = "value" if prm.semantics == "value" else "correctness"
     origin = f"model:{pathlib.Path(prm.name).name}@{prm.step}"
     return [
@@ -315,15 +307,11 @@ def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> li
     """Returns the trees with the log-probability of every node's steps in its `extra`, and the model's name."""
     results = []
     if turns := next((tree for tree in trees if tree.of_messages), None):
-        raise ValueError(
-            f"problem {turns.problem[:60]!r}: is a trajectory, whose turns have no place for these numbers: train on it"
-            ' with data.extras=["begin"], which computes the reference model'
-        )
+        remedy = 'train on it with data.extras=["begin"], which computes the reference model'
+        raise ValueError(f"problem {turns.problem[:60]!r}: is a trajectory, without a place for these: {remedy}")
     for tree, log_N in zip(trees, reference.score_trees(trees), strict=True):
-        nodes = tuple(
-            dataclasses.replace(node, extra={**node.extra, REFERENCE: float(log)})
-            for node, log in zip(tree.nodes, log_N, strict=True)
-        )
+        extras = [{**node.extra, REFERENCE: float(log)} for node, log in zip(tree.nodes, log_N, strict=True)]
+        nodes = tuple(dataclasses.replace(node, extra=extra) for node, extra in zip(tree.nodes, extras, strict=True))
         extra = {**without_chain(tree.extra), REFERENCE: pathlib.Path(reference.name).name}
         results.append(dataclasses.replace(tree, nodes=nodes, kind="tree", extra=extra))
     return results
@@ -339,8 +327,7 @@ def _continued(
 
     The same request continues after the last whole chunk, or does nothing if `output` is finished.
 
-    Raises:
-      ValueError: as `jprm.io.outputs`; nothing is touched.
+    Raises ValueError as `jprm.io.outputs`; nothing is touched.
     """
     output, total = path_of(output), data.count(input)
     request = request | input_of(data.marker(input))
@@ -374,11 +361,7 @@ def _problems(path: Path) -> Iterator[ReasoningTree]:
 
 
 def _check(
-    input: Path,
-    output: Path,
-    rollouts: Path,
-    verifier: str,
-    read: Callable[[Path], Iterator[ReasoningTree]] = trees_in,
+    input: Path, output: Path, rollouts: Path, verifier: str, read: Callable[[Path], Iterator[ReasoningTree]] = trees_in
 ) -> None:
     """Refuses bad input before the first rollout is paid for."""
     check_output(output, data.marker(input), rollouts)
@@ -445,8 +428,7 @@ def consensus(
       counts: receives the number of chains by outcome: kept, disagree, unlabelled (the first error is unknown in
         either source), repeated, not in the other.
 
-    Raises:
-      ValueError: semantics without a default threshold.
+    Raises ValueError for semantics without a default threshold.
     """
     counts = collections.Counter() if counts is None else counts
     errors: dict[bytes, int | None] = {}
@@ -558,9 +540,8 @@ def matching_critiques(
 
 def _known(tree: ReasoningTree, judge: Judge, threshold: float) -> dict[tuple[int, ...], int]:
     """Returns the verdict that labels give, by the path that it is about."""
-    verdicts = {
-        tuple(path): _verdict(judge, [tree.nodes[i].label for i in path], threshold) for path in judge.paths(tree)
-    }
+    labels_of_path = {tuple(path): [tree.nodes[i].label for i in path] for path in judge.paths(tree)}
+    verdicts = {path: _verdict(judge, labels, threshold) for path, labels in labels_of_path.items()}
     return {path: verdict for path, verdict in verdicts.items() if verdict is not None}
 
 

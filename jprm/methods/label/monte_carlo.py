@@ -109,10 +109,8 @@ def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.nd
     if config.tokens is None:
         budgets = [int(adaptive.mean * (~counted.known_N).sum()) - int(counted.asked_N.sum()) for counted in counts]
         return [allocate(_open(config, c), c.asked_N, budget=b, **limits) for c, b in zip(counts, budgets, strict=True)]
-    total_S, tokens_S, asked_S = (
-        np.concatenate([getattr(counted, name) for counted in counts]) for name in ("total_N", "tokens_N", "asked_N")
-    )
-    known_S, open_S = np.concatenate([c.known_N for c in counts]), np.concatenate([_open(config, c) for c in counts])
+    each = [(c.total_N, c.tokens_N, c.asked_N, c.known_N, _open(config, c)) for c in counts]
+    total_S, tokens_S, asked_S, known_S, open_S = map(np.concatenate, zip(*each, strict=True))
     mean = tokens_S.sum() / max(1, total_S.sum())
     budget = int((config.tokens * (~known_S).sum() - tokens_S.sum()) / max(1.0, mean))
     granted_S = allocate(open_S, asked_S, budget=budget, **limits)
@@ -183,9 +181,8 @@ class Rollouts(KeptPolicy):
         Args:
           tolerated: prefixes in a row at which a policy that has answered before may fail.
 
-        Raises:
-          PolicyError: the policy failed at every rollout of a batch and of more prefixes than that. Earlier batches are
-            kept.
+        Raises PolicyError where the policy failed at every rollout of a batch and of more prefixes than that. Earlier
+        batches are kept.
         """
         missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
         for prefix, start, count in requests:
@@ -206,10 +203,8 @@ class Rollouts(KeptPolicy):
             self.last_error = errors[-1]
         self._failed_in_a_row = self._failed_in_a_row + len(prefixes) if len(errors) == len(drawn) else 0
         if self._failed_in_a_row > (tolerated if self.answered else 0):
-            raise PolicyError(
-                f"policy {self.name} failed at all {len(drawn)} rollouts of a batch: {self.last_error}. "
-                f"Earlier rollouts are in {self.path}; the same command continues from them"
-            )
+            kept = f"Earlier rollouts are in {self.path}; the same command continues from them"
+            raise PolicyError(f"policy {self.name} failed at all {len(drawn)} rollouts: {self.last_error}. {kept}")
 
 
 # ---- Estimates and intervals from a fixed number of rollouts, and which prefixes get more.
@@ -432,8 +427,7 @@ def _why_none(search: Search) -> str:
 def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig) -> None:
     """Runs searches together: every round samples k rollouts of one prefix of each, and judges them.
 
-    Raises:
-      PolicyError: the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
+    Raises PolicyError where the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
     """
     verifier = verifiers.find(config.verifier)
     waiting: list[tuple[Search, Steps[None], Judged | None]]
@@ -447,14 +441,10 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
                 continue
         requests = [(prefix, config.seed, config.k) for *_, prefix in asks]
         drawn = rollouts.draw(requests, tolerated=FAILED_IN_A_ROW) if asks else []
-        completions = [
-            (search.record, prefix, samples) for (search, _, prefix), samples in zip(asks, drawn, strict=True)
-        ]
+        completions = [(search.record, prefix, said) for (search, _, prefix), said in zip(asks, drawn, strict=True)]
         right = verifier.accepts(completions)
-        waiting = [
-            (search, steps, list(zip(*judged, strict=True)))
-            for (search, steps, _), *judged in zip(asks, drawn, right, strict=True)
-        ]
+        judged = [list(zip(*each, strict=True)) for each in zip(drawn, right, strict=True)]
+        waiting = [(search, steps, each) for (search, steps, _), each in zip(asks, judged, strict=True)]
 
 
 def _search(search: Search, config: OmegaConfig) -> Steps[None]:

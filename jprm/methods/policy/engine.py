@@ -222,14 +222,10 @@ class RemoteSampler(Sampler):
         mesh: Mesh, options: SamplerConfig, name: str,
     ):  # fmt: skip
         if options.temperature != 1 or options.top_p != 1:
-            raise ValueError(
-                "an engine samples at temperature=1 and top_p=1: servers report unscaled log-probabilities"
-            )
+            raise ValueError("engines sample at temperature=1 and top_p=1: servers report unscaled log-probabilities")
         self.engine, self._calls, self._probes = engine, DIALECTS[engine.kind], probes
         if is_remote(place := engine.folder or probes.folder):
-            raise ValueError(
-                f"engine.folder: {place} is in a bucket; name a folder that this machine and the server have"
-            )
+            raise ValueError(f"engine.folder: {place} is in a bucket; name a folder that the server reads too")
         self._folder = pathlib.Path(place)
         self._pushed: pathlib.Path | None = None
         self._key = os.environ[engine.key_variable] if engine.key_variable else ""
@@ -433,10 +429,7 @@ class RemoteSampler(Sampler):
         ids, logprobs, ended = self._read(url, path, body, self._calls.drawn)
         where = url + path
         if ended and not (ids and (ids[-1] == eos or self._is_control(ids[-1]))):
-            raise ValueError(
-                f"{where}: a sample that ended does not end with the tokenizer's end of text ({eos}) or"
-                " another control token: the server leaves it out"
-            )
+            raise ValueError(f"{where}: a sample that ended lacks the end of text ({eos}), or another control token")
         known = all(type(i) is int and 0 <= i < len(self._stop_V) for i in ids)
         if not ids or len(ids) != len(logprobs) or not known or not all(map(math.isfinite, logprobs)):
             raise ValueError(f"{where}: a sample is no list of ids with their log-probabilities")

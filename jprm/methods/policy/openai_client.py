@@ -259,23 +259,17 @@ class ServerPolicy:
         config = self.config
         bodies = [request_body(config, Prefix("1+1", steps), "end", 0) for steps in ((), ("1",), ("1",))]
         bodies[-1]["messages"][-1]["content"] = "1"
-        alone, delimited, continued = [
-            await self._ask(client, body | {"max_tokens": 1}, _prompt_tokens) for body in bodies
-        ]
-        way_out = (
-            f"Set endpoint to 'completions' and template to the folder or GGUF file of {config.model}, whose chat"
-            " template then surrounds the prompt"
-        )
+        counts = [await self._ask(client, body | {"max_tokens": 1}, _prompt_tokens) for body in bodies]
+        alone, delimited, continued = counts
+        reason = ""
         if not 0 < continued - alone <= MOST_OF_A_DIGIT:
-            raise ValueError(
-                f"{config.urls[0]}: does not continue an unfinished message: with '1' in it, the prompt has {continued}"
-                f" tokens instead of {alone + 1}. {way_out}"
-            )
-        if delimited <= continued:
-            raise ValueError(
-                f"{config.urls[0]}: its chat template drops {config.delimiter!r} at the end of an unfinished message,"
-                f" and the model would write it again. {way_out}"
-            )
+            tokens = f"with '1' in it, the prompt has {continued} tokens instead of {alone + 1}"
+            reason = f"does not continue an unfinished message: {tokens}"
+        elif delimited <= continued:
+            reason = f"its chat template drops {config.delimiter!r} at the end of an unfinished message"
+        if reason:
+            way_out = f"Set endpoint to 'completions' and template to the folder or GGUF file of {config.model}"
+            raise ValueError(f"{config.urls[0]}: {reason}. {way_out}")
         self._continues = True
 
     async def _draw(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
@@ -309,10 +303,8 @@ class ServerPolicy:
         sent = getattr(self._tokenizer, "encode_control", None)
         counted = _counted(reply, "prompt_tokens")
         if sent is not None and counted is not None and counted != (expected := len(sent(body["prompt"], False))):
-            raise ValueError(
-                f"usage.prompt_tokens is {counted}, and the prompt has {expected} by {self.config.template}: the server"
-                " adds tokens, or has another tokenizer"
-            )
+            differ = f"usage.prompt_tokens is {counted}, and the prompt has {expected} by {self.config.template}"
+            raise ValueError(f"{differ}: the server adds tokens, or has another tokenizer")
 
     async def _ask(self, client: httpx2.AsyncClient, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         """Makes attempts until one succeeds or is refused, or attempts or time run out; returns what `read` returns."""
@@ -496,8 +488,7 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
 def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> tuple[Sample, str]:
     """Returns the sample in a reply, and its text. A blank step is a sample of no steps that ends with `step`.
 
-    Raises:
-      ValueError: a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
+    Raises ValueError for a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
     """
     text = _text(config, reply)
     (choice,) = reply["choices"]

@@ -208,10 +208,8 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
         else:
             weight_N = value_N if rule in PROBABILITY_RULES else tree.scale.weights(value_N)
             if (weight_N < 0).any():
-                raise ValueError(
-                    f"a weighted vote needs weights from 0, but a chain has {np.nanmin(weight_N):.4g}. Name `weight` in"
-                    " the model's adapter, or choose by best or majority"
-                )
+                remedy = "Name `weight` in the model's adapter, or choose by best or majority"
+                raise ValueError(f"a chain weighs {np.nanmin(weight_N):.4g}, and votes weigh from 0. {remedy}")
             weight_N = np.nan_to_num(weight_N)
         winner = vote(class_N, weight_N)
         key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
@@ -348,9 +346,8 @@ _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "ove
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
     """Returns the threshold on the chosen chain's score. Searches that chose nothing are left out.
 
-    Raises:
-      ValueError: a record that is no search result, repeats a problem, or has a choice of unknown correctness or
-        whose score is no probability.
+    Raises ValueError for a record that is no search result, repeats a problem, or has a choice of unknown correctness
+    or whose score is no probability.
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):
@@ -361,9 +358,7 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
         if (score := _score(search, i)) is None:
             continue
         if search.get("correct") is None:
-            raise ValueError(
-                f"record {i}: search.correct: is not known. Give the problem its `answer` and search again"
-            )
+            raise ValueError(f"record {i}: search.correct: is not known. Give it an `answer` and search again")
         scores.append(score)
         right.append(search["correct"])
     return accept_threshold(np.array(scores), np.array(right, bool), error_rate, confidence=confidence)
@@ -384,8 +379,7 @@ def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
 def filter_file(input: Path, calibration: Path, output: Path, error_rate: float, confidence: float) -> dict[str, Any]:
     """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
 
-    Raises:
-      ValueError: as `calibrate`; results that were searched differently from the calibration's, or share a problem.
+    Raises ValueError as `calibrate`; results that were searched differently from the calibration's, or share a problem.
     """
     check_output(output, input, calibration)
     known, records = (list(read_records(path)) for path in (calibration, input))
@@ -393,10 +387,8 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
     other = _one_way(records, input)
     for key in sorted(how.keys() | other.keys()):
         if how.get(key) != other.get(key):
-            raise ValueError(
-                f"search.{key}: is {other.get(key)!r} in {os.fspath(input)} and {how.get(key)!r} in"
-                f" {os.fspath(calibration)}: a threshold holds for results that were searched the same way"
-            )
+            differ = f"is {other.get(key)!r} in {os.fspath(input)} and {how.get(key)!r} in {os.fspath(calibration)}"
+            raise ValueError(f"search.{key}: {differ}: a threshold is for results that were searched the same way")
     for i, record in enumerate(records, start=1):
         if record["problem"] in problems:
             raise ValueError(f"{os.fspath(input)}: record {i}: problem: is in the calibration too. Remove it from one")

@@ -90,10 +90,9 @@ def search(
 
     A sample that fails is counted in its tree, and the search continues.
 
-    Raises:
-      PolicyError: every sample of a round failed, so the policy is down. If the policy has answered before, and at most
-        half (or one) of the problems that started together are left, the failures count as theirs instead: a prefix may
-        have grown too long.
+    Raises PolicyError where every sample of a round failed, so the policy is down. If the policy has answered before,
+    and at most half (or one) of the problems that started together are left, the failures count as theirs instead: a
+    prefix may have grown too long.
     """
     numbered = enumerate(problems)
     answered = [False]  # whether the policy ever answered
@@ -170,9 +169,9 @@ def _draw(
     failed = [sample.error for batch in samples.values() for sample in batch if sample.finish_reason == "error"]
     down = len(failed) == sum(map(len, samples.values()))
     if down and (len(running) > few or not answered[0]):
+        way_on = "See that it answers, then run the same command: earlier samples are kept"
         raise PolicyError(
-            f"policy {policy.name} failed at all {len(failed)} samples of a round (problems: {len(running)}): "
-            f"{failed[-1]}. See that it answers, then run the same command: earlier samples are kept"
+            f"policy {policy.name} failed at all {len(failed)} samples of a round: {failed[-1]}. {way_on}"
         )
     answered[0] |= not down
     by_problem = {}
@@ -334,8 +333,7 @@ class LiveJudge(Rescorer):
 
     `tokens` counts generated tokens. `take` returns the critiques of a step.
 
-    Raises:
-      PolicyError: every critique of new steps failed.
+    Raises PolicyError where every critique of new steps failed.
     """
 
     def __init__(self, judge: Judge):
