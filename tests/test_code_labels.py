@@ -178,9 +178,8 @@ def test_records_and_verifiers_that_do_not_fit_cost_nothing(tmp_path, capsys, mo
 
 
 def test_a_sandbox_that_does_not_start_is_no_label(monkeypatch):
-    monkeypatch.setattr(
-        "jprm.methods.verify.programs.run_servers", lambda *_, **__: [sandbox.CommandResult(1, "bwrap: no")] * 2
-    )
+    failed = [sandbox.CommandResult(1, "bwrap: no")] * 2
+    monkeypatch.setattr("jprm.methods.verify.programs.run_servers", lambda *_, **__: failed)
     refused(OSError, "start", judge_programs, [({"problem": "p", "tests": TESTS}, ["x = 1"])])
 
 

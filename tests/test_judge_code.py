@@ -119,11 +119,7 @@ def test_what_code_prints(blocks, output):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"endpoint": "chat"}, "writes"),
-        ({"url": None}, "writes"),
-        ({"delimiter": "\n"}, "cannot be set"),
-    ],
+    [({"endpoint": "chat"}, "writes"), ({"url": None}, "writes"), ({"delimiter": "\n"}, "cannot be set")],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, settings, message, monkeypatch):
     monkeypatch.setattr(sandbox, "require", lambda: None)

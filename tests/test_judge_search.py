@@ -71,17 +71,15 @@ def test_critiques_of_a_pool_name_every_sample_that_they_are_about(serve, tmp_pa
 
 def test_a_new_steps_score_is_what_critiques_of_its_chain_say_of_it(serve, tmp_path):
     """Of a prompt about whole chains: one of two critiques of the second step doubts the first."""
-    server = serve(
-        lambda n, body: reply(rf"\boxed{{{-1 if '<paragraph_1>' not in body['prompt'] else -body['seed']}}}")
-    )
+    verdict_of = lambda body: -body["seed"] if "<paragraph_1>" in body["prompt"] else -1  # noqa: E731
+    server = serve(lambda n, body: reply(rf"\boxed{{{verdict_of(body)}}}"))
     record, _ = run(tmp_path, judge(server, QWEN_CRITIQUE, samples=2), BestOfN(1))
     assert record["samples"][0]["scores"] == [1.0, 0.5] and len(server.requests) == 4
 
 
 def test_a_chain_with_a_step_that_no_critique_judges_is_not_chosen(serve, tmp_path):
-    own = judge(
-        serve(lambda n, body: reply("?") if about(body["prompt"]) == "b" else verdict(n, body)), TALK, samples=10
-    )
+    server = serve(lambda n, body: reply("?") if about(body["prompt"]) == "b" else verdict(n, body))
+    own = judge(server, TALK, samples=10)
     record, _ = run(tmp_path, own, BestOfN(6))
     assert record["search"]["unscored_steps"] == 1 and record["search"]["answer"] == "1"
     assert record["judge"]["unreadable"] == 10 and sum("scores" in sample for sample in record["samples"]) == 4

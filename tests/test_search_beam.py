@@ -13,11 +13,7 @@ from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 
 # The greedy first step, a, leads to worse chains than b.
-STEPS = {
-    (): ["a", "b"],
-    ("a",): ["aa.", "ab."],
-    ("b",): ["ba.", "bb."],
-}  # fmt: skip
+STEPS = {(): ["a", "b"], ("a",): ["aa.", "ab."], ("b",): ["ba.", "bb."]}
 SCORES = {"a": 0.9, "b": 0.8, "aa.": 0.5, "ab.": 0.4, "ba.": 0.3, "bb.": 0.7}
 
 

@@ -82,9 +82,8 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
     monkeypatch.setattr("jprm.methods.search.lockstep.live_scorer", lambda prm: prm)
     monkeypatch.setattr("jprm.methods.scored_files.identity", lambda prm: {"model": prm.name})
-    monkeypatch.setattr(
-        "jprm.methods.search.files.search_file", lambda *args, **_: made.append(args[-1]) or {"problems": 1}
-    )
+    searched = lambda *args, **_: made.append(args[-1]) or {"problems": 1}  # noqa: E731
+    monkeypatch.setattr("jprm.methods.search.files.search_file", searched)
     assert greedy.main([*line, "--expand", "5"]) == 0
     assert capsys.readouterr().out == "o: written. problems: 1\n"
     assert made == [SearchConfig(find("greedy")(expand=5), "last", budget=90)]
