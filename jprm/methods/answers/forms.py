@@ -474,20 +474,13 @@ def _plain(text: str) -> tuple[Fraction, bool] | None:
     sign = -1 if text.startswith("-") else 1
     bare = text.lstrip("+-").lstrip() if text[:1] in "+-" and len(text) > 1 and text[1] not in "+-" else text
     if (m := _FRACTION.fullmatch(bare)) and not (bare is not text and "-" in m[0]):
-        top, bottom = m[1] or m[2] or m[5], m[3] or m[4] or m[6]
-        bottom = int(bottom.replace(",", ""))
-        return (sign * Fraction(int(top.replace(",", "")), bottom), False) if bottom else None
+        top, bottom = (int(part.replace(",", "")) for part in m.groups() if part)
+        return (sign * Fraction(top, bottom), False) if bottom else None
     if m := _MIXED.fullmatch(text):
-        bottom = int(m[5] or m[6] or m[8])
-        if not bottom:
-            return None
-        value = int(m[2]) + Fraction(int(m[3] or m[4] or m[7]), bottom)
-        return (-value if m[1] == "-" else value), False
-    if m := _REPEATS.fullmatch(text):
-        cycle = m[4] or m[5] or m[9] or m[6] + (m[7] or "") + (m[8] or "")
-        return _repeating(m[1], m[2], m[3], cycle), False
-    if m := _DOTS.fullmatch(text):
-        return _repeating(m[1], m[2], m[3], m[4] or m[5]), False
+        whole, top, bottom = map(int, filter(None, m.groups()[1:]))
+        return ((whole + Fraction(top, bottom)) * (-1 if m[1] == "-" else 1), False) if bottom else None
+    if m := _REPEATS.fullmatch(text) or _DOTS.fullmatch(text):
+        return _repeating(m[1], m[2], m[3], "".join(filter(None, m.groups()[3:]))), False
     if m := _POWERS.fullmatch(text):
         value = Fraction(m[1] or 1) * Fraction(10) ** int(m[4] or m[5])
         if m[1] and m[2]:

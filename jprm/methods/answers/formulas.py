@@ -82,7 +82,7 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     if choice and not re.match(r"[A-J],\s*(?:[A-Za-z](?![a-z])|\d)", text[at:]):
         letter = choice[1] or choice[2] or choice[3]
         if not choice[3]:
-            end = _line_end(text, at)
+            end = _stop(text, min(at + 3, len(text)), _END)  # of the sentence
             whole = text[at:end].strip().rstrip(".")
             return whole if len(whole) < 200 else letter, "value", end
         end = at + choice.end()
@@ -91,8 +91,7 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
         return letter, "value", end
     start, end = at, _end_of_formula(text, at)
     if end == start:
-        stop = _stop(text, at, _STOP)
-        close = stop.start() if stop else len(text)
+        close = _stop(text, at, _STOP)
         clause = text[at:close]
         number = _first_value(text, at, close)
         if number is None or _LITERAL.match(clause):
@@ -121,17 +120,11 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     return answer, "value", end
 
 
-def _stop(text: str, at: int, pattern: re.Pattern[str]) -> re.Match[str] | None:
-    """Returns where a pattern of ends matches first, but for the full stop of an abbreviation."""
+def _stop(text: str, at: int, pattern: re.Pattern[str]) -> int:
+    """Returns where a pattern of ends matches first, but for the full stop of an abbreviation; else the text's end."""
     stop = pattern.search(text, at)
     while stop and stop[0].startswith(".") and _ABBREVIATED.search(text, max(0, stop.start() - 8), stop.start()):
         stop = pattern.search(text, stop.end())
-    return stop
-
-
-def _line_end(text: str, at: int) -> int:
-    """Returns where the sentence of the choice at a place ends."""
-    stop = _stop(text, min(at + 3, len(text)), _END)
     return stop.start() if stop else len(text)
 
 
