@@ -87,7 +87,7 @@ def test_a_tree_of_tactics():
 
 def test_without_coq_it_is_refused(monkeypatch):
     monkeypatch.setattr(verifiers, "coq_refusal", lambda: "coqtop is not installed (Debian's package coq)")
-    refused(OSError, "installed", check_coq, tree_of({"problem": ADD, "steps": ["intros n."]}))
+    refused(OSError, "installed", verifiers.checker, "coq")
 
 
 @pytest.mark.parametrize("steps", tactics.FORGED.values(), ids=tactics.FORGED)

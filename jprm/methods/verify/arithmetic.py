@@ -17,12 +17,14 @@ between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate e
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from operator import ge, gt, le, lt, ne
 from typing import Any
 
 from jprm.methods.verify import Verdict
@@ -81,7 +83,7 @@ def _verdict(text: str) -> tuple[int | None, int, str | None]:
         results += _derivations(claims, tokens)
     false = next((shown for holds, shown in results if holds is False), None)
     checked = sum(holds is not None for holds, _ in results)
-    return (None if not checked else int(false is None)), checked, false
+    return int(false is None) if checked else None, checked, false
 
 
 def _holds(equation: Equation, step: str) -> bool | None:
@@ -89,8 +91,7 @@ def _holds(equation: Equation, step: str) -> bool | None:
         return None  # 1 foot = 12 inches
     try:
         if symbols_of(equation.left) | symbols_of(equation.right):
-            same = equation.relation == "=" and _identical(equation.left, equation.right)
-            return True if same else None
+            return equation.relation == "=" and _identical(equation.left, equation.right) or None
         verdicts = [_compare(equation, reading) for reading in _readings(equation)]
     except (Unread, ZeroDivisionError, OverflowError):
         return None
@@ -119,8 +120,7 @@ def _compare(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
         return _ORDER[relation](left, right)
     if left == right:
         return True
-    unit = max((p for side in sides if (p := _printed(side))), default=None)
-    if unit and _rounds(left, right, unit):
+    if (unit := _unit(equation)) and _rounds(left, right, unit):
         return True
     if relation == "≈":
         gap = abs(left - right) / max(abs(left), abs(right))
@@ -129,13 +129,7 @@ def _compare(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
     return None if low <= high_2 and low_2 <= high else False
 
 
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "!=": lambda a, b: a != b,
-}
+_ORDER: dict[str, Callable[[Any, Any], Any]] = {"<": lt, ">": gt, "<=": le, ">=": ge, "!=": ne}
 
 
 def _rounds(left: Fraction, right: Fraction, unit: Fraction) -> bool:
@@ -153,6 +147,11 @@ def _printed(side: tuple) -> Fraction | None:
     if side[0] == "num":
         return Fraction(1, 10 ** side[2]) if side[2] else Fraction(0)
     return None
+
+
+def _unit(equation: Equation) -> Fraction:
+    """Returns the greater last decimal place of the sides that are printed numbers, 0 without decimals."""
+    return max(_printed(equation.left) or Fraction(0), _printed(equation.right) or Fraction(0))
 
 
 def _relative_percent(node: tuple) -> bool:
@@ -180,46 +179,36 @@ def _run_on(equation: Equation) -> bool:
 
 
 def _compare_roots(equation: Equation, reading: Mapping[str, Any]) -> bool | None:
-    if sum(1 for side in (equation.left, equation.right) for _ in nodes_of(side)) > _NODES:
-        raise Unread
+    _check_size(equation.left, equation.right)
     left, right = (sympy_of(side, reading).evalf(40) for side in (equation.left, equation.right))
     if not (left.is_real and right.is_real):
         return None
     gap, size = abs(left - right), max(abs(left), abs(right))
     if equation.relation in _ORDER:
         return None if gap < size * 1e-30 else bool(_ORDER[equation.relation](left, right))
-    unit = max((p for side in (equation.left, equation.right) if (p := _printed(side))), default=0)
-    if gap < size * 1e-30 or gap < float(unit):
+    if gap < size * 1e-30 or gap < float(_unit(equation)):
         return True
-    if gap < size * (0.1 if equation.relation == "≈" else 0.005):
-        return True if equation.relation == "≈" and gap < size * 0.01 else None
-    return False
+    if equation.relation == "≈" and gap < size * 0.01:
+        return True
+    return None if gap < size * (0.1 if equation.relation == "≈" else 0.005) else False
 
 
 def _identical(left: tuple, right: tuple) -> bool:
     """Returns whether two expressions are the same rational function."""
     import sympy
 
-    if sum(1 for side in (left, right) for _ in nodes_of(side)) > _NODES:
-        raise Unread
+    _check_size(left, right)
     unsure = {"sqrt", "percent", "note", "mixed", "factorial", "either"}
-    if unsure & {node[0] for side in (left, right) for node in nodes_of(side)}:
+    if left == right or unsure & {node[0] for side in (left, right) for node in nodes_of(side)}:
         return False
-    if left == right:
-        return False
+    names = sorted(symbols_of(left) | symbols_of(right))
     for start in (3, 11):  # most differ at the first point, and SymPy takes milliseconds
-        point = {
-            name: Fraction(start + 2 * i, 7) for i, name in enumerate(sorted(symbols_of(left) | symbols_of(right)))
-        }
-        try:
+        point = {name: Fraction(start + 2 * i, 7) for i, name in enumerate(names)}
+        with contextlib.suppress(Irrational, ZeroDivisionError):
             if exact(left, point) != exact(right, point):
                 return False
-        except (Irrational, ZeroDivisionError):
-            pass
     one, two = sympy_of(left, {}), sympy_of(right, {})
-    if not (one.free_symbols | two.free_symbols):
-        return False
-    return sympy.cancel(sympy.together(one - two)) == 0
+    return bool(one.free_symbols | two.free_symbols) and sympy.cancel(sympy.together(one - two)) == 0
 
 
 _FRESH = re.compile(
@@ -252,8 +241,7 @@ def _derivations(claims: Sequence[Equation], tokens: Sequence[Token]) -> list[tu
 def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
     import sympy
 
-    if sum(1 for e in (one, two) for side in (e.left, e.right) for _ in nodes_of(side)) > _NODES:
-        raise Unread
+    _check_size(one.left, one.right, two.left, two.right)
     x = sympy.Symbol(unknown)
     numerators = []
     for equation in (one, two):
@@ -371,6 +359,11 @@ def nodes_of(node: tuple) -> Iterable[tuple]:
             yield from nodes_of(child)
 
 
+def _check_size(*sides: tuple) -> None:
+    if sum(1 for side in sides for _ in nodes_of(side)) > _NODES:
+        raise Unread
+
+
 def symbols_of(node: tuple) -> set[str]:
     return {n[1] for n in nodes_of(node) if n[0] == "sym"}
 
@@ -386,11 +379,9 @@ def sympy_of(node: tuple, reading: Mapping[str, Any]) -> Any:
     if kind == "pi":
         return sympy.pi
     if not symbols_of(node):
-        try:
+        with contextlib.suppress(Irrational):
             value = exact(node, reading)
             return sympy.Rational(value.numerator, value.denominator)
-        except Irrational:
-            pass
     values = [sympy_of(child, reading) for child in node[1:]]
     a, b = values[0], values[-1]
     if kind == "^":

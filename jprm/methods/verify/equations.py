@@ -20,6 +20,7 @@ from typing import NamedTuple
 LONGEST = 6000  # characters of a step that are read
 _FURTHEST = 120  # tokens of one side
 _CLOSES = {")": "(", "]": "[", "}": "{"}
+_OPENS = {"(": ")", "[": "]", "{": "}"}
 
 
 class Equation(NamedTuple):
@@ -52,9 +53,9 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
             words = " ".join(token.text for token in tokens[left[1] : right[2]])
             units = frozenset(t.text.lower() for t in tokens[left[1] : right[2] + 1] if t.kind in ("W", "$"))
             alone = not shared and left[0][0] == "num"  # in 48 hours = 2400 + 600: unread words matter
-            doubtful = alone or left[3] or (right[3] and whole is None)
             numbers = shared and left[0][0] == right[0][0] == "num"
-            doubtful = doubtful or (numbers and _renamed(tokens[left[1] : at], tokens[at + 1 : right[2] + 1]))
+            renamed = numbers and _renamed(tokens[left[1] : at], tokens[at + 1 : right[2] + 1])
+            doubtful = alone or left[3] or (right[3] and whole is None) or renamed
             results.append(
                 Equation(left[0], tokens[at].text, right[0], words, units, doubtful, shared, left[1], right[2])
             )
@@ -94,7 +95,8 @@ def _brackets(tokens: Sequence[Token]) -> list[Token]:
             out.append(Token("B", token.text))
         else:
             start = opened.pop()
-            inner, kinds = out[start + 1 :], {t.kind for t in out[start + 1 :]}
+            inner = out[start + 1 :]
+            kinds = {t.kind for t in inner}
             if "R" in kinds:
                 out[start] = Token("B", out[start].text)
                 out.append(Token("B", token.text))
@@ -166,10 +168,9 @@ def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
         inner = parse_expression(tokens[start:i])
         if inner is not None:
             following = list(itertools.takewhile(lambda token: token.kind == "W", tokens[i : i + 4]))
-            glued = following and i + len(following) < end and tokens[i + len(following)].kind in "([{"
-            if any(token.text.lower().partition("_")[0] in FUNCTIONS for token in following) or (
-                glued and tokens[i + len(following)].glued
-            ):
+            bracket = tokens[i + len(following)] if following and i + len(following) < end else None
+            applied = bracket and bracket.kind in "([{" and bracket.glued
+            if applied or any(token.text.lower().partition("_")[0] in FUNCTIONS for token in following):
                 return None  # 8 = 2 sqrt(16)
             words = [t.text.lower() for t in tokens[max(start, i - 3) : i + 3] if t.kind in "WS"]
             return inner, start, i, any(word in _GIVES for word in words)
@@ -233,8 +234,7 @@ class _Parser:
         if self.peek().kind == "O" and self.peek().text in "+-":
             sign = self.peek().text
             self.at += 1
-            inner = self.power(depth)
-            return ("neg", inner) if sign == "-" else inner
+            return ("neg", self.power(depth)) if sign == "-" else self.power(depth)
         return self.power(depth)
 
     def power(self, depth: int) -> tuple:
@@ -247,9 +247,9 @@ class _Parser:
                 raise _Unreadable
             node = ("^", node, self.signed(depth + 1))
         while self.peek().kind in ("%", "!", "°"):
-            kind = self.peek().kind
+            kind = {"%": "percent", "!": "factorial", "°": None}[self.peek().kind]
             self.at += 1
-            node = {"%": ("percent", node), "!": ("factorial", node), "°": node}[kind]
+            node = (kind, node) if kind else node
         self.units()
         return node
 
@@ -285,10 +285,8 @@ class _Parser:
             return ("sym", token.text)
         if token.kind == "pi":
             return ("pi",)
-        if token.kind in ("(", "["):
-            return self.close(depth, {"(": ")", "[": "]"}[token.kind])
-        if token.kind == "{":
-            return self.close(depth, "}")
+        if token.kind in _OPENS:
+            return self.close(depth, _OPENS[token.kind])
         if token.kind == "F" and token.text == "frac":
             return ("/", self.group(depth), self.group(depth))
         if token.kind == "F" and token.text == "sqrt":
@@ -402,16 +400,11 @@ def _tokens(text: str) -> list[Token]:
 
 
 def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
-    if kind == "line":
-        return "L", text
+    if kind in ("line", "delimiter", "arrow"):
+        return {"line": "L", "delimiter": "D", "arrow": "B"}[kind], text
     if kind == "number":
         odd = "," in text and not _THOUSANDS.fullmatch(text) or re.match(r"0\d", text) or len(text) > 40
-        odd = odd or re.match(r"[eE][+-]?\d|_|:\d|\.[.\\]", rest)
-        return ("P" if odd else "N"), text
-    if kind == "delimiter":
-        return "D", text
-    if kind == "arrow":
-        return "B", text
+        return ("P" if odd or re.match(r"[eE][+-]?\d|_|:\d|\.[.\\]", rest) else "N"), text
     if kind == "relation" or text[1:] in _RELATIONS and kind == "command":
         return "R", _RELATIONS.get(text.removeprefix("\\"), text)
     if text == "sqrt" and rest[:1] in ("(", "{"):
@@ -427,12 +420,10 @@ def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
             return "O", _OPERATORS[name]
         if name in ("frac", "sqrt", "binom"):
             return "F", name
-        if name == "pi":
-            return "pi", name
         if name in _GREEK:
             return "S", name
-        if name == "circ":
-            return "°", name
+        if name in ("pi", "circ"):
+            return {"pi": "pi", "circ": "°"}[name], name
         return ("B" if name in _STOPS else "P"), text
     if text in _OPERATORS:
         return "O", _OPERATORS[text]
@@ -480,12 +471,9 @@ def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
 
 def _is_share(tokens: Sequence[Token]) -> bool:
     """Returns whether the tokens end in a fraction such as 20%, 1/2 or 0.2."""
-    last = tokens[-1] if tokens else Token("B", "")
-    return (
-        last.kind == "%"
-        or last.kind == "N"
-        and (last.text.startswith("0.") or bool(tokens[-2:-1]) and tokens[-2].text == "/")
-    )
+    if not tokens or tokens[-1].kind != "N":
+        return bool(tokens) and tokens[-1].kind == "%"
+    return tokens[-1].text.startswith("0.") or len(tokens) > 1 and tokens[-2].text == "/"
 
 
 def _soft(tokens: Sequence[Token]) -> list[Token]:
@@ -493,19 +481,18 @@ def _soft(tokens: Sequence[Token]) -> list[Token]:
     kept: list[Token] = []
     money = False
     for i, token in enumerate(tokens):
-        before = kept[-1].kind if kept else "B"
-        after = next((t.kind for t in tokens[i + 1 :] if t.kind not in ("D", "$", "L")), "B")
-        if token.kind == "$":
-            money = after == "N"
-            inside = before in ("O", "R", "(", "{", "[", "B", "W") or after in ("O", "R", ")")
-        elif token.kind == "D":
-            inside = before in ("O", "R", "B", "W") or after in ("O", "R", ")", "W")
-        elif token.kind == "L":
-            inside = before in ("O", "R", "B") or after == "R"
-        else:
+        if token.kind not in _INSIDE:
             kept.append(token._replace(text="$" + token.text) if money and token.kind == "N" else token)
             money = False
             continue
-        if not inside:
+        before = kept[-1].kind if kept else "B"
+        after = next((t.kind for t in tokens[i + 1 :] if t.kind not in _INSIDE), "B")
+        money = after == "N" if token.kind == "$" else money
+        behind, ahead = _INSIDE[token.kind]
+        if before not in behind and after not in ahead:
             kept.append(Token("B", token.text))
     return kept
+
+
+_INSIDE = {"$": ("OR({[BW", "OR)"), "D": ("ORBW", "OR)W"), "L": ("ORB", "R")}
+"""The kinds of tokens behind and ahead of which a currency sign, a delimiter or a line end is inside an equation."""

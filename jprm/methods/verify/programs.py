@@ -26,6 +26,7 @@ two processes of their own, forked there. A program that hangs, crashes or attac
 from __future__ import annotations
 
 import base64
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -61,30 +62,21 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
     """
     tests = tests_of(tree.extra)
     fenced = any(_FENCE.search(node.text) for node in tree.nodes)
-    children: list[list[int]] = [[] for _ in tree.nodes]
-    programs: list[str] = []
+    codes = [_code(node.text, fenced) for node in tree.nodes]
+    children: dict[int, list[int]] = collections.defaultdict(list)
+    for i, node in enumerate(tree.nodes):
+        children[node.parent].append(i)
+    programs, over = {-1: program_of(tree.extra, ())}, {-1: False}  # over: at or after an incorrect step
     verdicts: list[Verdict] = []
     for i, node in enumerate(tree.nodes):
-        if node.parent >= 0:
-            children[node.parent].append(i)
-        before = programs[node.parent] if node.parent >= 0 else program_of(tree.extra, ())
-        programs.append(before + _code(node.text, fenced))
-    over = [False] * len(tree.nodes)  # at or after an incorrect step
-    for i, node in enumerate(tree.nodes):
-        if node.parent >= 0 and over[node.parent]:
-            over[i] = True
-            verdicts.append(Verdict(None))
-            continue
-        new = _code(node.text, fenced)
-        follow = [_code(tree.nodes[child].text, fenced) for child in children[i]]
-        unfinished = any(code[:1] in (" ", "\t") for code in follow)
-        if not new.strip() or unfinished:
+        programs[i], last = programs[node.parent] + codes[i], not children[i]
+        unfinished = any(codes[child].startswith((" ", "\t")) for child in children[i])
+        if over[node.parent] or unfinished or not codes[i]:
             verdicts.append(Verdict(None))
         else:
-            last = not children[i]
             (report,) = run_programs([Program(programs[i], tuple(tests), last)], limits, sandbox=sandbox)
             verdicts.append(_verdict(report, last, limits))
-            over[i] = verdicts[-1].label == 0
+        over[i] = over[node.parent] or verdicts[i].label == 0
     return verdicts
 
 

@@ -111,6 +111,9 @@ def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Out
     return outcomes
 
 
+_LETTERS = str.maketrans("0123456789", "ghijklmnop")  # answers of only words are compared as text
+
+
 def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS, *, in_sandbox: bool = True) -> list[Outcome]:
     """Returns 1 for chains that are programs which pass all `tests` of their record, else 0.
 
@@ -124,7 +127,7 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS, *, in_sandb
     for report in run_programs(programs, limits, sandbox=in_sandbox):
         if not report.started:
             raise OSError("the sandbox did not start, so programs cannot be judged: is the machine out of memory?")
-        answer = report.behaviour and "behaviour " + _letters(report.behaviour)
+        answer = report.behaviour and "behaviour " + report.behaviour[:16].translate(_LETTERS)
         outcomes.append(Outcome(float(report.passed), {"answer": answer, "passed": report.results.count("passes")}))
     return outcomes
 
@@ -181,8 +184,6 @@ def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree],
     """
     if kind == "arithmetic":
         return lambda tree: [check_arithmetic(node.text) for node in tree.nodes]
-    if kind not in ("python", "coq"):
-        raise ValueError(f"kind is {kind!r}: use 'arithmetic', 'python' or 'coq'")
     if kind == "coq" and (reason := coq_refusal()):
         raise OSError(f"tactics cannot be checked: {reason}")
     if in_sandbox:
@@ -195,11 +196,6 @@ def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
     """Returns the tree with its verdicts as labels of `correctness`; `false` tells what does not hold in a step."""
     notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
     return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
-
-
-def _letters(digits: str) -> str:
-    """Returns hexadecimal digits as letters: answers of only words are compared as text (`jprm.methods.answers`)."""
-    return digits[:16].translate(str.maketrans("0123456789", "ghijklmnop"))
 
 
 _extracted = functools.lru_cache(maxsize=1 << 16)(extract)
@@ -239,11 +235,8 @@ def coq_refusal() -> str | None:
 def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = COQ_LIMITS) -> list[Verdict]:
     """Returns a verdict per node. Every path of the tree is one run of Coq.
 
-    Raises:
-      OSError: there is no coqtop, or `sandbox` is True and there is none.
+    Raises OSError where `sandbox` is True and there is none.
     """
-    if reason := coq_refusal():
-        raise OSError(f"tactics cannot be checked: {reason}")
     theorem = tree.extra.get("theorem", tree.problem)
     verdicts: list[Verdict | None] = [None] * len(tree.nodes)
     for path in chains_of(tree):
@@ -260,9 +253,8 @@ def check_tactics(
     """Returns a verdict per step of one proof."""
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)
-    mark = (
-        f"mark{secrets.token_hex(8)}"  # locating an unknown name prints it, which marks the ends of steps in the output
-    )
+    # Locating an unknown name prints it, which marks the ends of steps in the output.
+    mark = f"mark{secrets.token_hex(8)}"
     text = f"{theorem}\nLocate {mark}x.\n"
     for step in steps[:open_]:
         text += f"{step}\nLocate {mark}x.\nGuarded.\nLocate {mark}x.\n"
@@ -305,11 +297,8 @@ def _tactics(step: str) -> bool:
     *sentences, rest = _END.split(text)
     if rest.strip(" \n\t-+*{}"):
         return False  # no full stop: the sentence would continue in the next step
-    for sentence in sentences:
-        body = _LEAD.sub("", sentence.strip(), count=1)
-        if not _PROOF.fullmatch(body) and not re.match(r"[a-z_(]", body):
-            return False
-    return True
+    bodies = (_LEAD.sub("", sentence.strip(), count=1) for sentence in sentences)
+    return all(_PROOF.fullmatch(body) or re.match(r"[a-z_(]", body) for body in bodies)
 
 
 def _uncommented(step: str) -> str | None:
