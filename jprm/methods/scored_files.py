@@ -74,9 +74,8 @@ def score_file(
     report of the prepared folder that holds them.
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte, and records with a chain of
-    more tokens than the model reads as JSON. With `calibrated`, scores go
-    through the map that is stored with the model (`jprm.methods.evaluate.calibration_map`). `speed` is given this
-    process's tokens and times.
+    more tokens than the model reads as JSON. With `calibrated`, scores go through the map that is stored with the model
+    (`jprm.methods.evaluate.calibration_map`). `speed` is given this process's tokens and times.
 
     Raises:
       RecordError: a bad line, for on_error='stop'.
@@ -105,9 +104,8 @@ def score_file(
         try:
             there = write_scores(prm, records, output, request, total, mapped, speed)
         except LongChain as error:
-            raise ValueError(
-                f"{_line_of_long(prm, input) if prepared is None else os.fspath(input)}: {error}"
-            ) from None
+            place = _line_of_long(prm, input) if prepared is None else os.fspath(input)
+            raise ValueError(f"{place}: {error}") from None
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
@@ -127,13 +125,12 @@ def _line_of_long(prm: PRM | Scorer, path: str | os.PathLike) -> str:
 def _fitting(prm: PRM | Scorer, records: Iterable[dict[str, Any]], rejects: Rejects) -> Iterator[dict[str, Any]]:
     """Yields the records that the model reads whole; `rejects` takes the others."""
     for record in records:
-        if isinstance(prm, PRM) and not prm.fits(record):
-            reason, remedy = f"is longer than the {prm.context:,} tokens that {prm.name} reads", "Shorten or drop it."
-            rejects.add(
-                dump(record).encode(), RecordError(str(record.get("problem", ""))[:60], "record", reason, remedy)
-            )
-        else:
+        if not isinstance(prm, PRM) or prm.fits(record):
             yield record
+            continue
+        reason, remedy = f"is longer than the {prm.context:,} tokens that {prm.name} reads", "Shorten or drop it."
+        error = RecordError(str(record.get("problem", ""))[:60], "record", reason, remedy)
+        rejects.add(dump(record).encode(), error)
 
 
 def score_atif(
@@ -186,8 +183,8 @@ def write_scores(
     """Writes the scored records to `output`; returns how many an earlier, interrupted call had written.
 
     A call with the same request continues after the last whole chunk, and does nothing where `output` is finished.
-    Every process calls this; each scores its chunks, and process 0 writes. `mapped` is called with
-    every scored record, before it is written; `speed` counts what one process does.
+    Every process calls this; each scores its chunks, and process 0 writes. `mapped` is called with every scored record,
+    before it is written; `speed` counts what one process does.
 
     Raises:
       ValueError: `output` is of another request or being written by another process; nothing is touched.

@@ -118,9 +118,8 @@ def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Rec
     first = labels.index(0) if 0 in labels else -1
     said = item.get("human_labels_first_error_idx", first)
     if (-1 if said is None else said) != first:
-        raise RecordError(
-            where, "human_labels_first_error_idx", f"is {said!r}, and by the labels {first}", "Correct it."
-        )
+        reason = f"is {said!r}, and by the labels {first}"
+        raise RecordError(where, "human_labels_first_error_idx", reason, "Correct it.")
     yield {
         "problem": take(item, "question", str, where),
         "steps": steps,

@@ -147,8 +147,6 @@ def _request(name, source, exclude, on_error, options) -> PrepareRequest:
     if not source:
         known = "".join(f"\n  {url}" for url in reader.releases) or " none"
         raise ValueError(f"no source: give the files of {name}, or the URLs of its public release:{known}")
-    if on_error not in ("stop", "skip"):
-        raise ValueError(f"on_error is {on_error!r}: use 'stop' or 'skip'")
     source, exclude = [os.fspath(path) for path in source], [os.fspath(path) for path in exclude]
     local = [path for path in source if not is_url(path)] + exclude
     for path in local:
@@ -185,7 +183,7 @@ def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], conso
     if not is_url(source):
         return path_of(source)
     known = reader.releases.get(resolved(source))
-    with rich.progress.Progress(*_columns(), console=console, transient=True) as progress:
+    with _progress(console) as progress:
         task = progress.add_task(source, total=None)
         folder = cache_folder("downloads") if is_remote(out) else out.with_name("downloads")
         allowed = {*sha256, *([known] if known else [])}
@@ -196,7 +194,7 @@ class _Tally:
     """Counts records by what becomes of them."""
 
     def __init__(self, request: PrepareRequest):
-        self.read = self.steps = self.excluded_records = self.unlabelled = self.all_right = self.repeated = 0
+        self.counts: collections.Counter[str] = collections.Counter()  # by their names in the report
         self.labels, self.dropped = collections.Counter(), collections.Counter()
         self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
         self._banned = {path: Texts(problems_in(path), request.near) for path in request.exclude}
@@ -207,29 +205,26 @@ class _Tally:
         texts = {normalise(text) for text in problems_of(record)} if self._banned else set()
         hits = [file for file, problems in self._banned.items() if any(map(problems.holds, texts))]
         self.excluded.update(hits)
-        self.excluded_records += bool(hits)
         if hits:
+            self.counts["excluded_records"] += 1
             return False
         tree = tree_of(record)
         texts = [tree.problem, *(node.text for node in tree.nodes)]
         if tree.of_messages:  # calls are said beside the text
             texts = [dump(message) for message in messages_of(tree, range(len(tree.nodes)))]
         if self._kept is not None and self._kept.add(normalise("\n".join(texts))):
-            self.repeated += 1
+            self.counts["repeated"] += 1
             return False
         labels = [tree.nodes[i].label for i in tree.steps]
-        self.steps += len(labels)
         self.labels.update("none" if label is None else f"{label:g}" for label in labels)
-        self.unlabelled += set(labels) <= {None}
-        self.all_right += set(labels) == {1}
+        self.counts.update(steps=len(labels), unlabelled=int(set(labels) <= {None}), all_right=int(set(labels) == {1}))
         return True
 
-    def counts(self) -> dict[str, Any]:
-        """Returns the counts by their names in the report."""
-        names = ("read", "steps", "excluded_records", "unlabelled", "all_right", "repeated")
-        numbers = {name: vars(self)[name] for name in names}
-        labels = dict(self.labels.most_common())
-        return numbers | {"labels": labels, "dropped": dict(self.dropped), "excluded": dict(self.excluded)}
+    def report(self, request: PrepareRequest, kept: int, rejects: Rejects) -> PrepareReport:
+        about: dict[str, Any] = dict(self.counts, kept=kept, rejected=rejects.count)
+        about |= {"labels": dict(self.labels.most_common()), "reasons": [str(error) for error in rejects.errors]}
+        about |= {"dropped": dict(self.dropped), "excluded": dict(self.excluded)}
+        return PrepareReport(**vars(request), **about)
 
 
 def _write(
@@ -247,7 +242,7 @@ def _write(
             task = progress.add_task(path.name, total=stamp_of(path)["bytes"])
 
             def advance(count: int, task: rich.progress.TaskID = task) -> None:
-                tally.read += 1
+                tally.counts["read"] += 1
                 progress.advance(task, count)
 
             read = reader.read(
@@ -260,22 +255,20 @@ def _write(
             )
             yield from ((f"{index}.{key}", record) for key, record in read if tally.keeps(record))
 
-    with (
-        Rejects(work / "rejects.jsonl") as rejects,
-        rich.progress.Progress(*_columns(), console=console, transient=True) as progress,
-    ):
+    with Rejects(work / "rejects.jsonl") as rejects, _progress(console) as progress:
         kept = write_folder(work, records(rejects, progress))
-    rejected = {"rejected": rejects.count, "reasons": [str(error) for error in rejects.errors]}
-    return PrepareReport(**vars(request), kept=kept, **tally.counts(), **rejected)
+    return tally.report(request, kept, rejects)
 
 
-def _columns() -> list[rich.progress.ProgressColumn]:
-    return [
+def _progress(console: rich.console.Console) -> rich.progress.Progress:
+    return rich.progress.Progress(
         rich.progress.TextColumn("{task.description}", markup=False),
         rich.progress.BarColumn(),
         rich.progress.DownloadColumn(),
         rich.progress.TimeRemainingColumn(),
-    ]
+        console=console,
+        transient=True,
+    )
 
 
 def _print(report: PrepareReport, console: rich.console.Console) -> None:

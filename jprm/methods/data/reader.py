@@ -157,6 +157,11 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     return value
 
 
+def others(item: Mapping[str, Any], *known: str) -> Record:
+    """Returns the keys of an item that its reader does not know."""
+    return {key: value for key, value in item.items() if key not in known}
+
+
 def _field(value: Any, key: str) -> Any:
     """Returns an object's field, or that of each object of a list of them; None where there is none."""
     if isinstance(value, list) and value and all(isinstance(item, Mapping | list) for item in value):

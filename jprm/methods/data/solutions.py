@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm import steps
-from jprm.methods.data.reader import Reader, Record, take
+from jprm.methods.data.reader import Reader, Record, others, take
 from jprm.methods.verify import tests_of
 from jprm.tree import RecordError
 
@@ -37,7 +37,7 @@ def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record
         raise RecordError(where, "answer", "has no '#### ANSWER'", "Is this file GSM8K's train or test?")
     chain = {"problem": take(item, "question", str, where), "steps": _lines(solution, options)}
     chain |= {"answer": answer.strip(), "correct": True}
-    yield chain | {key: value for key, value in item.items() if key not in ("question", "answer")}
+    yield chain | others(item, "question", "answer")
 
 
 def parse_solutions(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
@@ -95,7 +95,7 @@ def parse_math(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
     solution = take(item, "solution", str, where)
     pieces = [solution] if options.steps == "none" else steps.split(solution, options.steps)
     chain = {"problem": take(item, "problem", str, where), "steps": pieces, "correct": True}
-    yield chain | {key: value for key, value in item.items() if key not in ("problem", "solution")}
+    yield chain | others(item, "problem", "solution")
 
 
 MATH = Reader(
@@ -142,7 +142,7 @@ def parse_program(item: Any, where: str, options: ProgramOptions) -> Iterator[Re
         record, solution = _mbpp(item, where)
     else:
         take(item, "problem", str, where)
-        record = {key: value for key, value in item.items() if key != "solution"}
+        record = others(item, "solution")
         solution = ("solution", take(item, "solution", str, where)) if "solution" in item else None
     tests_of(record, where)
     if solution:
@@ -155,7 +155,7 @@ def parse_program(item: Any, where: str, options: ProgramOptions) -> Iterator[Re
 def _human_eval(item: dict, where: str) -> tuple[Record, tuple[str, str]]:
     prompt, test, name, solution = (take(item, key, str, where) for key in _HUMAN_EVAL)
     record = {"problem": prompt, "prelude": prompt, "tests": [f"{test}\ncheck({name})"]}
-    return record | _others(item, _HUMAN_EVAL), ("canonical_solution", solution)
+    return record | others(item, *_HUMAN_EVAL), ("canonical_solution", solution)
 
 
 def _mbpp(item: dict, where: str) -> tuple[Record, tuple[str, str]]:
@@ -167,12 +167,8 @@ def _mbpp(item: dict, where: str) -> tuple[Record, tuple[str, str]]:
     setup.append(take({"test_setup_code": "", **item}, "test_setup_code", str, where))
     before = "".join(f"{part}\n" for part in setup if str(part).strip())
     record = {"problem": take(item, text, str, where), "tests": [before + test for test in tests]}
-    others = _others(item, (text, "code", "test_list", "test_imports", "test_setup_code"))
-    return record | others, ("code", take(item, "code", str, where))
-
-
-def _others(item: dict, known: tuple[str, ...]) -> Record:
-    return {key: value for key, value in item.items() if key not in known}
+    record |= others(item, text, "code", "test_list", "test_imports", "test_setup_code")
+    return record, ("code", take(item, "code", str, where))
 
 
 def _pieces(code: str, prelude: str, options: ProgramOptions, where: str, field: str) -> list[str]:

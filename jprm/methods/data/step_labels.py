@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from jprm.methods.data.reader import Dropped, NoOptions, Reader, Record, take, until_error
+from jprm.methods.data.reader import Dropped, NoOptions, Reader, Record, others, take, until_error
 from jprm.tree import RecordError
 
 # ---- Math-Shepherd (Wang et al., arXiv 2312.08935): steps with automatic labels from Monte Carlo completions.
@@ -50,7 +50,7 @@ def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[R
     chain |= {"labels": labels, "semantics": "value"}
     if "The answer is" in chain["steps"][-1]:
         chain["correct"] = labels[-1] == 1.0
-    yield chain | {key: value for key, value in item.items() if key not in ("input", "label")}
+    yield chain | others(item, "input", "label")
 
 
 MATH_SHEPHERD = Reader(
@@ -77,8 +77,11 @@ def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Re
     if first == -1 and not correct:
         remedy = "Name the first wrong step: a solution with a wrong answer has one."
         raise RecordError(where, "label", "is -1, no wrong step, and `final_answer_correct` is false", remedy)
-    chain = {key: value for key, value in item.items() if key != "label"}
-    yield chain | {"labels": until_error(first, len(steps), correct), "correct": correct, "first_error": first}
+    yield others(item, "label") | {
+        "labels": until_error(first, len(steps), correct),
+        "correct": correct,
+        "first_error": first,
+    }
 
 
 PROCESSBENCH = Reader(
@@ -126,15 +129,14 @@ def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[
             raise RecordError(where, "error_steps", f"names step {number!r} of {len(steps)}", remedy)
     labels = [0 if number in wrong else 1 for number in range(1, len(steps) + 1)]
     if options.prefix == "strip":
-        steps = [
-            _PREFIX.sub("", step.strip()) or step.strip() if isinstance(step, str) else step for step in steps
-        ]  # "64." alone is a step that is a number
+        bare = (step.strip() if isinstance(step, str) else step for step in steps)
+        # "64." alone is a step that is a number
+        steps = [_PREFIX.sub("", step) or step if isinstance(step, str) else step for step in bare]
     if options.empty == "drop":
         kept = [i for i, step in enumerate(steps) if not isinstance(step, str) or step.strip()]
         steps, labels = [steps[i] for i in kept], [labels[i] for i in kept]
-    yield {"problem": problem, "steps": steps, "labels": labels} | {
-        key: value for key, value in item.items() if key not in ("problem", "steps", "labels")
-    }
+    chain = {"problem": problem, "steps": steps, "labels": labels}
+    yield chain | others(item, *chain)
 
 
 PRMBENCH = Reader(parse_prmbench, PrmbenchOptions)
@@ -184,21 +186,18 @@ def parse_prm800k(item: Any, where: str, options: Prm800kOptions) -> Iterator[Re
         raise Dropped("no step has a completion")
     question, label = dict(take(item, "question", dict, where)), dict(item["label"])
     del label["steps"]
-    record = {
-        "problem": take(question, "problem", str, where, "question."),
-        "nodes": _nodes(steps, where, label, options),
-    }
+    nodes = _nodes(steps, where, label, options)
+    record = {"problem": take(question, "problem", str, where, "question."), "nodes": nodes}
     del question["problem"]
     if "ground_truth_answer" in question:
         record["answer"] = question.pop("ground_truth_answer")
-    record |= {"semantics": "rating", **label, **{k: v for k, v in item.items() if k not in ("question", "label")}}
+    record |= {"semantics": "rating", **label, **others(item, "question", "label")}
     yield record | ({"question": question} if question else {})
 
 
 def _chain(item: dict, where: str) -> Record:
-    chain = {key: value for key, value in item.items() if key != "ratings"}
     steps, ratings = take(item, "steps", list, where), take(item, "ratings", list, where)
-    chain |= {"labels": ratings, "semantics": "rating"}
+    chain = others(item, "ratings") | {"labels": ratings, "semantics": "rating"}
     if steps and isinstance(steps[-1], str) and _ANSWER in steps[-1] and (-1 in ratings or None not in ratings):
         chain["correct"] = -1 not in ratings
     return chain
@@ -281,8 +280,8 @@ PRM800K = Reader(
 
 def _kept(item: dict, *keys: str) -> Record:
     """Returns the item's other keys, without those that a chain gives another meaning."""
-    gone = {*keys, "problem", "steps", "labels", "samples", "nodes", "semantics", "prompt", "completions", "messages"}
-    return {key: value for key, value in item.items() if key not in gone}
+    meant = ("problem", "steps", "labels", "samples", "nodes", "semantics", "prompt", "completions", "messages")
+    return others(item, *keys, *meant)
 
 
 def _parted(text: str, where: str, field: str) -> tuple[str, str]:
@@ -294,25 +293,16 @@ def _parted(text: str, where: str, field: str) -> tuple[str, str]:
     return problem.strip(), step.strip()
 
 
-def _turns(item: Any, where: str) -> list[tuple[str, str]]:
-    turns = take(item, "conversations", list, where)
-    return [
-        (
-            take(turn, "role", str, where, f"conversations[{i}]."),
-            take(turn, "content", str, where, f"conversations[{i}]."),
-        )
-        for i, turn in enumerate(turns)
-    ]
-
-
 def _dialogue(item: Any, where: str, reply: str) -> tuple[list[str], list[str]]:
     """Returns the user's turns and the assistant's, which take turns; a system message before them is left out."""
-    turns = [turn for turn in _turns(item, where) if turn[0] != "system"]
-    if not turns or len(turns) % 2 or [role for role, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
-        raise RecordError(
-            where, "conversations", f"are not turns of a user with a step and {reply}", "Is this the source?"
-        )
-    return [text for role, text in turns if role == "user"], [text for role, text in turns if role == "assistant"]
+    turns = []
+    for i, turn in enumerate(take(item, "conversations", list, where)):
+        role, text = (take(turn, key, str, where, f"conversations[{i}].") for key in ("role", "content"))
+        turns += [(role, text)] if role != "system" else []
+    if not turns or [role for role, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
+        reason = f"are not turns of a user with a step and {reply}"
+        raise RecordError(where, "conversations", reason, "Is this the source?")
+    return [text for _, text in turns[::2]], [text for _, text in turns[1::2]]
 
 
 # ---- RLHFlow (Xiong et al. 2024, RLHF-Reward-Modeling/math): Mistral- and Deepseek-PRM-Data.
@@ -425,9 +415,8 @@ def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Rec
     """Yields {"question", "steps", "hard_labels" or "soft_labels"}: steps beyond the labels have none."""
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
-        raise RecordError(
-            where, options.labels, f"has {len(labels)} labels for {len(steps)} steps", "Is this the source?"
-        )
+        reason = f"has {len(labels)} labels for {len(steps)} steps"
+        raise RecordError(where, options.labels, reason, "Is this the source?")
     chain = {"problem": take(item, "question", str, where), "steps": steps}
     chain |= {"labels": [*labels, *[None] * (len(steps) - len(labels))], "semantics": "correctness"}
     yield chain | _kept(item, "question", "correct")
@@ -448,13 +437,13 @@ def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """
     steps, critiques = _dialogue(item, where, "a critique")
     problem, first = _parted(_QUESTION.sub("", steps[0]), where, "conversations[0].content")
-    verdicts_of = [_VERDICT.findall(critique) for critique in critiques]
-    if not all(verdicts_of):
-        at = next(i for i, verdicts in enumerate(verdicts_of) if not verdicts)
-        raise RecordError(
-            where, f"conversations: critique {at + 1}", "has no \\boxed{Yes} or \\boxed{No}", "Is it whole?"
-        )
-    labels = [float(verdicts[-1] == "Yes") for verdicts in verdicts_of]
+    labels = []
+    for i, critique in enumerate(critiques, start=1):
+        verdicts = _VERDICT.findall(critique)
+        if not verdicts:
+            reason = "has no \\boxed{Yes} or \\boxed{No}"
+            raise RecordError(where, f"conversations: critique {i}", reason, "Is it whole?")
+        labels.append(float(verdicts[-1] == "Yes"))
     texts = [_PARAGRAPH.sub("", step).strip() for step in (first, *steps[1:])]
     yield {"problem": problem, "steps": texts, "labels": labels, "semantics": "correctness"} | _kept(
         item, "conversations"
