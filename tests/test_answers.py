@@ -130,9 +130,8 @@ def test_the_time_limit_holds_in_any_thread():
     thread.start()
     thread.join(timeout=120)
     assert not thread.is_alive()
-    assert (
-        0.5 <= verdicts.pop("seconds") < 60
-    )  # it ran until it was killed, and no longer: 0.5, and the start of a worker on a busy machine
+    # It ran until it was killed, and no longer: 0.5, and the start of a worker on a busy machine.
+    assert 0.5 <= verdicts.pop("seconds") < 60
     assert verdicts == {"endless": False, "same text": True, "next": True}
 
 

@@ -18,8 +18,8 @@ CASES = json.loads((pathlib.Path(__file__).parent / "arithmetic_cases.json").rea
 DEEP = "(((" * 1500 + "1 = 2"
 
 
-@pytest.mark.parametrize("text", CASES["functions"])
-def test_a_true_equation_with_a_function_is_never_incorrect(text):
+@pytest.mark.parametrize("text", CASES["functions"] + CASES["units_change"])
+def test_a_true_equation_with_a_function_or_another_unit_is_never_incorrect(text):
     assert check_arithmetic(text, limit_s=60).label != 0
 
 
@@ -31,11 +31,6 @@ def test_a_function_is_not_dropped(text):
 @pytest.mark.parametrize("text", CASES["false_links"])
 def test_every_link_of_a_chain_is_checked(text):
     assert check_arithmetic(text, limit_s=60).label == 0
-
-
-@pytest.mark.parametrize("text", CASES["units_change"])
-def test_a_link_between_units_is_never_incorrect(text):
-    assert check_arithmetic(text, limit_s=60).label != 0
 
 
 @pytest.mark.parametrize(
@@ -58,9 +53,8 @@ def sums(draw, depth=3):
     operator = draw(st.sampled_from("+-*/"))
     assume(b or operator != "/")
     value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[operator]
-    sign = draw(
-        st.sampled_from({"*": ["*", " x ", r" \times ", " · "], "/": ["/", " ÷ "]}.get(operator, [f" {operator} "]))
-    )
+    signs = {"*": ["*", " x ", r" \times ", " · "], "/": ["/", " ÷ "]}
+    sign = draw(st.sampled_from(signs.get(operator, [f" {operator} "])))
     return f"({one}{sign}{two})", value
 
 

@@ -96,10 +96,7 @@ def test_an_experiment_names_heads():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "quaternary",
-            "head='quaternary'",
-        ),
+        ("quaternary", "head='quaternary'"),
         ("no_such_module:HEAD", "head='no_such_module:HEAD'"),
         ("test_heads:HEAD", "'HEAD'"),
         ("test_heads:LEVELS", "jprm.model.heads.Head"),

@@ -69,11 +69,7 @@ def brute(loss, params, reference):
 
 @pytest.mark.parametrize(
     ("loss", "dtype", "stored"),
-    [
-        ("cross_entropy", "float32", False),
-        ("cross_entropy", "float32", True),
-        ("dpo", "int8", True),
-    ],
+    [("cross_entropy", "float32", False), ("cross_entropy", "float32", True), ("dpo", "int8", True)],
 )
 def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
     """The trained model's, to 1e-5. The reference gets none, whether it is computed or `stored` in the data."""

@@ -40,19 +40,15 @@ def read(name, item):
 
 def test_mr_ben_is_read_by_the_numbers_of_steps_and_lines_of_programs():
     (one,) = read("mr_ben", SOLUTION)
-    assert (one["steps"], one["labels"], one["first_error"]) == (
-        ["Step 1: a", "Step 2: b", "Solution: B"],
-        [1, 0, None],
-        1,
-    )
+    assert one["steps"] == ["Step 1: a", "Step 2: b", "Solution: B"]
+    assert (one["labels"], one["first_error"]) == ([1, 0, None], 1)
     assert one["problem"] == "What?\nA: one\nB: two" and one["correct"] is False and one["task"] == "college_physics"
     (one,) = read("mr_ben", PROGRAM)
     assert (one["steps"], one["first_error"]) == (["def f():", "    return 2"], 1)
     (one,) = read("mr_ben", PROGRAM | {"Model_Solution_First_Error_Step": "x = 1"})
     assert one["first_error"] is None and one["labels"] == [None, None]
-    (one,) = read(
-        "mr_ben", SOLUTION | {"Model_Solution_Correctness": "correct", "Model_Solution_First_Error_Step": "N/A"}
-    )
+    right = {"Model_Solution_Correctness": "correct", "Model_Solution_First_Error_Step": "N/A"}
+    (one,) = read("mr_ben", SOLUTION | right)
     assert one["first_error"] == -1 and one["labels"] == [1, 1, 1]
 
 

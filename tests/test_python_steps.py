@@ -25,25 +25,14 @@ def labels(steps, tests=TESTS, seconds=60.0):
 
 
 def test_steps_are_right_as_soon_as_a_test_can_tell():
-    verdicts, false = labels(
-        [
-            "import math",  # runs, but no test applies
-            "def area(side):",  # not complete
-            "    return side ** 2",
-            "def total(sides):\n    return sum(area(side) for side in sides)",
-        ]
-    )
+    steps = ["import math", "def area(side):", "    return side ** 2"]  # no test applies, not complete, and whole
+    verdicts, false = labels([*steps, "def total(sides):\n    return sum(area(side) for side in sides)"])
     assert verdicts == [None, None, 1, 1] and not any(false)
 
 
 def test_the_first_wrong_step_is_found_and_what_follows_is_open():
-    verdicts, false = labels(
-        [
-            "def area(side):\n    return side ** 2",
-            "def total(sides):\n    return sum(sides)",
-            "print(total([1]))",
-        ]
-    )
+    steps = ["def area(side):\n    return side ** 2", "def total(sides):\n    return sum(sides)", "print(total([1]))"]
+    verdicts, false = labels(steps)
     assert verdicts == [1, 0, None] and false[1] == "AssertionError: "
 
 

@@ -16,21 +16,25 @@ from jprm.methods.data.reader import read_items
 from jprm.methods.data.readers import find
 from jprm.tree import RecordError, read_records
 
+
+def read(path, name="jsonl", **options):
+    return [record for _, record in find(name).read(path, **options)]
+
+
 LIST = '[{"problem": "p", "steps": ["a"]},\n{"problem": "q", "steps": ["b"]}\n]'
 
 
 def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "f.json").write_text(LIST, encoding="utf-8-sig")
-    assert [record["problem"] for _, record in find("jsonl").read(tmp_path / "f.json")] == ["p", "q"]
+    assert [record["problem"] for record in read(tmp_path / "f.json")] == ["p", "q"]
 
 
 @pytest.mark.parametrize("more", [LIST, "[]", "x", '{"problem": "r", "steps": ["c"]}'])
 def test_what_follows_a_list_is_not_lost_in_silence(tmp_path, more):
     (tmp_path / "f.json").write_text(LIST + "\n" + more)
-    with pytest.raises(RecordError, match="f.json:3: line"):
-        list(find("jsonl").read(tmp_path / "f.json"))
+    refused(RecordError, "f.json:3: line", read, tmp_path / "f.json")
     with Rejects(tmp_path / "rejects") as rejects:
-        records = list(find("jsonl").read(tmp_path / "f.json", on_error="skip", rejects=rejects))
+        records = read(tmp_path / "f.json", on_error="skip", rejects=rejects)
     assert len(records) == 2 and (tmp_path / "rejects").read_text() == f"]\n{more}\n"
 
 
@@ -42,19 +46,18 @@ def test_one_object_of_lists_is_their_elements(tmp_path, indent):
     """As Mr-Ben is published: a list of records for every subject."""
     content = {"logic": [ONE, ONE | {"problem": "q"}], "coding": [ONE | {"problem": "r"}]}
     (tmp_path / "f.json").write_text(json.dumps(content, indent=indent))
-    assert [record["problem"] for _, record in find("jsonl").read(tmp_path / "f.json")] == ["p", "q", "r"]
+    assert [record["problem"] for record in read(tmp_path / "f.json")] == ["p", "q", "r"]
     (tmp_path / "f.json").write_text(json.dumps(ONE, indent=indent))
-    assert [record for _, record in find("jsonl").read(tmp_path / "f.json")] == [ONE]
+    assert read(tmp_path / "f.json") == [ONE]
 
 
 def test_a_compressed_file_is_its_content_and_a_cut_one_is_refused(tmp_path):
     lines = b"".join(json.dumps(ONE | {"problem": str(i)}).encode() + b"\n" for i in range(50))
     for name, content in (("lines", lines), ("list", b"[" + lines.strip().replace(b"\n", b",") + b"]")):
         (tmp_path / name).write_bytes(zipped := gzip.compress(content))
-        assert len(list(find("jsonl").read(tmp_path / name))) == 50
+        assert len(read(tmp_path / name)) == 50
         (tmp_path / name).write_bytes(zipped[: len(zipped) // 2])
-        with pytest.raises(ValueError, match="is cut off"):
-            list(find("jsonl").read(tmp_path / name))
+        refused(ValueError, "is cut off", read, tmp_path / name)
     (tmp_path / "f.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(list(read_records(tmp_path / "f.jsonl.gz"))) == 50
 
@@ -69,26 +72,23 @@ def test_a_compressed_file_stands_for_no_more_than_a_machine_holds(tmp_path, mon
     assert len(list(read_records(file))) == 1000
     for content in (line + b" " * 2000, line + b'"' + b"x" * 2000):
         file.write_bytes(gzip.compress(content))
-        for read in (find("jsonl").read, read_records):
-            with pytest.raises(ValueError, match="f.jsonl.gz: has more than 1,000 bytes"):
-                list(read(file))
+        for records in (find("jsonl").read, read_records):
+            refused(ValueError, "f.jsonl.gz: has more than 1,000 bytes", list, records(file))
     file.write_bytes(gzip.compress(b"[" + b",".join([line] * 1000) + b"]"))
-    with pytest.raises(ValueError, match="f.jsonl.gz: has more than 4,000 bytes"):
-        list(find("jsonl").read(file))
+    refused(ValueError, "f.jsonl.gz: has more than 4,000 bytes", read, file)
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n"
     (tmp_path / "f.jsonl").write_text(pointer)
-    for read in (find("jsonl").read, read_records):
-        with pytest.raises(ValueError, match="git-LFS pointer"):
-            list(read(tmp_path / "f.jsonl"))
+    for records in (find("jsonl").read, read_records):
+        refused(ValueError, "git-LFS pointer", list, records(tmp_path / "f.jsonl"))
 
 
 def columns(tmp_path, *items, **more):
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     options: dict[str, Any] = {"problem": "q", "steps": "s"} | more
-    return [record for _, record in find("columns").read(tmp_path / "f.jsonl", **options)]
+    return read(tmp_path / "f.jsonl", "columns", **options)
 
 
 def test_columns_take_the_place_of_the_first_error(tmp_path):
@@ -100,11 +100,9 @@ def test_columns_take_the_place_of_the_first_error(tmp_path):
     assert [record["first_error"] for record in found] == [1, 1, -1, -1, -1, 0]
     assert columns(tmp_path, items[0], first_error="first", first_step=0)[0]["labels"] == [1, 1, 0]
     for wrong in (4, "x", 1.5, True):
-        with pytest.raises(RecordError, match="first"):
-            columns(tmp_path, items[0] | {"first": wrong}, first_error="first", first_step=1)
+        refused(RecordError, "first", columns, tmp_path, items[0] | {"first": wrong}, first_error="first", first_step=1)
     for options in ({"first_error": "first"}, {"first_error": "first", "first_step": 0, "labels": "l"}):
-        with pytest.raises(ValueError, match="first_error"):
-            columns(tmp_path, items[0], **options)
+        refused(ValueError, "first_error", columns, tmp_path, items[0], **options)
 
 
 @pytest.mark.parametrize("none", ["N/A", "", None, "null", "none", -1, 0, "-1"])
@@ -127,12 +125,12 @@ def test_benchmarks_without_a_first_error_are_not_all_right_by_themselves(tmp_pa
     item = {"problem": "p", "steps": ["a"], "label": -1, "final_answer_correct": False}
     path = tmp_path / "f.jsonl"
     path.write_text(json.dumps(item))
-    refused(RecordError, "label", list, find("processbench").read(path))
+    refused(RecordError, "label", read, path, "processbench")
     item = {"modified_question": "p", "modified_process": ["a"], "error_steps": [], "classification": "circular"}
     path.write_text(json.dumps(item))
-    refused(RecordError, "error_steps", list, find("prmbench").read(path))
+    refused(RecordError, "error_steps", read, path, "prmbench")
     path.write_text(json.dumps(item | {"classification": "multi_solutions"}))
-    assert [record["labels"] for _, record in find("prmbench").read(path)] == [[1]]
+    assert [record["labels"] for record in read(path, "prmbench")] == [[1]]
 
 
 def test_columns_go_through_lists_of_objects(tmp_path):
@@ -147,14 +145,13 @@ def test_columns_go_through_lists_of_objects(tmp_path):
 @pytest.mark.parametrize("name", ["jsonl", "trl"])
 def test_stepwise_records_that_say_label_have_labels(tmp_path, name):
     (tmp_path / "f.jsonl").write_text(json.dumps({"prompt": "p", "completions": ["a", "b"], "label": [True, False]}))
-    ((_, record),) = find(name).read(tmp_path / "f.jsonl")
+    (record,) = read(tmp_path / "f.jsonl", name)
     assert record["labels"] == [1, 0] and "label" not in record
 
 
 def test_a_list_under_a_name_is_its_items(tmp_path):
-    record = {"problem": "p", "steps": ["a"]}
-    (tmp_path / "f.json").write_text(json.dumps({"data": [record, record]}))
-    assert [kept for _, kept in find("jsonl").read(tmp_path / "f.json")] == [record, record]
+    (tmp_path / "f.json").write_text(json.dumps({"data": [ONE, ONE]}))
+    assert read(tmp_path / "f.json") == [ONE, ONE]
 
 
 ODD = {
@@ -172,9 +169,8 @@ ODD = {
 def test_odd_files_are_named_for_what_they_are(tmp_path, name):
     content, said = ODD[name]
     (tmp_path / "f").write_bytes(content)
-    for read in (find("jsonl").read, read_records):
-        with pytest.raises(ValueError, match=said):
-            list(read(tmp_path / "f"))
+    for records in (find("jsonl").read, read_records):
+        refused(ValueError, said, list, records(tmp_path / "f"))
 
 
 def test_decimals_of_a_table_are_numbers(tmp_path):
@@ -184,7 +180,7 @@ def test_decimals_of_a_table_are_numbers(tmp_path):
     labels = [decimal.Decimal("1.00"), decimal.Decimal("0.25")]
     table = pyarrow.table({"problem": ["p"], "steps": [["a", "b"]], "labels": [labels]})
     parquet.write_table(table, tmp_path / "f.parquet")
-    ((_, record),) = find("jsonl").read(tmp_path / "f.parquet")
+    (record,) = read(tmp_path / "f.parquet")
     assert record["labels"] == [1, 0.25]
 
 
@@ -194,8 +190,7 @@ def test_columns_take_signs_and_lists_of_lists(tmp_path):
     assert (first["steps"], first["labels"], first["correct"]) == (["a", "b"], [1, 0], False)
     assert (second["steps"], second["labels"], second["correct"], second["answer"]) == (["c"], [1], True, "3")
     for wrong in ({"l": [["+", "-"]]}, {"l": [["+", "?"], ["+"]]}, {"right": True}):
-        with pytest.raises(RecordError):
-            columns(tmp_path, item | wrong, labels="l", correct="right", answer="gold")
+        refused(RecordError, "", columns, tmp_path, item | wrong, labels="l", correct="right", answer="gold")
 
 
 CSV = """problem,steps,labels,note
@@ -221,21 +216,20 @@ def test_csv_is_read_as_a_table(tmp_path, name, separator):
     assert (first["problem"], first["steps"]) == ("What is 1, twice?", ["1 + 1 = 2", "So 2."])
     assert first["labels"] == second["labels"] == [1, 0]
     assert second["steps"] == ["a", "b"]
-    with pytest.raises(RecordError, match="labels"):  # none is dropped in silence
-        list(find("columns").read(tmp_path / name))
+    refused(RecordError, "labels", read, tmp_path / name, "columns")  # none is dropped in silence
     with open(tmp_path / name, "w", newline="") as file:
         csv.writer(file, delimiter=separator).writerows([row[:2] for row in csv.reader(io.StringIO(CSV))])
-    assert [record["steps"] for _, record in find("columns").read(tmp_path / name)][1] == ["a", "b"]  # the usual names
+    assert read(tmp_path / name, "columns")[1]["steps"] == ["a", "b"]  # the usual names
 
 
 @pytest.mark.parametrize("content", ["problem,steps\np\n", 'problem,steps\n"p,a\n', "problem,steps\np,a\x00\xff"])
 def test_broken_csv_names_its_row(tmp_path, content):
     (tmp_path / "f.csv").write_bytes(content.encode("latin-1"))
-    with pytest.raises(RecordError, match=r"f\.csv:\d"):
-        list(read_items(tmp_path / "f.csv"))
+    refused(RecordError, r"f\.csv:\d", list, read_items(tmp_path / "f.csv"))
 
 
 def test_columns_of_other_names_are_told_how_to_be_read(tmp_path):
     (tmp_path / "f.jsonl").write_text(json.dumps({"question": "p", "solution": "a"}))
-    with pytest.raises(RecordError, match=r"`question`, `solution`.*jprm prepare columns --input"):
-        list(read_records(tmp_path / "f.jsonl"))
+    refused(
+        RecordError, r"`question`, `solution`.*jprm prepare columns --input", list, read_records(tmp_path / "f.jsonl")
+    )

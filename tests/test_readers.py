@@ -204,8 +204,7 @@ def test_math_shepherd_labels_belong_to_their_steps(shared_data):
 def test_math_shepherd_refuses_labels_that_do_not_match(tmp_path, keys):
     good = {"input": "q Step 1: a ки\nStep 2: b ки", "label": "q Step 1: a +\nStep 2: b -"}
     assert read("math_shepherd", write(tmp_path / "g.jsonl", good))[0]["labels"] == [1.0, 0.0]
-    with pytest.raises(RecordError):
-        read("math_shepherd", write(tmp_path / "f.jsonl", good | keys))
+    refused(RecordError, "", read, "math_shepherd", write(tmp_path / "f.jsonl", good | keys))
 
 
 @pytest.mark.parametrize(("file", "wrong", "right"), [("gsm8k", 207, 193), ("math", 594, 406)])
@@ -303,8 +302,7 @@ def test_pools(shared_data):
 def test_stepwise_records(tmp_path):
     path = write(tmp_path / "f.jsonl", {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]})
     assert read("trl", path) == read("jsonl", path) == [{"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0]}]
-    with pytest.raises(RecordError, match="completions"):
-        read("trl", write(path, {"problem": "p", "steps": ["a"]}))
+    refused(RecordError, "completions", read, "trl", write(path, {"problem": "p", "steps": ["a"]}))
 
 
 any_json = st.recursive(
@@ -379,9 +377,7 @@ def test_a_list_cut_anywhere_or_broken_is_noticed(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("cut")
     cut = data.draw(st.integers(1, len(whole) - 1))
     (folder / "f.json").write_bytes(whole[:cut])
-    with pytest.raises(RecordError):
-        read("processbench", folder / "f.json")
+    refused(RecordError, "", read, "processbench", folder / "f.json")
     at = data.draw(st.integers(0, len(whole) - 1))
     (folder / "g.json").write_bytes(whole[:at] + b"\xff" + whole[at:])
-    with pytest.raises(RecordError):
-        read("processbench", folder / "g.json")
+    refused(RecordError, "", read, "processbench", folder / "g.json")

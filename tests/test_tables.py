@@ -103,14 +103,10 @@ def test_trl_prompts_may_be_messages(tmp_path):
     assert read("jsonl", tmp_path / "f.jsonl") == [record]  # what was written is read again
     assert problems_in(path) == {"p"}
     for bad, reason in (
-        (
-            [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}],
-            r"prompt\[1\].role",
-        ),
+        ([{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}], r"prompt\[1\].role"),
         ([{"role": "system", "content": "p"}], "problem"),
     ):
-        with pytest.raises(RecordError, match=rf"f.parquet:1: {reason}"):
-            read("trl", as_parquet(path, [STEPWISE[0] | {"prompt": bad}]))
+        refused(RecordError, rf"f.parquet:1: {reason}", read, "trl", as_parquet(path, [STEPWISE[0] | {"prompt": bad}]))
 
 
 @pytest.mark.parametrize("as_table", WRITERS)

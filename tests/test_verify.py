@@ -44,10 +44,8 @@ def test_arithmetic(folder):
         ],
         "id": "a",
     }
-    assert [(node["parent"], node["label"], node.get("correct")) for node in pool["nodes"]] == [
-        (-1, 1, True),
-        (-1, 0, None),
-    ]
+    seen = [(node["parent"], node["label"], node.get("correct")) for node in pool["nodes"]]
+    assert seen == [(-1, 1, True), (-1, 0, None)]
     assert tree["nodes"] == [{"parent": -1, "text": "5 - 1 = 4", "label": 1, "origin": "formal", "checked": 1}]
 
 
@@ -136,9 +134,8 @@ def test_a_teacher_gives_its_scores(folder, monkeypatch, capsys, semantics, said
 @pytest.mark.usefixtures("identified")
 @pytest.mark.parametrize("semantics", ["advantage", "implicit"])
 def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, capsys, semantics):
-    monkeypatch.setattr(
-        loading, "load", lambda folder, **_: Teacher(semantics)
-    )  # in [0, 1] all the same, as PURE's may be
+    # in [0, 1] all the same, as PURE's may be
+    monkeypatch.setattr(loading, "load", lambda folder, **_: Teacher(semantics))
     run(folder, "teacher", "--model", "teacher", status=2)
     assert f"semantics {semantics!r}, not probabilities" in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
