@@ -4,15 +4,11 @@ import json
 import pathlib
 
 import pytest
+from refusing import refused
 
 from jprm.methods.data.readers import find
 from jprm.methods.judge.critiques import PROMPTS
 from jprm.tree import RecordError, tree_of
-
-
-def turns(*texts):
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-
 
 LAYOUTS = json.loads((pathlib.Path(__file__).parent / "step_label_layouts.json").read_text(encoding="utf-8"))
 SOURCES, BROKEN = LAYOUTS["sources"], LAYOUTS["broken"]
@@ -33,8 +29,7 @@ def test_a_published_layout_is_read(tmp_path, name):
 
 @pytest.mark.parametrize(("name", "item"), [(name, item) for name, items in BROKEN.items() for item in items])
 def test_another_layout_is_refused(tmp_path, name, item):
-    with pytest.raises(RecordError):
-        read(name, tmp_path, item)
+    refused(RecordError, "f.jsonl:1", read, name, tmp_path, item)
 
 
 def test_soft_labels_of_actprm(tmp_path):

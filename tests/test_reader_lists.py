@@ -190,7 +190,7 @@ def test_columns_take_signs_and_lists_of_lists(tmp_path):
     assert (first["steps"], first["labels"], first["correct"]) == (["a", "b"], [1, 0], False)
     assert (second["steps"], second["labels"], second["correct"], second["answer"]) == (["c"], [1], True, "3")
     for wrong in ({"l": [["+", "-"]]}, {"l": [["+", "?"], ["+"]]}, {"right": True}):
-        refused(RecordError, "", columns, tmp_path, item | wrong, labels="l", correct="right", answer="gold")
+        refused(RecordError, "f.jsonl:1", columns, tmp_path, item | wrong, labels="l", correct="right", answer="gold")
 
 
 CSV = """problem,steps,labels,note

@@ -204,7 +204,7 @@ def test_math_shepherd_labels_belong_to_their_steps(shared_data):
 def test_math_shepherd_refuses_labels_that_do_not_match(tmp_path, keys):
     good = {"input": "q Step 1: a ки\nStep 2: b ки", "label": "q Step 1: a +\nStep 2: b -"}
     assert read("math_shepherd", write(tmp_path / "g.jsonl", good))[0]["labels"] == [1.0, 0.0]
-    refused(RecordError, "", read, "math_shepherd", write(tmp_path / "f.jsonl", good | keys))
+    refused(RecordError, "label|input", read, "math_shepherd", write(tmp_path / "f.jsonl", good | keys))
 
 
 @pytest.mark.parametrize(("file", "wrong", "right"), [("gsm8k", 207, 193), ("math", 594, 406)])
@@ -377,7 +377,7 @@ def test_a_list_cut_anywhere_or_broken_is_noticed(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("cut")
     cut = data.draw(st.integers(1, len(whole) - 1))
     (folder / "f.json").write_bytes(whole[:cut])
-    refused(RecordError, "", read, "processbench", folder / "f.json")
+    refused(RecordError, "f.json", read, "processbench", folder / "f.json")
     at = data.draw(st.integers(0, len(whole) - 1))
     (folder / "g.json").write_bytes(whole[:at] + b"\xff" + whole[at:])
-    refused(RecordError, "", read, "processbench", folder / "g.json")
+    refused(RecordError, "g.json", read, "processbench", folder / "g.json")

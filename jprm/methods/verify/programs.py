@@ -10,11 +10,9 @@ program so far runs in the sandbox, then every test. The step is
   test that needs an undefined name is skipped, but fails after the last step.
 
 The tests run in another process and sandbox than the program (`hidden_tests.py`), which sees the calls of its functions
-but neither the tests nor their report. A test that compares a program's object with a plain value is undecided; then
-the step is incorrect if another test fails, and unlabelled otherwise. A test that needs a name of the program has
-Python's own builtins, whatever the program defines: where it hides one of them, the test passes or is undecided. Tests
-that need only builtins, such as `assert sum(10, 15) == 6`, test the program's function of that name, which all of them
-call; `check(sum)`, with a `check` of the test's own, tests `sum` whatever else the test calls.
+but neither the tests nor their report. A test that compares a program's object with a plain value is undecided, and so
+may one be that needs a builtin which the program hides; then the step is incorrect if another test fails, and
+unlabelled otherwise.
 
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
 the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
