@@ -68,19 +68,16 @@ def product_flops(where: Computation, product: Instruction) -> float:
         return 2.0 * math.prod(result) * math.prod(left[int(axis)] for axis in contracted)
     lhs, rest = product.attribute("dim_labels").split("_")
     rhs, out = rest.split("->")
-    window = dict(re.findall(r"(\w+)=([\dx_-]+)", product.attribute("window").strip("{}")))
+    window, spatial = dict(re.findall(r"(\w+)=([\dx_-]+)", product.attribute("window").strip("{}"))), len(rhs) - 2
+    defaults = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+    options = [window[name].split("x") if name in window else [value] * spatial for name, value in defaults.items()]
     pairs = 1.0
-    for axis in range(len(rhs) - 2):
-        label = str(axis)
-
-        def option(name: str, default: str, axis: int = axis) -> str:
-            return window[name].split("x")[axis] if name in window else default
-
-        low = int(option("pad", "0_0").split("_")[0])
-        pairs *= _pairs_along(
-            left[lhs.index(label)], right[rhs.index(label)], result[out.index(label)], int(option("stride", "1")), low,
-            int(option("lhs_dilate", "1")), int(option("rhs_dilate", "1")),
-        )  # fmt: skip
+    for axis, (stride, pad, lhs_dilate, rhs_dilate) in enumerate(zip(*options, strict=True)):
+        size, reach, outputs = (
+            shape[labels.index(str(axis))] for shape, labels in ((left, lhs), (right, rhs), (result, out))
+        )
+        low = int(pad.split("_")[0])
+        pairs *= _pairs_along(size, reach, outputs, int(stride), low, int(lhs_dilate), int(rhs_dilate))
     features = right[rhs.index("i")] * right[rhs.index("o")]
     return 2.0 * result[out.index("b")] * features * pairs / int(product.attribute("batch_group_count") or 1)
 
@@ -358,20 +355,18 @@ def _collective(
         network = True
         received *= (fewest - 1) / n / share
     backward = any("transpose(" in name for name in names)
+    of_layer = elements <= set(parameters)
     if ring:
         kind, moves = RINGS[ring] + " (ring)", "weights" if ring == "_ag" else "gradients"
-    elif kind in ("all-gather", "collective-permute") and summed:
-        moves = "gradients"
-    elif kind == "all-gather" and elements <= set(parameters):
-        moves = "weights"
-    elif kind in ("reduce-scatter", "all-reduce") and backward and elements <= set(parameters):
-        moves = "gradients"
-    elif kind == "all-reduce" and backward and inner.op_name.endswith(SHARES):
-        moves = "gradients"
-    elif kind == "all-reduce" and network and (backward or PSUM in inner.text):
+    elif (
+        (kind in ("all-gather", "collective-permute") and summed)
+        or (kind in ("reduce-scatter", "all-reduce") and backward and of_layer)
+        or (kind == "all-reduce" and backward and inner.op_name.endswith(SHARES))
+        or (kind == "all-reduce" and network and (backward or PSUM in inner.text))
+    ):
         moves = "gradients"
     else:
-        moves = "other"
+        moves = "weights" if kind == "all-gather" and of_layer else "other"
     # A collective with a name of its own that was moved out of a loop is of all layers at once.
     in_layers = any(map(LAYERS.search, names[:-1] if inner.op_name else names))
     return Collective(kind, moves, network, whole, received, times, in_layers, names[-1] or inner.name)

@@ -81,7 +81,7 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
     """
     mesh = make_mesh(MeshConfig(), devices(find("h100-1")))
     there = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
-    cells: dict[str, dict[str, Any]] = {}
+    report = {"compiled_for": "h100-1", "cards": CARDS, "usable": USABLE, "cells": {}}
     for size, way, tokens in itertools.product(SHAPES, WAYS, TOKENS):
         config = experiment(size, way, tokens)
         name, asked = f"{config.name}, {tokens}", digest(repr(config))
@@ -92,10 +92,10 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
             function, arguments = scoring_step(config, mesh) if scoring else training_step(config, mesh, "gpu")
             memory, _ = compiled(function, arguments, mesh, 0.0)
             cell = {"asked": asked, "total": memory.total, "arguments": memory.arguments}
-        cells[name] = cell
+        report["cells"][name] = cell
         if kept:
-            write_json(kept, {"compiled_for": "h100-1", "cards": CARDS, "usable": USABLE, "cells": cells})
-    return {"compiled_for": "h100-1", "cards": CARDS, "usable": USABLE, "cells": cells}
+            write_json(kept, report)
+    return report
 
 
 def smallest(total: float) -> str:

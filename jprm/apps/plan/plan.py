@@ -67,9 +67,7 @@ def plan(
         "experiment": experiment.name,
         "step": "scoring" if scoring else "training",
         "topology": topology.name,
-        "slices": topology.slices,
-        "chips": topology.chips,
-        "devices": topology.devices,
+        **{key: getattr(topology, key) for key in ("slices", "chips", "devices")},
         "mesh": dict(mesh.shape),
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
         "rows": rows,
@@ -79,10 +77,7 @@ def plan(
         "attention": model.attention,
         "memory": dataclasses.asdict(memory) | {"fits": memory.fits},
         "model_flops": needed / topology.devices,
-        "program": None,
-        "bounds": None,
-        "epoch": None,
-        "input": None,
+        **dict.fromkeys(("program", "bounds", "epoch", "input")),
     }
     if text is not None:
         say("reading the compiled program")
@@ -267,7 +262,9 @@ def overflow(message: str) -> Memory:
 # ---- Search over mesh shapes, then remat policies, then rows at a time, each with the best of what was found before.
 
 
-def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[list[dict], dict | None]:
+def search(
+    experiment: Experiment, topology: Topology, *, say: Callable[[str], None] = lambda line: None, **options: Any
+) -> tuple[list[dict], dict | None]:
     """Returns all plans, and the fitting one with the most tokens a second, or None.
 
     Compiling takes minutes, so not every combination is tried. Where nothing fits yet, the search continues with the
@@ -280,7 +277,11 @@ def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[
     for candidates in (meshes,) if options.get("scoring") else (meshes, remats, micro_rows):
         for candidate in candidates(best, topology):
             if candidate not in tried:
-                tried[candidate] = _planned(candidate, topology, options)
+                sizes = " x ".join(str(getattr(candidate.mesh, axis)) for axis in MESH_AXES)
+                name = f"mesh {sizes}, remat {candidate.model.remat}, {candidate.data.micro_rows} rows"
+                tried[candidate] = plan(
+                    candidate, topology, say=lambda line, name=name: say(f"{name}: {line}"), **options
+                )
         if not tried:
             raise ValueError(
                 f"no mesh of {topology.devices} devices divides data.rows={experiment.data.rows} and the model's width"
@@ -290,14 +291,6 @@ def search(experiment: Experiment, topology: Topology, **options: Any) -> tuple[
     plans = list(tried.values())
     fitting = [candidate for candidate in plans if candidate["bounds"]]
     return plans, max(fitting, key=merit, default=None)
-
-
-def _planned(candidate: Experiment, topology: Topology, options: dict[str, Any]) -> dict:
-    say: Callable[[str], None] = options.get("say", lambda line: None)
-    mesh, data = candidate.mesh, candidate.data
-    sizes = " x ".join(str(getattr(mesh, axis)) for axis in MESH_AXES)
-    name = f"mesh {sizes}, remat {candidate.model.remat}, {data.micro_rows} rows"
-    return plan(candidate, topology, **{**options, "say": lambda line: say(f"{name}: {line}")})
 
 
 def merit(plan: dict) -> tuple[bool, float]:
@@ -325,15 +318,13 @@ def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
                 yield dataclasses.replace(experiment, mesh=mesh, data=changed)
 
 
-def remats(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
-    del topology
+def remats(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
     for remat in REMAT:
         yield dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, remat=remat))
 
 
-def micro_rows(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
+def micro_rows(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
     """Yields micro-batches from one row a device to all rows of an update, by factors of two."""
-    del topology
     rows = experiment.mesh.data * experiment.mesh.fsdp * experiment.mesh.expert  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:
@@ -345,7 +336,6 @@ def micro_rows(experiment: Experiment, topology: Topology) -> Iterator[Experimen
 
 
 def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the tables and lines of one plan."""
     mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items())
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
     half = "" if plan["devices"] == plan["chips"] else f" ({plan['devices']} devices: figures are of half a chip)"

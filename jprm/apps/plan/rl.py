@@ -323,14 +323,10 @@ def _sampling(
         whole(),
     )  # fmt: skip
     token = jax.jit(decode.next_token, static_argnums=(1, 2, 3), donate_argnums=4)
-    return {
-        "prefill": (decode.prefill, prompt, batches),
-        "decode": (token, step, batches * config.max_tokens),
-    }
+    return {"prefill": (decode.prefill, prompt, batches), "decode": (token, step, batches * config.max_tokens)}
 
 
 def held(arrays: Any) -> float:
-    """Returns the bytes that one device holds of arrays with shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(arrays)
     )
@@ -356,7 +352,6 @@ def _measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, An
 
 
 def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the tables and lines of a plan."""
     mesh, host_mesh = (
         " ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (plan["mesh"], plan["host"]["mesh"])
     )
