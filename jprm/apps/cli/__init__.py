@@ -271,9 +271,7 @@ def score(
     scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
 
     if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
-        raise ValueError(
-            f"{output}: JSON Lines are written; name a .jsonl file, and make a table of it by jprm tabulate"
-        )
+        raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file, and make a table by jprm tabulate")
 
     def work(part: Part) -> dict[str, Any]:
         prepared, source = None, part.input
@@ -535,7 +533,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_without_tpu()
     try:
         try:
-            if odd := [item for item in args if not _is_text(item)]:
+            if odd := [item for item in args if HALF_PAIRS.search(item)]:
                 raise ValueError(f"{odd[0]!a}: is not UTF-8, which outputs and their requests hold; rename the file")
             if args == ["--version"]:
                 print(f"jprm {jprm.__version__}")
@@ -578,6 +576,9 @@ def _add_own(command: str = "", name: str = "") -> None:
         add_labeller(name)
 
 
+HALF_PAIRS = re.compile("[\ud800-\udfff]")
+"""What the bytes of an argument become that are not UTF-8."""
+
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
 FIELDS_IN_BUCKETS = (
@@ -596,14 +597,6 @@ def _check_addresses(args: Sequence[str]) -> None:
                 f"{word}: is to be a file or folder of this machine; what may be in a bucket is in docs/guide.md. Copy"
                 " it here first"
             )
-
-
-def _is_text(argument: str) -> bool:
-    """Returns whether an argument was UTF-8: other bytes become half surrogate pairs, which no file can hold."""
-    try:
-        return bool(argument.encode()) or not argument
-    except UnicodeEncodeError:
-        return False
 
 
 def _lost_output() -> OSError | None:
@@ -630,19 +623,15 @@ def _line(error: BaseException) -> str:
 def extra_hint(error: ModuleNotFoundError) -> str | None:
     """Names the extra of jprm that installs the missing package; None if no extra does."""
     package = _canonical((error.name or "").split(".")[0])
-    for requirement in _requirements():
+    try:
+        requirements = metadata.requires("jax-prm") or []
+    except metadata.PackageNotFoundError:  # a checkout that is only on the path
+        return None
+    for requirement in requirements:
         match = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", requirement)
         if match and (_canonical(match[1]) + "-").startswith(package + "-"):  # opentelemetry is of many packages
             return f"this command needs {error.name}, which is not installed: pip install 'jax-prm[{match[2]}]'"
     return None
-
-
-def _requirements() -> list[str]:
-    """Returns what the installed distribution declares; nothing for a checkout that is only on the path."""
-    try:
-        return metadata.requires("jax-prm") or []
-    except metadata.PackageNotFoundError:
-        return []
 
 
 def _canonical(name: str) -> str:

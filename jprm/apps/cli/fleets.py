@@ -193,9 +193,7 @@ def merge(
 
 
 def tabulate(
-    input: Annotated[Positional[Path], arg(metavar="F.jsonl|DIR")],
-    output: Folder,
-    rows: int = 200_000,
+    input: Annotated[Positional[Path], arg(metavar="F.jsonl|DIR")], output: Folder, rows: int = 200_000
 ) -> None:
     """Write records as a folder of Parquet tables, which DuckDB, pandas and `datasets` read without parsing JSON.
 

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 Json = Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavior_hint="")]
 
 
-def runs(
-    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
-    to: Json = None,
-) -> None:
+def runs(folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")], to: Json = None) -> None:
     """Compare runs: the settings in which they differ, and the last value of each metric.
 
     For example:
