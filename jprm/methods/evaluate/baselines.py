@@ -95,22 +95,21 @@ LABELLED: dict[str, OfLabelled | str] = {
 
 def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
     """Returns what each baseline says of pools; without those for which they are too few, or too many."""
-    return _computed(POOLS, trees, sum(len(chains_of(tree)) for tree in trees) <= MOST_SAMPLES)
+    few = sum(len(chains_of(tree)) for tree in trees) <= MOST_SAMPLES
+    return _computed(POOLS if few else {name: x for name, x in POOLS.items() if not isinstance(x, str)}, trees)
 
 
 def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
     """Returns every baseline's scores of steps; without those for which the chains are too few."""
-    return _computed(STEPS, trees, True)
+    return _computed(STEPS, trees)
 
 
 def of_labelled(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
     """Returns the scores of labelled steps by each baseline; without those for which they are too few, or too many."""
-    if sum(len(tree.nodes) for tree in trees) > MOST_SAMPLES:
-        return {}
-    computed = {name: find_part(name, LABELLED, "baseline")(trees, classes) for name in LABELLED}
-    return {name: chosen for name, chosen in computed.items() if chosen is not None}
+    few = sum(len(tree.nodes) for tree in trees) <= MOST_SAMPLES
+    return _computed(LABELLED, trees, classes) if few else {}
 
 
 def fitted(
@@ -120,7 +119,6 @@ def fitted(
     return find_part("jprm.methods.evidence.baselines:cross_fitted", {}, "baseline")(rows, classes, problems)
 
 
-def _computed(baselines: dict[str, Any], trees: Sequence[ReasoningTree], text: bool) -> dict[str, Any]:
-    names = [name for name, baseline in baselines.items() if text or not isinstance(baseline, str)]
-    computed = {name: find_part(name, baselines, "baseline")(trees) for name in names}
+def _computed(baselines: dict[str, Any], *data: Sequence[Any]) -> dict[str, Any]:
+    computed = {name: find_part(name, baselines, "baseline")(*data) for name in baselines}
     return {name: chosen for name, chosen in computed.items() if chosen is not None}

@@ -496,7 +496,6 @@ def run(options: BestOfN) -> Report:
 
 
 def figures(request: Request) -> Report:
-    """Returns a report for every file."""
     return {
         name: best_of_n_report(records, request.seed, scale=request.scale) | {"too_long": request.too_long.get(name, 0)}
         for name, records in request.data.items()

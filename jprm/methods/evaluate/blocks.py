@@ -128,11 +128,7 @@ def decided(difference: Mapping[str, Any]) -> str:
     return "better" if difference["low"] > 0 else "worse"
 
 
-SAID = {
-    "better": ("good", "better than"),
-    "worse": ("bad", "worse than"),
-    "undecided": ("open", "not told apart from"),
-}
+SAID = {"better": ("good", "better than"), "worse": ("bad", "worse than"), "undecided": ("open", "not told apart from")}
 """What is `decided`, as a verdict's kind and in words."""
 
 
@@ -180,7 +176,8 @@ def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
         if isinstance(block, str):
             console.print(block)
             continue
-        table, width = _plain(block), console.width
+        columns = [(block.columns[0], {}), *((column, _RIGHT) for column in block.columns[1:])]
+        table, width = _rich(block, columns, block.lines), console.width
         if Measurement.get(console, console.options.update(width=WIDEST), table).maximum > width:
             table = _folded(block)
             console.width = max(width, Measurement.get(console, console.options.update(width=WIDEST), table).minimum)
@@ -189,10 +186,6 @@ def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
 
 
 _RIGHT = {"justify": "right", "no_wrap": True}
-
-
-def _plain(table: Table) -> RichTable:
-    return _rich(table, [(table.columns[0], {}), *((column, _RIGHT) for column in table.columns[1:])], table.lines)
 
 
 def _folded(table: Table) -> RichTable:

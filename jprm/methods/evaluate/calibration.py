@@ -29,7 +29,7 @@ from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.run import load_and_score
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
-from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, interval, jsonable, mean_draws
+from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, interval, jsonable, mean_draws, ratio
 from jprm.tree import ReasoningTree
 
 BINS = 15
@@ -62,22 +62,13 @@ class Brier(NamedTuple):
     within_bin: Any
 
 
-def ece(
-    score_N: Float[np.ndarray, " N"],
-    right_N: Bool[np.ndarray, " N"],
-    bins: int = BINS,
-    weight_RN: Float[np.ndarray, "*R N"] | None = None,
-) -> Float[np.ndarray, "*R"]:
+def ece(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> float:
     """Returns the expected calibration error: the mean over steps of their bin's |fraction right - mean score|.
 
-    Guo et al. 2017, equation 3, with equal-mass bins. NaN where nothing has weight.
+    Guo et al. 2017, equation 3, with equal-mass bins. NaN without steps.
     """
-    bin_N = equal_mass_bins(score_N, bins)
     gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
-    weight_RN = np.ones(len(gap_N)) if weight_RN is None else np.asarray(weight_RN, float)
-    gap_RB = np.apply_along_axis(lambda weight_N: np.bincount(bin_N, weight_N * gap_N), -1, weight_RN)
-    with np.errstate(invalid="ignore"):
-        return np.abs(gap_RB).sum(-1) / weight_RN.sum(-1)
+    return float(ratio(np.abs(np.bincount(equal_mass_bins(score_N, bins), gap_N)).sum(), len(gap_N)))
 
 
 def ece_if_calibrated(
@@ -221,6 +212,7 @@ def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed
         raise NothingToMeasure("every labelled step is of a problem in the calibration split: nothing is left to judge")
     left_out, steps = int((~apart_N).sum()), steps.only(apart_N)
     maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
+    recalibrated = {kind: _figures(steps.mapped(fitted_map), seed) for kind, fitted_map in maps.items()}
     first = _First(*map(np.concatenate, zip(*(x.first for x in files.values()), strict=True)))
     held_out = first.only(~np.isin(first.problem_C, fitted.problem_N)).of_each_problem()
     return {
@@ -231,12 +223,8 @@ def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed
         "raw": _figures(steps, seed),
         "by": _by_group(steps, list(files), seed),
         "recalibrated": {
-            kind: {
-                "map": fitted_map.to_json(),
-                "calibration_steps": len(fitted.score_N),
-                **_figures(steps.mapped(fitted_map), seed),
-            }
-            for kind, fitted_map in maps.items()
+            kind: {"map": maps[kind].to_json(), "calibration_steps": len(fitted.score_N), **figures}
+            for kind, figures in recalibrated.items()
         },
         "chosen": choose_map(fitted.score_N, fitted.right_N, fitted.problem_N, seed),
         "conformal": _conformal(calibrate.first.of_each_problem(), held_out),
@@ -434,7 +422,7 @@ def _figures(steps: _Steps, seed: int) -> dict[str, Any]:
     enough = problems >= PROBLEMS_PER_BIN
     bins = int(np.clip(problems // PROBLEMS_PER_BIN, 1, BINS))
     null_R = ece_if_calibrated(score_N, right_N, problem_N, bins, seed=seed)
-    plain = float(ece(score_N, right_N, bins))
+    plain = ece(score_N, right_N, bins)
     square_N = (score_N - right_N) ** 2
     return {
         "n": len(score_N),

@@ -107,7 +107,7 @@ def _figures(
         "f1": interval(lambda w: f1(value_N >= 0.5, positive_N, w)),
         "f1_tuned": None if threshold is None else interval(lambda w: f1(value_N >= threshold, positive_N, w)),
         "threshold": threshold,
-        "ece": jsonable(ece(value_N, positive_N)),
+        "ece": ece(value_N, positive_N),
         "ece_if_calibrated": jsonable(np.quantile(noise_R, 0.95)),
     }
 

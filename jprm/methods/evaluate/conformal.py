@@ -70,8 +70,7 @@ def false_alarm_threshold(
     """
     lowest_N = _checked(lowest_N, alpha, confidence)
     n = len(lowest_N)
-    k_max = math.floor(alpha * (n + 1) + 1e-9)  # 0.1 * 30 is 3.0000000000000004, 0.29 * 100 is 28.999999999999996
-    k = min(k_max, n)
+    k = min(math.floor(alpha * (n + 1) + 1e-9), n)  # 0.1 * 30 is 3.0000000000000004, 0.29 * 100 28.999999999999996
     if confidence is not None:
         k_K = np.arange(1, k + 1)
         k = int((scipy.special.betainc(k_K, n + 1 - k_K, alpha) >= confidence).sum())
@@ -86,7 +85,6 @@ def accept_threshold(
     *,
     confidence: float,
     grid: Sequence[float] | np.ndarray = GRID,
-    starts: int = STARTS,
 ) -> Threshold:
     """Returns the lowest threshold of `grid` at which at most a fraction `alpha` of the accepted chains is wrong.
 
@@ -96,8 +94,8 @@ def accept_threshold(
     Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given the number of N
     independent chains that score at least t, the number of wrong ones among them is binomial with the error rate at t.
     So the test "the Clopper-Pearson upper bound at level d is at most alpha" passes a threshold with an error rate
-    above alpha with probability at most d. `starts` walks begin at evenly spaced thresholds and go down while the test
-    at d = (1 - confidence) / starts passes (fixed sequence testing with several starts). A walk passes a false
+    above alpha with probability at most d. `STARTS` walks begin at evenly spaced thresholds and go down while the test
+    at d = (1 - confidence) / STARTS passes (fixed sequence testing with several starts). A walk passes a false
     threshold only if it passes its own first false one, so that all walks together do with probability at most
     1 - confidence.
     """
@@ -106,13 +104,11 @@ def accept_threshold(
     grid_K = np.sort(np.asarray(grid, float))[::-1]
     if right_N.shape != score_N.shape:
         raise ValueError(f"{score_N.shape} scores for {right_N.shape} outcomes")
-    if not (1 <= starts <= len(grid_K)):
-        raise ValueError(f"{starts} starts on {len(grid_K)} thresholds")
-    accepted_K = (score_N >= grid_K[:, None]).sum(1)
-    wrong_K = ((score_N >= grid_K[:, None]) & ~right_N).sum(1)
-    bound_K = clopper_pearson(wrong_K, accepted_K, 1 - (1 - confidence) / starts)
+    accepted_KN = score_N >= grid_K[:, None]
+    accepted_K, wrong_K = accepted_KN.sum(1), (accepted_KN & ~right_N).sum(1)
+    bound_K = clopper_pearson(wrong_K, accepted_K, 1 - (1 - confidence) / STARTS)
     passed_K = np.zeros(len(grid_K), bool)
-    for start in np.linspace(0, len(grid_K), starts, endpoint=False).astype(int):
+    for start in np.linspace(0, len(grid_K), STARTS, endpoint=False).astype(int):
         fails_K = np.flatnonzero(bound_K[start:] > alpha)
         passed_K[start : start + (fails_K[0] if len(fails_K) else len(grid_K))] = True
     if not passed_K.any():

@@ -132,7 +132,6 @@ def _checked(tree: ReasoningTree) -> int | None:
 
 
 def _by_task(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray) -> dict[str, Any]:
-    """Returns the figures of the chains `of_N` by their task."""
     tasks = sorted(set(chains.task_N[of_N]))
     return {str(task): _figures(chains, predicted_N, seed, of_N & (chains.task_N == task)) for task in tasks}
 

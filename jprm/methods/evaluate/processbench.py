@@ -188,7 +188,6 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
 
 
 def _drawn(file: Mapping[str, Any], right_N: Bool[np.ndarray, " N"], seed: int) -> Draws:
-    """Returns the draws of F1 of predictions."""
     return draws(lambda w: weighted_f1(right_N, file["first_error"], w).f1, file["problem"], seed=seed)
 
 

@@ -50,7 +50,6 @@ def _form(answer: Any) -> str | float | None:
 
 
 def _place(answer: str | float) -> tuple[bool, bool, float, str]:
-    """Returns what orders answers."""
     text = str(answer)
     plain = not isinstance(answer, str)
     return "%" in text or "percent" in text.lower(), not plain, answer if plain else 0, "" if plain else text

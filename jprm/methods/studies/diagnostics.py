@@ -370,24 +370,21 @@ def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshol
     return edits_report(right, score(edited(right, seed), "edits"), seed, threshold=threshold)
 
 
+MARGINS = {"meaning_kept": 0.05, "meaning_lost": 0.5, "nonsense": 0.2}
+"""What an edit's figure must exceed to be a finding."""
+
+
 def edits_report(
-    chains: Sequence[ReasoningTree],
-    changed: Sequence[ReasoningTree],
-    seed: int,
-    *,
-    threshold: float = 0.5,
-    margin: float = 0.05,
-    nonsense_margin: float = 0.2,
-    lost_margin: float = 0.5,
+    chains: Sequence[ReasoningTree], changed: Sequence[ReasoningTree], seed: int, *, threshold: float = 0.5
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Returns how scores react to edits, from scored chains and their scored edits (the trees of `edited`).
 
-    `meaning_kept`, by edit: `change`, the mean distance of a step's score before and after, with an interval over
-    problems; `shift`, the same with its sign; `flips`, the fraction of steps that cross `threshold`. A finding is
-    a change above `margin`. `meaning_lost`, by edit: `unnoticed`, how often the step that the edit made wrong still
-    scores `threshold` or more, and `fall`, how far its score is below that of the step in its place before. A finding
-    is more than `lost_margin` unnoticed. `nonsense`, by kind: `preferred`, how often its lowest score is above the
-    right chain's, ties half. A finding is more than `nonsense_margin`: a search would be drawn to it.
+    A finding is more than the part's margin of `MARGINS`. `meaning_kept`, by edit: `change`, the mean distance of a
+    step's score before and after, with an interval over problems; `shift`, the same with its sign; `flips`, the
+    fraction of steps that cross `threshold`. `meaning_lost`, by edit: `unnoticed`, how often the step that the edit
+    made wrong still scores `threshold` or more, and `fall`, how far its score is below that of the step in its place
+    before. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's, ties half: a search
+    would be drawn to it.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
@@ -407,7 +404,7 @@ def edits_report(
             return bootstrap(lambda w: weighted_mean(x_N, w), problems, seed=seed, fraction=fraction)
 
         if name in MEANING_KEPT:
-            kind, deciding, most = "meaning_kept", interval(np.abs(new_N - old_N), fraction=False), margin
+            kind, deciding = "meaning_kept", interval(np.abs(new_N - old_N), fraction=False)
             flips_N = (new_N >= threshold) != (old_N >= threshold)
             row = {
                 "change": deciding.json(),
@@ -415,13 +412,13 @@ def edits_report(
                 "flips": jsonable(flips_N.mean()),
             }
         elif name in MEANING_LOST:
-            kind, deciding, most = "meaning_lost", interval(new_N >= threshold, fraction=True), lost_margin
+            kind, deciding = "meaning_lost", interval(new_N >= threshold, fraction=True)
             row = {"unnoticed": deciding.json(), "fall": interval(old_N - new_N, fraction=False).json()}
         else:
-            above_N = (new_N > old_N) + 0.5 * (new_N == old_N)
-            kind, deciding, most = "nonsense", interval(above_N, fraction=True), nonsense_margin
+            kind, deciding = "nonsense", interval((new_N > old_N) + 0.5 * (new_N == old_N), fraction=True)
             row = {"preferred": deciding.json()}
-        report[kind][name] = {"n": len(of_name), **row, "margin": most, "finding": bool(deciding.low > most)}
+        margin = MARGINS[kind]
+        report[kind][name] = {"n": len(of_name), **row, "margin": margin, "finding": bool(deciding.low > margin)}
     return report
 
 
@@ -549,11 +546,5 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 BENCHMARK = Benchmark(
-    name="diagnostics",
-    title="Diagnostics",
-    tables=tables,
-    run=run,
-    derive=derive,
-    section=section,
-    findings=findings,
+    name="diagnostics", title="Diagnostics", tables=tables, run=run, derive=derive, section=section, findings=findings
 )
