@@ -161,9 +161,8 @@ def test_a_file_of_ones_own_is_a_section_of_a_suite(toy_file, tiny_run, tmp_path
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps({"own.py:OWN": {"data": [toy_file.name]}}))
     out = tmp_path / "out"
-    assert (
-        cli.main(["eval", "suite", "--model", str(tiny_run.folder), "--suite", str(suite), "--output", str(out)]) == 0
-    )
+    line = ["eval", "suite", "--model", tiny_run.folder, "--suite", suite, "--output", out]
+    assert cli.main(list(map(str, line))) == 0
     results = json.loads((out / "results.json").read_text())
     assert interval(results["own_score"]["mean"]) in capsys.readouterr().out
     assert results["others"] == {"own_score": {"benchmark": f"{tmp_path / 'own.py'}:OWN", "title": "Own <scores>"}}

@@ -9,16 +9,7 @@ from pathlib import Path
 import jprm
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SHOWN = (
-    "*.md",
-    "docs/**/*.md",
-    "tpu/*",
-    "jprm/**/*.py",
-    "examples/**/*",
-    "experiments/**/*.py",
-    "Makefile",
-    "setup.py",
-)
+SHOWN = "*.md docs/**/*.md tpu/* jprm/**/*.py examples/**/* experiments/**/*.py Makefile setup.py".split()
 
 OTHER = re.compile(r"pip install [^\n`]*?(?<![\w./-])jprm(?![\w-])|(?<![\w-])jprm\[[a-z]")
 

@@ -33,13 +33,8 @@ TRUTH = 1
 
 
 def record_of(pool):
-    return {
-        "problem": "p",
-        "answer": TRUTH,
-        "samples": [
-            {"steps": ["x"] * s["steps"], "scores": [s["score"]] * s["steps"], "answer": s["answer"]} for s in pool
-        ],
-    }
+    samples = [{"steps": ["x"] * s["steps"], "scores": [s["score"]] * s["steps"], "answer": s["answer"]} for s in pool]
+    return {"problem": "p", "answer": TRUTH, "samples": samples}
 
 
 def report_of(records, seed=0, **settings):
@@ -120,13 +115,9 @@ def test_pools_of_unequal_size_are_each_drawn_from_as_a_whole():
 def test_sampled_votes_agree_with_enumerated_ones(monkeypatch):
     rng = np.random.default_rng(1)
     size = np.array([6, 8, 9, 7] * 5)
-    inputs = (
-        rng.integers(-1, 4, (20, 9)),
-        (rng.random((20, 9)) < 0.5) * 1.0,
-        rng.integers(0, 5, (20, 9, 3)) / 4,
-        size,
-        6,
-    )
+    classes, correct = rng.integers(-1, 4, (20, 9)), (rng.random((20, 9)) < 0.5) * 1.0
+    weight_PNK = rng.integers(0, 5, (20, 9, 3)) / 4
+    inputs = classes, correct, weight_PNK, size, 6
     exact = votes.vote_accuracy(*inputs, trials=2, seed=0)
     assert (exact.standard_error_nK == 0).all()
     monkeypatch.setattr(votes, "ENUMERATE", 0)
@@ -174,28 +165,8 @@ def test_canonical_answers():
     classes = [votes.answer_classes(group).tolist() for group in same]
     assert classes == [[0] * len(group) for group in same]
     assert votes.answer_classes([None, "", "  ", float("nan")]).tolist() == [-1] * 4
-    different = [
-        "1,2",
-        "12",
-        "1,00",
-        100,
-        "(1, 2)",
-        "1/2",
-        0.5,
-        "e",
-        ".",
-        "-",
-        "nan",
-        "inf",
-        "18%",
-        18,
-        True,
-        1,
-        "1e99999",
-        "E2",  # an exponent of nothing is a name
-        "e2",
-        ".e2",
-    ]
+    different = ["1,2", "12", "1,00", 100, "(1, 2)", "1/2", 0.5, "e", ".", "-", "nan", "inf", "18%", 18, True, 1]
+    different += ["1e99999", "E2", "e2", ".e2"]  # an exponent of nothing is a name
     assert len({votes.canonical_answer(answer) for answer in different}) == len(different)
     refused(ValueError, "number", votes.canonical_answer, [1])
 

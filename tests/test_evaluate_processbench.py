@@ -78,12 +78,8 @@ def test_thresholds_of_neighbouring_floats_stay_apart():
 
 
 def record(first_error, scores):
-    return {
-        "problem": "p",
-        "steps": ["x" * (i + 1) for i in range(len(scores))],
-        "first_error": first_error,
-        "scores": scores,
-    }
+    steps = ["x" * (i + 1) for i in range(len(scores))]
+    return {"problem": "p", "steps": steps, "first_error": first_error, "scores": scores}
 
 
 def trees(files):
@@ -98,13 +94,8 @@ def test_report_has_the_promised_keys_and_tunes_on_the_calibration_split_only():
     assert set(report) == {"a", "b"}
     for name, error, correct in (("a", 1, 0), ("b", 0, 1)):
         file = report[name]
-        assert {"f1", "error_accuracy", "correct_accuracy", "threshold", "n"} <= set(file)
-        assert (file["error_accuracy"], file["correct_accuracy"], file["threshold"], file["n"]) == (
-            error,
-            correct,
-            0.5,
-            6,
-        )
+        figures = [file[key] for key in ("error_accuracy", "correct_accuracy", "threshold", "n")]
+        assert figures == [error, correct, 0.5, 6]
         assert file["tuned"]["calibrated_on"] == "a"
         assert file["tuned"]["in_sample"] == (name == "a")
         assert file["tuned"]["threshold"] == pytest.approx(0.15)
@@ -117,24 +108,18 @@ def test_report_has_the_promised_keys_and_tunes_on_the_calibration_split_only():
         assert file["f1_low"] is None  # nor is there an interval
     assert report["a"]["tuned"]["f1"] == 1
     assert report["b"]["tuned"]["f1"] == 0
-    console = Console(record=True, width=120, quiet=True)
-    show(BENCHMARK.tables(report), console)
+    show(BENCHMARK.tables(report), Console(width=120, quiet=True))
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"scores": (0.5, float("nan"))}, "record 1"),
-        ({"scores": (None, None)}, "record 1"),
-        ({"first_error": 2}, "record 1"),
-        ({"first_error": None}, "record 1"),
-    ],
+    "bad",
+    [{"scores": (0.5, float("nan"))}, {"scores": (None, None)}, {"first_error": 2}, {"first_error": None}],
 )
-def test_bad_records_are_named(bad, message):
+def test_bad_records_are_named(bad):
     good, other = tree_of(record(-1, [0.5, 0.5])), tree_of(record(1, [0.5, 0.5]))
     other = with_scores(other, bad.pop("scores", [0.5, 0.5]))
     broken = dataclasses.replace(other, extra={**other.extra, **bad})
-    refused(ScoreError, message, pb.processbench_report, {"math": [good, broken]}, "math", seed=0)
+    refused(ScoreError, "record 1", pb.processbench_report, {"math": [good, broken]}, "math", seed=0)
 
 
 def test_an_unknown_calibration_split_is_named():

@@ -39,21 +39,13 @@ def counted(monkeypatch):
 
 
 def processbench_file(path, count, seed):
-    items = []
-    for i, chain in enumerate(chains(count, seed)):
-        right = chain["correct"]
-        first = -1 if right else chain["labels"].index(-1)
-        items.append(
-            {
-                "id": f"{path.stem}-{i}",
-                "generator": "none",
-                "problem": chain["problem"],
-                "steps": chain["steps"],
-                "final_answer_correct": right,
-                "label": first,
-            }  # fmt: skip
-        )
-    assert {item["label"] >= 0 for item in items} == {True, False}
+    firsts = [-1 if chain["correct"] else chain["labels"].index(-1) for chain in chains(count, seed)]
+    items = [
+        {"id": f"{path.stem}-{i}", "generator": "none", "problem": chain["problem"], "steps": chain["steps"],
+         "final_answer_correct": chain["correct"], "label": first}
+        for i, (chain, first) in enumerate(zip(chains(count, seed), firsts, strict=True))
+    ]  # fmt: skip
+    assert {first >= 0 for first in firsts} == {True, False}
     path.write_text(json.dumps(items))  # as released: one JSON list
     return path
 
@@ -66,16 +58,12 @@ def prm800k_file(path, count):
         chosen = None if written else 0
         return {"completions": completions, "human_completion": written, "chosen_completion": chosen}
 
-    items = [
-        {
-            "question": {"problem": f"what is {i}?", "ground_truth_answer": str(i)},
-            "label": {"steps": [step(i, 0), step(i, 1, {"text": "by hand"}), step(i, 2)], "finish_reason": "solution"},
-            "is_quality_control_question": i == 0,
-            "is_initial_screening_question": False,
-        }  # fmt: skip
+    write_records(path, [
+        {"question": {"problem": f"what is {i}?", "ground_truth_answer": str(i)},
+         "label": {"steps": [step(i, 0), step(i, 1, {"text": "by hand"}), step(i, 2)], "finish_reason": "solution"},
+         "is_quality_control_question": i == 0, "is_initial_screening_question": False}
         for i in range(count)
-    ]
-    write_records(path, items)
+    ])  # fmt: skip
     return path
 
 
@@ -123,15 +111,11 @@ def test_processbench(tiny_run, tmp_path, counted):
 def test_prmbench(tiny_run, tmp_path, counted):
     """The release has error steps beyond the end of a chain, which are no steps."""
     items = [
-        {
-            "modified_question": chain["problem"],
-            "modified_process": chain["steps"],
-            "error_steps": [k for k, label in enumerate(chain["labels"], start=1) if label < 1] + [99],
-            "idx": f"test_{i}",
-            "classification": ["circular", "redundency"][i % 2],
-        }
+        {"modified_question": chain["problem"], "modified_process": chain["steps"], "idx": f"test_{i}",
+         "error_steps": [k for k, label in enumerate(chain["labels"], start=1) if label < 1] + [99],
+         "classification": ["circular", "redundency"][i % 2]}
         for i, chain in enumerate(chains(6))
-    ]
+    ]  # fmt: skip
     file, out = tmp_path / "two_classes.jsonl", tmp_path / "prmbench.json"
     write_records(file, items)
     assert call("prmbench", "--model", tiny_run.folder, "--data", file, "--json", out) == 0

@@ -21,15 +21,11 @@ RATING = st.sampled_from([-1, 0, 1, None])
 
 @st.composite
 def trees(draw):
-    size = draw(st.integers(1, 10))
-    return {
-        "problem": draw(st.sampled_from(["p", "q", "r"])),
-        "semantics": "rating",
-        "nodes": [
-            {"parent": draw(st.integers(-1, i - 1)), "text": "x" * (i + 1), "label": draw(RATING), "score": draw(SCORE)}
-            for i in range(size)
-        ],
-    }
+    nodes = [
+        {"parent": draw(st.integers(-1, i - 1)), "text": "x" * (i + 1), "label": draw(RATING), "score": draw(SCORE)}
+        for i in range(draw(st.integers(1, 10)))
+    ]
+    return {"problem": draw(st.sampled_from(["p", "q", "r"])), "semantics": "rating", "nodes": nodes}
 
 
 def paths_of(nodes):
@@ -129,13 +125,9 @@ def test_bad_input_is_named():
     tree = tree_of(PRM800K_LIKE)
     refused(TypeError, "neutral", ev.steps_report, [tree], seed=0)
     refused(ValueError, "positive", ev.steps_report, [tree], "ignore", seed=0)
-    for bad, message in [
-        ({"score": None}, "record 1"),
-        ({"score": float("nan")}, "record 1"),
-        ({"label": 2}, "record 1"),
-    ]:
+    for bad in ({"score": None}, {"score": float("nan")}, {"label": 2}):
         nodes = (*tree.nodes[:5], dataclasses.replace(tree.nodes[5], **bad))
-        with pytest.raises(ScoreError, match=message):
+        with pytest.raises(ScoreError, match="record 1"):
             ev.steps_report([tree, dataclasses.replace(tree, nodes=nodes)], "positive", seed=0)
     with pytest.raises(ScoreError, match="'implicit'"):
         ev.steps_report([dataclasses.replace(tree, semantics="implicit")], "positive", seed=0)

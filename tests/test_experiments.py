@@ -66,19 +66,12 @@ def test_it_is_a_record_that_json_and_the_command_line_can_hold(whole):
 def records_for(experiment):
     """Records with the labels that the experiment asks for."""
     if experiment.data.supervise == "outcome":
-        return [
-            {key: value for key, value in chain.items() if key not in ("labels", "semantics")} for chain in chains(8)
-        ]
+        unlabelled = ("labels", "semantics")
+        return [{key: value for key, value in chain.items() if key not in unlabelled} for chain in chains(8)]
     if experiment.target.labels == "rating":
         return trees(8)
-    return [
-        tree
-        | {
-            "semantics": experiment.target.labels,
-            "nodes": [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]],
-        }
-        for tree in trees(8)
-    ]
+    made = [(tree, [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]]) for tree in trees(8)]
+    return [tree | {"semantics": experiment.target.labels, "nodes": nodes} for tree, nodes in made]
 
 
 def in_the_small(whole, folder):
@@ -119,11 +112,7 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     assert jprm.load(tmp_path / "run").step == 1
 
 
-MESHES = {
-    "two devices a row": (1, 1, 1, 2),
-    "adapters": (1, 1, 1, 1),
-    "its own": None,
-}
+MESHES = {"two devices a row": (1, 1, 1, 2), "adapters": (1, 1, 1, 1), "its own": None}
 
 
 @pytest.mark.parametrize("name", MESHES)

@@ -233,13 +233,8 @@ def test_the_published_files_are_read_whole_and_programs_decide_them(shared_data
         records = source("mr_ben").records(shared_data / f"mrben/{name}.json")
         places = [record["first_error"] for record in records]
         assert (len(places), sum(place != -1 for place in places), places.count(None)) == wanted
-    least = {
-        "dyck_languages": 0.98,
-        "multistep_arithmetic": 0.9,
-        "tracking_shuffled_objects": 0.88,
-        "word_sorting": 0.65,
-    }
-    for name, bar in least.items():
+    tasks = ("dyck_languages", "multistep_arithmetic", "tracking_shuffled_objects", "word_sorting")
+    for name, bar in zip(tasks, (0.98, 0.9, 0.88, 0.65), strict=True):
         records = source("big_bench_mistake").records(shared_data / f"big_bench_mistake/{name}.jsonl")
         assert {record["task"] for record in records} == {name}
         right = [first_mistake(name, one["problem"], one["steps"]) == one["first_error"] for one in records]

@@ -28,10 +28,7 @@ POLICY = dict(
         (POLICY | dict(target=TargetConfig("value", "none", "keep", smoothing=0.1)), "set target.smoothing=0"),
         (dict(target=TargetConfig("value", "none", "keep", consensus="judge")), "data.extras"),
         (dict(objective="td_lambda", target=VALUE), "'step'"),
-        (
-            dict(objective="implicit", supervise="outcome", target=VALUE),
-            "language",
-        ),
+        (dict(objective="implicit", supervise="outcome", target=VALUE), "language"),
         (POLICY | dict(objective="implicit"), "`reference`"),
         (POLICY | dict(objective="implicit", reference="x"), "data.supervise='outcome'"),
         (dict(supervise="token", target=VALUE), "'token'"),

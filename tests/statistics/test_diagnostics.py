@@ -174,12 +174,8 @@ def test_rates_of_findings(name, n):
 
 def wrong_processes(runs, n, *args):
     """Reports of the diagnostic of incorrect steps in chains with a correct answer."""
-    return [
-        diagnostics.diagnostics_report(chains(np.random.default_rng([n, seed]), n, *args), {}, 0.5, seed)[
-            "wrong_process"
-        ]
-        for seed in range(runs)
-    ]
+    made = [chains(np.random.default_rng([n, seed]), n, *args) for seed in range(runs)]
+    return [diagnostics.diagnostics_report(x, {}, 0.5, seed)["wrong_process"] for seed, x in enumerate(made)]
 
 
 @pytest.mark.parametrize(("n", "hidden", "noise"), [(30, 0.3, 1.0), (60, 0.1, 2.0), (60, 0.3, 2.0), (100, 0.3, 2.0)])

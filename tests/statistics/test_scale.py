@@ -80,16 +80,12 @@ def test_rules_that_multiply_take_the_probability_that_a_difference_is_of():
 
 def test_processbench_takes_the_natural_threshold():
     """Scores around 0 whose signs are right: at 0 all is found, at 0.5 every first step is called wrong."""
+    cases = [([0.3, 0.2], -1) if i % 2 else ([0.3, -0.2], 1) for i in range(12)]
     records = [
-        {
-            "problem": f"p{i}",
-            "steps": ["a", "b"],
-            "scores": [0.3, 0.2 if i % 2 else -0.2],
-            "first_error": -1 if i % 2 else 1,
-        }
-        for i in range(12)
+        {"problem": f"p{i}", "steps": ["a", "b"], "scores": scores, "first_error": first}
+        for i, (scores, first) in enumerate(cases)
     ]
-    scored = {"math": [tree_of(record) for record in records]}
+    scored = {"math": list(map(tree_of, records))}
     report = processbench_report(scored, "math", 0, PURE.threshold)["math"]
     assert (report["f1"], report["threshold"]) == (1.0, 0.0)
     assert average_f1(scored, "math", 0, ["math"], PURE.threshold)["half"]["value"] == 1.0

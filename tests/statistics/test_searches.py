@@ -86,11 +86,5 @@ def test_results_that_cannot_be_compared_are_refused(change, message):
     made = pools(rng)
     found = results(rng, made, 8, 45)
     found.append(found[0] | change)
-    refused(
-        ValueError,
-        message,
-        searches.searches_report,
-        {"beam": list(map(tree_of, found))},
-        list(map(tree_of, made)),
-        seed=0,
-    )
+    searched, pooled = list(map(tree_of, found)), list(map(tree_of, made))
+    refused(ValueError, message, searches.searches_report, {"beam": searched}, pooled, seed=0)
