@@ -42,6 +42,10 @@ def _bits(byte: Array, group: int, shifts: Sequence[int], mask: int) -> Array:
     return small.reshape(*byte.shape[:-1], -1)
 
 
+def _four(b: Array, group: int) -> Array:
+    return _bits(b, group, (0, 4), 15)
+
+
 def _signed(byte: Array) -> Array:
     return jax.lax.bitcast_convert_type(byte, jnp.int8).astype(jnp.float32)
 
@@ -51,31 +55,9 @@ def _scaled(scale: Array, q: Array) -> Array:
     return (scale[..., None] * q.reshape(*scale.shape, -1)).reshape(q.shape)
 
 
-def _q4_0(b: Array) -> Array:
-    return _half(b, 0) * (_bits(b[..., 2:], 16, (0, 4), 15).astype(jnp.float32) - 8)
-
-
-def _q4_1(b: Array) -> Array:
-    return _half(b, 0) * _bits(b[..., 4:], 16, (0, 4), 15).astype(jnp.float32) + _half(b, 2)
-
-
 def _five(low: Array, high: Array) -> Array:
     """Returns integers of five bits: four of each from `low`, the fifth one after the other from `high`."""
-    bit = (high[..., None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)
-    fifth = bit.reshape(*high.shape[:-1], -1)
-    return (_bits(low, 16, (0, 4), 15) | (fifth << np.uint8(4))).astype(jnp.float32)
-
-
-def _q5_0(b: Array) -> Array:
-    return _half(b, 0) * (_five(b[..., 6:], b[..., 2:6]) - 16)
-
-
-def _q5_1(b: Array) -> Array:
-    return _half(b, 0) * _five(b[..., 8:], b[..., 4:8]) + _half(b, 2)
-
-
-def _q8_0(b: Array) -> Array:
-    return _half(b, 0) * _signed(b[..., 2:])
+    return (_four(low, 16) | (_bits(high, 1, range(8), 1) << np.uint8(4))).astype(jnp.float32)
 
 
 def _q2_k(b: Array) -> Array:
@@ -85,7 +67,7 @@ def _q2_k(b: Array) -> Array:
 
 
 def _q3_k(b: Array) -> Array:
-    low, high = _bits(b[..., 96:104], 8, (0, 4), 15), _bits(b[..., 104:108], 4, (0, 2, 4, 6), 3)
+    low, high = _four(b[..., 96:104], 8), _bits(b[..., 104:108], 4, (0, 2, 4, 6), 3)
     scale = (low | (high << np.uint8(4))).astype(jnp.float32) - 32
     less = _bits(b[..., :32], 32, range(8), 1) ^ np.uint8(1)
     q = _bits(b[..., 32:96], 32, (0, 2, 4, 6), 3).astype(jnp.float32) - 4 * less.astype(jnp.float32)
@@ -101,16 +83,8 @@ def _of_k(b: Array, q: Array) -> Array:
     return _scaled(_half(b, 0) * scale, q) - _scaled(_half(b, 2) * least, jnp.ones_like(q))
 
 
-def _q4_k(b: Array) -> Array:
-    return _of_k(b, _bits(b[..., 16:], 32, (0, 4), 15))
-
-
-def _q5_k(b: Array) -> Array:
-    return _of_k(b, _bits(b[..., 48:], 32, (0, 4), 15) | (_bits(b[..., 16:48], 32, range(8), 1) << np.uint8(4)))
-
-
 def _q6_k(b: Array) -> Array:
-    low, high = _bits(b[..., :128], 64, (0, 4), 15), _bits(b[..., 128:192], 32, (0, 2, 4, 6), 3)
+    low, high = _four(b[..., :128], 64), _bits(b[..., 128:192], 32, (0, 2, 4, 6), 3)
     q = (low | (high << np.uint8(4))).astype(jnp.float32) - 32
     return _scaled(_half(b, 208) * _signed(b[..., 192:208]), q)
 
@@ -143,15 +117,15 @@ FORMATS: Mapping[str, Format] = {
     "F32": Format(1, 4, _float(jnp.float32)),
     "F16": Format(1, 2, _float(jnp.float16)),
     "BF16": Format(1, 2, _float(jnp.bfloat16)),
-    "Q4_0": Format(32, 18, _q4_0),
-    "Q4_1": Format(32, 20, _q4_1),
-    "Q5_0": Format(32, 22, _q5_0),
-    "Q5_1": Format(32, 24, _q5_1),
-    "Q8_0": Format(32, 34, _q8_0),
+    "Q4_0": Format(32, 18, lambda b: _half(b, 0) * (_four(b[..., 2:], 16).astype(jnp.float32) - 8)),
+    "Q4_1": Format(32, 20, lambda b: _half(b, 0) * _four(b[..., 4:], 16).astype(jnp.float32) + _half(b, 2)),
+    "Q5_0": Format(32, 22, lambda b: _half(b, 0) * (_five(b[..., 6:], b[..., 2:6]) - 16)),
+    "Q5_1": Format(32, 24, lambda b: _half(b, 0) * _five(b[..., 8:], b[..., 4:8]) + _half(b, 2)),
+    "Q8_0": Format(32, 34, lambda b: _half(b, 0) * _signed(b[..., 2:])),
     "Q2_K": Format(256, 84, _q2_k),
     "Q3_K": Format(256, 110, _q3_k),
-    "Q4_K": Format(256, 144, _q4_k),
-    "Q5_K": Format(256, 176, _q5_k),
+    "Q4_K": Format(256, 144, lambda b: _of_k(b, _four(b[..., 16:], 32))),
+    "Q5_K": Format(256, 176, lambda b: _of_k(b, _four(b[..., 48:], 32) | (_bits(b[..., 16:48], 32, range(8), 1) << 4))),
     "Q6_K": Format(256, 210, _q6_k),
     "nf4": Format(64, 36, _nf4),  # 64 numbers as bitsandbytes packs them, and their largest magnitude as a float32
 }
@@ -180,7 +154,8 @@ class Blocks:
 
     def astype(self, dtype) -> Array:
         """Returns the numbers, split over the mesh as the parameter is when it is not in blocks."""
-        width = self._width()
+        inputs = 1 if self.role == "embed" else len(weight_of(self.role).inputs)
+        width = math.prod(self.shape[:inputs])
         rows_of = [_rows(self.data, FORMATS[name], width) for name in self.formats]
         x = rows_of[0]
         if self.which is not None:
@@ -193,10 +168,6 @@ class Blocks:
         x = jnp.swapaxes(x, -1, -2).reshape(*x.shape[:-2], *self.shape)
         place = sharding(*weight_of(self.role).places[-x.ndim :])
         return x if place is None else jax.sharding.reshard(x, place)
-
-    def _width(self) -> int:
-        inputs = 1 if self.role == "embed" else len(weight_of(self.role).inputs)
-        return math.prod(self.shape[:inputs])
 
 
 def _rows(data: Array, form: Format, width: int) -> Float[Array, "*L R D"]:
@@ -236,10 +207,8 @@ def of_file(role: str, rows: Sequence[np.ndarray], formats: Sequence[str], shape
     Raises ValueError for a format that is not known here.
     """
     names = tuple(sorted(set(formats)))
-    if unknown := [name for name in names if name not in FORMATS]:
-        raise ValueError(
-            f"dtype='gguf': tensors of type {', '.join(unknown)} are not kept in blocks; use dtype='nf4' or 'int8'"
-        )
+    if unknown := ", ".join(name for name in names if name not in FORMATS):
+        raise ValueError(f"dtype='gguf': tensors of type {unknown} are not kept in blocks; use dtype='nf4' or 'int8'")
     data: Any = np.zeros((len(rows), len(rows[0]), max(row.shape[-1] for row in rows)), np.uint8)
     for i, row in enumerate(rows):
         data[i, :, : row.shape[-1]] = row

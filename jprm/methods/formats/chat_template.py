@@ -137,13 +137,8 @@ def render_turns(
     if answer is None:
         raise ValueError(f"the chat template takes more than {SECONDS:g} s or too much memory")
     if "error" in answer:
-        raise ValueError(
-            f"messages[{answer['at']}]: the chat template refuses the messages up to it: {answer['error']}"
-        )
-    return [
-        Rendered(rendered["text"], [(k, begin, end) for k, begin, end in rendered["turns"]])
-        for rendered in answer["texts"]
-    ]
+        raise ValueError(f"messages[{answer['at']}]: the chat template refuses all up to it: {answer['error']}")
+    return [Rendered(x["text"], [(k, begin, end) for k, begin, end in x["turns"]]) for x in answer["texts"]]
 
 
 def prompt_of(path: str | os.PathLike, message: str) -> str:
@@ -266,9 +261,8 @@ def _prepare():
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
             if reason == f"'{DATE}' is undefined":
-                reason = (
-                    f'it writes the day, and scores must not depend on it. Put "{DATE}": "2026-01-31" into {CONFIG}'
-                )
+                remedy = f'Put "{DATE}": "2026-01-31" into {CONFIG}'
+                reason = f"it writes the day, and scores must not depend on it. {remedy}"
             return {"error": reason, "at": at}
 
     return answer

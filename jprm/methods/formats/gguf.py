@@ -82,10 +82,10 @@ class Reader:
         return value
 
     def need(self, key: str, *, kind: type = int) -> Any:
-        if (value := self.get(key, kind=kind)) is None:
-            key = key.replace("{a}", self.architecture)
-            raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
-        return value
+        if (value := self.get(key, kind=kind)) is not None:
+            return value
+        key = key.replace("{a}", self.architecture)
+        raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a tensor in row-major order, (out, in) for a matrix."""
@@ -178,10 +178,8 @@ def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
         divisor_H = file.tensor(_FREQUENCIES)
         scaling = RopeScaling("llama3", float(divisor_H.max(initial=0)) or 1.0, 8192, 1.0, 4.0)
         plain_H = frequencies(head_dim, theta)
-        linear = divisor_H.shape == plain_H.shape and np.allclose(
-            divisor_H * frequencies(head_dim, theta, scaling), plain_H, rtol=1e-4, atol=0
-        )
-        if not linear:
+        scaled_H = frequencies(head_dim, theta, scaling)
+        if divisor_H.shape != plain_H.shape or not np.allclose(divisor_H * scaled_H, plain_H, rtol=1e-4, atol=0):
             raise ValueError(f"{file.path}: tensor {_FREQUENCIES} is not of Llama 3.1's scaling, and is not supported")
         return scaling
     if kind == "none":
@@ -208,10 +206,10 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
     rotated = ("query", "key", "query_bias", "key_bias") if _ARCHITECTURES[file.architecture] else ()
 
     def ordered(role: str, array: np.ndarray) -> np.ndarray:
-        if role in rotated:  # (heads x H, ...): pairs at (2i, 2i + 1) to (i, i + H/2)
-            pairs = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])
-            array = pairs.swapaxes(1, 2).reshape(array.shape)
-        return array
+        if role not in rotated:
+            return array
+        pairs = array.reshape(-1, config.head_dim // 2, 2, *array.shape[1:])  # (heads x H, ...)
+        return pairs.swapaxes(1, 2).reshape(array.shape)  # pairs at (2i, 2i + 1) to (i, i + H/2)
 
     def read(role: str, name: str) -> np.ndarray:
         array = ordered(role, file.tensor(name))
@@ -318,13 +316,9 @@ def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
     inner.decoder = decoders.ByteLevel()
-    inner.add_tokens(
-        [
-            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
-            for token, kind in zip(meta["tokens"], meta["token_type"], strict=True)
-            if kind != _NORMAL  # all others (control, ...) are matched whole too, never merged
-        ]
-    )
+    added = [(x, kind) for x, kind in zip(meta["tokens"], meta["token_type"], strict=True) if kind != _NORMAL]
+    # All of these (control, ...) are matched whole, never merged.
+    inner.add_tokens([AddedToken(x, special=kind != _USER_DEFINED, normalized=False) for x, kind in added])
     return JsonTokenizer(inner, meta["bos_token_id"], meta["eos_token_id"], chat_of(path))
 
 
@@ -355,7 +349,6 @@ def _strings(values: Any) -> bool:
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-
 
 AT_ONCE = 1 << 16
 """Numbers of a tensor that are dequantised together."""
@@ -445,30 +438,27 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"metadata of type {kind}")
         kind, count = self.number("I"), self.number("Q")
-        if kind == _STRING:
-            if 8 * count > len(self.buffer) - self.at:
-                raise ValueError(f"{count:,} strings are beyond the end")
-            return [self.text() for _ in range(count)]
-        if kind not in _NUMBERS:
+        if kind in _NUMBERS:
+            code = "<" + _NUMBERS[kind]
+            return np.frombuffer(self.take(count * struct.calcsize(code)), code).tolist()
+        if kind != _STRING:
             raise ValueError(f"an array of type {kind}")
-        code = _NUMBERS[kind]
-        return np.frombuffer(self.take(count * struct.calcsize("<" + code)), "<" + code).tolist()
+        if 8 * count > len(self.buffer) - self.at:
+            raise ValueError(f"{count:,} strings are beyond the end")
+        return [self.text() for _ in range(count)]
 
     def file(self) -> GGUF:
-        if bytes(self.take(4)) != b"GGUF" or (version := self.number("I")) not in (2, 3):
+        if bytes(self.take(4)) != b"GGUF" or self.number("I") not in (2, 3):
             raise ValueError("its first bytes are not GGUF and a version, 2 or 3")
-        del version
         tensors, fields = self.number("Q"), self.number("Q")
         metadata: dict[str, Any] = {}
         for _ in range(fields):
-            name = self.text()
-            if name in metadata:
+            if (name := self.text()) in metadata:
                 raise ValueError(f"metadata {name} is there twice")
             metadata[name] = self.value(self.number("I"))
         places: dict[str, tuple[tuple[int, ...], int, int]] = {}
         for _ in range(tensors):
-            name = self.text()
-            if name in places:
+            if (name := self.text()) in places:
                 raise ValueError(f"tensor {name} is there twice")
             shape = tuple(self.number("Q") for _ in range(self.number("I")))[::-1]
             places[name] = shape, self.number("I"), self.number("Q")

@@ -46,10 +46,6 @@ NAMES = {
     "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight", "query_bias": "self_attn.q_proj.bias",
     "key_bias": "self_attn.k_proj.bias", "value_bias": "self_attn.v_proj.bias",
     "query_norm": "self_attn.q_norm.weight", "key_norm": "self_attn.k_norm.weight",
-}  # fmt: skip
-"""Role to name; those of a layer follow layers.LAYER."""
-
-NAMES |= {
     "query_width_norm": "self_attn.q_norm.weight", "key_width_norm": "self_attn.k_norm.weight",
     "attention_post_norm": "post_attention_layernorm.weight", "mlp_post_norm": "post_feedforward_layernorm.weight",
     "query_gate": "self_attn.gate_proj.weight", "router": "mlp.gate.weight",
@@ -64,6 +60,7 @@ NAMES |= {
     f"{ours}_{role}": f"mlp.{theirs}.{role}_proj.weight"
     for ours, theirs in (("expert", "experts"), ("shared", "shared_expert")) for role in ("gate", "up", "down")
 }  # fmt: skip
+"""Role to name; those of a layer follow layers.LAYER."""
 
 GEMMA_NAMES = NAMES | {"mlp_norm": "pre_feedforward_layernorm.weight"}
 
@@ -72,7 +69,7 @@ open_tensors, LANGUAGE_HEAD = Tensors, "lm_head.weight"
 HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|classifier)\.")
 """Tensors of a language, classification or value head, which are not the decoder's."""
 
-_IDLE = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rotary_emb\.inv_freq")
+_IDLE = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Frequencies that old versions of transformers saved and new ones compute, as jprm does."""
 
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|language_model\.lm_head\.")
@@ -188,31 +185,25 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there; {folder} is not a model's folder")
     values = _values(_text_fields(path))
-    if values["tied_embeddings"] and has_own_head(path.parent):
+    files = tuple((str(file), file.stat().st_mtime_ns) for file in sorted(path.parent.glob("*.safetensors")))
+    if values["tied_embeddings"] and files and _has_own_head(path.parent, files):
         values["tied_embeddings"] = False
     decoder.check_layers(folder, values["layers"], changes)
     return ModelConfig(**(values | changes))
 
 
-def has_own_head(folder: pathlib.Path) -> bool:
-    """Returns whether the folder's files hold a language head that differs from the embedding.
+@functools.lru_cache(64)
+def _has_own_head(folder: pathlib.Path, files: tuple[tuple[str, int], ...]) -> bool:
+    """Returns whether the files, as they were changed at these times, hold a language head other than the embedding.
 
     Such a head is used whatever `tie_word_embeddings` says, as in transformers 5: the field may be left over from the
     base of a model that was trained untied.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    return bool(files) and _has_own_head(folder, tuple((str(file), file.stat().st_mtime_ns) for file in files))
-
-
-@functools.lru_cache(64)
-def _has_own_head(folder: pathlib.Path, files: tuple[tuple[str, int], ...]) -> bool:
     file = Tensors(folder)
     head, embed = (next((x for x in file if x.endswith(name)), "") for name in (LANGUAGE_HEAD, NAMES["embed"]))
     if not head or not embed:
         return False
-    if file.shape(head) != file.shape(embed):
-        return True
-    return not np.array_equal(file.tensor(head), file.tensor(embed))
+    return file.shape(head) != file.shape(embed) or not np.array_equal(file.tensor(head), file.tensor(embed))
 
 
 def load_decoder(
@@ -234,11 +225,8 @@ def load_decoder(
     prefix = embeds[0].removesuffix(NAMES["embed"]) if embeds else "model."
     for name in file:
         inner = name.removeprefix(prefix)
-        if not (HEADS.match(inner) or _IDLE.fullmatch(inner) or _known(inner, config)):
-            if not _IMAGES.match(name):
-                raise ValueError(
-                    f"{folder}: tensor {name} is one that jprm does not know, of a model with another design"
-                )
+        if not (HEADS.match(inner) or _IDLE.fullmatch(inner) or _known(inner, config) or _IMAGES.match(name)):
+            raise ValueError(f"{folder}: tensor {name} is one that jprm does not know, of a model with another design")
         layer = re.match(r"layers\.(\d+)\.", inner)
         if layer and int(layer[1]) >= layers:
             raise ValueError(f"{folder}: tensor {name} is there, and num_hidden_layers is {layers}. {AGAIN}")
@@ -249,10 +237,9 @@ def load_decoder(
             raise ValueError(f"{folder}: tensor {name} is of type {array.dtype}, and not of floating point")
         return array
 
-    def name_in_file(role: str, layer: int | None) -> str:
-        return prefix + name_of(role, layer, config)
-
-    return decoder.load(folder, config, name_in_file, file.shape, read, dtype, new)
+    return decoder.load(
+        folder, config, lambda role, layer: prefix + name_of(role, layer, config), file.shape, read, dtype, new
+    )
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
@@ -284,10 +271,9 @@ def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
     rules = []
     H, heads, kv = config.head_dim, config.heads, config.kv_heads
     if phi:
-        attention = zip(("query", "key", "value"), (heads * H, kv * H, kv * H), strict=True)
-        mlp = [(NAMES[role], config.mlp_width) for role in ("gate", "up")]
-        rules.append(Fused("self_attn.qkv_proj.weight", tuple((NAMES[role], rows) for role, rows in attention)))
-        rules.append(Fused("mlp.gate_up_proj.weight", tuple(mlp)))
+        qkv = (NAMES["query"], heads * H), (NAMES["key"], kv * H), (NAMES["value"], kv * H)
+        mlp = (NAMES["gate"], config.mlp_width), (NAMES["up"], config.mlp_width)
+        rules += [Fused("self_attn.qkv_proj.weight", qkv), Fused("mlp.gate_up_proj.weight", mlp)]
     if config.attention_gate:
         rules.append(Fused(NAMES["query"], ((NAMES["query"], H), (NAMES["query_gate"], H)), heads))
     if "deltanet" in config.mixers:
@@ -306,9 +292,10 @@ def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
             parts = tuple((NAMES[f"delta_{role}"], c.key_heads * rows[role]) for role in qkv)
             rules.append(Fused("linear_attn.in_proj_qkv.weight", parts))
     if "experts" in config.mlps:
-        for role in ("gate", "up", "down"):
-            part = ((NAMES[f"expert_{role}"], 0),)
-            rules.append(Fused(f"mlp.experts.{{}}.{role}_proj.weight", part, experts=config.experts.count))
+        rules += [
+            Fused(f"mlp.experts.{{}}.{role}_proj.weight", ((NAMES[f"expert_{role}"], 0),), experts=config.experts.count)
+            for role in ("gate", "up", "down")
+        ]
     return rules
 
 
@@ -401,10 +388,11 @@ def _joined(gets: list[Callable[[], np.ndarray]], groups: int, shape: tuple[int,
 
 
 def _known(name: str, config: ModelConfig) -> bool:
-    roles = decoder.file_shapes(config)
     layered = re.sub(r"^layers\.\d+\.", "", name)
-    outer = layered == name
-    return any(name_of(role, None, config) == layered and outer == (role in ("embed", "final_norm")) for role in roles)
+    return any(
+        name_of(role, None, config) == layered and (layered == name) == (role in ("embed", "final_norm"))
+        for role in decoder.file_shapes(config)
+    )
 
 
 class Fields:
@@ -465,10 +453,10 @@ def _text_fields(path: pathlib.Path) -> Fields:
     text = content.get("text_config")
     if content.get("model_type") != MULTIMODAL or not isinstance(text, dict):
         return Fields(path, content)
-    defaults = {
-        key: value for key, value in TEXT_DEFAULTS.items() if key != "rope_theta" or "rope_parameters" not in text
-    }
-    return Fields(path, {**defaults, "tie_word_embeddings": True, **text, "model_type": "gemma3_text"}, "text_config.")
+    fields = TEXT_DEFAULTS | {"tie_word_embeddings": True} | text | {"model_type": "gemma3_text"}
+    if "rope_parameters" in text and "rope_theta" not in text:
+        del fields["rope_theta"]
+    return Fields(path, fields, "text_config.")
 
 
 def _values(fields: Fields) -> dict[str, Any]:
@@ -643,16 +631,15 @@ def _two_ropes(fields: Fields, default: float = 1e6) -> tuple[float, RopeScaling
         theta, scaling = _rope(fields, default)
         local = theta if default != 1e6 else fields.number("rope_local_base_freq", 1e4)
         return theta, scaling, local
-    parts = {}
-    for kind in ("full_attention", "sliding_attention"):
-        part = content.get(kind) if isinstance(content, dict) else None
-        if not isinstance(part, dict) or set(content) != {"full_attention", "sliding_attention"}:
-            raise fields.refuse("rope_parameters", "is not an object of full_attention and sliding_attention")
-        parts[kind] = _rope(Fields(fields.path, {"rope_parameters": part}, f"rope_parameters.{kind}: "))
-    theta_local, local = parts["sliding_attention"]
+    kinds = ("full_attention", "sliding_attention")
+    if not isinstance(content, dict) or {*content} != {*kinds} or not all(isinstance(content[k], dict) for k in kinds):
+        raise fields.refuse("rope_parameters", "is not an object of full_attention and sliding_attention")
+    whole, (theta_local, local) = (
+        _rope(Fields(fields.path, {"rope_parameters": content[kind]}, f"rope_parameters.{kind}: ")) for kind in kinds
+    )
     if local.kind != "none":
         raise fields.refuse("rope_parameters.sliding_attention", f"of rope_type {local.kind} is not supported")
-    return *parts["full_attention"], theta_local
+    return *whole, theta_local
 
 
 def _rope(fields: Fields, default: float = 10000.0, family: str = "") -> tuple[float, RopeScaling]:
@@ -670,17 +657,17 @@ def _rope(fields: Fields, default: float = 10000.0, family: str = "") -> tuple[f
     kind = content.get("rope_type", content.get("type", "default"))
     if not isinstance(kind, str) or kind not in _ROPE:
         raise inner.refuse("rope_type", f"{kind!r} is not supported; one of {', '.join(_ROPE)} is")
-    mscale = inner.number("mscale", 1.0) == inner.number("mscale_all_dim", 1.0) and kind == "yarn"
-    read = {"partial_rotary_factor"} if family in ("phi3", *HYBRID) else set()
-    read |= {"mrope_section", "mrope_interleaved"} if family in HYBRID else set()  # text: all three positions are equal
+    known = {"rope_type", "type", "rope_theta"} | _ROPE[kind]
+    if family in ("phi3", *HYBRID) or content.get("partial_rotary_factor") == 1:
+        known.add("partial_rotary_factor")
+    if family in HYBRID:
+        known |= {"mrope_section", "mrope_interleaved"}  # of text all three positions are equal
+    equal = inner.number("mscale", 1.0) == inner.number("mscale_all_dim", 1.0)
     if family == "ministral3":
-        read |= {"llama_4_scaling_beta", "max_position_embeddings"} | (
-            {"mscale", "mscale_all_dim"} if mscale else set()
-        )
+        known |= {"llama_4_scaling_beta", "max_position_embeddings"}
+        known |= {"mscale", "mscale_all_dim"} if equal and kind == "yarn" else set()
     for name, value in content.items():
-        if (name == "partial_rotary_factor" and value == 1) or name in read:
-            continue
-        if name not in {"rope_type", "type", "rope_theta"} | _ROPE[kind] and value is not None:
+        if name not in known and value is not None:
             raise inner.refuse(name, f"is not supported with rope_type {kind}")
     if kind == "default":
         return theta, RopeScaling()

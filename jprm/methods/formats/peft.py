@@ -110,9 +110,8 @@ class Merged:
         return plain if name not in self._base and plain in self._base else name
 
     def _check(self, name: str, pair: tuple[str, str], rank: int) -> None:
-        for letter, tensor in zip("AB", pair, strict=True):
+        for letter, other, tensor in zip("AB", "BA", pair, strict=True):
             if tensor not in self._lora:
-                other = "BA"["AB".index(letter)]
                 raise ValueError(f"{self._lora.path}: has lora_{other} of {name} and no lora_{letter}")
         if name not in self._base:
             raise ValueError(f"{self._lora.path}: changes {name}, which is not in {self.path}: it is of another model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -54,7 +55,8 @@ def load(
     a = labelled(a, folder) if a.labels else a
     usual: Dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     model = _Model(folder, a, dtype or usual, attention or suited("blocked"))
-    tokenizer = _tokenizer(folder, model)
+    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))  # a LoRA may have none
+    tokenizer = load_tokenizer(folder if own else model.place, model.config.vocab_size, of_model=True)
     a = in_chat(a, folder, tokenizer) if a.chat else a
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
@@ -63,14 +65,8 @@ def load(
     fields: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
     if other is None:
         factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
-        fields["readout"] = Readout(
-            **{
-                output: Weighted(
-                    cast(Any, a.activation), tuple(float(factors_of.get(name, 0.0)) for name in a.channels)
-                )
-                for output, factors_of in factors.items()
-            }
-        )
+        rows = {name: tuple(float(of.get(channel, 0.0)) for channel in a.channels) for name, of in factors.items()}
+        fields["readout"] = Readout(**{name: Weighted(cast(Any, a.activation), row) for name, row in rows.items()})
     else:
         fields["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
@@ -128,15 +124,14 @@ class _Model:
         rows = [ids[channel] for channel in a.channels] if a.channels and not a.mean else slice(None)
         kernel, bias = self._linear(module, self.config.vocab_size, rows)
         if a.mean:
-            return {"kernel": kernel.mean(1, keepdims=True), "bias": bias.mean(keepdims=True)}
+            kernel, bias = kernel.mean(1, keepdims=True), bias.mean(keepdims=True)
         return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
 
     def _linear(self, module: str, count: int, rows: list[int] | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows of the module's matrix of `count` rows as (in, out), and of its bias, 0 where it has none."""
 
         def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
-            if self.file.shape(name) != shape:
-                actual = self.file.shape(name)
+            if (actual := self.file.shape(name)) != shape:
                 raise ValueError(f"{self.place}: tensor {name} is of shape {actual}, the adapter's head is {shape}")
             return self.file.tensor(name)[rows].astype(np.float32)
 
@@ -154,16 +149,9 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
             f' file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
         )
     other = _Model(local_copy(a.reference), a, model.dtype, model.config.attention)
-    sizes = other.config.vocab_size, model.config.vocab_size
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"{other.place}: its vocabulary has {sizes[0]} tokens, but {folder} has {sizes[1]}")
+    if (size := other.config.vocab_size) != model.config.vocab_size:
+        raise ValueError(f"{other.place}: its vocabulary has {size} tokens, but {folder} has {model.config.vocab_size}")
     return other
-
-
-def _tokenizer(folder: pathlib.Path, model: _Model) -> Tokenizer:
-    """Loads the folder's own tokenizer, or its base model's where a LoRA has none."""
-    has_tokenizer = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return load_tokenizer(folder if has_tokenizer else model.place, model.config.vocab_size, of_model=True)
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
@@ -171,12 +159,10 @@ def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Ada
 
     White space around steps stays where the template keeps it.
     """
-    problem, end = conversation_of(folder)
-    try:
-        system, ends = conversation_of(folder, system=True)
-    except ValueError:  # a template may refuse a system message, or leave it out
-        system, ends = (), end
-    system = system if ends == end else ()
+    (problem, end), system = conversation_of(folder), ()
+    with contextlib.suppress(ValueError):  # a template may refuse a system message, or leave it out
+        before, after = conversation_of(folder, system=True)
+        system = before if after == end else ()
     before = "".join(adapter.step).partition("{step}")[0]
     tokens = dict.fromkeys(control_tokens(tokenizer, f"{problem}{system or ''}{end}")) | dict(adapter.tokens)
     closing = before + "{step}" + end

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 from jprm.checkpoints.safetensors import Tensors, read_json
@@ -14,7 +14,7 @@ from jprm.experiment import PEFT, kind_of
 from jprm.experiment import PUBLISHED as CONFIG
 from jprm.io.storage import named_in, path_of
 from jprm.methods.formats.adapters.record import FILE, Adapter
-from jprm.options import OptionError, find_part, values_of
+from jprm.options import find_part, values_of
 from jprm.tokenizer import load_tokenizer
 
 QWEN = {"<|im_start|>": 151644, "<|im_end|>": 151645}
@@ -252,13 +252,9 @@ PUBLISHED["sequence-classes"] = dataclasses.replace(
 )  # fmt: skip
 PUBLISHED["axolotl"] = dataclasses.replace(PUBLISHED["trl"], name="axolotl")
 PUBLISHED["reasoneval-redundancy"] = dataclasses.replace(
-    PUBLISHED["reasoneval"],
-    name="reasoneval-redundancy",
-    score={"neutral": 1.0},
-    aggregation="max",
-    redundancy=None,
+    PUBLISHED["reasoneval"], name="reasoneval-redundancy", score={"neutral": 1.0}, aggregation="max", redundancy=None,
     redundancy_threshold=None,
-)
+)  # fmt: skip
 PUBLISHED["jprm-ternary"] = dataclasses.replace(
     PUBLISHED["jprm"], name="jprm-ternary", channels=("negative", "neutral", "positive"),
     score={"neutral": 1.0, "positive": 1.0}, semantics="rating",
@@ -281,18 +277,6 @@ class Signs:
     named: str = ""  # regular expression, ignoring case, in the folder's path or config.json's `_name_or_path`
     labels: tuple[str, ...] = ()  # config.json's `id2label`
     lora: bool = False  # a PEFT folder
-
-    def match(
-        self, architecture: str, tensors: frozenset[str], place: str, labels: tuple[str, ...], lora: bool
-    ) -> bool:
-        """Returns whether all fields but the token match; finding that takes a tokenizer."""
-        return (
-            re.fullmatch(self.architecture or ".*", architecture) is not None
-            and (not self.tensor or self.tensor in tensors)
-            and re.search(self.named, place, re.IGNORECASE) is not None
-            and (not self.labels or self.labels == labels)
-            and lora == self.lora
-        )
 
 
 _TOKENS = r"\w+ForTokenClassification"
@@ -338,15 +322,19 @@ _GOOD = _CORRECT - {"1", "+", "yes"} | {"correct_step", "no_error", "none", "no_
 """Labels of a correct step among several, where a number says nothing."""
 
 
+def labels_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the classes in a config.json, "" for one without; () where it has none."""
+    table = fields.get("id2label")
+    return tuple(str(table.get(str(i), "")) for i in range(len(table))) if isinstance(table, dict) else ()
+
+
 def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
     """Returns the adapter with the channels that the folder's config.json names, and the score among them.
 
     Raises ValueError where config.json names none, or no label or several say correct and the adapter has no score.
     """
     fields = read_json(folder / CONFIG)
-    table = fields.get("id2label")
-    table = table if isinstance(table, dict) else {}
-    labels = tuple(str(table.get(str(i), "")) for i in range(len(table)))
+    table, labels = fields.get("id2label"), labels_of(fields)
     if not labels or "" in labels or len(set(labels)) < len(labels) or "score" in labels:
         raise ValueError(f"{folder / CONFIG}: id2label is {table!r}: it must name every class, each otherwise")
     good = correct_of(labels)
@@ -382,25 +370,33 @@ def recognise(folder: pathlib.Path) -> Adapter:
     place = f"{'/'.join(parts)} {fields.get('_name_or_path', '')}"
     tensors = frozenset() if lora else frozenset(name.removeprefix(OUTER) for name in Tensors(folder))
     tokenizer = None if lora else load_tokenizer(folder)
-    labels = fields.get("id2label")
-    labels = tuple(str(labels.get(str(i), "")) for i in range(len(labels))) if isinstance(labels, dict) else ()
-    for name, signs in SIGNS:
-        marked = not signs.token or (tokenizer is not None and tokenizer.token_id(signs.token) is not None)
-        if marked and signs.match(architecture, tensors, place, labels, lora):
-            if name == "trl" and labels and not _of_steps(labels):
-                if len(labels) > 2 and len(correct_of(labels)) == 1:
-                    return PUBLISHED["token-classes"]
-                raise ValueError(
-                    f"{folder}: its labels are {', '.join(labels[:6])}{', ...' * (len(labels) > 6)}: not an incorrect"
-                    " step, then a correct one. If it is a PRM, say how it is read: --adapter trl where the second"
-                    f" label is that of correct steps, or a file {FILE} in the folder, such as"
-                    f' {{"like": "token-classes", "score": {{"LABEL": 1}}}} with the label of correct steps'
-                )
-            return PUBLISHED["sequence-classes" if name == "reward" and len(labels) > 1 else name]
-    raise ValueError(
-        f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is read:"
-        f" --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {FILE} in the folder"
-    )
+    labels = labels_of(fields)
+    matching = (
+        name for name, signs in SIGNS
+        if re.fullmatch(signs.architecture or ".*", architecture)
+        and (not signs.tensor or signs.tensor in tensors)
+        and (not signs.token or (tokenizer is not None and tokenizer.token_id(signs.token) is not None))
+        and re.search(signs.named, place, re.IGNORECASE)
+        and (not signs.labels or signs.labels == labels)
+        and lora == signs.lora
+    )  # fmt: skip
+    if not (name := next(matching, "")):
+        raise ValueError(
+            f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is"
+            f" read: --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {FILE} in the folder"
+        )
+    if name == "reward" and len(labels) > 1:
+        return PUBLISHED["sequence-classes"]
+    if name == "trl" and len(labels) > 2 and len(correct_of(labels)) == 1:
+        return PUBLISHED["token-classes"]
+    if name == "trl" and labels and not _of_steps(labels):
+        raise ValueError(
+            f"{folder}: its labels are {', '.join(labels[:6])}{', ...' * (len(labels) > 6)}: not an incorrect step,"
+            " then a correct one. If it is a PRM, say how it is read: --adapter trl where the second label is that of"
+            f' correct steps, or a file {FILE} in the folder, such as {{"like": "token-classes", "score": {{"LABEL":'
+            " 1}} with the label of correct steps"
+        )
+    return PUBLISHED[name]
 
 
 def read(path: str | os.PathLike) -> Adapter:
@@ -414,12 +410,9 @@ def read(path: str | os.PathLike) -> Adapter:
         raise ValueError(f"{path}: like {like!r} is not one of {', '.join(PUBLISHED)}")
     try:
         values_of(get_type_hints(Adapter) | {"like": str}, fields)  # an adapter takes them as they are written
-    except OptionError as error:
-        raise ValueError(f"{path}: {error}") from None
-    for name in ("base", "reference"):  # relative to the file that names them
-        if fields.get(name):
-            fields[name] = str(named_in(path, fields[name]))
-    try:
+        for name in ("base", "reference"):  # relative to the file that names them
+            if fields.get(name):
+                fields[name] = str(named_in(path, fields[name]))
         if like is None:
             return Adapter(**fields)
         if "semantics" in fields:

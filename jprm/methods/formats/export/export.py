@@ -106,7 +106,9 @@ def export(
             writing.write_json(partial / MODULES, EVERY_TOKEN)
         writing.write_json(partial / "adapter.json", adapter_json(prm, experiment, labels))
         prm.layout.tokenizer.save(partial)
-        write_card(partial, prm, experiment, labels, format)
+        if (calibration := path_of(prm.name) / CALIBRATION).is_file():
+            (partial / CALIBRATION).write_bytes(calibration.read_bytes())
+        (partial / CARD).write_text(card(prm, experiment, labels, format), encoding="utf-8")
 
     return _whole(out, about, [identity(prm), dtype, format, shard_bytes, to_json(experiment)], write)
 
@@ -125,7 +127,7 @@ def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_b
     def write(partial: pathlib.Path) -> None:
         positions = experiment.data.tokens
         writing.causal_lm(partial, params, experiment.model, tokenizer, positions, dtype, shard_bytes)
-        write_policy_card(partial, experiment, step)
+        (partial / CARD).write_text(policy_card(experiment, step), encoding="utf-8")
 
     return _whole(out, about, [digest(params, tokenizer, mesh), dtype, shard_bytes, to_json(experiment)], write)
 
@@ -165,7 +167,11 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
     asked = json.dumps(request)
     about |= {"request": hashlib.sha256(asked.encode()).hexdigest()}
     if is_whole(out):
-        if _json_of(out / EXPORT) != about:
+        try:
+            there = json.loads((out / EXPORT).read_bytes())
+        except (OSError, ValueError):  # there is none, or it was cut short
+            there = None
+        if there != about:
             raise FileExistsError(f"{out}: is there already, and not this export; name another folder or remove it")
         check_sums(local_copy(out))
         tidy(out)
@@ -174,9 +180,8 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
     with whole_folder(out, asked, last=last) as partial:
         writing.write_json(partial / EXPORT, about)
         write(partial)
-        for file in list(partial.iterdir()):  # what a killed export left
-            if file.suffix == ".partial":
-                file.unlink()
+        for file in partial.glob("*.partial"):  # what a killed export left
+            file.unlink()
         lines = [f"{sha256_of(file)}  {file.name}\n" for file in sorted(partial.iterdir()) if file.name != SUMS]
         (partial / SUMS).write_text("".join(lines))
     return out
@@ -205,19 +210,16 @@ def config_json(
     if family in ("olmo3", "qwen3_5_text"):
         raise ValueError(f"{prm.name}: transformers has no token classifier of {family}; a policy of it is exported")
     kind = "ProcessRewardModel" if format == "qwen2-prm" else "TokenClassification"
-    every = {"pooling_mode": "all"} if format == "qwen2-prm" else {}
-    return (
-        decoder
-        | every
-        | {
-            "architectures": [f"{writing.CLASSES[family]}For{kind}"],
-            "tie_word_embeddings": False,  # there is no language head
-            "id2label": {str(i): label for i, label in enumerate(labels)},
-            "label2id": {label: i for i, label in enumerate(labels)},
-            "classifier_dropout": 0.0,
-        }
-        | ({"problem_type": "multi_label_classification"} if c.head.startswith("sigmoid=") else {})
-    )
+    return {
+        **decoder,
+        **({"pooling_mode": "all"} if format == "qwen2-prm" else {}),
+        "architectures": [f"{writing.CLASSES[family]}For{kind}"],
+        "tie_word_embeddings": False,  # there is no language head
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "classifier_dropout": 0.0,
+        **({"problem_type": "multi_label_classification"} if c.head.startswith("sigmoid=") else {}),
+    }
 
 
 def _tensors(prm: PRM, format: Format) -> Iterator[Tensor]:
@@ -250,20 +252,10 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"0.weight": weight_DD, "0.bias": bias_D, "2.weight": out_CD, "2.bias": np.zeros(C, np.float32)}
 
 
-def _json_of(path: Place) -> Any:
-    """Returns the file's content; None where there is none or it was cut short."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
 def _check_peft(prm: PRM, experiment: Experiment) -> None:
     """Raises ValueError for a model that has no adapters, or whose head or base PEFT cannot load."""
     if not experiment.lora.rank:
-        raise ValueError(
-            f"{prm.name}: was trained without adapters (lora.rank=0); --format transformers writes it whole"
-        )
+        raise ValueError(f"{prm.name}: has no adapters (lora.rank=0); --format transformers writes it whole")
     if prm.config.mixers or prm.config.mlps:
         raise ValueError(f"{prm.name}: adapters of its layers are not written apart; --format transformers merges them")
     if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
@@ -326,14 +318,12 @@ def _peft_json(experiment: Experiment, names: Iterable[str]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- the model card
 
 
-CALIBRATION = "calibration.json"
+CALIBRATION, CARD = "calibration.json", "README.md"
 
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
     """Returns the record of jprm's own layout and head, which the exported folder is read by."""
-    readout = find(prm.config.head).readout
-    assert readout is not None
-    outputs = cast(dict[str, Weighted], dict(readout.outputs))
+    outputs = cast(dict[str, Weighted], dict(find(prm.config.head).readout.outputs))  # pyright: ignore
     factors = {
         name: {label: factor for label, factor in zip(labels, output.factors, strict=True) if factor}
         for name, output in outputs.items()
@@ -351,18 +341,10 @@ def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> d
     }
 
 
-def write_card(folder: pathlib.Path, prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> None:
-    """Writes README.md, and copies the run's calibration.json if it has one."""
-    if (calibration := path_of(prm.name) / CALIBRATION).is_file():
-        (folder / CALIBRATION).write_bytes(calibration.read_bytes())
-    (folder / "README.md").write_text(_card(prm, experiment, labels, format), encoding="utf-8")
-
-
-def write_policy_card(folder: pathlib.Path, experiment: Experiment, step: int) -> None:
-    """Writes the README.md of a policy."""
+def policy_card(experiment: Experiment, step: int) -> str:
+    """Returns the README.md of a policy."""
     base = pathlib.Path(experiment.base).name if experiment.base else "random parameters"
-    (folder / "README.md").write_text(
-        f"""---
+    return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 tags: [jprm]
@@ -373,12 +355,11 @@ tags: [jprm]
 A policy that writes chains of reasoning, one step a line. Trained with jprm, {step} steps, from {base}; adapters are
 merged. Objective: {experiment.objective}. A prompt is the tokenizer's beginning of text, if it has one, the problem,
 and a newline, encoded one by one without special tokens.
-""",
-        encoding="utf-8",
-    )
+"""
 
 
-def _card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
+def card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
+    """Returns the README.md of a PRM."""
     data, target, tokenizer, lora = experiment.data, experiment.target, prm.layout.tokenizer, experiment.lora
     newline = tokenizer.encode("\n")
     bos = "none" if tokenizer.bos is None else f"id {tokenizer.bos}, once, at the very start"
@@ -386,11 +367,9 @@ def _card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str
     classes = ", ".join(f"{i} = {label}" for i, label in enumerate(labels))
     adapters = f"\n- LoRA: rank {lora.rank}, scale {lora.scale:g}, on {lora.targets}" if lora.rank else ""
     specials = "" if isinstance(tokenizer, JsonTokenizer) else "\nThe tokenizer is only a SentencePiece model.\n"
-    task = {"peft": "library_name: peft", "transformers": "library_name: transformers"}.get(
-        format, "library_name: vllm"
-    )
+    library = "vllm" if format == "qwen2-prm" else format
     return f"""---
-{task}
+library_name: {library}
 pipeline_tag: token-classification
 tags: [process-reward-model, jprm]
 ---
@@ -505,10 +484,9 @@ def _evaluations(run: Place) -> str:
         path = run / f"{name}.json"
         figures = dict(figures_in(json.loads(path.read_bytes()))) if path.is_file() else {}
         if figures:
-            more = (
-                f"\nThe maps from scores to probabilities are in {CALIBRATION}.\n" if path.name == CALIBRATION else ""
-            )
-            parts.append(f"\n## Evaluation: {name} (95 % intervals over problems)\n\n{_table(figures)}{more}")
+            parts.append(f"\n## Evaluation: {name} (95 % intervals over problems)\n\n{_table(figures)}")
+        if figures and path.name == CALIBRATION:
+            parts.append(f"\nThe maps from scores to probabilities are in {CALIBRATION}.\n")
     return "".join(parts)
 
 
