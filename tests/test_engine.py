@@ -81,16 +81,16 @@ class Served:
 
     def mixed(self, old, new):
         """Returns the new sampler with the embedding or the head of the old one."""
-        params, config = dict(new._params), dataclasses.replace(new._stacked, tied_embeddings=False)
-        heads = [s._params.get("head", {}).get("kernel", s._params["decoder"]["embed"].T) for s in (old, new)]
+        params, config = dict(new.params), dataclasses.replace(new._stacked, tied_embeddings=False)
+        heads = [s.params.get("head", {}).get("kernel", s.params["decoder"]["embed"].T) for s in (old, new)]
         params["head"] = {"kernel": heads[self.behind != "head"]}
         if self.behind == "embedding":
-            params["decoder"] = params["decoder"] | {"embed": old._params["decoder"]["embed"]}
+            params["decoder"] = params["decoder"] | {"embed": old.params["decoder"]["embed"]}
         return sampler.Sampler(params, config, new.tokenizer, new.mesh, OPTIONS, "mixed")
 
     def log_probabilities(self, sequences):
         own = self.sampler
-        return engines.log_probabilities(own._params, own._config, own.mesh, sequences)
+        return engines.log_probabilities(own.params, own.config, own.mesh, sequences)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,9 +122,7 @@ def on(served, learner, tmp_path, **changes):
     _, policy = learner
     config = EngineConfig(served.url, **{"dtype": "float32", "tolerance": 1e-3, **changes})
     probes = Probes(PROBLEMS[:4], tmp_path / "engine", 64)
-    return RemoteSampler(
-        config, probes, policy._params, policy._config, policy.tokenizer, policy.mesh, OPTIONS, "run@0"
-    )
+    return RemoteSampler(config, probes, policy.params, policy.config, policy.tokenizer, policy.mesh, OPTIONS, "run@0")
 
 
 def test_a_server_that_drips_or_compresses_is_given_up(serve, learner, tmp_path, monkeypatch):
@@ -144,16 +142,16 @@ def test_draws_are_the_learners_and_every_push_arrives(served, learner, tmp_path
     engine = on(served, learner, tmp_path, kind=kind, model="tiny")
     drawn = engine.draw(PROBLEMS[:3], 2, until="end", seed=0, stream=(1, 2))
     sequences = [(policy.prompt(p), one.ids) for p, samples in zip(PROBLEMS, drawn, strict=False) for one in samples]
-    wanted = engines.log_probabilities(policy._params, policy._config, policy.mesh, sequences)
+    wanted = engines.log_probabilities(policy.params, policy.config, policy.mesh, sequences)
     found = np.concatenate([sample.logprob_N for samples in drawn for sample in samples])
     np.testing.assert_allclose(found, wanted, atol=1e-4)  # the sampler's against the learner's, float32
     assert {sample.finish_reason for samples in drawn for sample in samples} <= {"stop", "length"}
-    new = moved(policy._params, 1e-3)
+    new = moved(policy.params, 1e-3)
     engine.push(new, "run@1")
     assert [path.rpartition("/")[2] for path in served.updates] == ["step_0", "step_1"]
     assert [path.name for path in (tmp_path / "engine").iterdir()] == ["step_1"]
     after = served.log_probabilities(sequences)
-    np.testing.assert_allclose(after, engines.log_probabilities(new, policy._config, policy.mesh, sequences), atol=1e-4)
+    np.testing.assert_allclose(after, engines.log_probabilities(new, policy.config, policy.mesh, sequences), atol=1e-4)
     assert np.abs(after - wanted).max() > 1e-3
 
 
@@ -166,7 +164,7 @@ def test_a_server_that_keeps_its_old_weights_is_found(served, learner, tmp_path,
     """Also where the update is far smaller than the tolerance."""
     engine = on(served, learner, tmp_path, tolerance=tolerance)
     served.stale = True
-    refused(ValueError, f"run@1.*{message}", engine.push, moved(learner[1]._params, size), "run@1")
+    refused(ValueError, f"run@1.*{message}", engine.push, moved(learner[1].params, size), "run@1")
 
 
 def test_noise_of_another_precision_is_no_old_weight():
@@ -197,7 +195,7 @@ def test_a_part_that_stays_behind_is_found(served, learner, tmp_path, tied, part
     engine = on(served, (folder, policy), tmp_path, tolerance=0.5, kind="vllm")
     served.behind = part
     with pytest.raises(ValueError, match=rf"of the learner's move since the (first|last) push( .{part}.)?: it still"):
-        engine.push(moved(policy._params, 1e-3), "run@1")
+        engine.push(moved(policy.params, 1e-3), "run@1")
 
 
 def test_servers_that_answer_otherwise_are_refused(served, learner, tmp_path, serve):
@@ -225,7 +223,7 @@ def test_a_policy_is_exported_whole(learner, tmp_path):
     assert config["architectures"] == ["Qwen2ForCausalLM"] and "lm_head.weight" in set(Tensors(out))
     assert export(folder, out) == out  # it is whole
     again = load_sampler(out, OPTIONS)
-    jax.tree.map(np.testing.assert_array_equal, again._params, policy._params)
+    jax.tree.map(np.testing.assert_array_equal, again.params, policy.params)
     refused(ValueError, "transformers", export, folder, tmp_path / "peft", format="peft")
     torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
     transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
@@ -234,7 +232,7 @@ def test_a_policy_is_exported_whole(learner, tmp_path):
     prompt, ids = policy.prompt(PROBLEMS[12]), (3, 1, 4, 1, 0)
     with torch.no_grad():
         log = torch.log_softmax(model.eval()(torch.tensor([[*prompt, *ids]])).logits[0], dim=-1).numpy()
-    wanted = engines.log_probabilities(policy._params, policy._config, policy.mesh, [(prompt, ids)])
+    wanted = engines.log_probabilities(policy.params, policy.config, policy.mesh, [(prompt, ids)])
     np.testing.assert_allclose(log[np.arange(len(ids)) + len(prompt) - 1, ids], wanted, atol=1e-5, rtol=1e-5)
 
 

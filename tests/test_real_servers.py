@@ -123,8 +123,8 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
     with vllm(policy_folder, tmp_path) as url:
         config = EngineConfig(url, "vllm", "m", dtype="float32", tolerance=1e-3)
         probes = Probes(PROBLEMS[:4], tmp_path / "engine", 256)
-        remote = RemoteSampler(config, probes, own._params, own._config, own.tokenizer, own.mesh, options, "run@0")
-        gaps, params = [], own._params
+        remote = RemoteSampler(config, probes, own.params, own.config, own.tokenizer, own.mesh, options, "run@0")
+        gaps, params = [], own.params
         for push in range(4):
             if push:
                 rng = np.random.default_rng(push)
@@ -134,7 +134,7 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
             drawn = remote.draw(PROBLEMS, 4, until="end", seed=0, stream=(push,))
             sequences = [(own.prompt(p), one.ids) for p, each in zip(PROBLEMS, drawn, strict=True) for one in each]
             found = np.concatenate([one.logprob_N for each in drawn for one in each])
-            wanted = engines.log_probabilities(params, own._config, own.mesh, sequences)
+            wanted = engines.log_probabilities(params, own.config, own.mesh, sequences)
             gaps.append(float(np.abs(found - wanted).max()))
             if not push:
                 ours = own.draw(PROBLEMS, 4, until="end", seed=0)

@@ -137,7 +137,7 @@ class Device:
         pushed, served = base.model_config(folder, head=of_channels(0)), self.sampler.config
         if (pushed.layers, pushed.width, pushed.vocab_size) != (served.layers, served.width, served.vocab_size):
             raise ValueError(f"{folder}: is a model of another shape than the one served")
-        self.sampler._params = None
+        self.sampler.params = {}
         self.sampler = load_sampler(folder, self._options)
 
     def forced(self, ids: tuple[int, ...]) -> list[float]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -129,12 +130,12 @@ class Slots:
         for p, (new, slot, path) in enumerate(zip(ids, slots, paths, strict=True)):
             tokens_PT[p, : len(new)], place_PT[p, : len(new)] = new, slot
             path_PS[p, : len(path)], above_P[p] = path, len(path)
+        length_P, from_P, to_P = np.zeros(P, np.int32), np.full(P, -1, np.int32), np.full(P, self.nodes, np.int32)
+        length_P[: len(ids)] = [len(new) for new in ids]
+        for p, (start, after) in enumerate(states):
+            from_P[p], to_P[p] = start, after
         mesh = self.model.mesh
         with jax.set_mesh(mesh):
-            length_P, from_P, to_P = np.zeros(P, np.int32), np.full(P, -1, np.int32), np.full(P, self.nodes, np.int32)
-            length_P[: len(ids)] = [len(new) for new in ids]
-            for p, (start, after) in enumerate(states):
-                from_P[p], to_P[p] = start, after
             rows = put_rows((tokens_PT, path_PS, above_P, length_P, from_P), mesh)
             place_PT, to_P = jax.device_put((place_PT, to_P), NamedSharding(mesh, spec()))
             arguments = (self.model.params, self.model.config, self._pool, *rows, place_PT, to_P)
@@ -182,9 +183,10 @@ class Slots:
         with jax.set_mesh(mesh):
             rows = put_rows((end_PE, parent_PE), mesh)
             arguments = (prm.params, prm.config, prm.readout, self._pool, *rows)
-            outputs = _outputs(*arguments) if run else {}
             if not run:
                 _outputs.lower(*arguments).compile()
+                return {}
+            outputs = _outputs(*arguments)
         return {name: np.asarray(value_PE)[: len(ends)] for name, value_PE in outputs.items()}
 
 
@@ -272,10 +274,10 @@ def _doubled(pool: Pool) -> Pool:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _more_states(config: ModelConfig, pool: Pool) -> Pool:
-    def more(axis: int, x: Array) -> Array:
-        return decode.padded(x, axis, 2 * x.shape[axis])
-
-    return Pool(decode.mapped(lambda x: x, more, pool.cache, config=config), pool.x_ND)
+    doubled = decode.mapped(
+        lambda x: x, lambda axis, x: decode.padded(x, axis, 2 * x.shape[axis]), pool.cache, config=config
+    )
+    return Pool(doubled, pool.x_ND)
 
 
 # ---------------------------------------------------------------------------------------------------- trees of a search
@@ -320,7 +322,7 @@ class LiveTrees:
         self._prm, self.scale, self.semantics = prm, prm.scale, prm.semantics
         self.tokens = 0
         self._nodes: dict[int, _Node] = {}
-        self._next = 0
+        self._handles = itertools.count()
 
     def open(self, problems: Sequence[str]) -> list[int]:
         """Computes the problems' tokens; returns a handle for each root."""
@@ -359,22 +361,18 @@ class LiveTrees:
     def release(self, handles: Sequence[int]) -> None:
         """Frees the slots of these handles that no live descendant needs; they cannot be extended again."""
         for handle in handles:
-            if handle in self._nodes:
-                self._nodes[handle].live = False
-                self._drop(handle)
-
-    def _drop(self, handle: int) -> None:
-        """Frees a node that is neither live nor an ancestor, then its parent likewise."""
-        freed = []
-        while handle >= 0 and not (node := self._nodes[handle]).live and not node.children:
-            freed.append(node.slots)
-            if node.state >= 0:
-                self._slots.free_states.append(node.state)
-            del self._nodes[handle]
-            handle = node.parent
-            if handle >= 0:
-                self._nodes[handle].children -= 1
-        self._slots.put_back(*freed)
+            if handle not in self._nodes:
+                continue
+            self._nodes[handle].live, freed = False, []
+            while handle >= 0 and not (node := self._nodes[handle]).live and not node.children:  # nor an ancestor
+                freed.append(node.slots)
+                if node.state >= 0:
+                    self._slots.free_states.append(node.state)
+                del self._nodes[handle]
+                handle = node.parent
+                if handle >= 0:
+                    self._nodes[handle].children -= 1
+            self._slots.put_back(*freed)
 
     def _append(self, parents: Sequence[int], ids: Sequence[Sequence[int]]) -> tuple[list[int], np.ndarray]:
         lengths = [len(x) for x in ids]
@@ -389,8 +387,7 @@ class LiveTrees:
         for batch in self._batches(lengths, [len(path) for path in paths]):
             score_P[batch] = self._compute(*([x[i] for i in batch] for x in (ids, slots, paths, ends, states)))
         self.tokens += needed
-        handles = list(range(self._next, self._next + len(ids)))
-        self._next += len(ids)
+        handles = list(itertools.islice(self._handles, len(ids)))
         for handle, parent, slot, (_, state) in zip(handles, parents, slots, states, strict=True):
             depth = 0
             if parent >= 0:
@@ -428,10 +425,9 @@ class LiveTrees:
                 costs[first] = best[first] + cells + CALL
             start.append(min(costs, key=lambda first: costs[first]))
             best.append(costs[start[-1]])
-        n = len(order)
-        while n:
-            yield order[start[n] : n]
-            n = start[n]
+        while n := len(order):
+            yield order[start[n] :]
+            del order[start[n] :]
 
     def _compute(self, ids, slots, paths, ends, states) -> np.ndarray:
         T, S = padded_size(max(map(len, ids)), SHORTEST_STEP), padded_size(max(map(len, paths)), SHORTEST_PATH)
@@ -489,8 +485,12 @@ class PrefixCache:
         slot_N[new] = self._taken(len(new))
         try:
             for segment in _segments(new, above_N):
-                self._compute(tokens.tokens_N, slot_N, above_N, segment)
-            outputs_M = self._read(slot_N[shape.stop_R[tokens.run_M] - 1], tokens.above_M)
+                path_N = slot_N[path_to(above_N[segment[0]], above_N)]
+                S = padded_size(len(path_N), SHORTEST_PREFIX, 4)
+                self._slots.extend([tokens.tokens_N[segment]], [slot_N[segment]], [path_N], EDIT, S)
+            end_M = slot_N[shape.stop_R[tokens.run_M] - 1]
+            E = padded_size(len(end_M), SHORTEST_PREFIX, 4)
+            outputs_1E = self._slots.read(self._prm, [end_M], [tokens.above_M], E)
         except Exception:  # the pool was given to the device, and may be lost
             self._clear()
             raise
@@ -499,7 +499,7 @@ class PrefixCache:
             self._slot[key], self._key[int(slot_N[n])] = int(slot_N[n]), key
         self._used_S[slot_N], self._depth_S[slot_N] = self._now, shape.position_N
         at_N = np.argsort(tokens.node_M)  # every node is one of the steps
-        outputs = {name: value_M[at_N] for name, value_M in outputs_M.items()}
+        outputs = {name: value_1E[0, at_N] for name, value_1E in outputs_1E.items()}
         for name, value_N in outputs.items():
             check_finite(tree, name, value_N)
         return outputs, total - len(new)
@@ -533,17 +533,6 @@ class PrefixCache:
                 del self._slot[self._key.pop(slot)]
             self._slots.put_back(freed)
         return self._slots.take(count)
-
-    def _compute(self, tokens_N: np.ndarray, slot_N: np.ndarray, above_N: Sequence[int], segment: list[int]) -> None:
-        """Computes consecutive tokens of one chain after all that stand before them."""
-        path_N = slot_N[path_to(above_N[segment[0]], above_N)]
-        S = padded_size(len(path_N), SHORTEST_PREFIX, 4)
-        self._slots.extend([tokens_N[segment]], [slot_N[segment]], [path_N], EDIT, S)
-
-    def _read(self, end_M: np.ndarray, parent_M: np.ndarray) -> dict[str, Float[np.ndarray, " M"]]:
-        """Returns the named outputs of steps that end in these slots; `parent_M` is the index of the step before."""
-        outputs = self._slots.read(self._prm, [end_M], [parent_M], padded_size(len(end_M), SHORTEST_PREFIX, 4))
-        return {name: value_1E[0, : len(end_M)] for name, value_1E in outputs.items()}
 
 
 def _segments(new: Sequence[int], above_N: Sequence[int]) -> Iterator[list[int]]:

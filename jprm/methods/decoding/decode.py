@@ -9,6 +9,7 @@ program reads in place. Decoding one token at a time is bound by reading weights
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -89,21 +90,17 @@ def empty_slots(config: ModelConfig, size: int, nodes: int = 0) -> Cache:
 
 
 def _zeros(config: ModelConfig, shape: tuple[int, ...], axes: tuple[str | None, ...], states: int) -> Cache:
+    check(config)
+
+    def zeros(count: int, shape: tuple[int, ...], dtype) -> Array:
+        lead, rest = () if count == 1 else (count,), (None,) * (len(shape) - len(axes))
+        return jnp.zeros((*lead, *shape), dtype, out_sharding=sharding(*(None for _ in lead), *axes, *rest))
+
     def of_group(first: int, stop: int) -> dict[str, tuple[Array, ...]]:
-        mixers = [layers.kinds_of(config, layer)[0] for layer in range(first, stop)]
-        check(config)
-        zeros_of = {}
-        for name in dict.fromkeys(mixers):
-            lead = () if (count := mixers.count(name)) == 1 else (count,)
-            state = _recurrent(name)
-            of_kind = ((shape, config.dtype),) * 2 if state is None else state.empty(config, states)
-
-            def zeros(shape, dtype, lead=lead):
-                rest = (None,) * (len(shape) - len(axes))
-                return jnp.zeros((*lead, *shape), dtype, out_sharding=sharding(*(None for _ in lead), *axes, *rest))
-
-            zeros_of[name] = tuple(zeros(*of_array) for of_array in of_kind)
-        return zeros_of
+        count = collections.Counter(layers.kinds_of(config, layer)[0] for layer in range(first, stop))
+        of_kind = {name: state.empty(config, states) for name in count if (state := _recurrent(name))}
+        keys = ((shape, config.dtype),) * 2
+        return {name: tuple(zeros(n, *array) for array in of_kind.get(name, keys)) for name, n in count.items()}
 
     return tuple(of_group(*span) for span in layers.spans(config))
 
@@ -231,9 +228,7 @@ def _state(past: Past | None, of_group, index, own: tuple[Array, ...], place: Ne
         before = jax.tree.map(of_rows, of_group)
 
     def own_or_past(first: Array, later: Array) -> Array:
-        if place.age_B is None:
-            return jnp.where(place.start == 0, first, later)
-        age = reshape(place.age_B, (rows, *[1] * (first.ndim - 1)), "batch")
+        age = place.start if place.age_B is None else reshape(place.age_B, (rows, *[1] * (first.ndim - 1)), "batch")
         return jnp.where(age == 0, first, later)
 
     return jax.tree.map(own_or_past, tuple(before), tuple(own))
@@ -281,11 +276,12 @@ def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...
     """
     if past is None:
         return ()
+    at = () if index is None else (index,)
     if past.slot_RS is None:
-        k, v = kv if index is None else (kv[0][index], kv[1][index])
-        return ((k, v, past.seen_RS),)
-    place, at = sharding("batch", None, "kv_heads", None), (past.slot_RS,) if index is None else (index, past.slot_RS)
-    k, v = (x.at[at].get(out_sharding=place).swapaxes(1, 2) for x in kv)
+        k, v = (x[at] for x in kv)
+    else:
+        place = sharding("batch", None, "kv_heads", None)
+        k, v = (x.at[(*at, past.slot_RS)].get(out_sharding=place).swapaxes(1, 2) for x in kv)
     return ((k, v, past.seen_RS),)
 
 
@@ -296,8 +292,9 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config:
     if age_B is not None:
         behind_TS %= S  # a ring
     seen_TS = behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
-    seen = jnp.repeat(seen_TS, G, axis=0)
-    if age_B is not None:
+    if age_B is None:
+        seen = jnp.repeat(seen_TS, G, axis=0)
+    else:
         seen = (seen_TS & (behind_TS <= age_B[:, None]))[:, None, None]
     parts = [_part(q_BTKGH, k_BKSH, v_BKSH, seen, config)]
     for k_RKSH, v_RKSH, seen_RS in before:
@@ -387,9 +384,8 @@ def decoding_copy(
 
 def _is_stored(part: Mapping, stored: Stored) -> bool:
     """Returns whether a part is already as a sampler stores it: a layer alone, in the same types."""
-    with contextlib.ExitStack() as mesh:
-        for x in jax.tree.leaves(part)[:1]:
-            mesh.enter_context(jax.set_mesh(x.sharding.mesh))
+    leaves = jax.tree.leaves(part)
+    with jax.set_mesh(leaves[0].sharding.mesh) if leaves else contextlib.nullcontext():
         new = jax.eval_shape(stored, part)
     return jax.tree.map(lambda x: (x.shape, x.dtype), dict(part)) == jax.tree.map(lambda x: (x.shape, x.dtype), new)
 
@@ -427,10 +423,8 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
     """Returns one layer of a stack as it is stored, its key-value heads repeated."""
 
-    def one(role: str, w: Array) -> Array | Int8:
-        return held(role, _repeated(role, jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0), times), dtype)
-
-    return {role: one(role, w) for role, w in stack.items()}
+    layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
+    return {role: held(role, _repeated(role, w, times), dtype) for role, w in layer.items()}
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -495,9 +489,8 @@ def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
     def of_rows(x: Array) -> Array:
         return x.at[row_R].get(out_sharding=sharding("batch", "kv_heads", *(None,) * (x.ndim - 2)))
 
-    cache = jax.tree.map(of_rows, cache)
     length_R = length_U.at[row_R].get(out_sharding=sharding("batch"))
-    return Past(cache, jnp.arange(S) < length_R[:, None] - 1)
+    return Past(jax.tree.map(of_rows, cache), jnp.arange(S) < length_R[:, None] - 1)
 
 
 def next_token(
@@ -559,11 +552,8 @@ def decode_samples(
         full = jnp.any(running_B & (s.length_B >= room))
         return jnp.any(running_B & needed_B) & (jnp.sum(ended_R) < enough) & ~full
 
-    def body(s: Samples) -> Samples:
-        of_all = past, first_B, key_B, table_VP, stop_V, at_step, limit, entropies
-        return next_token(params, config, temperature, top_p, s, *of_all)
-
-    return jax.lax.while_loop(again, body, samples)
+    of_all = past, first_B, key_B, table_VP, stop_V, at_step, limit, entropies
+    return jax.lax.while_loop(again, lambda s: next_token(params, config, temperature, top_p, s, *of_all), samples)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -575,10 +565,8 @@ def grown(samples: Samples, size: int) -> Samples:
         return padded(jnp.roll(x, -(samples.count % room), axis), axis, size)  # the oldest first
 
     cache, count = mapped(lambda x: pad(x, 2), None, samples.cache), jnp.full_like(samples.count, room)
-    by_token = {
-        name: None if (x := getattr(samples, name)) is None else pad(x, 1)
-        for name in ("written_BN", "logprob_BN", "entropy_BN")
-    }
+    names = ("written_BN", "logprob_BN", "entropy_BN")
+    by_token = jax.tree.map(lambda x: pad(x, 1), {name: getattr(samples, name) for name in names})
     return dataclasses.replace(samples, count=count, cache=cache, **by_token)
 
 

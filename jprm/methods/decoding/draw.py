@@ -23,16 +23,13 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
     if temperature == 0:
         return jnp.argmax(logit_BV, axis=-1).astype(jnp.int32)
     if top_p >= 1:  # weights of blocks, then of one block: those of all tokens are never written
-        top_B, logit_BNW = _blocks(logit_BV)
+        top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _in_blocks(logit_BV, -jnp.inf)
         uniform_B2 = _uniform(key_B, 0)
         block_B = _invert(uniform_B2[:, 0], _weights(logit_BNW, top_B, temperature))
         weight_BW = jnp.exp((pick(logit_BNW, block_B) - top_B[:, None]) / temperature)
         return block_B * _BLOCK + _invert(uniform_B2[:, 1], weight_BW)
     weight_BV = jnp.exp((logit_BV - jnp.max(logit_BV, axis=-1, keepdims=True)) / temperature)
     total_B = jnp.sum(weight_BV, axis=-1)
-
-    def again(carry):
-        return ~jnp.all(carry[3])
 
     def body(carry):
         round, floor_B, token_B, accepted_B = carry
@@ -44,7 +41,7 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
         return round + 1, jnp.maximum(floor_B, drawn_weight_B), token_B, accepted_B | (above_B < top_p * total_B)
 
     start = (jnp.int32(0), jnp.full_like(total_B, -1), jnp.zeros_like(total_B, jnp.int32), total_B < 0)
-    return jax.lax.while_loop(again, body, start)[2]
+    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), body, start)[2]
 
 
 def log_probabilities(
@@ -54,7 +51,7 @@ def log_probabilities(
 
     Temperature 0 counts as 1.
     """
-    top_B, logit_BNW = _blocks(logit_BV)
+    top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _in_blocks(logit_BV, -jnp.inf)
     temperature_2 = jnp.array([1.0, temperature or 1.0])
     # A pass for each: XLA for CPUs does not vectorise two sums of exponentials in one, nor the sum of such sums.
     weight_2BN = jax.lax.map(lambda temperature: _weights(logit_BNW, top_B, temperature), temperature_2)
@@ -77,11 +74,11 @@ def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, round), (2,)))(key_B)
 
 
-def _blocks(logit_BV: Float[Array, "B V"]) -> tuple[Float[Array, " B"], Float[Array, "B N W"]]:
-    """Returns the largest logit of each row, and the logits in blocks, the last one filled with -inf."""
-    B, V = logit_BV.shape
-    padded_BV = jnp.pad(logit_BV, ((0, 0), (0, -V % _BLOCK)), constant_values=-jnp.inf)
-    return jnp.max(logit_BV, axis=-1), reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
+def _in_blocks(x_BV: Float[Array, "B V"], filler: float) -> Float[Array, "B N W"]:
+    """Returns the numbers in blocks of tokens, the last one filled up."""
+    B, V = x_BV.shape
+    padded_BV = jnp.pad(x_BV, ((0, 0), (0, -V % _BLOCK)), constant_values=filler)
+    return reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
 
 
 def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temperature: float) -> Float[Array, "B N"]:
@@ -91,12 +88,9 @@ def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temper
 
 def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
     """Inverts the distribution function in two levels, with a uniform number each: a block of tokens, then a token."""
-    B, V = weight_BV.shape
-    padded_BV = jnp.pad(weight_BV, ((0, 0), (0, -V % _BLOCK)))
-    weight_BNW = reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
+    weight_BNW = _in_blocks(weight_BV, 0)
     block_B = _invert(uniform_B2[:, 0], jnp.sum(weight_BNW, axis=-1))
-    inner_BW = pick(weight_BNW, block_B)
-    return block_B * _BLOCK + _invert(uniform_B2[:, 1], inner_BW)
+    return block_B * _BLOCK + _invert(uniform_B2[:, 1], pick(weight_BNW, block_B))
 
 
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:

@@ -76,8 +76,8 @@ class KeptPolicy:
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
         """Returns the kept ones of a prefix's samples seed .. seed + n - 1."""
-        places: list[Place] = [(until, prefix_key(prefix), number) for number in range(seed, seed + n)]
-        return [self._kept[place] for place in places if place in self._kept]
+        key = prefix_key(prefix)
+        return [self._kept[place] for i in range(seed, seed + n) if (place := (until, key, i)) in self._kept]
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         keys = [prefix_key(prefix) for prefix in prefixes]
@@ -88,14 +88,15 @@ class KeptPolicy:
         failed: dict[Place, Sample] = {}
         for (first, count), asked in missing.items():
             drawn = self.policy.sample(list(asked.values()), count, until=until, seed=first)
-            places: list[Place] = [(until, key, first + i) for key in asked for i in range(count)]
-            by_place: dict[Place, Sample] = dict(
-                zip(places, (sample for samples in drawn for sample in samples), strict=True)
-            )
+            by_place: dict[Place, Sample] = {
+                (until, key, first + i): sample
+                for key, samples in zip(asked, drawn, strict=True)
+                for i, sample in enumerate(samples)
+            }
             failed |= {place: sample for place, sample in by_place.items() if sample.finish_reason == "error"}
             self._keep({place: sample for place, sample in by_place.items() if place not in failed})
-        wanted: list[list[Place]] = [[(until, key, number) for number in range(seed, seed + n)] for key in keys]
-        return [[failed.get(place) or self._kept[place] for place in numbers] for numbers in wanted]
+        known = collections.ChainMap(failed, self._kept)
+        return [[known[until, key, number] for number in range(seed, seed + n)] for key in keys]
 
     def _keep(self, samples: dict[Place, Sample]) -> None:
         self._kept |= samples
@@ -117,10 +118,9 @@ class KeptPolicy:
             record = parse(line, where)
             try:
                 if record["policy"] == self.name:
-                    sample = Sample(
-                        tuple(record["steps"]), record["tokens"], record["finish_reason"], record["logprob"]
-                    )
-                    self._kept[record["until"], record["prefix"], record["seed"]] = sample
+                    kept = record["tokens"], record["finish_reason"], record["logprob"]
+                    place = record["until"], record["prefix"], record["seed"]
+                    self._kept[place] = Sample(tuple(record["steps"]), *kept)
             except (TypeError, KeyError, ValueError, AttributeError) as error:
                 remedy = "Remove the line, or name another file."
                 raise RecordError(where, "sample", f"cannot be read: {error!r}", remedy) from None

@@ -117,6 +117,11 @@ class Drawn:
     finish_reason: str
     entropy_N: Float32[np.ndarray, " N"] | None = None
 
+    def followed(self, new: Drawn) -> Drawn:
+        """Returns the sample as it goes on, without entropies."""
+        logprob_N = np.concatenate([self.logprob_N, new.logprob_N])
+        return Drawn(self.ids + new.ids, logprob_N, self.logprob + new.logprob, new.finish_reason)
+
 
 NOTHING = Drawn((), np.zeros(0, np.float32), 0.0, "open")
 """A chain of which nothing is drawn yet."""
@@ -129,6 +134,8 @@ class Sampler:
     an end of text in the tokenizer, chains never end.
 
     Attributes:
+      params, config: the model's, with every layer in a group of its own, and key-value heads repeated for the mesh.
+      devices: parts into which the mesh splits rows.
       watch: is called now and then in a call that samples, with the tokens and whole samples that it has so far.
 
     Raises ValueError for a model that cannot be sampled.
@@ -142,11 +149,12 @@ class Sampler:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
         self.options, self.mesh, self.tokenizer, self._move = options, mesh, tokenizer, move
         self.watch: Callable[[int, int], None] = lambda tokens, ended: None
+        self.devices = row_parts(mesh)
         self._stacked = config
         self._dtype: Dtype = options.dtype or config.dtype
-        self._config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
-        check_mesh(self._config, mesh, row_parts(mesh))
-        check_model(self._config, context=mesh.shape["context"])
+        self.config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
+        check_mesh(self.config, mesh, self.devices)
+        check_model(self.config, context=mesh.shape["context"])
         prompted = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
         self.layout = prompted or native_layout(tokenizer)
         self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
@@ -162,23 +170,13 @@ class Sampler:
         They may be on the mesh of several processes, which all push together. `name` says whose they are; the policy's
         own name adds the options. `take` removes the parameters from their dictionaries (`decode.decoding_copy`).
         """
-        self._params = None  # the old copy goes before the new one is made
-        self._params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
+        self.params: Mapping = {}  # the old copy goes before the new one is made
+        self.params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
         """Ends samples at this token too."""
         self._stop_V = self._stop_V | (np.arange(len(self._stop_V)) == token)
-
-    @property
-    def params(self) -> Mapping:
-        assert self._params is not None  # it is while `push` replaces it
-        return self._params
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's, with every layer in a group of its own, and key-value heads repeated for the mesh."""
-        return self._config
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`."""
@@ -192,7 +190,7 @@ class Sampler:
         """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
         prompts = list(map(self.prompt, prefixes))
         alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens
-        m, most = jobs_at_once(len(prefixes), n, self.options.rows, self._devices, alone)
+        m, most = jobs_at_once(len(prefixes), n, self.options.rows, self.devices, alone)
         jobs = [
             Job(tuple(prompt), text_hash(prefix, stream), tuple(range(i * n + j, i * n + min(j + m, n))),
                 tuple((seed + k) % 2**32 for k in range(j, min(j + m, n))))
@@ -209,28 +207,22 @@ class Sampler:
         The others are as far as they came, with the reason `open`; one that no row was free for has no new token. A
         chain's tokens depend on the parameters that drew them, and not on when it was interrupted.
         """
-        jobs, (_, most) = [], jobs_at_once(len(wanted), 1, self.options.rows, self._devices)
-        for place, job in enumerate(wanted):
-            prompt, number = (*job.prompt, *job.begun.ids), job.number % 2**32
-            jobs.append(Job(prompt, job.hash, (place,), (number,), len(job.begun.ids), place < needed))
-        drawn, result = self._drawn(jobs, 1, most, "end"), []
-        for place, job in enumerate(wanted):
-            before, new = job.begun, drawn.get(place)
-            result.append(before if new is None else Drawn(
-                before.ids + new.ids, np.concatenate([before.logprob_N, new.logprob_N]), before.logprob + new.logprob,
-                new.finish_reason,
-            ))  # fmt: skip
-        return result
+        _, most = jobs_at_once(len(wanted), 1, self.options.rows, self.devices)
+        jobs = [
+            Job((*x.prompt, *x.begun.ids), x.hash, (i,), (x.number % 2**32,), len(x.begun.ids), i < needed)
+            for i, x in enumerate(wanted)
+        ]
+        drawn = self._drawn(jobs, 1, most, "end")
+        return [x.begun.followed(drawn[i]) if i in drawn else x.begun for i, x in enumerate(wanted)]
 
     def prompt(self, prefix: Prefix) -> list[int]:
         """Returns the token ids that a sample follows."""
         steps = (self.layout.step(text, number) for number, text in enumerate(prefix.steps))
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
-    @property
-    def _devices(self) -> int:
-        """Parts into which the mesh splits rows."""
-        return row_parts(self.mesh)
+    def rows(self, count: int) -> int:
+        """Returns how many rows are computed for so many: a power of two for each device."""
+        return self.devices * padded_size(-(-count // self.devices))
 
     def _drawn(self, jobs: Sequence[Job], m: int, most: int, until: str) -> dict[int, Drawn]:
         """Returns the jobs' samples by place, in `most` rows at most; a row whose samples have ended takes a new job.
@@ -240,7 +232,7 @@ class Sampler:
         if not jobs:
             return {}
         waiting, drawn = collections.deque(jobs), {}
-        rows = DecodingRows(self, self._devices * padded_size(-(-min(most, len(jobs)) // self._devices)), m, until)
+        rows = DecodingRows(self, self.rows(min(most, len(jobs))), m, until)
         while True:
             free = rows.free()
             if waiting and (len(free) >= rows.enough or len(free) == len(rows.jobs)):
@@ -339,8 +331,8 @@ class DecodingRows:
 
     def __init__(self, sampler: Sampler, R: int, m: int, until: str):
         self.sampler, self.m, self.at_step = sampler, m, until == "step"
-        devices, limit = sampler._devices, sampler.options.max_tokens
-        self.enough = devices * padded_size(max(1, R // REFILL // devices))
+        limit = sampler.options.max_tokens
+        self.enough = sampler.devices * padded_size(max(1, R // REFILL // sampler.devices))
         self.jobs: list[Job | None] = [None] * R
         self.since_R, self.rows = np.zeros(R, np.int64), np.arange(R)
         room = min(4 * SHORTEST_SAMPLE, max(SHORTEST_SAMPLE, padded_size(limit) // 4), padded_size(limit))
@@ -354,12 +346,11 @@ class DecodingRows:
         whole = NamedSharding(sampler.mesh, spec())
         self._tables = jax.device_put((sampler._table_VP, sampler._stop_V), whole)
         with jax.set_mesh(sampler.mesh):
-            cache = decode.empty_cache(sampler._config, B, room)
-            zero_BN = self._put(np.zeros((B, room), np.int32)), self._put(np.zeros((B, room), np.float32))
-            entropy_BN = self._put(np.zeros((B, room), np.float32)) if sampler.options.entropies else None
+            zero_BN = np.zeros((B, room), np.float32)
             self.samples = decode.Samples(
-                count=jnp.int32(0), written_BN=zero_BN[0], logprob_BN=zero_BN[1], entropy_BN=entropy_BN, cache=cache,
-                **self._fields(),
+                count=jnp.int32(0), written_BN=self._put(zero_BN.astype(np.int32)), logprob_BN=self._put(zero_BN),
+                entropy_BN=self._put(zero_BN) if sampler.options.entropies else None,
+                cache=decode.empty_cache(sampler.config, B, room), **self._fields(),
             )  # fmt: skip
 
     def _fields(self) -> dict[str, Any]:
@@ -380,12 +371,10 @@ class DecodingRows:
         sampler, m, R = self.sampler, self.m, len(self.jobs)
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))
-        if self.past is not None:
-            before = self.past.seen_RS.shape[1]
-            if size > before:
-                self.past = decode.longer(self.past, size)
-            size = max(size, before)
-        U = sampler._devices * padded_size(-(-len(prompts) // sampler._devices))
+        if self.past is not None and size > self.past.seen_RS.shape[1]:
+            self.past = decode.longer(self.past, size)
+        size = size if self.past is None else self.past.seen_RS.shape[1]
+        U = sampler.rows(len(prompts))
         tokens_US, length_U = np.zeros((U, size), np.int32), np.ones(U, np.int32)
         for u, prompt in enumerate(prompts):
             tokens_US[u, : len(prompt)], length_U[u] = prompt, len(prompt)
@@ -402,7 +391,7 @@ class DecodingRows:
                 self.host[name][at] = value
             self.host["number_B"][used], self.host["end_B"][used] = job.numbers, decode.RUNNING
         with jax.set_mesh(sampler.mesh):
-            new = decode.prefill(sampler._params, sampler._config, *map(self._put, (tokens_US, length_U, row_R)))
+            new = decode.prefill(sampler.params, sampler.config, *map(self._put, (tokens_US, length_U, row_R)))
             self.past = new if self.past is None else decode.refilled(self.past, new, self._put(new_R))
         self._begin()
 
@@ -418,7 +407,7 @@ class DecodingRows:
         sampler, options = self.sampler, self.sampler.options
         with jax.set_mesh(sampler.mesh):
             self.samples = decode.decode_samples(
-                sampler._params, sampler._config, options.temperature, options.top_p, self.samples, self.past,
+                sampler.params, sampler.config, options.temperature, options.top_p, self.samples, self.past,
                 self._first_B, self._key_B, *self._tables, jnp.bool(self.at_step), jnp.int32(options.max_tokens),
                 self._put(self.host["needed_B"]), jnp.int32(enough), entropies=options.entropies,
             )  # fmt: skip
@@ -468,9 +457,8 @@ class DecodingRows:
 
     def drop_ended(self, kept: Callable | None = None) -> None:
         """Drops rows that have ended, where that leaves `FEWER` times fewer."""
-        devices, running_R = self.sampler._devices, self._running_R
-        left, ended = np.flatnonzero(running_R), np.flatnonzero(~running_R)
-        size = devices * padded_size(-(-len(left) // devices))
+        left, ended = np.flatnonzero(self._running_R), np.flatnonzero(~self._running_R)
+        size = self.sampler.rows(len(left))
         if not len(left) or FEWER * size > len(self.jobs):
             return
         if kept is not None:
@@ -494,19 +482,15 @@ class DecodingRows:
             self.samples = decode.grown(self.samples, 2 * room)
 
 
-def load_sampler(
-    path: str | os.PathLike, options: SamplerConfig = SamplerConfig(), mesh: MeshConfig | None = None
-) -> Sampler:
-    """Loads the policy in a run's folder, a Hugging Face folder, or a GGUF file.
-
-    By default it is split by heads (`jprm.model.mesh.mesh_by_heads`).
+def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig()) -> Sampler:
+    """Loads the policy in a run's folder, a Hugging Face folder, or a GGUF file, split by heads (`mesh_by_heads`).
 
     Raises FileNotFoundError or ValueError, naming what is missing, damaged or not supported.
     """
     path = path_of(path)
     if options.chat:
         options = dataclasses.replace(options, prompt=prompt_of(path, options.prompt or "{problem}"), chat=False)
-    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # every process samples by itself
+    grid = make_mesh(MeshConfig(), jax.local_devices())  # every process samples by itself
     with jax.set_mesh(grid):
         if kind_of(path) == "run":
             experiment = read(path / RUN)
@@ -519,8 +503,8 @@ def load_sampler(
             params, step = base.load_language_model(path, config), 0
     tokenizer = load_tokenizer(path, config.vocab_size)
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
-    sampler_mesh = grid if mesh else mesh_by_heads(config, list(grid.devices.flat))
-    return Sampler(params, config, tokenizer, sampler_mesh, options, name, take=True)
+    by_heads = mesh_by_heads(config, list(grid.devices.flat))
+    return Sampler(params, config, tokenizer, by_heads, options, name, take=True)
 
 
 # ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.

@@ -156,14 +156,14 @@ class Conversations:
             self._slots.keep(samples.cache, places)
 
         drawn = self.sampler.decoded(past, length_B, last_B, number_B, hash_B, end_B, m, "end", kept)
-        result = []
-        for r, (branch, (_, numbers_of)) in enumerate(zip(known, jobs, strict=True)):
-            turns = []
-            for b in range(r * m, r * m + len(numbers_of)):
-                after = Branch((*branch.ids, *drawn[b].ids), np.concatenate([branch.slots, slots[b]]))
-                turns.append((drawn[b], after))
-            result.append(turns)
-        return result
+
+        def turn(branch: Branch, b: int) -> tuple[Drawn, Branch]:
+            return drawn[b], Branch((*branch.ids, *drawn[b].ids), np.concatenate([branch.slots, slots[b]]))
+
+        return [
+            [turn(branch, r * m + i) for i in range(len(numbers_of))]
+            for r, (branch, (_, numbers_of)) in enumerate(zip(known, jobs, strict=True))
+        ]
 
 
 def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:
@@ -340,16 +340,14 @@ def play(
     """
     played = list(starts)
     while True:
-        going = [i for i, episode in enumerate(played) if episode.goes_on]
-        by_branch = [played[i].branch for i in going]
-        drawn = talk.draw([b for b in by_branch if b is not None], [[played[i].number] for i in going], stream)
-        texts = [layout.text(turn) for ((turn, _),) in drawn]
-        whole = [i for i, ((turn, _),) in zip(going, drawn, strict=True) if turn.finish_reason == "stop"]
-        said = dict(zip(going, texts, strict=True))
-        episodes = dict(
-            zip(whole, world.step([played[i].episode for i in whole], [said[i] for i in whole]), strict=True)
-        )
-        for i, ((turn, branch),) in zip(going, drawn, strict=True):
+        going = {i: episode.branch for i, episode in enumerate(played) if episode.goes_on and episode.branch}
+        drawn = talk.draw(list(going.values()), [[played[i].number] for i in going], stream)
+        turns = {i: turn for i, (turn,) in zip(going, drawn, strict=True)}
+        said = {i: layout.text(turn) for i, (turn, _) in turns.items()}
+        whole = [i for i, (turn, _) in turns.items() if turn.finish_reason == "stop"]
+        led = world.step([played[i].episode for i in whole], [said[i] for i in whole])
+        episodes = dict(zip(whole, led, strict=True))
+        for i, (turn, branch) in turns.items():
             played[i] = _with_turn(played[i], turn, branch, said[i], episodes.get(i), layout, limits)
         if until == "step" or not any(episode.goes_on for episode in played):
             return played
