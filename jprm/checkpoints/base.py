@@ -88,18 +88,8 @@ MODULES = {
 """What reads published weights, by kind of path: `model_config`, `load_decoder`, `open_tensors`, `LANGUAGE_HEAD`."""
 
 
-FREE = (
-    "head",
-    "head_hidden",
-    "steps",
-    "dtype",
-    "remat",
-    "product_layers",
-    "attention",
-    "attention_block",
-    "tied_embeddings",
-    "logit_softcap",
-)
+FREE = ("head", "head_hidden", "steps", "dtype", "remat", "product_layers", "attention", "attention_block",
+        "tied_embeddings", "logit_softcap")  # fmt: skip
 """Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
 
 

@@ -42,13 +42,10 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.width), "final_norm": (config.width,)}
     for role, (weight, size, _) in layers.stacks(config, 0, config.layers).items():
-
-        def total(axes: str, size: Mapping[str, int] = size) -> int:
-            return math.prod(size[axis] for axis in axes)
-
         first, last = ("E", "") if weight.axes[0] == "E" else ("", "W" if weight.axes[-1] == "W" else "")
         inner = "".join(axis for axis in weight.axes if axis not in first + last + weight.inputs)
-        matrix = (total(inner), *([total(weight.inputs)] if weight.inputs else []))
+        sides = (inner, weight.inputs) if weight.inputs else (inner,)
+        matrix = [math.prod(size[axis] for axis in axes) for axes in sides]
         shapes[role] = (*(size[axis] for axis in first), *matrix, *(size[axis] for axis in last))
     return shapes
 
@@ -125,27 +122,23 @@ def load(
     def get(role: str, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
         return from_file(role, read(role, name_of(role, layer)), shape)
 
-    stacks = [layers.stacks(config, *span) for span in layers.spans(config)]
-    params: dict = {}
-    for part, shape in wanted.items():
-        if not isinstance(shape, Mapping):
-            if stored and part == "embed":
-                params[part] = _everywhere(stored(part, [name_of(part, None)], shape.shape[1:]))
-                continue
-            params[part] = _held(part, placed(part, get(part, None, shape.shape)), dtype)
-            continue
-        of_role = stacks[int(part.removeprefix("layers_"))]
-        params[part] = {}
-        for role, stack in shape.items():
-            if stored and role in summed_axes() and role not in wide():
-                names = [name_of(role, at) for at in of_role[role][2]]
-                params[part][role] = _everywhere(stored(role, names, stack.shape[1:]))
-                continue
-            array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), stack))
-            for i, at in enumerate(of_role[role][2]):
-                layer = placed(role, get(role, at, stack.shape[1:]), axes_of(role)[1:])
-                array = _fill(array, layer, i, role, dtype)
-            params[part][role] = array
+    def outer(role: str, x: jax.ShapeDtypeStruct) -> Any:
+        if stored and role == "embed":
+            return _everywhere(stored(role, [name_of(role, None)], x.shape[1:]))
+        return _held(role, placed(role, get(role, None, x.shape)), dtype)
+
+    def stack(role: str, x: jax.ShapeDtypeStruct, at: tuple[int, ...]) -> Any:
+        if stored and role in summed_axes() and role not in wide():
+            return _everywhere(stored(role, [name_of(role, layer) for layer in at], x.shape[1:]))
+        array = jax.tree.map(_zeros, jax.eval_shape(functools.partial(_held, role, dtype=dtype), x))
+        for i, layer in enumerate(at):
+            array = _fill(array, placed(role, get(role, layer, x.shape[1:]), axes_of(role)[1:]), i, role, dtype)
+        return array
+
+    params = {part: outer(part, x) for part, x in wanted.items() if not isinstance(x, Mapping)}
+    for i, span in enumerate(layers.spans(config)):
+        of_role = layers.stacks(config, *span)
+        params[f"layers_{i}"] = {role: stack(role, x, of_role[role][2]) for role, x in wanted[f"layers_{i}"].items()}
     return params
 
 

@@ -65,8 +65,7 @@ class Tensors:
         try:
             opened = safetensors.safe_open(file, framework="numpy")  # checks sizes and offsets against the file
         except FileNotFoundError:
-            message = f"{file}: not there, and {self.path / INDEX} names it. Download the missing file"
-            raise FileNotFoundError(message) from None
+            raise FileNotFoundError(f"{file}: not there, and {INDEX} names it. Download the missing file") from None
         except (safetensors.SafetensorError, OSError) as error:
             raise ValueError(f"{file}: not a complete safetensors file ({error}). {AGAIN}") from error
         tensors = _header(file)
@@ -113,14 +112,12 @@ def _pickle(file: pathlib.Path) -> ValueError:
 
 def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
     index = folder / INDEX
-    content = read_json(index)
-    places = content.get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{index}: weight_map is not an object of tensor names and files. {AGAIN}")
     files: dict[pathlib.Path, set[str]] = {}
     for name, file in places.items():
-        plain = isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\:\0")
-        if not plain:
+        if not isinstance(file, str) or file in ("", ".", "..") or set(file) & set("/\\:\0"):
             raise ValueError(f"{index}: tensor {name} is in {file!r}, which is no plain file name. Do not trust it")
         if file.endswith(PICKLES):
             raise _pickle(folder / file)

@@ -74,10 +74,7 @@ def find(name: str) -> Implementation:
 
 
 def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:
-    """Returns the implementation. Raises ValueError where it refuses the model, the backend or rows in so many parts.
-
-    backend: of jax, or None for any.
-    """
+    """Returns the implementation. Raises ValueError where it refuses the model, the backend (None: any) or parts."""
     implementation = find(name)
     if reason := implementation.refuses(config, backend, context):
         raise ValueError(reason)
@@ -112,9 +109,7 @@ def suited(name: str) -> str:
     """
     here = jax.default_backend()
     fast = FAST.get(here, "blocked") if here != "gpu" or ampere_or_later() else "blocked"
-    if find(name).backend not in ("", here) or (name == "blocked" and here == "gpu"):
-        return fast
-    return name
+    return fast if find(name).backend not in ("", here) or (name == "blocked" and here == "gpu") else name
 
 
 def capability() -> str:

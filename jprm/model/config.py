@@ -121,9 +121,8 @@ class ModelConfig:
     windows: tuple[int, ...] = ()
     """Sliding windows by layer, repeated if there are more layers. A query sees keys less than n positions before it; 0
     is no window, and () is none anywhere."""
-    rope_layers: tuple[
-        int, ...
-    ] = ()  # SmolLM3: 0 for layers that rotate nothing, repeated as windows are; (): all rotate
+    rope_layers: tuple[int, ...] = ()
+    """SmolLM3: 0 for layers that rotate nothing, repeated as windows are; (): all rotate."""
     rotary_dim: int = 0  # Qwen3-Next, Phi-4-mini: of a head, that are rotated; 0: all of head_dim
     query_growth: tuple[float, ...] = ()  # Ministral 3: beta, and positions after which queries grow; () is none
     rope_theta_local: float = 0.0  # Gemma 3: of layers with a window, unscaled; 0: rope_theta
@@ -167,7 +166,6 @@ class ModelConfig:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd; rotary embeddings rotate pairs")
-        object.__setattr__(self, "windows", _period(tuple(self.windows)))
         self._check_kinds()
         for field in ("rope_theta_local", "query_pre_attn_scalar", "attention_softcap", "logit_softcap"):
             if not 0 <= getattr(self, field) < math.inf:
@@ -179,13 +177,16 @@ class ModelConfig:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
 
     def _check_kinds(self) -> None:
-        """Normalises the patterns of layers. Raises ValueError for what they cannot be."""
+        """Normalises the patterns of layers: equal models have equal configs. Raises ValueError for wrong ones."""
         short = {place: name for name, place in KINDS.items()}  # so that one kind has one name
         for field, plain in (("mixers", "attention"), ("mlps", "dense")):
             pattern = tuple(short.get(name, name) for name in getattr(self, field))
             pattern = () if set(pattern) <= {plain} else pattern[: _repeats(pattern)]
             object.__setattr__(self, field, pattern)
-        rope = tuple(map(int, self.rope_layers))
+        windows, rope = tuple(self.windows), tuple(map(int, self.rope_layers))
+        if min(windows, default=0) < 0:
+            raise ValueError(f"windows {windows} must be positive, or 0 for a layer that sees all")
+        object.__setattr__(self, "windows", windows[: _repeats(windows)] if any(windows) else ())
         object.__setattr__(self, "rope_layers", () if all(rope) else rope[: _repeats(rope)])
         object.__setattr__(self, "query_growth", tuple(map(float, self.query_growth)))
         if self.query_growth and (len(self.query_growth) != 2 or min(self.query_growth) <= 0):
@@ -279,19 +280,9 @@ def own_modules(config: ModelConfig) -> dict[str, str]:
 def _own_names(config: ModelConfig) -> dict[str, str]:
     """Returns the names `module:NAME` in a config, by field; of a pattern of layers by field and place."""
     named: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        named |= (
-            {f"{field.name}.{i}": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field.name: value}
-        )
+    for field, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config)):
+        named |= {f"{field}.{i}": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field: value}
     return {field: name for field, name in named.items() if isinstance(name, str) and ":" in name}
-
-
-def _period(windows: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shortest period, so that equal models have equal configs; () without any window."""
-    if min(windows, default=0) < 0:
-        raise ValueError(f"windows {windows} must be positive, or 0 for a layer that sees all")
-    return windows[: _repeats(windows)] if any(windows) else ()
 
 
 def _repeats(pattern: tuple) -> int:

@@ -2,8 +2,7 @@
 
 Mesh axes: `data` (replicas of the weights), `fsdp` (splits rows and weights), `tensor` (splits heads and the MLP),
 `context` (splits the tokens of a row, and weights: for rows that are too long for one device), `expert` (splits rows
-and experts). Shardings are explicit:
-they are part of an array's type, and a contraction that JAX cannot place is an error.
+and experts). Shardings are explicit: part of an array's type, and a contraction that JAX cannot place is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -95,15 +94,22 @@ def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     left_out = [axis for axis in ("context", "expert") if dict(mesh.shape).get(axis, 1) == 1]
-    places = []
-    for axis in axes:
-        place = RULES.get(axis, ()) if axis else ()
-        names = tuple(name for name in ((place,) if isinstance(place, str) else place or ()) if name not in left_out)
-        places.append(names if len(names) > 1 else next(iter(names), None))
-    used = [name for place in places if place for name in ((place,) if isinstance(place, str) else place)]
+    places = [_without(RULES.get(axis) if axis else None, left_out) for axis in axes]
+    used = [name for place in places for name in _names(place)]
     if len(used) != len(set(used)):
         raise ValueError(f"axes {axes} put two axes of one array on one mesh axis: {places}")
     return P(*places)
+
+
+def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns the mesh axes that split one axis of an array, from its entry in a PartitionSpec."""
+    return (place,) if isinstance(place, str) else place or ()
+
+
+def _without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> str | tuple[str, ...] | None:
+    """Returns an entry of a PartitionSpec without some axes of the mesh."""
+    names = tuple(name for name in _names(place) if name not in left_out)
+    return names if len(names) > 1 else next(iter(names), None)
 
 
 def sharding(*axes: str | None) -> P | None:
@@ -196,7 +202,7 @@ def on_own_mesh(arrays, mesh: Mesh):
     if multihost.count() == 1:
         return arrays
     return jax.tree.map(
-        lambda x: copied(x, mesh, P(*(_without_context(some) for some in jax.typeof(x).sharding.spec))), arrays
+        lambda x: copied(x, mesh, P(*(_without(place, ("context",)) for place in jax.typeof(x).sharding.spec))), arrays
     )
 
 
@@ -208,7 +214,8 @@ def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
     if multihost.count() == 1:
         return jax.device_put(x, NamedSharding(mesh, place))
     copies = jax.device_put(x, NamedSharding(_every(_sizes(mesh), multihost.members()), place))
-    return _own_pieces(copies, NamedSharding(mesh, place))
+    pieces = [piece.data for piece in copies.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
 
 
 def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]):
@@ -240,15 +247,8 @@ def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Seque
 
 @functools.cache
 def _sent(pairs: tuple[tuple[int, int], ...], place: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    def move(x):
-        return jax.lax.ppermute(x, "process", pairs)
-
+    move = functools.partial(jax.lax.ppermute, axis_name="process", perm=pairs)
     return jax.jit(jax.shard_map(move, mesh=place.mesh, in_specs=place.spec, out_specs=place.spec))
-
-
-def _own_pieces(copies: jax.Array, place: NamedSharding) -> jax.Array:
-    pieces = [piece.data for piece in copies.addressable_shards]
-    return jax.make_array_from_single_device_arrays(copies.shape, place, pieces)
 
 
 def _sizes(mesh: Mesh) -> MeshConfig:
@@ -260,12 +260,6 @@ def _every(sizes: MeshConfig, processes: tuple[int, ...]) -> Mesh:
     """Returns the meshes of these sizes of some processes as one."""
     grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in processes]
     return Mesh(np.stack(grids), ("process", *MESH_AXES))
-
-
-def _without_context(place):
-    """Returns what an axis is split by on a mesh with one device along `context`."""
-    names = [name for name in ((place,) if isinstance(place, str) else place or ()) if name != "context"]
-    return tuple(names) if len(names) > 1 else next(iter(names), None)
 
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
@@ -352,11 +346,6 @@ def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
     if all(place.mesh.shape[name] == 1 for name in _names(tuple(place.spec)[axis])):
         return w  # XLA would keep the sums over a single device
     return _gathered(w, axis, place.spec)
-
-
-def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the mesh axes that split one axis of an array, from its entry in a PartitionSpec."""
-    return (place,) if isinstance(place, str) else place or ()
 
 
 def _over() -> tuple[str, ...]:

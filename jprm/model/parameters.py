@@ -176,23 +176,6 @@ def products() -> dict[str, str]:
     return {role: layers.product_of(weight) for role, weight in layers.builtin().items() if weight.inputs}
 
 
-def adapter_shapes(
-    role: str, size: Mapping[str, int], count: int, rank: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of A and B for a stack of `count` matrices whose axes have these sizes."""
-    size = {**size, "L": count, "R": rank}
-    a, b = products()[role].split("->")[0].split(",")
-    return tuple(size[letter] for letter in a), tuple(size[letter] for letter in b)
-
-
-def adapter_axes(role: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """Returns the logical axes of A and B: the matrix's own, and the rank, which is not split."""
-    operands, product = products()[role].split("->")
-    of = dict(zip(product, layers.weight_of(role).places, strict=True))
-    a, b = operands.split(",")
-    return tuple(of.get(letter) for letter in a), tuple(of.get(letter) for letter in b)
-
-
 def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
     """Returns adapters as a flat, sharded dict {path: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
 
@@ -200,33 +183,30 @@ def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Arra
     """
     if not config.rank:
         return {}
-    paths = [
-        (f"decoder/layers_{i}/{role}", role, size, len(at))
-        for i, span in enumerate(layers.spans(model))
-        for role, (_, size, at) in _in_order(layers.stacks(model, *span)).items()
-    ]
-    chosen = [
-        (path, role, size, count)
-        for path, role, size, count in paths
-        if re.search(config.targets, path) and not (freeze and re.search(freeze, path))
-    ]
+    stacks = [layers.stacks(model, *span) for span in layers.spans(model)]
+    matrices = {  # a group's in the order of `products`: they are numbered for random keys
+        f"decoder/layers_{i}/{role}": (role, stack[role])
+        for i, stack in enumerate(stacks) for role in products() if role in stack
+    }  # fmt: skip
+    chosen = [x for x in matrices if re.search(config.targets, x) and not (freeze and re.search(freeze, x))]
     if not chosen:
-        known = ", ".join(path for path, *_ in paths)
+        known = ", ".join(matrices)
         raise ValueError(f"lora.targets={config.targets!r} names no matrix that is not frozen; matrices are {known}")
     adapters = {}
-    for i, (path, role, size, count) in enumerate(chosen):
-        (a, b), (a_axes, b_axes) = adapter_shapes(role, size, count, config.rank), adapter_axes(role)
-        bound = math.prod(size[letter] for letter in layers.weight_of(role).inputs) ** -0.5
-        adapters[path + A] = jax.random.uniform(
-            jax.random.fold_in(key, i), a, jnp.float32, -bound, bound, out_sharding=sharding(*a_axes)
+    for i, path in enumerate(chosen):
+        role, (weight, size, at) = matrices[path]
+        size = {**size, "L": len(at), "R": config.rank}
+        operands, product = products()[role].split("->")
+        split = dict(zip(product, weight.places, strict=True))  # the rank is not split
+        (a, a_place), (b, b_place) = (
+            (tuple(size[x] for x in letters), sharding(*(split.get(x) for x in letters)))
+            for letters in operands.split(",")
         )
-        adapters[path + B] = jnp.zeros(b, jnp.float32, out_sharding=sharding(*b_axes))
+        bound = math.prod(size[letter] for letter in weight.inputs) ** -0.5
+        key_of = jax.random.fold_in(key, i)
+        adapters[path + A] = jax.random.uniform(key_of, a, jnp.float32, -bound, bound, out_sharding=a_place)
+        adapters[path + B] = jnp.zeros(b, jnp.float32, out_sharding=b_place)
     return adapters
-
-
-def _in_order(stacks: Mapping) -> dict:
-    """Returns the matrices of a group in the order of `products`, by which they are numbered for random keys."""
-    return {role: stacks[role] for role in products() if role in stacks}
 
 
 def check_adapted(paths: Iterable[str], freeze: str) -> None:
@@ -253,10 +233,10 @@ def check_adapted(paths: Iterable[str], freeze: str) -> None:
 class Adapted:
     """W + scale A B of a matrix that is stored in a smaller type: summed, in float32, when its layer is computed."""
 
+    role: str = dataclasses.field(metadata=dict(static=True))
     w: Any
     a: Array
     b: Array
-    role: str = dataclasses.field(metadata=dict(static=True))
     scale: float = dataclasses.field(metadata=dict(static=True))
 
     def astype(self, dtype) -> Array:
@@ -271,15 +251,10 @@ def merge(params: Mapping, config: LoraConfig) -> dict:
     if not config.rank:
         return dict(params)
 
-    def merged(stack: Mapping[str, Array], plain: Mapping[str, Array]) -> dict[str, Any]:
-        return {
-            role: with_adapter(role, w, stack, config.scale) if role + A in stack else w for role, w in plain.items()
-        }
-
-    decoder = {
-        name: merged(params["decoder"][name], part) if isinstance(part, Mapping) else part
-        for name, part in without_adapters(params["decoder"]).items()
-    }
+    decoder = without_adapters(params["decoder"])
+    for name, stack in params["decoder"].items():
+        for role in [role for role in decoder[name] if role + A in stack] if isinstance(stack, Mapping) else ():
+            decoder[name][role] = with_adapter(role, decoder[name][role], stack, config.scale)
     return {**params, "decoder": decoder}
 
 
@@ -293,9 +268,8 @@ def without_adapters(decoder: Mapping) -> dict:
 
 def with_adapter(role: str, w: Any, stack: Mapping[str, Array], scale: float) -> Array | Adapted:
     """Returns W + scale A B; see `merge`."""
-    a, b = stack[role + A], stack[role + B]
     whole = getattr(w, "dtype", None) == jnp.float32
-    return _sum(role, w, a, b, scale) if whole else Adapted(w, a, b, role, scale)
+    return (_sum if whole else Adapted)(role, w, stack[role + A], stack[role + B], scale)
 
 
 def _sum(role: str, w: Array, a: Array, b: Array, scale: float) -> Array:

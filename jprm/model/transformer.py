@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -56,10 +57,6 @@ def axes_of(role: str) -> tuple[str | None, ...]:
     return ()
 
 
-def _added(a: Any, b: Any) -> Any:
-    return a + b
-
-
 def _param(
     module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: Any = 0.0,
     places: tuple[str | None, ...] = (),
@@ -68,13 +65,15 @@ def _param(
     if module.has_variable("params", name) and not isinstance(w := module.get_variable("params", name), Array):
         return w  # stored in another shape, which Flax would refuse
     place = sharding(*(places or axes_of(name)))
-    if callable(value):
-        return module.param(
-            name, lambda key: jax.sharding.reshard(value(key, shape), place) if place else value(key, shape)
-        )
-    if scale is None:
-        return module.param(name, lambda key: jnp.full(shape, jnp.asarray(value), jnp.float32, out_sharding=place))
-    return module.param(name, lambda key: scale * jax.random.normal(key, shape, jnp.float32, out_sharding=place))
+
+    def start(key: Array) -> Any:
+        if callable(value):
+            return jax.sharding.reshard(value(key, shape), place) if place else value(key, shape)
+        if scale is None:
+            return jnp.full(shape, jnp.asarray(value), jnp.float32, out_sharding=place)
+        return scale * jax.random.normal(key, shape, jnp.float32, out_sharding=place)
+
+    return module.param(name, start)
 
 
 def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L D"]:
@@ -181,11 +180,9 @@ class Layers(nn.Module):
 def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, size: Mapping[str, int], at: tuple):
     """Returns a parameter of the layers `at`, stacked."""
     shape = (len(at), *(size[axis] for axis in weight.axes))
-    if weight.inputs:
-        scale = math.prod(size[axis] for axis in weight.inputs) ** -0.5
-        return _param(module, role, shape, scale=scale, places=weight.places)
+    scale = math.prod(size[axis] for axis in weight.inputs) ** -0.5 if weight.inputs else None
     one = 0.0 if c.centred_norms else 1.0  # the parameter of a norm with factor 1
-    return _param(module, role, shape, value=one if weight.value is None else weight.value, places=weight.places)
+    return _param(module, role, shape, scale, one if weight.value is None else weight.value, weight.places)
 
 
 def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, stop: int) -> list[Part]:
@@ -272,7 +269,7 @@ class Decoder(nn.Module):
         for i, (first, stop) in enumerate(layers.spans(c)):
             x_BTD, sums = Layers(c, first, stop, name=f"layers_{i}")(x_BTD, plans)
             for name, x in sums.items():
-                self.sow("sums", name, x, init_fn=lambda: 0, reduce_fn=_added)
+                self.sow("sums", name, x, init_fn=lambda: 0, reduce_fn=operator.add)
         scale_D = _param(self, "final_norm", (c.width,), value=0.0 if c.centred_norms else 1.0)
         return rms_norm(x_BTD, norm_scale(scale_D, c), c.norm_eps), embed_VD
 
@@ -291,13 +288,12 @@ class HeadLayer(nn.Module):
         c, head = self.config, find(self.config.head)
         x_BSD = x_BSD.astype(jnp.float32)
         place = sharding("batch", *[None] * (x_BSD.ndim - 1))
-        if not head.channels:
-            if c.tied_embeddings:
-                logit_BSV = jnp.einsum("...D,VD->...V", x_BSD, embed_VD.astype(jnp.float32), out_sharding=place)
-            else:
-                kernel_DV = _param(self, "kernel", (c.width, c.vocab_size))
-                logit_BSV = jnp.einsum("...D,DV->...V", x_BSD, kernel_DV, out_sharding=place)
+        if not head.channels and c.tied_embeddings:
+            logit_BSV = jnp.einsum("...D,VD->...V", x_BSD, embed_VD.astype(jnp.float32), out_sharding=place)
             return capped(logit_BSV, c.logit_softcap)
+        if not head.channels:
+            kernel_DV = _param(self, "kernel", (c.width, c.vocab_size))
+            return capped(jnp.einsum("...D,DV->...V", x_BSD, kernel_DV, out_sharding=place), c.logit_softcap)
         if c.head_hidden:
             kernel_DD = _param(self, "hidden_kernel", (c.width, c.width), scale=c.width**-0.5)
             bias_D = _param(self, "hidden_bias", (c.width,))
@@ -351,15 +347,12 @@ class Model(nn.Module):
             return x_BSD
         y_BSD = self.steps(x_BSD, parent_BS)
         if y_BSD.shape != x_BSD.shape:
-            raise ValueError(
-                f"model.steps={self.config.steps!r} returns states of shape {y_BSD.shape} for {x_BSD.shape}; they must"
-                " be equal"
-            )
+            shapes = f"{y_BSD.shape} for {x_BSD.shape}"
+            raise ValueError(f"model.steps={self.config.steps!r} returns states of shape {shapes}; they must be equal")
         return y_BSD
 
 
 def _apply(module: nn.Module, params: Mapping, *inputs: Any, method: str | None = None) -> Any:
-    """Returns the output of the module or of one of its methods."""
     return module.apply({"params": params}, *inputs, method=method)
 
 

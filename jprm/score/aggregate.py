@@ -147,7 +147,7 @@ def chain_scores(
     value_B = key_B
     if rule in ("prod", "mean_log"):  # whose keys are logarithms
         value_B = np.exp(key_B)
-    if rule == "sum_log_odds":
+    elif rule == "sum_log_odds":
         value_B = 1 / (1 + np.exp(-key_B))
     known_B &= mask_BP.any(1)
     return np.where(known_B, value_B, np.nan), np.where(known_B, key_B, np.nan)

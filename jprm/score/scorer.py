@@ -107,9 +107,8 @@ class PRM:
     def __repr__(self) -> str:
         sizes = [x.size for x in jax.tree.leaves(self.params)]
         devices = f"{self.mesh.size} {self.mesh.devices.flat[0].platform}"
-        return (
-            f"PRM({self.name!r}, step {self.step}, head {self.config.head!r}, {sum(sizes):,} parameters, on {devices})"
-        )
+        about = f"step {self.step}, head {self.config.head!r}, {sum(sizes):,} parameters, on {devices}"
+        return f"PRM({self.name!r}, {about})"
 
     @property
     def read_as(self) -> str:
@@ -241,12 +240,11 @@ class PRM:
             return self
         name, filtered, condition = output.partition(" unless ")
         other, above, limit = condition.partition(" > ")
-        for wanted in (name, other) if filtered else (name,):
-            if wanted not in self.output_names:
-                raise ValueError(
-                    f"{self.name}: has no output {wanted!r}, only {', '.join(self.output_names)}; `low` and `high` are"
-                    " those of the heads quantile and ensemble"
-                )
+        if unknown := [x for x in ((name, other) if filtered else (name,)) if x not in self.output_names]:
+            raise ValueError(
+                f"{self.name}: has no output {unknown[0]!r}, only {', '.join(self.output_names)}; `low` and `high` are"
+                " those of the heads quantile and ensemble"
+            )
         if not filtered:
             return dataclasses.replace(self, readout=Readout(score=self.readout[name]))
         try:
@@ -295,11 +293,9 @@ class PRM:
             token_tree(tree, self.layout, extras=(BEGIN,) * own) for tree, own in zip(trees, turns, strict=True)
         ]
         for tree in token_trees:
-            longest = geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0)
-            self.check_length(int(longest), f"problem {tree.name!r}")
+            self.check_length(longest_chain(tree), f"problem {tree.name!r}")
         start = [
-            np.full(len(tree.nodes), shape.length_R[0], np.int32)
-            for tree, shape in zip(trees, token_trees, strict=True)
+            np.full(len(tree.nodes), own.length_R[0], np.int32) for tree, own in zip(trees, token_trees, strict=True)
         ]
         for i in np.flatnonzero(turns).tolist():  # a log ratio is summed only over the turn: see `_sums_of_turns`
             start[i][token_trees[i].node_M] = token_trees[i].extras[BEGIN]
@@ -307,13 +303,10 @@ class PRM:
         start_N, first_K = np.concatenate([*start, [0]]), np.cumsum([0, *map(len, start)])
         rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees, min(row or LONGEST, LONGEST))
         batches = (
-            batch
+            self._batches(some, start_N[np.where(tree_BS >= 0, first_K[tree_BS] + node_BS, -1)], tree_BS, node_BS)
             for some, tree_BS, node_BS in rows
-            for batch in self._batches(
-                some, start_N[np.where(tree_BS >= 0, first_K[tree_BS] + node_BS, -1)], tree_BS, node_BS
-            )
         )
-        return Prepared(trees, token_trees, batches)
+        return Prepared(trees, token_trees, itertools.chain.from_iterable(batches))
 
     def _outputs(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
         """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
@@ -327,12 +320,9 @@ class PRM:
 
         def parts() -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]], Batch, bool]]:
             for prepared in chunks:
-                results, rest = [{} for _ in prepared.trees], iter(prepared.batches)
-                batch = next(rest, None)
-                while batch is not None:
-                    after = next(rest, None)
-                    yield prepared, results, batch, after is None
-                    batch = after
+                results: list[dict[str, np.ndarray]] = [{} for _ in prepared.trees]
+                for batch, after in itertools.pairwise(itertools.chain(prepared.batches, [None])):
+                    yield prepared, results, cast(Batch, batch), after is None
 
         def dispatch(part) -> Callable[[], dict[str, np.ndarray]]:
             prepared, _, batch, _ = part
@@ -376,10 +366,9 @@ class PRM:
         """Returns the rows that a device computes at once: one; of one chain each, as many as have FILLED tokens."""
         return max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
 
-    def _batches(self, rows: Rows, problem_BS: np.ndarray, tree_BS: np.ndarray, node_BS: np.ndarray) -> Iterator[Batch]:
-        """Yields what all devices compute at once."""
-        size = row_parts(self.mesh) * self._a_device(rows)
-        return batches(rows, problem_BS, tree_BS, node_BS, size)
+    def _batches(self, rows: Rows, *of_slots: np.ndarray) -> Iterator[Batch]:
+        """Yields what all devices compute at once; `of_slots` are the other fields of a `Batch`."""
+        return batches(rows, *of_slots, size=row_parts(self.mesh) * self._a_device(rows))
 
     def _put(self, batch: Batch) -> Rows:
         """Returns the batch's rows on the devices. Raises MemoryError for a batch that cannot fit."""
@@ -410,10 +399,7 @@ class PRM:
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Returns whether the model takes every chain of a record."""
-        if self.context is None:
-            return True
-        tree = token_tree(tree_of(dict(record)), self.layout)
-        return geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0) <= self.context
+        return self.context is None or longest_chain(token_tree(tree_of(dict(record)), self.layout)) <= self.context
 
     def check_length(self, tokens: int, where: str) -> None:
         """Raises LongChain for a chain of more tokens than the model takes."""
@@ -426,6 +412,11 @@ class PRM:
 
 class LongChain(ValueError):
     """A chain of more tokens than the model takes."""
+
+
+def longest_chain(tree: TokenTree) -> int:
+    """Returns the tokens of a tree's longest chain."""
+    return int(geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0))
 
 
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
@@ -556,18 +547,15 @@ class Batch:
     node_BS: np.ndarray
 
 
-def batches(rows: Rows, problem_BS: np.ndarray, tree_BS: np.ndarray, node_BS: np.ndarray, size: int) -> Iterator[Batch]:
-    """Yields batches of `size` rows, the last one filled up with padding."""
-    missing = -len(rows.tokens) % size
-    if missing:
+def batches(rows: Rows, *of_slots: np.ndarray, size: int) -> Iterator[Batch]:
+    """Yields batches of `size` rows, the last one filled up with padding; `of_slots` are its other fields."""
+    fields = rows, *of_slots
+    if missing := -len(rows.tokens) % size:
         filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
         fillers = filler, filler.step_end, filler.tree, filler.tree
-        rows, problem_BS, tree_BS, node_BS = jax.tree.map(
-            lambda a, b: np.concatenate([a, b]), (rows, problem_BS, tree_BS, node_BS), fillers
-        )
-    for first in range(0, len(rows.tokens), size):
-        some = slice(first, first + size)
-        yield Batch(*jax.tree.map(lambda a, i=some: a[i], (rows, problem_BS, tree_BS, node_BS)))
+        fields = jax.tree.map(lambda a, b: np.concatenate([a, b]), fields, fillers)
+    for first in range(0, len(fields[0].tokens), size):
+        yield Batch(*jax.tree.map(lambda a, i=first: a[i : i + size], fields))
 
 
 @dataclasses.dataclass
