@@ -1,64 +1,27 @@
 """The GPU's kernels of interval attention, interpreted on a CPU, against the reference; and their tables."""
 
 import dataclasses
-import functools
-import itertools
 import json
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_attention import WINDOW, B, T, by_rule, close, made, with_gradients
-from test_kernel import long_rows
-from tiny import TINY, filled, packed_trees, reasoning_trees
+from test_attention import by_rule, close, made
+from test_kernel import REFERENCE, SMALL, long_rows, real_rows
+from tiny import TINY, packed_trees, reasoning_trees
 
-from jprm.methods.data.step_labels import PRM800K
 from jprm.methods.kernels import gpu as gpu_kernel
 from jprm.methods.kernels.gpu import Launch, Launches, default_launches, find_blocks
-from jprm.model.attention import check, find, suited
+from jprm.model.attention import check, suited
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import check_model
-from jprm.pack import pack, token_tree
-from jprm.tokenizer import load_tokenizer, native_layout
-from jprm.tree import tree_of
 
-REFERENCE = dataclasses.replace(TINY, attention="reference")
 KERNEL = dataclasses.replace(TINY, attention="gpu_kernel")
-SMALL = Launches(Launch(16, 8, 4, 2), Launch(8, 16, 4, 2), Launch(8, 16, 4, 2))
-"""Blocks that only an interpreter takes: small ones, so that small rows have many."""
-
 # float32 sums of numbers of size 1 in another order, and powers of two where the reference has powers of e.
 EXACT = 1e-5
-
-
-@functools.partial(jax.jit, static_argnums=(5, 6))
-def by_blocks(q, k, v, until_BT, position_BT, launches, config, window=None):
-    blocks = find_blocks(until_BT, position_BT, launches, windows=gpu_kernel.bounded(config))
-    return with_gradients(lambda *qkv: find("gpu_kernel").attend(*qkv, blocks, config, window), q, k, v)
-
-
-@settings(max_examples=10, deadline=None)
-@given(trees=st.lists(reasoning_trees(), min_size=1, max_size=5), seed=st.integers(0, 9))
-def test_equals_the_reference_with_its_gradients(trees, seed):
-    rows = packed_trees(trees, T, 24, too_long="truncate").rows
-    assume(1 <= len(rows.until) <= B)
-    rows = filled(rows, B)
-    arrays = (*made(seed), rows.until, rows.position)
-    close(by_blocks(*arrays, SMALL, REFERENCE), by_rule(*arrays, REFERENCE), EXACT)
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 12))
-def test_windows_and_soft_caps_are_those_of_the_reference(trees, seed, window):
-    rows = packed_trees(trees, T, 24, too_long="truncate").rows
-    assume(1 <= len(rows.until) <= B)
-    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW | dict(windows=(window, 0)))
-    arrays = (*made(seed), rows.until, rows.position)
-    found = by_blocks(*arrays, SMALL, config, np.int32(window))
-    close(found, by_rule(*arrays, config, np.int32(window)), EXACT)
 
 
 def test_heads_and_rows_of_any_size_are_padded():
@@ -72,16 +35,8 @@ def test_heads_and_rows_of_any_size_are_padded():
     close(found, expected, EXACT)
 
 
-def real_rows(shared_data, smollm2_gguf, tokens, count):
-    layout = native_layout(load_tokenizer(smollm2_gguf))
-    options = dict(control_questions="keep", human_written="positive")
-    records = itertools.islice(PRM800K.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), count)
-    trees = [token_tree(tree_of(record), layout) for _, record in records]
-    return pack(trees, tokens, 128, too_long="truncate").rows
-
-
 def test_rows_of_prm800k_and_chains(shared_data, smollm2_gguf):
-    rows = real_rows(shared_data, smollm2_gguf, 512, 8)
+    rows = real_rows(shared_data, smollm2_gguf, 512, 128, 8)
     chain = np.full((1, 512), 512)
     until_BT = np.concatenate([rows.until[:2], chain])
     position_BT = np.concatenate([rows.position[:2], np.arange(512)[None]])

@@ -15,18 +15,8 @@ from test_attention import WINDOW, B, T, by_hand, by_rule, close, made, with_gra
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
 from jprm.methods.data.step_labels import PRM800K
-from jprm.methods.kernels.tpu import (
-    FIRST,
-    LAST,
-    LIVE,
-    MINOR,
-    SMEM,
-    VMEM,
-    Sizes,
-    block_sizes,
-    find_blocks,
-    vmem_bytes,
-)
+from jprm.methods.kernels import gpu
+from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, SMEM, VMEM, Sizes, block_sizes, find_blocks, vmem_bytes
 from jprm.model.attention import find
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import step_logits
@@ -45,28 +35,41 @@ def by_sizes(q, k, v, until_BT, position_BT, sizes, config, window=None):
     return with_gradients(lambda *qkv: find("kernel").attend(*qkv, blocks, config, window), q, k, v)
 
 
-@pytest.mark.parametrize("sizes", [Sizes(8, 8), Sizes(24, 8), Sizes(8, 24)])
-@settings(max_examples=20, deadline=None)
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def by_launches(q, k, v, until_BT, position_BT, launches, config, window=None):
+    """The same of the kernel for GPUs."""
+    blocks = gpu.find_blocks(until_BT, position_BT, launches, windows=gpu.bounded(config))
+    return with_gradients(lambda *qkv: find("gpu_kernel").attend(*qkv, blocks, config, window), q, k, v)
+
+
+SMALL = gpu.Launches(gpu.Launch(16, 8, 4, 2), gpu.Launch(8, 16, 4, 2), gpu.Launch(8, 16, 4, 2))
+KERNELS = [(by_sizes, Sizes(8, 8)), (by_sizes, Sizes(24, 8)), (by_sizes, Sizes(8, 24)), (by_launches, SMALL)]
+NEAR = {by_sizes: 2e-5, by_launches: 1e-5}
+"""float32 sums of at most 48 numbers of size 1, in another order; powers of two where the reference has powers of e."""
+
+
+@pytest.mark.parametrize(("by_blocks", "sizes"), KERNELS)
+@settings(max_examples=15, deadline=None)
 @given(trees=st.lists(reasoning_trees(), min_size=1, max_size=5), seed=st.integers(0, 9))
-def test_equals_the_reference_with_its_gradients(sizes, trees, seed):
+def test_equals_the_reference_with_its_gradients(by_blocks, sizes, trees, seed):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows = filled(rows, B)
-    expected = by_rule(*made(seed), rows.until, rows.position, REFERENCE)
-    found = by_sizes(*made(seed), rows.until, rows.position, sizes, REFERENCE)
-    close(found, expected, 2e-5)  # float32 sums of at most 48 numbers of size 1, in another order
+    arrays = (*made(seed), rows.until, rows.position)
+    close(by_blocks(*arrays, sizes, REFERENCE), by_rule(*arrays, REFERENCE), NEAR[by_blocks])
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.lists(reasoning_trees(), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 12))
-def test_windows_and_soft_caps_are_those_of_the_reference(trees, seed, window):
+@pytest.mark.parametrize(("by_blocks", "sizes"), [(by_sizes, Sizes(16, 8)), (by_launches, SMALL)])
+@settings(max_examples=10, deadline=None)
+@given(trees=st.lists(reasoning_trees(), min_size=1, max_size=5), seed=st.integers(0, 9), window=st.integers(1, 12))
+def test_windows_and_soft_caps_are_those_of_the_reference(by_blocks, sizes, trees, seed, window):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
-    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW)
+    rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW | dict(windows=(window, 0)))
     arrays = (*made(seed), rows.until, rows.position)
-    found = by_sizes(*arrays, Sizes(16, 8), config, np.int32(window))
-    close(found[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)], 2e-5)
-    close(found, by_rule(*arrays, config, np.int32(window)), 2e-5)
+    found = by_blocks(*arrays, sizes, config, np.int32(window))
+    close(found[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)], NEAR[by_blocks])
+    close(found, by_rule(*arrays, config, np.int32(window)), NEAR[by_blocks])
 
 
 LONG = 1152  # nine blocks of 128
@@ -77,9 +80,8 @@ def long_rows():
     until_BT = np.tile(np.arange(1, LONG + 1, dtype=np.int32), (5, 1))
     index_T = np.arange(LONG)
     until_BT[0] = LONG
-    until_BT[1, :1000] = np.where(index_T < 500, 1000 - index_T, index_T + 1)[
-        :1000
-    ]  # opened in order, closed in reverse
+    opened_T = np.where(index_T < 500, 1000 - index_T, index_T + 1)  # opened in order, closed in reverse
+    until_BT[1, :1000] = opened_T[:1000]
     until_BT[1, 1000:1100] = 1100
     until_BT[2] = np.where(index_T < 30, LONG, np.minimum((index_T // 9 + 1) * 9, LONG))  # a stem and branches of 9
     trees = packed_trees([random_tree(seed, 30) for seed in range(9)], LONG, 300).rows
@@ -153,14 +155,18 @@ def test_tables_hold_the_visible_pairs_and_no_other(data, sizes):
         assert blocks.count[b, 0] == len(expected)
 
 
+def real_rows(shared_data, smollm2_gguf, tokens, slots, count):
+    """The first records of PRM800K, packed."""
+    layout = native_layout(load_tokenizer(smollm2_gguf))
+    options = dict(control_questions="keep", human_written="positive")
+    records = itertools.islice(PRM800K.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), count)
+    return pack([token_tree(tree_of(record), layout) for _, record in records], tokens, slots, too_long="truncate").rows
+
+
 def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
     """PRM800K in rows for Qwen2.5-7B: the block pairs that the kernel computes are those that hold a visible pair."""
-    layout, tokens = native_layout(load_tokenizer(smollm2_gguf)), 8192
-    options = dict(control_questions="keep", human_written="positive")
-    records = itertools.islice(PRM800K.read(shared_data / "prm800k" / "phase1_train.jsonl", **options), 300)
-    until_BT = pack(
-        [token_tree(tree_of(record), layout) for _, record in records], tokens, 512, too_long="error"
-    ).rows.until
+    tokens = 8192
+    until_BT = real_rows(shared_data, smollm2_gguf, tokens, 512, 300).until
     sizes = block_sizes(tokens, H=128, G=7, itemsize=2)
     blocks = jax.jit(find_blocks, static_argnums=2)(until_BT, until_BT, sizes)
     assert len(until_BT) > 40

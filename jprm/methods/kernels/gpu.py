@@ -80,15 +80,14 @@ def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
 
-    def of_window(launch: Launch, window: int) -> int:
-        starts = range(tokens - tokens // context, tokens, launch.query)
-        firsts = (max(0, (start - window + 1) // launch.key) if window else 0 for start in starts)
-        lasts = (-(-(start + launch.query) // launch.key) for start in starts)
-        return sum(last - first for last, first in zip(lasts, firsts, strict=True)) * launch.query * launch.key
+    windows = [config.windows[i % len(config.windows)] for i in range(config.layers)] if config.windows else [0]
 
     def pairs(launch: Launch) -> float:
-        windows = [config.windows[i % len(config.windows)] for i in range(config.layers)] if config.windows else [0]
-        return sum(of_window(launch, window) for window in windows) / len(windows)
+        blocks = 0
+        for start in range(tokens - tokens // context, tokens, launch.query):
+            last = -(-(start + launch.query) // launch.key)
+            blocks += sum(last - (max(0, (start - window + 1) // launch.key) if window else 0) for window in windows)
+        return blocks * launch.query * launch.key / len(windows)
 
     by_kernel = dict(zip(PRODUCTS, (sizes.forward, sizes.dq, sizes.dkv), strict=True))
     return {name: of_pair * PRODUCTS[name] * pairs(launch) for name, launch in by_kernel.items()}

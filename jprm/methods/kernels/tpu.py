@@ -82,8 +82,8 @@ def _backward(config: ModelConfig, saved, dy_BTKGH):
     dy_BKGTH = dy_BTKGH.transpose(0, 2, 3, 1, 4)
     inner_BKG1T = jnp.sum(dy_BKGTH.astype(jnp.float32) * y_BKGTH.astype(jnp.float32), axis=-1)[:, :, :, None]
     heads = dict(queries=[q_BKGTH, dy_BKGTH], keys=[k_BKTH, v_BKTH], rows=[log_BKG1T, inner_BKG1T])
-    results = _on_mesh(functools.partial(_gradients, config), blocks, heads, ("queries", "keys", "keys"))
-    dq_BKGTH, dk_BKTH, dv_BKTH = results
+    call = functools.partial(_gradients, config)
+    dq_BKGTH, dk_BKTH, dv_BKTH = _on_mesh(call, blocks, heads, ("queries", "keys", "keys"))
     return dq_BKGTH.transpose(0, 3, 1, 2, 4), dk_BKTH.swapaxes(1, 2), dv_BKTH.swapaxes(1, 2), None
 
 
@@ -392,9 +392,7 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
     A step of the grid has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7,
     H = 128 and 256 x 512. Larger blocks skip less of what trees hide.
 
-    SMEM: a table has about T^2 / (2 block_q block_k) entries of 4 bytes. At T = 131,072 with 256 x 512 that is
-    512 x 256 / 2 = 65,536 and half the diagonal's 256: 257 KiB of 1 MiB; with 128 x 512 it is 514 KiB. (With 128 x 128
-    it would be 2 MiB.)
+    SMEM: a table has about T^2 / (2 block_q block_k) entries of 4 bytes: 257 KiB of 1 MiB at T = 131,072 and 256 x 512.
 
     Raises:
         ValueError: a part of T is not a multiple of 128, or no blocks fit: so many or so wide heads, or so long rows.
@@ -418,10 +416,6 @@ def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
 
     Fetched and written blocks count twice, since the next one is transferred while one is computed. Sums are float32;
     the running maximum and total take 128 lanes a query. Heads narrower than 128 are padded.
-
-    For G = 7, H = 128, bfloat16, 256 x 512: q = 7 x 256 x 128 = 229,376 elements, k = 65,536, pair = 131,072; forward
-    4 (2 q + 2 k) + 4 (q + 2 q) + 10 pair = 6.4 MB, dq 4 (3 q + 2 k) + 4 q + 16 pair = 6.3 MB,
-    dk and dv 4 (2 q + 4 k) + 8 k + 16 pair = 5.5 MB.
     """
     lanes = -(-H // LANES) * LANES
     q, k, pair = G * sizes.query * lanes, sizes.key * lanes, sizes.query * sizes.key
