@@ -35,7 +35,6 @@ from jprm.methods.formats.adapters import record
 from jprm.methods.formats.adapters.load import layout_of, token_ids
 from jprm.methods.formats.adapters.published import PUBLISHED, SIGNS
 from jprm.methods.formats.chat_template import render
-from jprm.methods.formats.peft import Merged
 from jprm.methods.layers.head_init import _scores_steps, kept_head
 from jprm.model.heads import HEADS
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -376,34 +375,6 @@ def test_folders_that_show_no_sign_are_refused(tmp_path):
     refused(ValueError, "score.weight", jprm.load, folder, adapter="trl")
     refused(FileNotFoundError, "experiment.json", jprm.load, tmp_path)
     assert jprm.load(folder, adapter="rlhflow").name.endswith(f"(rlhflow {PUBLISHED['rlhflow'].digest})")
-
-
-def test_what_is_no_plain_lora_of_the_model_is_refused(tmp_path):
-    from safetensors.numpy import load_file, save_file
-
-    folder, _ = make(tmp_path, CASES["math-psa"])
-    fields, file = json.loads((folder / "adapter_config.json").read_text()), folder / "adapter_model.safetensors"
-
-    def bad(message, **changes):
-        (folder / "adapter_config.json").write_text(json.dumps(fields | changes))
-        refused((ValueError, FileNotFoundError), message, Merged, folder)
-        (folder / "adapter_config.json").write_text(json.dumps(fields))
-
-    bad("use_dora", use_dora=True)
-    bad("rank_pattern", rank_pattern={"q_proj": 2})
-    bad("scale_by_depth", scale_by_depth=True)
-    bad("r is 0", r=0)
-    bad("lora_A.weight", r=2)
-    bad("'nowhere'", base_model_name_or_path="nowhere")
-    tensors = load_file(file)
-    save_file(tensors | {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4")}, file)
-    bad("lora_A")
-    other = {"base_model.model.model.layers.9.mlp.up_proj.lora_A.weight": np.zeros((4, 32), "f4"),
-             "base_model.model.model.layers.9.mlp.up_proj.lora_B.weight": np.zeros((64, 4), "f4")}  # fmt: skip
-    save_file(tensors | other, file)
-    bad("model.layers.9.mlp.up_proj.weight")
-    save_file(tensors | {"base_model.model.model.layers.0.mlp.up_proj.lora_magnitude": np.zeros(4, "f4")}, file)
-    bad("lora_magnitude")
 
 
 def test_reasoneval_gives_redundancy_beside_validity(tmp_path):

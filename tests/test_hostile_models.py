@@ -198,18 +198,8 @@ def test_the_command_runs_no_code_of_a_strangers_run(stranger):
     named, marker = stranger
     folder = named(head="acme-prm-7b.evilmod:HEAD")
     environment = os.environ | {"PYTHONPATH": str(Path(jprm.__file__).parent.parent)}
-    command = [
-        sys.executable,
-        "-m",
-        "jprm",
-        "score",
-        "--model",
-        folder.name,
-        "--input",
-        "x.jsonl",
-        "--output",
-        "y.jsonl",
-    ]
+    files = ["--input", "x.jsonl", "--output", "y.jsonl"]
+    command = [sys.executable, "-m", "jprm", "score", "--model", folder.name, *files]
     (folder.parent / "x.jsonl").write_text('{"problem": "p", "steps": ["s"]}\n')
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "whose code is never run" in done.stderr and not marker.exists()

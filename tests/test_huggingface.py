@@ -82,7 +82,7 @@ IDS = (np.random.default_rng(0).permutation(128)[:48]).tolist()
 
 def make(folder, kind="llama", shard=None, head="CausalLM", **changes):
     """A folder of random weights as transformers saves it. Everything is random: biases and norms matter too."""
-    torch = pytest.importorskip("torch", reason=REASON)
+    pytest.importorskip("torch", reason=REASON)
     transformers = pytest.importorskip("transformers", reason=REASON)
     family, fields = KINDS[kind]
     name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
@@ -92,15 +92,21 @@ def make(folder, kind="llama", shard=None, head="CausalLM", **changes):
     config = getattr(transformers, f"{name}Config")(**(SIZES | fields | changes))
     name = name.removesuffix("Text") if head == "CausalLM" else name
     config._attn_implementation = "eager"  # the only one that knows soft caps
-    model = getattr(transformers, f"{name}{head}" if head == "Model" else f"{name}For{head}")(config).eval()
+    model = randomised(getattr(transformers, f"{name}{head}" if head == "Model" else f"{name}For{head}")(config))
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    return model
+
+
+def randomised(model):
+    import torch
+
     with torch.no_grad():
         for key, value in model.named_parameters():
             torch.manual_seed(zlib.crc32(key.removeprefix("model.").encode()))  # whatever head is beside it
             value.copy_(torch.rand_like(value) + 0.5 if "norm" in key else torch.randn_like(value) * 0.2)
             if key.endswith("A_log"):  # slow decays: an output is else often one term, which its norm divides by itself
                 value -= 3
-    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
-    return model
+    return model.eval()
 
 
 def expected(model, ids=IDS):
@@ -273,18 +279,6 @@ def test_a_files_own_head_is_read_though_the_config_says_tied(tmp_path):
         assert model_config(folder).tied_embeddings is tied
 
 
-def test_a_policy_reads_an_own_head_as_transformers_does(tmp_path):
-    torch = pytest.importorskip("torch", reason=REASON)
-    model = make(tmp_path / "base")
-    path = tmp_path / "base/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
-    config = model_config(tmp_path / "base", head="language", attention="reference", remat="nothing")
-    params = jax.tree.map(np.asarray, base.load_language_model(tmp_path / "base", config))  # without a mesh, too
-    with torch.no_grad():
-        wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
-    np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)
-
-
 def test_windows_are_where_transformers_puts_them(tmp_path):
     def windows(**changes):
         return model_config(configured(tmp_path, num_hidden_layers=7, **changes)).windows
@@ -413,16 +407,20 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
         bad(f"{name}", **{name: whole[up]})
 
 
-def test_a_policy_starts_with_the_bases_own_head(tmp_path):
-    """Also where it is not the embedding: from one of zeros, or from the embedding, it would begin anew."""
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_policy_starts_with_the_bases_own_head(tmp_path, tied):
+    """Whatever config.json says of it: from one of zeros, or from the embedding, it would begin anew."""
     torch = pytest.importorskip("torch", reason=REASON)
-    model = make(tmp_path / "base")
+    model, path = make(tmp_path / "base"), tmp_path / "base/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": tied}))
     config = model_config(tmp_path / "base", head="language", attention="reference", remat="nothing")
     begun = tiny_run.experiment(tmp_path, model=config, base=str(tmp_path / "base"), objective="next_token")
     with tiny_run.one_device(), jax.set_mesh(make_mesh(begun.mesh)):
         params = jax.tree.map(np.asarray, initial_state(begun).params)
         other = dataclasses.replace(begun, model=dataclasses.replace(config, tied_embeddings=True))
         refused(ValueError, "tied_embeddings", initial_state, other)
+    without_mesh = jax.tree.map(np.asarray, base.load_language_model(tmp_path / "base", config))
+    assert tiny_run.equal(without_mesh, params)
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
     np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)
@@ -446,13 +444,7 @@ def test_the_text_of_a_model_with_images_is_read(tmp_path):
         text_config=text | dict(vocab_size=128), vision_config=vision, mm_tokens_per_image=4
     )
     config._attn_implementation = "eager"
-    model = transformers.Gemma3ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for key, value in model.named_parameters():
-            torch.manual_seed(zlib.crc32(key.encode()))
-            value.copy_(torch.rand_like(value) + 0.5 if "norm" in key else torch.randn_like(value) * 0.2)
-            if key.endswith("A_log"):  # slow decays: an output is else often one term, which its norm divides by itself
-                value -= 3
+    model = randomised(transformers.Gemma3ForConditionalGeneration(config))
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         wanted = model.model.language_model(torch.tensor([IDS])).last_hidden_state[0].numpy()

@@ -132,6 +132,7 @@ def damaged(folder, **fields):
         (dict(shiny=1), "adapter_config.json"),
         (dict(r=4), "proj.lora_A.weight"),
         (dict(r="3"), "r is '3'"),
+        (dict(r=0), "r is 0"),
         (dict(lora_alpha=0), "lora_alpha"),
         (dict(base_model_name_or_path="org/model"), "'org/model'"),
         (dict(base_model_name_or_path=None), "base_model_name_or_path"),
@@ -154,6 +155,8 @@ def test_tensors_that_do_not_fit_are_refused(peft_folder, tmp_path):
         ({name.replace("_A", "_B"): None}, "lora_A"),
         ({"base_model.model.lm_head.lora_A.weight": tensors[name]}, "lora_A"),
         ({key: None for key in tensors}, "LoRA"),
+        ({name.replace("layers.0", "layers.9").replace("_A", f"_{x}"): tensors[name] for x in "AB"}, "another model"),
+        ({name.replace("lora_A.weight", "lora_magnitude"): tensors[name]}, "lora_magnitude"),
     ]:
         save_file({key: value for key, value in (tensors | change).items() if value is not None}, file)
         refused(ValueError, message, base.load_decoder, folder, config)
