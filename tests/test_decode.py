@@ -67,11 +67,17 @@ def test_a_shared_prompt_then_a_token_at_a_time(config, tokens, expected, unstac
     if unstacked:
         weights, config = decoding(weights, config)
     assert (config.layer_groups[0] == 1) is unstacked
-    padded = np.pad(tokens[::2, :PAST], ((0, 0), (0, 3)))  # behind the prompt, and hidden
-    _, cache = forward(weights, config, padded, np.arange(PAST + 3) + np.zeros_like(padded))
-    past = decode.Past(cache, np.arange(PAST + 3) < np.full((ROWS // 2, 1), PAST))
     own = decode.empty_cache(config, ROWS, 16)
     assert own[0]["attention"][0].shape == ((ROWS, 2, 16, 4) if unstacked else (2, ROWS, 2, 16, 4))
+    check_token_by_token(weights, config, tokens, expected)
+
+
+def check_token_by_token(weights, config, tokens, expected):
+    """After the prompts that two rows each share."""
+    padded = np.pad(tokens[::2, :PAST], ((0, 0), (0, 3)))  # behind the prompt, and hidden
+    length_B, position_BT = np.full(ROWS // 2, PAST), np.arange(PAST + 3) + np.zeros_like(padded)
+    _, cache = forward(weights, config, padded, position_BT, length_B=length_B)
+    past, own = decode.Past(cache, position_BT < length_B[:, None]), decode.empty_cache(config, ROWS, 16)
     step = jax.jit(lambda *args: decode.forward(*args), static_argnums=1, donate_argnums=5)
     for i in range(TOKENS - PAST):
         new, at = tokens[:, PAST + i, None], np.full((ROWS, 1), PAST + i)
@@ -138,14 +144,7 @@ def test_mixers_of_ones_own_go_on_from_a_cache(mixers, unstacked, tokens):
     expected = np.asarray(hidden(weights, config, rows))
     if unstacked:
         weights, config = decoding(weights, config)
-    padded = np.pad(tokens[::2, :PAST], ((0, 0), (0, 3)))
-    length_B = np.full(ROWS // 2, PAST)
-    _, cache = forward(weights, config, padded, np.arange(PAST + 3) + np.zeros_like(padded), length_B=length_B)
-    past, own = decode.Past(cache, np.arange(PAST + 3) < length_B[:, None]), decode.empty_cache(config, ROWS, 16)
-    for i in range(TOKENS - PAST):
-        new, at = tokens[:, PAST + i, None], np.full((ROWS, 1), PAST + i)
-        x_BTD, own = forward(weights, config, new, at, past, own, jnp.int32(i))
-        close(x_BTD[:, 0], expected[:, PAST + i])
+    check_token_by_token(weights, config, tokens, expected)
 
 
 def test_a_kind_has_one_name_and_one_without_a_cache_is_refused():

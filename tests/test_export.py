@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_run as tiny
 from refusing import refused
-from tiny import chain_ids, chain_rows, logits, params
+from tiny import chain_ids, every_logit, params
 from tiny_run import MODEL
 
 import jprm
@@ -74,9 +74,7 @@ def test_transformers_computes_the_same_logits(tmp_path, kind):
     prm = untrained(tmp_path / "run", kind)
     folder, ids = export(prm, tmp_path / "out"), ids_of(prm)
     found, config = in_transformers(folder, ids)
-    every = np.arange(len(ids))[None]
-    rows = dataclasses.replace(chain_rows([ids], 64), step_end=every, label=every, weight=every)
-    wanted = np.asarray(logits(prm.params, prm.config, rows))[0]
+    wanted = every_logit(prm.params, prm.config, ids)
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
     assert np.abs(wanted).max() > 0.1
     assert tuple(config.id2label.values()) == HEADS[prm.config.head].channels
@@ -204,9 +202,7 @@ def test_qwens_own_format(tmp_path):
         )
     inner = np.maximum(states @ score["0.weight"].T + score["0.bias"], 0)
     found = inner @ score["2.weight"].T + score["2.bias"]
-    every = np.arange(len(ids))[None]
-    rows = dataclasses.replace(chain_rows([ids], 64), step_end=every, label=every, weight=every)
-    wanted = np.asarray(logits(prm.params, prm.config, rows))[0]
+    wanted = every_logit(prm.params, prm.config, ids)
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
 
     hidden = {"hidden_kernel": np.full((16, 16), 0.5, np.float32), "hidden_bias": np.ones(16, np.float32)}

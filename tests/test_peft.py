@@ -12,7 +12,7 @@ import tiny_run as tiny
 import tokenizers
 from refusing import refused
 from safetensors.numpy import load_file, save_file
-from tiny import chain_rows, hidden, logits
+from tiny import chain_rows, every_logit, hidden
 
 import jprm
 from jprm.checkpoints import base
@@ -74,9 +74,7 @@ def test_peft_adapters_give_the_states_that_peft_gives(base_folder, tmp_path, ki
     model = adapted(base_folder, tmp_path / "adapters", **KINDS[kind])
     config = base.model_config(tmp_path / "adapters", remat="nothing", attention="reference")
     params = {"decoder": base.load_decoder(tmp_path / "adapters", config)}
-    every = np.arange(len(IDS))[None]
-    rows = dataclasses.replace(chain_rows([IDS], 64), step_end=every)
-    found = np.asarray(hidden(params, config, rows))[0, : len(IDS)]
+    found = np.asarray(hidden(params, config, chain_rows([IDS], 64)))[0, : len(IDS)]
     with torch.no_grad():
         wanted = model(torch.tensor([IDS]), output_hidden_states=True)
     np.testing.assert_allclose(found, wanted.hidden_states[-1][0].numpy(), atol=1e-4)  # float32, in another order
@@ -100,8 +98,7 @@ def test_a_vocabulary_with_added_tokens_is_that_of_the_saved_embeddings(base_fol
     assert config.vocab_size == 264 and base.model_config(base_folder).vocab_size == 256
     params = {"decoder": base.load_decoder(tmp_path / "adapters", config)}
     ids = [*IDS, 260]  # one of the added tokens
-    rows = dataclasses.replace(chain_rows([ids], 64), step_end=np.arange(len(ids))[None])
-    found = np.asarray(hidden(params, config, rows))[0, : len(ids)]
+    found = np.asarray(hidden(params, config, chain_rows([ids], 64)))[0, : len(ids)]
     with torch.no_grad():
         wanted = model.eval()(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0].numpy()
     np.testing.assert_allclose(found, wanted, atol=1e-4)
@@ -219,9 +216,7 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
     reference_model = reference.PeftModel.from_pretrained(
         transformers.AutoModelForTokenClassification.from_pretrained(base_folder), out
     )
-    every = np.arange(len(IDS))[None]
-    rows = dataclasses.replace(chain_rows([IDS], 64), step_end=every, label=every, weight=every)
-    wanted = np.asarray(logits(jax.tree.map(np.asarray, prm.params), prm.config, rows))[0]
+    wanted = every_logit(jax.tree.map(np.asarray, prm.params), prm.config, IDS)
     with torch.no_grad():
         found = reference_model.eval()(input_ids=torch.tensor([IDS])).logits[0].numpy()
     np.testing.assert_allclose(found, wanted, atol=1e-4)

@@ -87,6 +87,13 @@ hidden = jax.jit(transformer.hidden, static_argnums=1)
 logits = jax.jit(transformer.step_logits, static_argnums=1)
 
 
+def every_logit(weights, config, ids):
+    """Returns the logits after every one of the ids, (T, C)."""
+    every = np.arange(len(ids))[None]
+    rows = dataclasses.replace(chain_rows([ids], 64), step_end=every, label=every, weight=every)
+    return np.asarray(logits(weights, config, rows))[0]
+
+
 @contextlib.contextmanager
 def compiling():
     """Yields a list that grows with every program that is compiled or read from the cache: the thread's name."""

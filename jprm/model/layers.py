@@ -78,6 +78,9 @@ class Weight:
         return (None, *(SPLIT.get(axis) if len(self.axes) > 1 or axis != "D" else None for axis in self.axes))
 
 
+NORM = Weight("D", value=None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """One kind of mixer or MLP.
@@ -134,11 +137,11 @@ def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, 
     matrices, rest, width = {}, {}, {"D": config.width}
     for norm, name in zip(NORMS[:2], kinds_of(config, layer), strict=True):
         kind = find(name)
-        matrices |= {norm: (Weight("D", value=None), width)} if norm in config.norms else {}
+        matrices |= {norm: (NORM, width)} if norm in config.norms else {}
         for role, weight in kind.weights.items():
             if weight.when(config):
                 (matrices if weight.inputs else rest)[role] = weight, kind.sizes(config)
-    return matrices | rest | {role: (Weight("D", value=None), width) for role in NORMS[2:] if role in config.norms}
+    return matrices | rest | {role: (NORM, width) for role in NORMS[2:] if role in config.norms}
 
 
 def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
@@ -172,18 +175,12 @@ def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int
 
 def weight_of(role: str) -> Weight:
     """Returns the parameter of the role, of those that jprm has. Raises KeyError where there is none."""
-    if role in NORMS:
-        return Weight("D", value=None)
-    for name in KINDS:
-        if role in (weights := find(name).weights):
-            return weights[role]
-    raise KeyError(role)
+    return builtin()[role]
 
 
 def builtin() -> dict[str, Weight]:
     """Returns the parameters of all kinds that jprm has, by role."""
-    norms = {role: Weight("D", value=None) for role in NORMS}
-    return norms | {role: weight for name in KINDS for role, weight in find(name).weights.items()}
+    return dict.fromkeys(NORMS, NORM) | {role: x for name in KINDS for role, x in find(name).weights.items()}
 
 
 def product_of(weight: Weight) -> str:

@@ -1,6 +1,8 @@
 """Attention kernels for TPUs and GPUs: a file each, with its tables of blocks; and what several share.
 
 On GPUs weights are powers of two, which they take faster than powers of e: logits are times log2(e).
+
+Gradients (Dao et al. 2022), with p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
 """
 
 import dataclasses
@@ -8,8 +10,9 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from jprm.model.attention import HIDDEN, ampere_or_later, capability, capped
+from jprm.model.attention import HIDDEN, SAVED, ampere_or_later, capability, capped
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
 
@@ -58,6 +61,11 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
     arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
     out = tuple(place[kind] for kind in results)
     return jax.shard_map(own, in_specs=places, out_specs=out, check_vma=False)(*arguments)
+
+
+def saved(*arrays):
+    """Names what the backward pass needs of the forward pass: remat="dots" keeps it, like products."""
+    return [checkpoint_name(x, SAVED) for x in arrays]
 
 
 def numbers_of(blocks, T: int):

@@ -15,10 +15,10 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, unsplit_only, with_backward
+from jprm.methods.kernels import saved
+from jprm.model.attention import HIDDEN, Implementation, capped, unsplit_only, with_backward
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape
 
@@ -74,8 +74,7 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
         return None, (_tokens_first(y_BKXH, G), top_BKX + jnp.log(total_BKX))
 
     _, (y_NBQKGH, log_NBKX) = jax.lax.scan(body, None, (jnp.arange(T // block), _blocks(q_BTKGH, block)))
-    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
-    y_BTKGH, log_NBKX = checkpoint_name(_rows(y_NBQKGH), SAVED), checkpoint_name(log_NBKX, SAVED)
+    y_BTKGH, log_NBKX = saved(_rows(y_NBQKGH), log_NBKX)
     return y_BTKGH, (q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX)
 
 
@@ -87,12 +86,8 @@ def _merged(one, other):
     return top_BKX, a_BKX * total_BKX + b_BKX * more_BKX, y_BKXH
 
 
-def _backward(config: ModelConfig, saved, dy_BTKGH):
-    """Returns the gradients (Dao et al. 2022).
-
-    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
-    """
-    q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX = saved
+def _backward(config: ModelConfig, kept, dy_BTKGH):
+    q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX = kept
     T, G, block, scale = q_BTKGH.shape[1], q_BTKGH.shape[3], config.attention_block, config.query_scale
     inner_BTKG = jnp.sum(dy_BTKGH.astype(jnp.float32) * y_BTKGH.astype(jnp.float32), axis=-1)
 

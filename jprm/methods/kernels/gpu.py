@@ -23,13 +23,12 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Int
 
-from jprm.methods.kernels import PRODUCTS, logits, numbers_of, on_mesh, too_old, weights
-from jprm.model.attention import HIDDEN, SAVED, Implementation, unsplit, with_backward
+from jprm.methods.kernels import PRODUCTS, logits, numbers_of, on_mesh, saved, too_old, weights
+from jprm.model.attention import HIDDEN, Implementation, unsplit, with_backward
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape
 from jprm.model.transformer import UNBOUNDED
@@ -71,11 +70,7 @@ def bounded(config: ModelConfig) -> tuple[int, ...]:
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
-
-    Trees need fewer, and a kernel skips the others. Of layers with and without sliding windows it is the mean. Where
-    rows are split over `context`, the figures are for the device that has their last queries and so most pairs.
-    """
+    """Returns what `jprm.methods.kernels.tpu.flops` does; of layers with and without sliding windows it is the mean."""
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
@@ -98,17 +93,12 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
     q, k, v = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH))
     heads = dict(queries=[q], keys=[k, v])
     y, log_BKGT = _on_mesh(functools.partial(_attend, config), _of_layer(blocks), heads, ("queries", "rows"))
-    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
-    y, log_BKGT = checkpoint_name(y, SAVED), checkpoint_name(log_BKGT, SAVED)
+    y, log_BKGT = saved(y, log_BKGT)
     return y[:, :T, ..., :H], (q_BTKGH, k_BTKH, v_BTKH, blocks, y, log_BKGT)
 
 
-def _backward(config: ModelConfig, saved, dy_BTKGH):
-    """Returns the gradients (Dao et al. 2022).
-
-    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
-    """
-    q_BTKGH, k_BTKH, v_BTKH, blocks, y, log_BKGT = saved
+def _backward(config: ModelConfig, kept, dy_BTKGH):
+    q_BTKGH, k_BTKH, v_BTKH, blocks, y, log_BKGT = kept
     T, H = q_BTKGH.shape[1], q_BTKGH.shape[-1]
     q, k, v, dy = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH, dy_BTKGH))
     inner_BKGT = jnp.sum(dy.astype(jnp.float32) * y.astype(jnp.float32), axis=-1).transpose(0, 2, 3, 1)

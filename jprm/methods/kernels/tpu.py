@@ -20,13 +20,12 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int
 
-from jprm.methods.kernels import PRODUCTS, numbers_of, on_mesh
-from jprm.model.attention import HIDDEN, SAVED, Implementation, capped, unsplit, with_backward
+from jprm.methods.kernels import PRODUCTS, numbers_of, on_mesh, saved
+from jprm.model.attention import HIDDEN, Implementation, capped, unsplit, with_backward
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import parts, reshape
 
@@ -68,17 +67,12 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
     q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
     heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
     y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
-    # remat="dots" keeps what the backward pass needs of the forward pass, like products.
-    y_BKGTH, log_BKG1T = checkpoint_name(y_BKGTH, SAVED), checkpoint_name(log_BKG1T, SAVED)
+    y_BKGTH, log_BKG1T = saved(y_BKGTH, log_BKG1T)
     return y_BKGTH.transpose(0, 3, 1, 2, 4), (q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T)
 
 
-def _backward(config: ModelConfig, saved, dy_BTKGH):
-    """Returns the gradients (Dao et al. 2022).
-
-    With p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
-    """
-    q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T = saved
+def _backward(config: ModelConfig, kept, dy_BTKGH):
+    q_BKGTH, k_BKTH, v_BKTH, blocks, y_BKGTH, log_BKG1T = kept
     dy_BKGTH = dy_BTKGH.transpose(0, 2, 3, 1, 4)
     inner_BKG1T = jnp.sum(dy_BKGTH.astype(jnp.float32) * y_BKGTH.astype(jnp.float32), axis=-1)[:, :, :, None]
     heads = dict(queries=[q_BKGTH, dy_BKGTH], keys=[k_BKTH, v_BKTH], rows=[log_BKG1T, inner_BKG1T])
