@@ -36,6 +36,14 @@ _LLAMA_SYSTEM = "<|begin_of_text|><|start_header_id|>system<|end_header_id|>" + 
 _LLAMA_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{problem}"
 _LLAMA_FIRST = _LLAMA_SYSTEM + _LLAMA_USER
 
+_CLASSES: dict[str, Any] = dict(channels=("wrong", "right"), score={"right": 1.0})
+
+
+def _verdict(right: str, wrong: str) -> dict[str, Any]:
+    """Returns the fields of a language head that says of a step by one of two tokens whether it is right."""
+    return dict(joined=True, head="lm_head", channels=(right, wrong), score={right: 1.0}, semantics="value")
+
+
 _RECORDS = (
     # The card of Qwen/Qwen2.5-Math-PRM-7B. One layout and head for 7B, 72B and Qwen2.5-Math-7B-PRM800K.
     Adapter(
@@ -47,9 +55,8 @@ _RECORDS = (
         tokens=QWEN | {"<extra_0>": 151651},
         vocabulary=QWEN_SIZES,
         joined=True,
-        channels=("wrong", "right"),
-        score={"right": 1.0},
         context=4096,
+        **_CLASSES,
     ),
     # The card of Skywork/Skywork-Reward-Llama-3.1-8B, trl's RewardTrainer: a reward at the end of the model's own chat.
     Adapter(
@@ -74,13 +81,9 @@ _RECORDS = (
         step="\nStep {number}: {step} ки",
         tokens={" ки": 12902, " +": 648, " -": 387},
         vocabulary=(32000,),
-        joined=True,
-        head="lm_head",
-        channels=(" +", " -"),
-        score={" +": 1.0},
-        semantics="value",
         aggregation="min",
         context=4096,
+        **_verdict(" +", " -"),
     ),
     # RLHFlow/RLHF-Reward-Modeling, math-rm/prm_evaluate.py: a turn a step, the answer "+" or "-" read where it is
     # predicted. Both checkpoints, Mistral-Data and Deepseek-Data. The dates are those of the template at training.
@@ -92,15 +95,11 @@ _RECORDS = (
         step="+<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{step}" + _LLAMA_TURN,
         tokens=_LLAMA | {"+": 10, "-": 12},
         vocabulary=(128256,),
-        joined=True,
         strip=True,
-        head="lm_head",
-        channels=("+", "-"),
-        score={"+": 1.0},
-        semantics="value",
         aggregation="mean",
         # QwenLM/ProcessBench, code/run_eval_prm_rlhflow.py; ssmisya/PRMBench joins by a space, as above
         benchmarks={"processbench": {"problem": _LLAMA_FIRST + "\n\n", "first": "{step}" + _LLAMA_TURN}},
+        **_verdict("+", "-"),
     ),
     # SkyworkAI/skywork-o1-prm-inference, model_utils/io_utils.py and prm_model.py
     Adapter(
@@ -168,13 +167,9 @@ _RECORDS = (
         step=" Step {number}: {step} \n\n\n\n\n",
         tokens={" \n\n\n\n\n": 76325, " +": 488, " -": 481},
         vocabulary=QWEN_SIZES,
-        joined=True,
-        head="lm_head",
-        channels=(" +", " -"),
-        score={" +": 1.0},
-        semantics="value",
         aggregation="min",
         context=4096,
+        **_verdict(" +", " -"),
     ),
     # WindyLee0822/Process_Q_Model, bon_eval_hf.py and value_model.py
     Adapter(
@@ -221,8 +216,7 @@ _RECORDS = (
         name="trl",
         problem="{bos}{problem}",
         step=("{step}", "\n"),
-        channels=("wrong", "right"),
-        score={"right": 1.0},
+        **_CLASSES,
     ),
     # jprm.tokenizer.native_layout, as `jprm convert` exports it
     Adapter(
@@ -231,8 +225,7 @@ _RECORDS = (
         system=("{bos}{system}", "\n", "{problem}", "\n"),
         step=("{step}", "\n"),
         turns=True,
-        channels=("wrong", "right"),
-        score={"right": 1.0},
+        **_CLASSES,
     ),
 )  # fmt: skip
 
