@@ -16,7 +16,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import httpx2
@@ -126,9 +126,8 @@ def _listing(repository: str, commit: str) -> dict[str, Any] | None:
     return {file.path: file for file in files if isinstance(file, RepoFile)}
 
 
-def _check_weights(address: str, names: Iterable[str]) -> None:
+def _check_weights(address: str, names: Collection[str]) -> None:
     """Raises ValueError for a repository whose weights are all in formats that are not read."""
-    names = list(names)
     if any(FETCHED.fullmatch(name) and name.endswith(".safetensors") for name in names):
         return
     if others := sorted(name for name in names if name.endswith(PICKLES)):

@@ -493,46 +493,33 @@ def _values(fields: Fields) -> dict[str, Any]:
         qk_norm=family in ("qwen3", "gemma3_text", "qwen3_moe", *HYBRID),
         windows=windows,
         tied_embeddings=fields.flag("tie_word_embeddings", gemma or family == "smollm3"),
+        **_ropes(fields, family, windows),
     )
     if not gemma:
         return values | _variant(fields, family, values)
     caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # of transformers' classes, where nothing is said
-    values |= dict(
+    return values | dict(
         design="gemma",
         query_pre_attn_scalar=fields.count("query_pre_attn_scalar", 256),
         attention_softcap=fields.cap("attn_logit_softcapping", caps[0]),
         logit_softcap=fields.cap("final_logit_softcapping", caps[1]),
     )
-    if family == "gemma2":
-        theta, scaling = _rope(fields)
-        return values | dict(rope_theta=theta, rope_scaling=scaling)
-    theta, scaling, local = _two_ropes(fields)
-    return values | dict(rope_theta=theta, rope_scaling=scaling, rope_theta_local=local if any(windows) else 0.0)
 
 
 def _variant(fields: Fields, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values in which a family differs from Llama, beside windows and biases; RoPE's of all."""
-    if family == "olmo3":
-        theta, scaling, local = _two_ropes(fields, 5e5)
-        local = local if any(values["windows"]) else 0.0
-        olmo = dict(design="olmo", qk_width_norm=True, rope_theta_local=local)
-        return dict(rope_theta=theta, rope_scaling=scaling) | olmo
-    theta, scaling = _rope(fields, {"smollm3": 2e6}.get(family, 1e4), family)
-    variant: dict[str, Any] = dict(rope_theta=theta, rope_scaling=scaling)
+    """Returns the values in which a family differs from Llama, beside windows, biases and RoPE's."""
+    variant: dict[str, Any] = dict(design="olmo", qk_width_norm=True) if family == "olmo3" else {}
+    rope = Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
     if family == "smollm3":
         variant["rope_layers"] = _rope_layers(fields, values["layers"])
-    if family == "ministral3":
-        inner = Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
-        if inner.has("llama_4_scaling_beta"):
-            positions = inner.count("original_max_position_embeddings")
-            variant["query_growth"] = (inner.number("llama_4_scaling_beta"), positions)
+    if family == "ministral3" and rope.has("llama_4_scaling_beta"):
+        positions = rope.count("original_max_position_embeddings")
+        variant["query_growth"] = (rope.number("llama_4_scaling_beta"), positions)
     if family in ("phi3", *HYBRID):
-        inner = fields.fields.get("rope_parameters")
-        inner = Fields(fields.path, inner if isinstance(inner, dict) else {}, "rope_parameters.")
         usual = fields.number("partial_rotary_factor", 1.0 if family == "phi3" else 0.25)
-        size = int(values["head_dim"] * inner.number("partial_rotary_factor", usual))
+        size = int(values["head_dim"] * rope.number("partial_rotary_factor", usual))
         if size % 2 or not 0 < size <= values["head_dim"]:
-            raise inner.refuse("partial_rotary_factor", f"rotates {size} of {values['head_dim']}: not a part in pairs")
+            raise rope.refuse("partial_rotary_factor", f"rotates {size} of {values['head_dim']}: not a part in pairs")
         variant["rotary_dim"] = 0 if size == values["head_dim"] else size
     if family in ("qwen3_moe", "qwen3_next"):
         variant |= _experts(fields, family, values["layers"])
@@ -624,22 +611,23 @@ def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == names[1] else 0 for kind in kinds)
 
 
-def _two_ropes(fields: Fields, default: float = 1e6) -> tuple[float, RopeScaling, float]:
-    """Returns Gemma 3's theta and scaling of layers without a window, and the unscaled theta of those with one."""
-    content = fields.fields.get("rope_parameters")
-    if content is None:
-        theta, scaling = _rope(fields, default)
-        local = theta if default != 1e6 else fields.number("rope_local_base_freq", 1e4)
-        return theta, scaling, local
+def _ropes(fields: Fields, family: str, windows: tuple[int, ...]) -> dict[str, Any]:
+    """Returns theta and scaling; of Gemma 3 and OLMo 3 also the theta of layers with a window, which is unscaled."""
+    content, local = fields.fields.get("rope_parameters"), 0.0
     kinds = ("full_attention", "sliding_attention")
-    if not isinstance(content, dict) or {*content} != {*kinds} or not all(isinstance(content[k], dict) for k in kinds):
+    if family not in ("gemma3_text", "olmo3"):
+        theta, scaling = _rope(fields, 2e6 if family == "smollm3" else 1e4, family)
+    elif content is None:
+        theta, scaling = _rope(fields, 5e5 if family == "olmo3" else 1e6)
+        local = theta if family == "olmo3" else fields.number("rope_local_base_freq", 1e4)
+    elif isinstance(content, dict) and {*content} == {*kinds} and all(isinstance(content[k], dict) for k in kinds):
+        parts = (Fields(fields.path, {"rope_parameters": content[x]}, f"rope_parameters.{x}: ") for x in kinds)
+        (theta, scaling), (local, unscaled) = map(_rope, parts)
+        if unscaled.kind != "none":
+            raise fields.refuse("rope_parameters.sliding_attention", f"of rope_type {unscaled.kind} is not supported")
+    else:
         raise fields.refuse("rope_parameters", "is not an object of full_attention and sliding_attention")
-    whole, (theta_local, local) = (
-        _rope(Fields(fields.path, {"rope_parameters": content[kind]}, f"rope_parameters.{kind}: ")) for kind in kinds
-    )
-    if local.kind != "none":
-        raise fields.refuse("rope_parameters.sliding_attention", f"of rope_type {local.kind} is not supported")
-    return *whole, theta_local
+    return dict(rope_theta=theta, rope_scaling=scaling, rope_theta_local=local if any(windows) else 0.0)
 
 
 def _rope(fields: Fields, default: float = 10000.0, family: str = "") -> tuple[float, RopeScaling]:
