@@ -105,22 +105,28 @@ class Desk:
         reason = reason or ("found_error" if -1 in ratings else "solution")
         assert self.post(name, shown["task"], "finish", reason=reason, seconds=1.0).status_code == 200
 
-    def walk(self, name, shown, rating, go_on):
-        """Rates every alternative, by the index of its step, and goes on with one that `go_on` chooses of several."""
-        task, here = shown["task"], shown["after"][0]
+    def walk(self, name, shown, rating, go_on=min):
+        """Rates every alternative, by the index of its step, and goes on with one that `go_on` chooses of several.
+
+        A path of a trajectory goes on from a wrong turn too. Returns the ratings and the path.
+        """
+        task, here, given, path = shown["task"], shown["after"][0], {}, []
+        recovers = "around" in shown
         while here:
-            given = {step: rating(step) for step in here}
-            for step, value in given.items():
-                assert self.rate(name, task, step, value).status_code == 200
-            fine = [step for step in here if given[step] != -1]
+            for step in here:
+                given[step] = rating(step)
+                assert self.rate(name, task, step, given[step]).status_code == 200
+            fine = [step for step in here if recovers or given[step] != -1]
             if not fine:
                 break
-            step = go_on(fine) if len(here) > 1 else fine[0]
+            path.append(go_on(fine) if len(here) > 1 else fine[0])
             if len(here) > 1:
-                assert self.post(name, task, "choose", step=step, seconds=2.0).status_code == 200
-            here = shown["after"][step + 1]
-        reason = "found_error" if here else "solution"
-        assert self.post(name, task, "finish", reason=reason, seconds=1.0).status_code == 200
+                assert self.post(name, task, "choose", step=path[-1], seconds=2.0).status_code == 200
+            here = shown["after"][path[-1] + 1]
+        reasons = ("solution", "found_error") if here else ("found_error", "solution")
+        done = [self.post(name, task, "finish", reason=reason, seconds=1.0).status_code for reason in reasons]
+        assert done == [409, 200]
+        return given, path
 
 
 class Process:

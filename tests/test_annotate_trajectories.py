@@ -32,22 +32,6 @@ def bare(record):
     return {key: value for key, value in record.items() if key not in ("outcome", "semantics")} | {where: messages}
 
 
-def walk(desk, name, shown, rating, go_on=min):
-    """Rates every turn on a path, goes on with one of several alternatives; returns the ratings and the path."""
-    task, here, given, path = shown["task"], shown["after"][0], {}, []
-    while here:
-        for step in here:
-            given[step] = rating(step)
-            assert desk.rate(name, task, step, given[step]).status_code == 200
-        path.append(go_on(here))
-        if len(here) > 1:
-            assert desk.post(name, task, "choose", step=path[-1], seconds=1.0).status_code == 200
-        here = shown["after"][path[-1] + 1]
-    assert desk.post(name, task, "finish", reason="found_error", seconds=1.0).status_code == 409
-    assert desk.post(name, task, "finish", reason="solution", seconds=1.0).status_code == 200
-    return given, path
-
-
 def label_all(tmp_path, records, names=("ana",), seed=0, **mix):
     """Ratings drawn at random, by problem and name, and the study's folder."""
     draw, given = random.Random(seed), {}
@@ -55,7 +39,7 @@ def label_all(tmp_path, records, names=("ana",), seed=0, **mix):
     with Desk(folder) as desk:
         for name in names:
             while tasks := desk.next(name).json()["tasks"]:
-                pair = walk(desk, name, tasks[0], lambda step: draw.choice((-1, 0, 1)), draw.choice)
+                pair = desk.walk(name, tasks[0], lambda step: draw.choice((-1, 0, 1)), draw.choice)
                 given.setdefault(tasks[0]["problem"], {})[name] = pair
         assert Tasks(study.read(folder), log_of(folder)).by_id == desk.tasks.by_id  # as after a restart
     return folder, given
@@ -157,7 +141,7 @@ def test_known_turns_measure_by_their_fraction_and_the_page_gets_no_label(tmp_pa
         assert shown["around"][0]["before"] == [["system", "Be brief."]] and shown["tools"][0][0] == "lookup"
         assert desk.post("ana", shown["task"], "write", text="better", seconds=1.0).status_code == 409
         while tasks := desk.next("ana").json()["tasks"]:
-            walk(desk, "ana", tasks[0], lambda step: -1 if step == 1 else 1)
+            desk.walk("ana", tasks[0], lambda step: -1 if step == 1 else 1)
     ana = figures(tasks_of(folder))["annotators"]["ana"]
     assert ana["gold"]["n"] > 3 and ana["gold"]["value"] == pytest.approx(5 / 6)
 
