@@ -122,7 +122,7 @@ def test_requests_at_once_equal_requests_alone_and_share_one_tree(engine, prm):
     assert not compiled  # after the warm-up
 
 
-def test_a_poisoned_request_fails_alone(engine, monkeypatch, caplog):
+def test_a_poisoned_request_fails_alone_and_leaves_the_server_ready(engine, monkeypatch, caplog):
     outputs_of = type(engine.prm).outputs_of
 
     def poisoned(self, prepared):
@@ -136,6 +136,8 @@ def test_a_poisoned_request_fails_alone(engine, monkeypatch, caplog):
     assert [a.status_code for a in answers] == [500 if i == 3 else 200 for i in range(9)]
     assert "FloatingPointError" in answers[3].text and "FloatingPointError" in caplog.text
     assert "secret" not in answers[3].text + caplog.text
+    engine.run(lambda: None).result(60)  # after the chain that tries the device
+    assert call(engine, ("GET", "/ready", {}))[0].status_code == 200
 
 
 @pytest.mark.parametrize(

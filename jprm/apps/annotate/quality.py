@@ -68,15 +68,14 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
         opened = [task for task in mine if not task.finish]
         last = max((task.touched for task in mine), default=None)
         minutes = None if last is None else max(now - last, 0.0) / 60
-        state = "working"
-        if not begun:
-            state = "not begun"
         if tasks.screening(name)["passed"] is False:
             state = "screening failed"
-        elif not opened and begun:
-            state = "done"
-        elif opened and minutes is not None and minutes > STUCK_MINUTES:
+        elif not opened:
+            state = "done" if begun else "not begun"
+        elif minutes is not None and minutes > STUCK_MINUTES:
             state = "stuck"
+        else:
+            state = "working" if begun else "not begun"
         at = max(opened, key=lambda task: (bool(task.acts), task.touched), default=None)
         on = at and {"problem": tasks.tree(at).problem[:200], "step": len(at.path) + 1}
         state_of[name] = {"state": state, "minutes": minutes, "on": on}

@@ -28,7 +28,7 @@ from jprm.apps.report.runs import training
 from jprm.apps.web import text_of_file
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, check_output, check_version
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, registered
 from jprm.methods.evaluate.blocks import (
     ABSENT,
@@ -77,7 +77,7 @@ def report(
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
-    check_output(out, *(file for folder in folders for file in _files(path_of(folder))))
+    check_output(out, *(file for folder in folders for file in path_of(folder).files() if ".json" in file.name))
     if folders and is_run(folders[0]):
         page, sections, verdicts, first = collect_runs(folders)
     else:
@@ -92,11 +92,6 @@ def report(
     if figures is not None:
         for name, text in drawn.items():
             atomic_write(path_of(figures) / f"{name}.svg", text)
-
-
-def _files(folder: Place) -> Iterable[Place]:
-    """Returns the files that the page may be made of, which it must not replace."""
-    return (file for file in folder.files() if ".json" in file.name)
 
 
 def html(

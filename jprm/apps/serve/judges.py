@@ -34,7 +34,9 @@ THREADS = 8
 class Judged(dict):
     """Named outputs of a tree, (N,) float32 each, and the report on the critiques that they come from."""
 
-    report: dict[str, Any]
+    def __init__(self, outputs: Outputs, report: dict[str, Any]):
+        super().__init__(outputs)
+        self.report = report
 
 
 TEXT = 2**26
@@ -105,13 +107,13 @@ class JudgeEngine(Engine):
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
         return self.ask(
-            self.critiques_of(trees), lambda judge: [judged(*question) for question in judge.reported(trees)]
+            self.critiques_of(trees), lambda judge: [Judged(*question) for question in judge.reported(trees)]
         )
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
-        return self.ask(self.critiques_of([tree]), lambda judge: (judged(*judge.reported([tree])[0]), 0))
+        return self.ask(self.critiques_of([tree]), lambda judge: (Judged(*judge.reported([tree])[0]), 0))
 
     def close(self) -> None:
         super().close()
@@ -143,12 +145,6 @@ def _characters(tree: ReasoningTree) -> int:
     for node in tree.nodes:
         length.append(len(node.text) + (length[node.parent] if node.parent >= 0 else len(tree.problem)))
     return sum(length)
-
-
-def judged(outputs: Outputs, about: dict[str, Any]) -> Judged:
-    scores = Judged(outputs)
-    scores.report = about
-    return scores
 
 
 def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[str, Any]]) -> Response:
@@ -215,5 +211,5 @@ def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:
 
 def _joined(judge: Judge | Rubric, judgements: dict[str, Judgement]) -> Judged:
     if isinstance(judge, Rubric):
-        return judged(*judge.joined(judgements))
-    return judged({"score": judgements[""].score_N}, judgements[""].report)
+        return Judged(*judge.joined(judgements))
+    return Judged({"score": judgements[""].score_N}, judgements[""].report)
