@@ -36,6 +36,7 @@ TEST = [
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
     "chex>=0.1.92",
     "hypothesis>=6.170.15",
+    "jsonschema>=4.26.0",  # checks the server's answers against their description
     "ruff>=0.17.6",
     "scikit-learn>=1.9.1",
     "setuptools>=77",  # the tests read this file; environments have had no setuptools since Python 3.12

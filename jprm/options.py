@@ -65,7 +65,7 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
             return tuple(from_json(args[0], v, where) for v in value)
         if len(args) == len(value):
             return tuple(from_json(a, v, where) for a, v in zip(args, value, strict=True))
-    if origin is Literal and value in args:
+    if kind is Any or origin is Literal and value in args:
         return value
     if origin is Mapping and isinstance(value, Mapping):
         if args[1] is not Any:

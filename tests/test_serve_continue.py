@@ -65,8 +65,8 @@ def test_requests_beyond_those_that_may_wait_are_told_to_come_back(engine, monke
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"n": 0}, "from 1 to 64"), ({"n": math.pi}, "not int"), ({"until": "now"}, "step"),
-     ({"seed": -1}, "from 0"), ({"steps": [" "]}, "step"), ({"steps": "text"}, "not list"),
+    [({"n": 0}, "n is 0"), ({"n": 65}, "at most 64"), ({"n": math.pi}, "n: "), ({"until": "now"}, "until: "),
+     ({"seed": -1}, "seed is"), ({"steps": [" "]}, "steps"), ({"steps": "text"}, "steps: "),
      ({"problem": ""}, "problem")],
 )  # fmt: skip
 def test_a_bad_field_is_named(engine, change, said):  # noqa: F811

@@ -1,5 +1,6 @@
 """What one request may ask for: bounds before any work, places in refusals, and work that ends with its client."""
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -91,7 +92,7 @@ def test_chains_that_are_long_together_are_not_listed(engine, monkeypatch):  # n
         ("/get_reward", {"query": ["q a", "q " + LONG], "prompts": ["q", "q"]}, "query", "query[1]"),
         ("/pooling", {"input": [[1], [1] * 300]}, "input", "input[1]"),
         ("/pooling", {"input": [[1], []]}, "input", "input[1]"),
-        ("/v1/rewards", {"samples": [], "credits": "min_form"}, "credits", "credits is not known"),
+        ("/v1/rewards", {"samples": [], "credits": "min_form"}, "credits", "credits: is no known field"),
     ],
 )  # fmt: skip
 def test_a_refusal_of_many_names_the_one(engine, path, body, param, place):  # noqa: F811
@@ -325,16 +326,15 @@ def test_critiques_are_counted_before_any_is_asked_for(judged):
 )
 def test_questions_of_a_judge_that_compares_are_counted(serve, compares, rounds, asked):
     server = serve(lambda number, body: reply(YES))
-    made = JudgeEngine(Comparison(judge(server).policy, compares, rounds=rounds), 256, "judge")
     pool = {"problem": "q", "samples": [{"steps": [f"{i}"]} for i in range(5)]}
-    try:
+    with contextlib.closing(
+        JudgeEngine(Comparison(judge(server).policy, compares, rounds=rounds), 256, "judge")
+    ) as made:
         assert made.critiques_of([tree_of(pool)]) == asked
         (got,) = call(made, post("/v1/score", pool), config=FEW)
         assert (got.status_code == 413) == (asked > 4) and (asked == 1 or not server.requests)
         (got,) = call(made, post("/v1/score", pool | {"stream": True}))
         assert got.status_code == 400
-    finally:
-        made.close()
 
 
 def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):

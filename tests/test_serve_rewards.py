@@ -1,5 +1,6 @@
 """/v1/rewards: every index against decoding under tokenizers unlike the model's, rewards against the credit's forms."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -224,15 +225,12 @@ def test_a_trajectory_has_its_turns_scores_at_the_ids_of_the_whole(trajectory_pr
         some = [*tokenizer.encode(text), *([end] if own and end is not None else [])]
         ids, mask = ids + some, mask + [own] * len(some)
     sample = {"messages": messages, "ids": ids, "mask": mask, "outcome": 2, "segmentation": segmentation}
-    made = Engine(trajectory_prm, 512, "turns")
-    try:
+    with contextlib.closing(Engine(trajectory_prm, 512, "turns")) as made:
         body = {"credit": "sum", "samples": [sample], "tokenizer": "own"}
         got, short = call(
             made, post("/v1/rewards", body), post("/v1/rewards", {"samples": [sample | {"mask": mask[1:]}]}),
             tokenizers={"own": tokenizer},
         )  # fmt: skip
-    finally:
-        made.close()
     assert short.status_code == 400 and short.json()["error"]["param"] == "mask"
     assert got.status_code == 200, got.text
     (row,) = got.json()["samples"]

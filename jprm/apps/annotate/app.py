@@ -7,6 +7,7 @@ gets of a tree: never a label or where it comes from, and scores only in a study
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -15,7 +16,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -25,13 +26,14 @@ from starlette.routing import Route
 
 from jprm.apps.annotate.quality import figures, standing
 from jprm.apps.annotate.study import Log, Study, chance, events_in, open_log, read, scores_of
-from jprm.apps.annotate.tasks import REASONS, Conflict, Task, Tasks
+from jprm.apps.annotate.tasks import Conflict, Reason, Task, Tasks
 from jprm.apps.web import Listen, around, text_of_file
 from jprm.apps.web.http import (
     HANDLERS,
     MATH,
+    Asked,
     Refusal,
-    field,
+    asked_of,
     file_routes,
     files_of,
     guards,
@@ -227,47 +229,50 @@ def _annotator(request: Request) -> str:
     return name
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event(Asked):
+    """A client's event. Its kind says which of the fields with a default it has (`FIELDS`)."""
+
+    kind: str
+    uuid: str
+    task: str
+    step: Annotated[int | None, {"minimum": 0}] = None
+    rating: Annotated[int | None, {"minimum": -1, "maximum": 1}] = None
+    seconds: Annotated[float | None, {"minimum": 0, "maximum": 86400}] = None
+    on: bool | None = None
+    text: str | None = None
+    reason: Reason | None = None
+
+
+FIELDS = {
+    "rate": ("step", "rating", "seconds"),
+    "choose": ("step", "seconds"),
+    "undo": ("step",),
+    "flag": ("on",),
+    "comment": ("step", "text"),
+    "write": ("text", "seconds"),
+    "finish": ("reason", "seconds"),
+}
+"""What an event of each kind has. A step may be null: that of no step, or of the whole chain."""
+
+
 def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:
     """Returns a client's event as it is stored. Raises Refusal naming the field that is unknown, absent or wrong."""
-    step = body.get("step")
-    if step is not None and (type(step) is not int or step < 0):
-        raise Refusal(400, "step is not the index of a step", "step")
-    kind = field(body, "kind", str)
-    event: dict[str, Any] = {"uuid": field(body, "uuid", str), "kind": kind, "annotator": annotator}
-    if not re.fullmatch(r"[\w-]{8,64}", event["uuid"], re.ASCII) or event["uuid"].startswith("open-"):
+    asked = asked_of(Event, body)
+    if asked.kind not in FIELDS:
+        raise Refusal(400, f"kind is one of {', '.join(FIELDS)}", "kind")
+    if not re.fullmatch(r"[\w-]{8,64}", asked.uuid, re.ASCII) or asked.uuid.startswith("open-"):
         raise Refusal(400, "uuid has other than 8 to 64 letters, digits and dashes", "uuid")
-    event["task"] = field(body, "task", str)
-    if kind == "rate":
-        event |= {"step": step, "rating": field(body, "rating", int), "seconds": _seconds(body)}
-        if event["rating"] not in (-1, 0, 1):
-            raise Refusal(400, "rating is -1, 0 or 1", "rating")
-    elif kind == "choose":
-        event |= {"step": step, "seconds": _seconds(body)}
-    elif kind == "undo":
-        event["step"] = step
-    elif kind == "flag":
-        event["on"] = field(body, "on", bool)
-    elif kind == "comment":
-        event |= {"step": step, "text": field(body, "text", str).strip()}
-        if not 0 < len(event["text"]) <= LONGEST_COMMENT:
-            raise Refusal(400, f"text has 1 to {LONGEST_COMMENT:,} characters", "text")
-    elif kind == "write":
-        event |= {"text": field(body, "text", str).strip(), "seconds": _seconds(body)}
-        if len(event["text"]) > LONGEST_COMMENT:
-            raise Refusal(400, f"text has at most {LONGEST_COMMENT:,} characters; none takes the step back", "text")
-    elif kind == "finish":
-        event |= {"reason": field(body, "reason", str), "seconds": _seconds(body)}
-        if event["reason"] not in REASONS:
-            raise Refusal(400, f"reason is one of {', '.join(REASONS)}", "reason")
-    else:
-        raise Refusal(400, "kind is rate, choose, undo, flag, comment, write or finish", "kind")
-    if unknown := sorted(set(body) - set(event)):
-        raise Refusal(400, f"{unknown[0]} is unknown for {kind}", unknown[0])
+    event: dict[str, Any] = {"uuid": asked.uuid, "kind": asked.kind, "annotator": annotator, "task": asked.task}
+    event |= {name: getattr(asked, name) for name in FIELDS[asked.kind]}
+    if unknown := sorted(body.keys() - event.keys()):
+        raise Refusal(400, f"{unknown[0]} is unknown for {asked.kind}", unknown[0])
+    if absent := [name for name, value in event.items() if value is None and name != "step"]:
+        raise Refusal(400, f"{absent[0]} is absent", absent[0])
+    if "seconds" in event:
+        event["seconds"] = round(event["seconds"], 3)
+    if "text" in event:
+        event["text"] = event["text"].strip()
+        if len(event["text"]) > LONGEST_COMMENT or asked.kind == "comment" and not event["text"]:
+            raise Refusal(400, f"text has 1 to {LONGEST_COMMENT:,} characters; a written step without any goes", "text")
     return event | {"time": now}
-
-
-def _seconds(body: Mapping[str, Any]) -> float:
-    seconds = field(body, "seconds", (int, float))
-    if not 0 <= seconds <= 86400:
-        raise Refusal(400, "seconds is from 0 to 86,400", "seconds")
-    return round(float(seconds), 3)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from jprm.apps.annotate.study import Alternatives, Study, alike, alternatives_of, chance, known_wrong, rated_tree
 from jprm.tree import ReasoningTree
@@ -21,7 +21,8 @@ REPEAT_AFTER = 20
 """Tasks between a task and its repetition."""
 
 FINISHED = ("solution", "found_error")
-REASONS = (*FINISHED, "give_up", "bad_problem", "skip")
+Reason = Literal["solution", "found_error", "give_up", "bad_problem", "skip"]
+REASONS: tuple[str, ...] = get_args(Reason)
 """How a task ends: at the end of a path, where no alternative is acceptable, or for one of three reasons without."""
 
 

@@ -16,20 +16,20 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import Counted, admit, answer, check_items, rule_of, server_of
-from jprm.apps.web.http import LAST_EVENT, Refusal, event, field, json_of
+from jprm.apps.serve.score import EXAMPLE, OF_MODEL, Counted, Model, RuleName, admit, answer, check_items, server_of
+from jprm.apps.web.http import LAST_EVENT, Asked, Refusal, asked_of, event, fields_of, json_of
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.scored_files import identity
 from jprm.methods.search.files import accept, calibrate, record, way_of
-from jprm.methods.search.growing_tree import CHOICES, METHODS, GrowingTree, Problem, find
+from jprm.methods.search.growing_tree import METHODS, Choice, GrowingTree, Problem, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.options import OptionError, values_of
 from jprm.tree import ReasoningTree, path_to
@@ -44,6 +44,45 @@ _ROUNDS = ("n", "simulations", "rounds", "max_steps")
 """Options that say how long a search goes on, and not how much it samples at once."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chat(Asked):
+    """OpenAI's chat completions, answered by a search of the policy under the model's scores."""
+
+    messages: Annotated[Sequence[dict], "One user's message."]
+    search: Annotated[dict | None, "method with its options, choose, rule, seed, budget, error_rate, confidence."] = (
+        None
+    )
+    stream: Annotated[bool, "Whether to send progress, and then the answer, as server-sent events."] = False
+    stream_options: Annotated[dict | None, "include_usage."] = None
+    model: Model = None
+
+    example = {
+        "messages": [{"role": "user", "content": EXAMPLE["problem"]}],
+        "search": {"method": "best-of-n", "n": 2, "budget": 2000},
+    }
+    gives = {
+        "choices": (Sequence[dict], "The answer."),
+        "search": (dict, "The final answer, its score, and tokens."),
+        **OF_MODEL,
+    }
+
+
+FRACTION = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search(Asked):
+    """The field `search`, in which the options of the method stand beside these."""
+
+    method: Annotated[str, "Its name in `METHODS`."] = "best-of-n"
+    choose: Annotated[Choice, "As `SearchConfig` has it, like the fields below."] = "weighted"
+    rule: RuleName = None
+    seed: Annotated[int, {"minimum": 0}] = 0
+    budget: Annotated[int, {"minimum": 1, "maximum": MOST}] = BUDGET
+    error_rate: Annotated[float | None, FRACTION] = None
+    confidence: Annotated[float, FRACTION] = 0.9
+
+
 @dataclasses.dataclass(frozen=True)
 class Question:
     """What a request asks for."""
@@ -52,8 +91,6 @@ class Question:
     config: SearchConfig
     error_rate: float | None
     confidence: float
-    stream: bool
-    usage: bool  # whether a stream ends with its counts
 
 
 async def chat(request: Request) -> Response:
@@ -62,9 +99,15 @@ async def chat(request: Request) -> Response:
     server = server_of(request)
     if server.writer is None:
         raise Refusal(400, "this server has no policy: start it with --policy", "model")
-    engine = server.engine(body.get("model"))
+    for name in _REFUSED:
+        if body.get(name):
+            raise Refusal(400, f"{name}: a search answers with text, and does not follow it", name)
+    if body.get("n") not in (None, 1):
+        raise Refusal(400, "n: a search gives one answer; its own n is search.n", "n")
+    sent = asked_of(Chat, body)
+    engine = server.engine(sent.model)
     check_items(request, [body])
-    asked = _question(body, engine)
+    asked = _question(sent, engine)
     if asked.error_rate is not None and server.calibration is None:
         raise Refusal(400, "error_rate needs results with known answers: start the server with --calibrate", "search")
     admit(request, engine)
@@ -77,10 +120,10 @@ async def chat(request: Request) -> Response:
     async def result() -> dict[str, Any]:  # late, or the client has gone: the search ends before its next samples
         return await answer(request, future)
 
-    if asked.stream:
-        return StreamingResponse(
-            _events(asked, engine, result, future.cancel, progress), media_type="text/event-stream"
-        )
+    if sent.stream:
+        counts = bool(sent.stream_options and sent.stream_options.get("include_usage"))
+        events = _events(counts, engine, result, future.cancel, progress)
+        return StreamingResponse(events, media_type="text/event-stream")
     reply = await result()
     message = {"role": "assistant", "content": reply["content"], "refusal": reply["refusal"]}
     choice = {"index": 0, "message": message, "finish_reason": reply["finish_reason"], "logprobs": None}
@@ -89,9 +132,9 @@ async def chat(request: Request) -> Response:
 
 
 async def _events(
-    asked: Question, engine: Engine, result: Callable[[], Any], end: Callable[[], Any], progress: asyncio.Queue
+    counts: bool, engine: Engine, result: Callable[[], Any], end: Callable[[], Any], progress: asyncio.Queue
 ) -> AsyncIterator[bytes]:
-    """Yields progress while the search runs, then the answer, as server-sent events."""
+    """Yields progress while the search runs, then the answer and if wanted its counts, as server-sent events."""
     about = _about(engine, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
@@ -118,7 +161,7 @@ async def _events(
     delta = {"refusal": answer["refusal"]} if answer["refusal"] else {"content": answer["content"]}
     yield chunk(delta)
     yield chunk({}, answer["finish_reason"], search=answer["search"])
-    if asked.usage:
+    if counts:
         yield event(about | {"choices": [], "usage": answer["usage"]})
     yield LAST_EVENT
 
@@ -133,58 +176,33 @@ _REFUSED = ("tools", "functions", "logprobs", "response_format", "audio", "modal
 """Fields of OpenAI's API that a search would not follow. Those of sampling are the policy's own, in its file."""
 
 
-def _question(body: Mapping[str, Any], engine: Engine) -> Question:
-    for name in _REFUSED:
-        if body.get(name):
-            raise Refusal(400, f"{name}: a search answers with text, and does not follow it", name)
-    if body.get("n") not in (None, 1):
-        raise Refusal(400, "n: a search gives one answer; its own n is search.n", "n")
-    messages = field(body, "messages", list)
+def _question(sent: Chat, engine: Engine) -> Question:
     # The checks of an exchange, on an answer that is not there yet
-    texts = exchange({"messages": [*messages, {"role": "assistant", "content": "-"}]}, "body")
+    texts = exchange({"messages": [*sent.messages, {"role": "assistant", "content": "-"}]}, "body")
     if "system" in texts:
         raise Refusal(400, "messages: a system message is set by the policy's own prompt", "messages")
-    options = dict(field(body, "search", dict, default={}))
-    search = {
-        name: options.pop(name, None) for name in ("method", "choose", "rule", "seed", "error_rate", "confidence")
-    }
-    name = search["method"] or "best-of-n"
-    if name not in METHODS:  # a client must not have the server import a file
-        raise Refusal(400, f"search.method is {name!r}: use {', '.join(METHODS)}", "search")
-    if search["choose"] not in (None, *CHOICES):
-        raise Refusal(400, f"search.choose is {search['choose']!r}: use {', '.join(CHOICES)}", "search")
-    budget = options.pop("budget", BUDGET)
-    if type(budget) is not int or not 1 <= budget <= MOST:
-        raise Refusal(400, f"search.budget is {budget!r}: from 1 to {MOST:,} tokens", "search")
-    seed, error_rate, confidence = search["seed"] or 0, search["error_rate"], search["confidence"] or 0.9
-    if type(seed) is not int or seed < 0:
-        raise Refusal(400, f"search.seed is {seed!r}: a whole number from 0", "search")
-    for key, value in {"error_rate": error_rate, "confidence": confidence}.items():
-        if value is not None and not (type(value) in (int, float) and 0 < value < 1):
-            raise Refusal(400, f"search.{key} is {value!r}: between 0 and 1", "search")
-    method = find(name)
-    defaults = {"n": 8} if name == "best-of-n" else {}
+    search = sent.search or {}
+    asked = asked_of(Search, search, "search")
+    if asked.method not in METHODS:  # a client must not have the server import a file
+        raise Refusal(400, f"search.method is {asked.method!r}: use {', '.join(METHODS)}", "search")
+    options = {name: value for name, value in search.items() if name not in fields_of(Search)}
     for key, value in options.items():
-        most = budget if key in _ROUNDS else AT_ONCE  # a sample has a token at least
+        most = asked.budget if key in _ROUNDS else AT_ONCE  # a sample has a token at least
         if type(value) is int and value > most:
-            raise Refusal(400, f"search.{key} is {value:,}: at most {most:,} with a budget of {budget:,}", "search")
+            reason = f"at most {most:,} with a budget of {asked.budget:,}"
+            raise Refusal(400, f"search.{key} is {value:,}: {reason}", "search")
+    method = find(asked.method)
+    defaults = {"n": 8} if asked.method == "best-of-n" else {}
     try:
         values_of(get_type_hints(method), options)
-        config = SearchConfig(
-            method(**(defaults | options)),
-            rule_of(engine.prm, search["rule"]),
-            search["choose"] or "weighted",
-            budget,
-            seed,
-        )
+        rule = asked.rule or engine.prm.rule
+        config = SearchConfig(method(**(defaults | options)), rule, asked.choose, asked.budget, asked.seed)
     except (OptionError, TypeError, ValueError) as error:
         raise Refusal(400, f"search: {error}", "search") from None
-    tree = GrowingTree(Problem(texts["user"]), 0, budget, engine.prm.scale, engine.prm.semantics)
+    tree = GrowingTree(Problem(texts["user"]), 0, asked.budget, engine.prm.scale, engine.prm.semantics)
     if (first := sum(ask.n for ask in next(config.method.steps(tree, config.rule)))) > AT_ONCE:
         raise Refusal(400, f"search: its first round takes {first:,} samples: at most {AT_ONCE}", "search")
-    stream = field(body, "stream_options", dict, default={})
-    counts = bool(stream.get("include_usage"))
-    return Question(texts["user"], config, error_rate, confidence, body.get("stream") is True, counts)
+    return Question(texts["user"], config, asked.error_rate, asked.confidence)
 
 
 # ---- The search.

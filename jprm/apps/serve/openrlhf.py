@@ -9,12 +9,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.serve.score import admit, answer, chains, check_items, name_place, rule_of, server_of, tokens_of
-from jprm.apps.web.http import Refusal, field, json_of, worked
+from jprm.apps.serve.score import (
+    EXAMPLE,
+    Model,
+    RuleName,
+    admit,
+    answer,
+    chains,
+    check_items,
+    naming,
+    server_of,
+    tokens_of,
+)
+from jprm.apps.web.http import Asked, Refusal, asked_of, json_of, worked
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
 from jprm.tree import ReasoningTree, tree_of
@@ -69,13 +82,29 @@ def read_view(path: str | os.PathLike) -> View:
         raise ValueError(f"{path}: is no view of prompts: {error}") from error
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Queries(Asked):
+    """OpenRLHF's remote reward model."""
+
+    query: Annotated[Sequence[str], "Prompts with their responses."]
+    prompts: Annotated[Sequence[str], "The prompts."]
+    labels: Annotated[Any, "Not read."] = None
+    rule: RuleName = None
+    model: Model = None
+
+    example = {"query": [EXAMPLE["problem"] + "2 + 2 = 4."], "prompts": [EXAMPLE["problem"]], "labels": ["4"]}
+    gives = {
+        "rewards": (Sequence[float], "Of every query its chain's score."),
+        "scores": (Sequence[float], "The same."),
+        "extra_logs": (dict, "lowest_step and steps of every query."),
+    }
+
+
 async def get_reward(request: Request) -> Response:
     """Rewards each query by its chain's score. A blank response gets 0, or the lowest reward of all if that is less."""
-    body = await json_of(request)
-    server, view = server_of(request), request.app.state.view
-    engine = server.engine(body.get("model"))
-    rule = rule_of(engine.prm, body.get("rule"))
-    queries, prompts = field(body, "query", list), field(body, "prompts", list)
+    asked = asked_of(Queries, await json_of(request))
+    view, engine = request.app.state.view, server_of(request).engine(asked.model)
+    queries, prompts, rule = asked.query, asked.prompts, asked.rule or engine.prm.rule
     check_items(request, queries, "query", "query[{}]")
     if len(queries) != len(prompts) or not all(isinstance(text, str) for text in [*queries, *prompts]):
         raise Refusal(400, "query and prompts are two lists of texts, of the same length", "query")
@@ -86,12 +115,8 @@ async def get_reward(request: Request) -> Response:
             view.tree(prompt, query, f"query[{i}]")
             for i, (prompt, query) in enumerate(zip(prompts, queries, strict=True))
         ]
-        try:
+        with naming(request, engine, "query", lambda: trees):
             return trees, tokens_of(request, engine, [tree for tree in trees if tree])
-        except Refusal as refusal:
-            if refusal.status == 400:
-                name_place(request, engine, "query", trees)
-            raise
 
     trees, tokens = await worked(request, read, len(queries))
     outputs = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))

@@ -8,10 +8,11 @@ exactly is refused.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -19,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import admit, check_items, check_size, in_turn, server_of, usage
-from jprm.apps.web.http import Refusal, field, json_of, worked
+from jprm.apps.serve.score import OF_MODEL, Model, admit, check_items, check_size, in_turn, server_of, usage
+from jprm.apps.web.http import Asked, Refusal, asked_of, json_of, worked
 from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
 from jprm.tokenizer import JsonTokenizer, TemplateLayout
@@ -33,19 +34,47 @@ _REFUSED = {
 }
 """Fields of vLLM that would not be followed, and why."""
 
-_FIELDS = {"model", "input", "task", "encoding_format", "embed_dtype", "endianness", "add_special_tokens", "user",
-           "request_id", "priority"}  # fmt: skip
-"""Fields that are followed, or change no output."""
 
-_ACTIVATION = ("use_activation", "activation", "softmax")
-"""Names that vLLM has had for whether outputs are probabilities, the newest first."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pooling(Asked):
+    """vLLM's token_classify: outputs at every token, or at the tokens that end steps."""
+
+    input: Annotated[str | Sequence[Any], "A text, token ids, or a list of these."]
+    task: Annotated[Literal["token_classify"] | None, "The only task."] = None
+    use_activation: Annotated[bool | None, "Whether outputs are probabilities, not logits; absent, they are."] = None
+    activation: Annotated[bool | None, "The same, as vLLM had it before."] = None
+    softmax: Annotated[bool | None, "The same, as vLLM had it before that."] = None
+    encoding_format: Annotated[Literal["float", "base64"], "How numbers are written."] = "float"
+    embed_dtype: Annotated[Literal["float32"], "The numbers' type."] = "float32"
+    endianness: Annotated[Literal["native", "little"], "The order of their bytes."] = "little"
+    add_special_tokens: Annotated[bool, "Whether a text gets the tokenizer's special tokens."] = True
+    model: Model = None
+    user: Annotated[Any, "Not read."] = None
+    request_id: Annotated[Any, "Not read."] = None
+    priority: Annotated[Any, "Not read."] = None
+
+    closed = True
+    example = {"input": [[1, 2, 3]], "use_activation": False}
+    gives = {"object": (str, "list"), "data": (Sequence[dict], "One entry an item of the input."), **OF_MODEL}
+
+    @property
+    def raw(self) -> bool:
+        """Whether logits are asked for, not probabilities."""
+        return False in (self.use_activation, self.activation, self.softmax)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classify(Pooling):
+    """vLLM's classify: a classifier's outputs at the last token."""
+
+    task: Annotated[Any, "Not read."] = None
 
 
 async def pooling(request: Request) -> Response:
     """Returns the outputs of each chain of `input`: probabilities, or logits with `use_activation: false`."""
-    body = await json_of(request)
-    engine, chains, outputs = await _outputs(request, body, _places)
-    packed = body.get("encoding_format") == "base64"
+    asked = await _read(request, Pooling)
+    engine, chains, outputs = await _outputs(request, asked, _places)
+    packed = asked.encoding_format == "base64"
     data = [
         {"index": i, "object": "pooling",
          "data": base64.b64encode(x_PC.astype("<f4").tobytes()).decode() if packed else x_PC.tolist()}
@@ -60,9 +89,8 @@ async def pooling(request: Request) -> Response:
 
 async def classify(request: Request) -> Response:
     """`POST /classify`: vLLM's route for sequence classifiers, the outputs at the last token of each text."""
-    body = await json_of(request)
-    body.pop("task", None)
-    engine, chains, outputs = await _outputs(request, body, lambda prm, ids: [len(ids) - 1])
+    asked = await _read(request, Classify)
+    engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [len(ids) - 1])
     labels = labels_of(engine.prm)
     data = [
         {"index": i, "label": labels[int(np.argmax(x_C))], "probs": x_C.tolist(), "num_classes": len(x_C)}
@@ -72,20 +100,28 @@ async def classify(request: Request) -> Response:
     return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
 
 
+async def _read(request: Request, kind: type[Pooling]) -> Pooling:
+    body = await json_of(request)
+    for name, why in _REFUSED.items():
+        if body.get(name) is not None:
+            raise Refusal(400, f"{name}: {why}", name)
+    return asked_of(kind, body)
+
+
 async def _outputs(
-    request: Request, body: dict[str, Any], places: Callable[[PRM, Sequence[int]], list[int]]
+    request: Request, asked: Pooling, places: Callable[[PRM, Sequence[int]], list[int]]
 ) -> tuple[Engine, list[list[int]], list[np.ndarray]]:
     """Returns the engine, the chains of `input`, and each one's outputs at its `places`, (P, C) float32."""
-    engine = server_of(request).engine(body.get("model"))
-    _check(body, engine.prm)
-    several = body["input"] if isinstance(body.get("input"), list) else [body.get("input")]
+    engine = server_of(request).engine(asked.model)
+    _check(asked, engine.prm)
+    several = [asked.input] if isinstance(asked.input, str) else asked.input
     if not all(type(x) is int for x in several[: engine.longest + 1]):
         check_items(request, several, "input", "input[{}]")
     admit(request, engine)
     places_of: dict[tuple[int, ...], int] = {}  # equal chains are computed once
 
     def read() -> tuple[list[list[int]], list[int]]:
-        chains = _chains(engine, body)
+        chains = _chains(engine, asked)
         return chains, [places_of.setdefault(tuple(ids), len(places_of)) for ids in chains]
 
     chains, place_of = await worked(request, read, len(several))
@@ -102,13 +138,8 @@ async def _outputs(
             for ids, count in zip(places_of, counts, strict=True)
         ],
     )
-    outputs = outputs if _raw(body) else list(map(activated, outputs))
+    outputs = outputs if asked.raw else list(map(activated, outputs))
     return engine, chains, [outputs[place] for place in place_of]
-
-
-def _raw(body: dict[str, Any]) -> bool:
-    """Returns whether logits are asked for, not probabilities."""
-    return any(body.get(name) is False for name in _ACTIVATION)
 
 
 def labels_of(prm: PRM) -> list[str]:
@@ -128,44 +159,26 @@ def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:
     return weight_PC / weight_PC.sum(axis=1, keepdims=True)
 
 
-def _check(body: dict[str, Any], prm: PRM) -> None:
-    """Raises Refusal for fields that would not be followed exactly, and for models whose outputs are no classes."""
+def _check(asked: Pooling, prm: PRM) -> None:
+    """Raises Refusal for models that have no logits, or none that are classes where classes are asked for."""
     if not isinstance(prm, PRM):
         raise Refusal(400, f"{prm.name}: has no logits, as a judge or a fused verifier; use /v1/score", "model")
-    for name in body.keys() - _FIELDS - _REFUSED.keys() - {*_ACTIVATION}:
-        if body[name] is not None:
-            raise Refusal(400, f"{name}: is not known here, and would not be followed: leave it out", name)
-    if body.get("task") not in (None, "token_classify"):
-        raise Refusal(400, f"task {body['task']!r}: this server has only token_classify", "task")
-    for name, why in _REFUSED.items():
-        if body.get(name) is not None:
-            raise Refusal(400, f"{name}: {why}", name)
-    for name, values in {
-        "encoding_format": ("float", "base64"),
-        "embed_dtype": ("float32",),
-        "endianness": ("native", "little"),
-        "add_special_tokens": (True, False),
-        **dict.fromkeys(_ACTIVATION, (True, False)),
-    }.items():
-        if (value := body.get(name)) is not None and (type(value) is not type(values[0]) or value not in values):
-            raise Refusal(400, f"{name} {value!r}: use {' or '.join(map(str, values))}", name)
     if prm.ratio is not None:
         raise Refusal(400, f"{prm.name} is an implicit PRM, which has no logits: use /v1/score", "model")
     if prm.config.steps:
         raise Refusal(400, f"{prm.name} reads the ends of steps, which tokens do not tell: use /v1/score", "model")
     score = prm.readout.score
     classes = isinstance(score, Weighted) and score.activation == ("softmax" if len(score.factors) > 1 else "sigmoid")
-    if len({body[name] for name in _ACTIVATION if body.get(name) is not None}) > 1:
-        raise Refusal(400, f"{' and '.join(_ACTIVATION)} are one field, and differ", "use_activation")
-    if not _raw(body) and not classes:
+    if len({asked.use_activation, asked.activation, asked.softmax} - {None}) > 1:
+        raise Refusal(400, "use_activation, activation and softmax are one field, and differ", "use_activation")
+    if not asked.raw and not classes:
         raise Refusal(400, "use_activation: this model's logits are no classes; ask for false", "use_activation")
 
 
-def _chains(engine: Engine, body: dict[str, Any]) -> list[list[int]]:
+def _chains(engine: Engine, asked: Pooling) -> list[list[int]]:
     """Returns the token ids of every chain of `input`. Raises Refusal for what is no chain, or too long a one."""
-    sent = field(body, "input", (str, list))
-    several = isinstance(sent, list) and not all(type(x) is int for x in sent)
-    special = body.get("add_special_tokens") is not False
+    sent, special = asked.input, asked.add_special_tokens
+    several = not isinstance(sent, str) and not all(type(x) is int for x in sent)
     chains = []
     for i, item in enumerate(sent if several else [sent]):
         where = f"input[{i}]" if several else "input"

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from starlette.requests import Request
@@ -30,20 +30,25 @@ from starlette.responses import JSONResponse, Response
 from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
 from jprm.apps.serve.score import (
+    EXAMPLE,
+    OF_MODEL,
+    OF_RULE,
+    Model,
+    RuleName,
     admit,
     answer,
     check_items,
     finite,
-    name_place,
-    rule_of,
+    naming,
     server_of,
     tokens_of,
     usage,
 )
-from jprm.apps.web.http import Refusal, field, json_of, worked
+from jprm.apps.web.http import Asked, Refusal, asked_of, json_of, worked
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.agents.records import content_of, is_trajectory
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
+from jprm.options import from_json
 from jprm.score.aggregate import chain_scores
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer
@@ -93,16 +98,33 @@ class Sample:
         return full_K[last_P].tolist()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rewards(Asked):
+    """Every step's span, token, score and reward, for a trainer's samples."""
+
+    samples: Annotated[Sequence[dict], "Each with problem or prompt, and response, ids or messages; offsets, outcome."]
+    credit: Annotated[str | dict, "What a step is rewarded for; absent, there are only scores."] = ""
+    tokenizer: Annotated[str, "Of the ids: a name of --tokenizer."] = ""
+    rule: RuleName = None
+    model: Model = None
+
+    closed = True
+    example = {"credit": "min_form", "samples": [{"problem": EXAMPLE["problem"], "response": "2 + 2 = 4."}]}
+    gives = {
+        "samples": (Sequence[dict], "Of every sample its steps, its score, and with a credit its rewards."),
+        "credit": (dict | None, "The credit with its options."),
+        **OF_RULE,
+        **OF_MODEL,
+    }
+
+
 async def rewards(request: Request) -> Response:
-    """Answers with the steps of every sample: span, token, score, named outputs, and by a credit their rewards."""
-    body = await json_of(request)
-    server, view = server_of(request), request.app.state.view
-    if extra := body.keys() - FIELDS:
-        raise Refusal(400, f"{min(extra)} is not known: send {', '.join(sorted(FIELDS))}", min(extra))
-    engine = server.engine(body.get("model"))
-    rule, config = rule_of(engine.prm, body.get("rule")), _credit(body, engine.prm)
-    tokenizer = _tokenizer(server.tokenizers, body)
-    sent = field(body, "samples", list)
+    """`POST /v1/rewards`."""
+    asked = asked_of(Rewards, await json_of(request))
+    server, view, sent = server_of(request), request.app.state.view, asked.samples
+    engine = server.engine(asked.model)
+    rule, config = asked.rule or engine.prm.rule, _credit(asked.credit, engine.prm)
+    tokenizer = _tokenizer(server.tokenizers, asked.tokenizer)
     check_items(request, sent, "samples", "samples[{}]")
     if (ids := sum(_tokens(item) for item in sent)) > (most := TOKENS * server.config.items):
         raise Refusal(413, f"the samples have {ids:,} tokens, and {most:,} at most: send them in parts", "samples")
@@ -115,12 +137,8 @@ async def rewards(request: Request) -> Response:
                 if sample.outcome is None:
                     raise Refusal(400, f"samples[{i}].outcome is absent, and credit.gate looks at it", "outcome")
         trees, chains = _one_tree_a_problem(samples)
-        try:
+        with naming(request, engine, "samples", lambda: [sample.tree for sample in samples]):
             tokens = tokens_of(request, engine, trees, alone=of_messages(trees))
-        except Refusal as refusal:
-            if refusal.status == 400:
-                name_place(request, engine, "samples", [sample.tree for sample in samples])
-            raise
         places = [sample.places(f"samples[{i}]") for i, sample in enumerate(samples)]
         return samples, places, trees, chains, tokens
 
@@ -140,7 +158,7 @@ async def rewards(request: Request) -> Response:
             "object": "rewards",
             "model": engine.name,
             "rule": rule,
-            "credit": None if config is None else {"name": config.name} | _options(config),
+            "credit": None if config is None else {name: getattr(config, name) for name in ("name", *OPTIONS)},
             "samples": [
                 _written(sample, outputs_P, at, reward_P1, config, rule, engine.prm)
                 for sample, outputs_P, at, reward_P1 in zip(samples, rewards, places, paid, strict=True)
@@ -157,8 +175,6 @@ async def rewards(request: Request) -> Response:
 
 # ---- What a request asks for.
 
-FIELDS = {"model", "rule", "credit", "tokenizer", "samples"}
-
 TOKENS = 64
 """Tokens of the caller that a request may hold, at most so many times the items."""
 
@@ -169,43 +185,32 @@ def _tokens(sent: Any) -> int:
     return sum(len(items) for items in lists if isinstance(items, list))
 
 
-OPTIONS = {"weight": float, "temperature": float, "gamma": float, "offset": float, "gate": bool}
+OPTIONS = ("weight", "temperature", "gamma", "offset", "gate")
 """Fields of a credit that concern rewards. The others of `CreditConfig` make advantages of them, the trainer's work."""
 
 
-def _options(config: CreditConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in OPTIONS}
-
-
-def _credit(body: Mapping[str, Any], prm: PRM) -> CreditConfig | None:
+def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
     """Returns the credit, None where the request names none.
 
     Only names of `CREDITS` are taken: a client must not have the server import a file.
     """
-    named = field(body, "credit", (str, dict), default={})
-    if not named:
+    if not sent:
         return None
-    sent: dict[str, Any] = {"name": named} if isinstance(named, str) else named
-    name = sent.get("name")
-    if name not in CREDITS:
-        raise Refusal(400, f"credit.name is {name!r}: use {', '.join(CREDITS)}", "credit")
-    for key, value in sent.items():
-        if key == "name":
-            continue
-        kinds = (int, float) if OPTIONS.get(key) is float else (bool,)
-        if key not in OPTIONS or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise Refusal(400, f"credit.{key} is {value!r}: options are {', '.join(OPTIONS)}", "credit")
+    given = {"name": sent} if isinstance(sent, str) else sent
+    if given.get("name") not in [*CREDITS]:
+        raise Refusal(400, f"credit.name is {given.get('name')!r}: use {', '.join(CREDITS)}", "credit")
+    if unknown := sorted(given.keys() - {"name", *OPTIONS}):
+        raise Refusal(400, f"credit.{unknown[0]} is not known: options are {', '.join(OPTIONS)}", "credit")
     try:
-        config = CreditConfig(advantage="reinforce", norm="sequence", **sent)
+        config = from_json(CreditConfig, {"advantage": "reinforce", "norm": "sequence"} | given, "credit")
         config.check(prm.scale, prm.name)
         return config
     except ValueError as error:
         raise Refusal(400, str(error), "credit") from None
 
 
-def _tokenizer(tokenizers: Mapping[str, Tokenizer], body: Mapping[str, Any]) -> Tokenizer | None:
-    """Returns the tokenizer that the request names, the first one for none; None where the server has none."""
-    name = field(body, "tokenizer", str, default="")
+def _tokenizer(tokenizers: Mapping[str, Tokenizer], name: str) -> Tokenizer | None:
+    """Returns the tokenizer of a name, the first one for ""; None where the server has none."""
     if name and name not in tokenizers:
         there = f"use {', '.join(tokenizers)}" if tokenizers else "start the server with --tokenizer"
         raise Refusal(400, f"there is no tokenizer {name!r}: {there}", "tokenizer")
@@ -344,22 +349,18 @@ def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree],
     """Returns the trees of all samples, one a problem, and the place of every sample's chain in them."""
     members: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
-        if sample.turns is not None:
-            members[i] = [i]
-        elif sample.tree is not None:
-            members.setdefault(problem_of(sample.tree), []).append(i)
+        if sample.tree is not None:
+            members.setdefault(problem_of(sample.tree) if sample.turns is None else i, []).append(i)
     trees: list[ReasoningTree] = []
     chains: list[Place] = [(-1, np.zeros(0, np.int64))] * len(samples)
     for in_tree in members.values():
-        first = samples[in_tree[0]]
-        if first.tree is not None and first.turns is not None:  # its chat template reads a whole path
-            chains[in_tree[0]] = len(trees), np.array(first.tree.steps, np.int64)
-            trees.append(first.tree)
-            continue
-        tree, node_N = one_tree([tree_of_sample for i in in_tree if (tree_of_sample := samples[i].tree) is not None])
-        for i, node_P in zip(
-            in_tree, np.split(node_N, np.cumsum([len(samples[i].steps) for i in in_tree])[:-1]), strict=True
-        ):
+        own = [tree for i in in_tree if (tree := samples[i].tree) is not None]
+        if own[0].of_messages:  # its chat template reads a whole path
+            tree, node_N = own[0], np.array(own[0].steps, np.int64)
+        else:
+            tree, node_N = one_tree(own)
+        ends = np.cumsum([len(samples[i].steps) for i in in_tree])
+        for i, node_P in zip(in_tree, np.split(node_N, ends[:-1]), strict=True):
             chains[i] = len(trees), node_P
         trees.append(tree)
     return trees, chains

@@ -19,8 +19,8 @@ import dataclasses
 import os
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import uvicorn
@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from jprm.apps.web import Listen
-from jprm.apps.web.http import HANDLERS, Refusal, field, guards, json_of, key_of, listening, opened, under
+from jprm.apps.web.http import HANDLERS, Asked, Refusal, asked_of, guards, json_of, key_of, listening, opened, under
 from jprm.checkpoints import base
 from jprm.methods.decoding.sampler import NOTHING, Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.methods.policy.engine import log_probabilities
@@ -52,6 +52,30 @@ def serve(
     uvicorn.run(make_app(device, config, key), **listens)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generate(Asked):
+    """A request of SGLang's /generate. Its other fields are not read."""
+
+    input_ids: Annotated[Sequence[int], "The prompt."]
+    sampling_params: Annotated[dict, "As `Sampling`."]
+    logprob_start_len: Annotated[Any, "Whether log-probabilities of the prompt are asked for, and no sample."] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling(Asked):
+    """SGLang's parameters of a sample. The others are the engine's own options."""
+
+    max_new_tokens: Annotated[int, {"minimum": 1}]
+    sampling_seed: Annotated[int, "The number of the sample."]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update(Asked):
+    """A request of SGLang's /update_weights_from_disk."""
+
+    model_path: Annotated[str, "The folder that the learner wrote."]
+
+
 def make_app(device: Device, config: Listen, key: str | None = None) -> Starlette:
     """Returns the application."""
 
@@ -62,24 +86,21 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
             raise Refusal(400, f"{error}") from error
 
     async def generate(request: Request) -> JSONResponse:
-        body = await json_of(request)
-        ids = _ids(field(body, "input_ids", list), device.sampler.config.vocab_size)
-        wanted = field(body, "sampling_params", dict)
-        if "logprob_start_len" in body:
+        asked = asked_of(Generate, await json_of(request))
+        ids = _ids(asked.input_ids, device.sampler.config.vocab_size)
+        if asked.logprob_start_len is not None:
             logprobs = [None, *await answered(device.do(lambda: device.forced(ids)))]
             pairs = [[x, i, None] for x, i in zip(logprobs, ids, strict=True)]
             return JSONResponse({"meta_info": {"input_token_logprobs": pairs}})
-        most, seed = field(wanted, "max_new_tokens", int), field(wanted, "sampling_seed", int)
-        if not most > 0:
-            raise Refusal(400, f"max_new_tokens is {most}: it must be above 0", "max_new_tokens")
-        completion = await answered(device.sample(Waiting(ids, seed, most)))
+        wanted = asked_of(Sampling, asked.sampling_params)
+        completion = await answered(device.sample(Waiting(ids, wanted.sampling_seed, wanted.max_new_tokens)))
         pairs = [[x, i, None] for x, i in zip(completion.logprob_N.tolist(), completion.ids, strict=True)]
         return JSONResponse(
             {"meta_info": {"output_token_logprobs": pairs, "finish_reason": {"type": completion.finish_reason}}}
         )
 
     async def update(request: Request) -> JSONResponse:
-        folder = field(await json_of(request), "model_path", str)
+        folder = asked_of(Update, await json_of(request)).model_path
         await answered(device.do(lambda: device.load(folder)))
         return JSONResponse({"success": True, "message": device.sampler.name})
 
@@ -97,7 +118,7 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
     return app
 
 
-def _ids(ids: list[Any], vocabulary: int) -> tuple[int, ...]:
+def _ids(ids: Sequence[Any], vocabulary: int) -> tuple[int, ...]:
     if not ids or not all(type(i) is int and 0 <= i < vocabulary for i in ids):
         raise Refusal(400, f"input_ids are token ids from 0 to {vocabulary - 1}, at least one", "input_ids")
     return tuple(ids)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.report.runs import METRICS, differing, find_runs, flat, heads_of, left_out, names_of, setting
-from jprm.apps.web.http import Refusal, files_of
+from jprm.apps.web.http import Asked, Refusal, asked_of, files_of
 from jprm.experiment import RUN
 from jprm.io.jsonl import parse
 from jprm.io.storage import Place, path_of
@@ -75,22 +77,37 @@ async def runs(request: Request) -> Response:
     return JSONResponse(await asyncio.to_thread(request.app.state.runs.states))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lines(Asked):
+    """New lines of a run's metrics."""
+
+    run: Annotated[str, "Its id."] = ""
+    file: Annotated[str, "Of the last answer."] = ""
+    from_: Annotated[int, "`next` of the last answer.", {"minimum": 0}] = 0
+
+    gives = {
+        "lines": (Sequence[dict], "Metrics by name."),
+        "next": (int, "Where to go on."),
+        "file": (str, "What tells the file from another of its name."),
+    }
+
+
 async def metrics(request: Request) -> Response:
-    """`GET /v1/runs/metrics?run=NAME&file=ID&from=BYTE`: the whole lines after a byte, and where to go on.
+    """`GET /v1/runs/metrics`: the whole lines after a byte, and where to go on.
 
     A file that another has replaced, as when a run starts anew, is read from its beginning.
     """
-    name = request.query_params.get("run", "")
-    folder = (await asyncio.to_thread(request.app.state.runs.by_name)).get(name)
+    query: dict[str, Any] = dict(request.query_params)
+    if re.fullmatch("[0-9]{1,15}", query.get("from", "")):
+        query["from"] = int(query["from"])
+    asked = asked_of(Lines, query)
+    folder = (await asyncio.to_thread(request.app.state.runs.by_name)).get(asked.run)
     if folder is None:
-        raise Refusal(404, f"there is no run {name!r}", "run")
-    start = request.query_params.get("from", "0")
-    if not (start.isascii() and start.isdigit() and len(start) < 16):
-        raise Refusal(400, "from is no number of bytes", "from")
+        raise Refusal(404, f"there is no run {asked.run!r}", "run")
     try:
-        lines = await asyncio.to_thread(read_lines, folder / METRICS, request.query_params.get("file", ""), int(start))
+        lines = await asyncio.to_thread(read_lines, folder / METRICS, asked.file, asked.from_)
     except ValueError as error:
-        raise Refusal(400, f"run {name!r}: {METRICS} {str(error).partition(': ')[2]}", "run") from None
+        raise Refusal(400, f"run {asked.run!r}: {METRICS} {str(error).partition(': ')[2]}", "run") from None
     return JSONResponse(lines)
 
 

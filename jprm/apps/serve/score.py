@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from starlette.requests import Request
@@ -26,14 +26,14 @@ from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
 from jprm.apps.serve.pieces import InPieces, Work, started
-from jprm.apps.web.http import Refusal, body_of, field, json_in, json_of, kind_of_body, worked
+from jprm.apps.web.http import Asked, Refusal, asked_of, body_of, json_in, json_of, kind_of_body, worked
 from jprm.io.jsonl import dump
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.critiques import KEY
 from jprm.methods.judge.judge import with_outputs
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 from jprm.score.aggregate import chain_scores
-from jprm.score.scale import RULES
+from jprm.score.scale import Rule
 from jprm.score.scorer import CHUNK, PRM
 from jprm.tokenizer import Tokenizer
 from jprm.tree import (
@@ -48,8 +48,50 @@ from jprm.tree import (
 
 LINES = "application/x-ndjson"
 
-CALLER = "prompt_cache_key"
-"""The field that names a caller, as in OpenAI's API: its requests compute only tokens that no earlier one had."""
+# Fields of several requests, and of several answers.
+Model = Annotated[str | None, "The name of a model or judge; absent, the first one."]
+RuleName = Annotated[Rule | None, "What makes a chain's score of its steps'; absent, the model's."]
+Caller = Annotated[
+    str, "Names the caller: only tokens that no earlier request of it had are computed.", {"maxLength": 256}
+]
+OF_RULE = {"rule": (str, "The rule.")}
+OF_MODEL = {
+    "model": (str, "The model that answered."),
+    "usage": (dict, "prompt_tokens and total_tokens; a prefix that chains share counts once."),
+}
+TEXT, TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+OBJECTS = {"type": "array", "items": {"type": "object"}}
+EXAMPLE: dict[str, Any] = {"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4.", "So it is 4."]}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score(Asked):
+    """Score a chain, pool or tree. With Content-Type application/x-ndjson: a record a line, as `jprm score`."""
+
+    # Of the record, which `tree_of` reads
+    problem: Annotated[Any, TEXT, "What was asked."] = None
+    steps: Annotated[Any, TEXTS, "A chain's steps."] = None
+    response: Annotated[Any, TEXT, "In place of steps: a solution as free text."] = None
+    messages: Annotated[Any, OBJECTS, "In place of problem and steps: a chat, or a trajectory with tools."] = None
+    samples: Annotated[Any, OBJECTS, "A pool: several solutions, each with steps."] = None
+    nodes: Annotated[Any, OBJECTS, "A tree: each node with parent (-1 for the problem) and text."] = None
+
+    rule: RuleName = None
+    model: Model = None
+    prompt_cache_key: Caller = ""
+    stream: Annotated[bool, "Judges: send critiques as they are written."] = False
+
+    example = EXAMPLE
+    gives = {
+        "record": (dict, "The record with its scores."),
+        "chains": (Sequence[dict], "Of every chain its nodes, its score by the rule, and its weakest node."),
+        **OF_RULE,
+        **OF_MODEL,
+    }
+
+
+OPTIONS = ("rule", "model", "prompt_cache_key", "stream")
+"""Fields of `Score` that are not the record's."""
 
 
 async def score(request: Request) -> Response:
@@ -60,53 +102,37 @@ async def score(request: Request) -> Response:
     if kind_of_body(request) == LINES:
         return await _lines(request)
     body = await json_of(request)
-    engine, rule, caller = options_of(request, body)
-    for name in ("model", "rule", CALLER):
-        body.pop(name, None)
-    check_items(request, [body])
+    asked = asked_of(Score, body)
+    engine = server_of(request).engine(asked.model)
+    rule = asked.rule or engine.prm.rule
+    record = {name: value for name, value in body.items() if name not in OPTIONS}
+    check_items(request, [record])
     admit(request, engine)
-    streams = field(body, "stream", bool, default=False)
-    body.pop("stream", None)
-    tree, tokens = await worked(request, lambda: _read(request, engine, body))
+    tree, tokens = await worked(request, lambda: _read(request, engine, record))
 
     def content(outputs: Outputs, cached: int | None = None) -> dict[str, Any]:
         return {
             "object": "score",
             "model": engine.name,
             "rule": rule,
-            "record": record_with(body, tree, outputs, engine),
+            "record": record_with(record, tree, outputs, engine),
             "chains": chains(engine.prm, tree, outputs["score"], rule),
             "usage": usage(tokens, cached),
         }
 
-    if streams:
+    if asked.stream:
         return stream(engine, tree, content)
-    outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
+    outputs, cached = await outputs_of(request, engine, tree, tokens, asked.prompt_cache_key)
     return await worked(request, lambda: JSONResponse(content(outputs, cached)))
 
 
-def options_of(request: Request, body: dict[str, Any]) -> tuple[Engine, str, str | None]:
-    """Returns the engine, the rule, and the name that the caller's prefixes are kept under, None for none."""
-    engine, caller = server_of(request).engine(body.get("model")), field(body, CALLER, str, default="")
-    if len(caller) > 256:
-        raise Refusal(400, f"{CALLER} has {len(caller)} characters: 256 at most", CALLER)
-    return engine, rule_of(engine.prm, body.get("rule")), caller or None
-
-
 async def outputs_of(
-    request: Request, engine: Engine, tree: ReasoningTree, tokens: int, caller: str | None
+    request: Request, engine: Engine, tree: ReasoningTree, tokens: int, caller: str
 ) -> tuple[Outputs, int | None]:
     """Returns a tree's named outputs, and for a caller how many tokens an earlier tree had."""
-    if caller is None:
+    if not caller:
         return (await answer(request, engine.score([tree], tokens)))[0], None
     return await answer(request, engine.score_cached(tree, tokens, caller))
-
-
-def rule_of(prm: PRM, rule: Any) -> str:
-    """Returns the rule by its name, the model's own for None. Raises Refusal for an unknown one."""
-    if rule is not None and (not isinstance(rule, str) or rule not in RULES):
-        raise Refusal(400, f"there is no rule {rule!r}: use {', '.join(RULES)}", "rule")
-    return rule or prm.rule
 
 
 def chains(prm: PRM, tree: ReasoningTree, score_N: np.ndarray, rule: str) -> list[dict[str, Any]]:
@@ -142,17 +168,13 @@ def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
 
 def _read(request: Request, engine: Engine, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
     tree = tree_of(record, "body")
-    try:
+    with naming(request, engine, "samples", lambda: _samples(tree)):
         return tree, tokens_of(request, engine, [tree])
-    except Refusal as refusal:
-        if refusal.status == 400 and tree.kind == "pool":
-            name_place(request, engine, "samples", _samples(tree))
-        raise
 
 
 def _samples(tree: ReasoningTree) -> list[ReasoningTree]:
-    """Returns the samples of a pool, each as a tree."""
-    starts = [i for i, node in enumerate(tree.nodes) if node.parent < 0]
+    """Returns the samples of a pool, each as a tree; none of another record."""
+    starts = [i for i, node in enumerate(tree.nodes) if node.parent < 0] if tree.kind == "pool" else []
     return [
         ReasoningTree(
             tree.problem, tuple(Node(k - 1, node.text) for k, node in enumerate(tree.nodes[a:b])), extra=tree.extra
@@ -161,12 +183,19 @@ def _samples(tree: ReasoningTree) -> list[ReasoningTree]:
     ]
 
 
-def name_place(request: Request, engine: Engine, what: str, trees: Sequence[ReasoningTree | None]) -> None:
-    """Raises the Refusal of the first tree that `tokens_of` refuses, with its place, such as `samples[3]`."""
-    for i, tree in enumerate(trees):
-        if tree is not None:
-            with placed(f"{what}[{i}]", what):
-                tokens_of(request, engine, [tree])
+@contextlib.contextmanager
+def naming(
+    request: Request, engine: Engine, what: str, trees: Callable[[], Sequence[ReasoningTree | None]]
+) -> Iterator[None]:
+    """Makes a Refusal (400) that of the first of the trees that `tokens_of` refuses, with its place: `samples[3]`."""
+    try:
+        yield
+    except Refusal as refusal:
+        for i, tree in enumerate(trees() if refusal.status == 400 else ()):
+            if tree is not None:
+                with placed(f"{what}[{i}]", what):
+                    tokens_of(request, engine, [tree])
+        raise
 
 
 async def _lines(request: Request) -> Response:
@@ -237,17 +266,29 @@ def _written(chunk: Sequence[Any], results: Sequence[Outputs], engine: Engine) -
     return "".join(line + "\n" for line in lines).encode()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rerank(Asked):
+    """Order solutions by their chains' scores, for any rerank client."""
+
+    query: Annotated[str, "The problem."]
+    documents: Annotated[Sequence[str | dict], "Solutions as free text, each by itself or in an object's `text`."]
+    top_n: Annotated[int | None, "How many to return; absent, all.", {"minimum": 0}] = None
+    return_documents: Annotated[bool, "Whether their texts are returned."] = False
+    rule: RuleName = None
+    model: Model = None
+
+    example = {"query": EXAMPLE["problem"], "documents": ["2 + 2 = 4.", "2 + 2 = 5."]}
+    gives = {"results": (Sequence[dict], "index and relevance_score, the best first."), **OF_MODEL}
+
+
 async def rerank(request: Request) -> Response:
-    """`POST /v1/rerank`: orders documents, which are solutions, by their chains' scores, for any rerank client."""
-    body = await json_of(request)
-    engine = server_of(request).engine(body.get("model"))
-    rule, problem = rule_of(engine.prm, body.get("rule")), field(body, "query", str)
-    sent = field(body, "documents", list)
-    top = field(body, "top_n", int, default=len(sent) or 1)
-    if not problem.strip():
+    """`POST /v1/rerank`."""
+    asked = asked_of(Rerank, await json_of(request))
+    engine = server_of(request).engine(asked.model)
+    if not asked.query.strip():
         raise Refusal(400, "query is empty", "query")
-    check_items(request, sent, "documents", "documents[{}]")
-    texts = [text.get("text") if isinstance(text, dict) else text for text in sent]
+    check_items(request, asked.documents, "documents", "documents[{}]")
+    texts: list[Any] = [text.get("text") if isinstance(text, dict) else text for text in asked.documents]
     admit(request, engine)
 
     def read() -> tuple[list[ReasoningTree], list[int], int]:
@@ -261,7 +302,7 @@ async def rerank(request: Request) -> Response:
             if text not in seen:
                 seen[text] = len(trees)
                 with placed(f"documents[{i}]", "documents"):
-                    trees.append(tree_of({"problem": problem, "response": text}, f"documents[{i}]"))
+                    trees.append(tree_of({"problem": asked.query, "response": text}, f"documents[{i}]"))
                     tokens += tokens_of(request, engine, trees[-1:])
             places.append(seen[text])
         check_trees(request, engine, trees)
@@ -272,41 +313,65 @@ async def rerank(request: Request) -> Response:
     outputs = await answer(request, engine.score(trees, tokens))
 
     def response() -> Response:
+        rule = asked.rule or engine.prm.rule
         ends = [chains(engine.prm, tree, output["score"], rule)[0] for tree, output in zip(trees, outputs, strict=True)]
         values = [ends[place]["score"] for place in places]
         if None in values:
             raise Refusal(502, f"documents[{values.index(None)}]: no critique of a step could be read", "documents")
-        order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: max(top, 0)]
+        order = sorted(range(len(texts)), key=lambda i: (-values[i], i))[: asked.top_n]
         results: list[dict[str, Any]] = [{"index": i, "relevance_score": values[i]} for i in order]
-        if body.get("return_documents"):
+        if asked.return_documents:
             results = [{**result, "document": {"text": texts[result["index"]]}} for result in results]
         return JSONResponse({"model": engine.name, "results": results, "usage": usage(tokens)})
 
     return await worked(request, response, len(texts))
 
 
-MOST = 64
-"""Alternatives of one request."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Continue(Asked):
+    """Alternatives after the steps so far, written by the server's policy and scored."""
+
+    problem: Annotated[str, "What was asked."]
+    steps: Annotated[Sequence[str], "Steps so far."] = ()
+    n: Annotated[int, "Alternatives.", {"minimum": 1, "maximum": 64}] = 4
+    until: Annotated[Literal["step", "end"], "Whether each is one step or the rest."] = "step"
+    seed: Annotated[int, "The number of the first sample.", {"minimum": 0}] = 0
+    rule: RuleName = None
+    model: Model = None
+    prompt_cache_key: Caller = ""
+
+    example = {"problem": EXAMPLE["problem"], "steps": ["2 + 2 = 4."], "n": 2}
+    gives = {
+        "alternatives": (Sequence[dict], "steps, scores, score, finish_reason and tokens of each."),
+        "scores": (Sequence[float | None], "Of the steps so far."),
+        "policy": (str, "What wrote them."),
+        **OF_RULE,
+        **OF_MODEL,
+    }
 
 
 async def alternatives(request: Request) -> Response:
-    """Returns n alternatives after the steps so far, each with its scores and its chain's score by the rule."""
+    """`POST /v1/continue`."""
     body = await json_of(request)
     server = server_of(request)
     if server.writer is None:
         raise Refusal(400, "this server has no policy: start it with --policy", "model")
-    engine, rule, caller = options_of(request, body)
+    asked = asked_of(Continue, body)
+    engine = server.engine(asked.model)
+    rule = asked.rule or engine.prm.rule
     check_items(request, [body])
-    prefix, n, until, seed = _asked(body)
+    # The checks of any record, on steps that may be none yet
+    record = tree_of({"problem": asked.problem, "steps": asked.steps or ["-"]}, "body")
+    prefix = Prefix(record.problem, tuple(node.text for node in record.nodes) if asked.steps else ())
     admit(request, engine)
-    samples = await server.writer.sample(request, prefix, n, until, seed)
+    samples = await server.writer.sample(request, prefix, asked.n, asked.until, asked.seed)
     if all(sample.error is not None for sample in samples):
         raise Refusal(502, f"the policy gave nothing: {samples[0].error}")
     tree, paths = _tree(prefix, samples)
     tokens = await worked(request, lambda: tokens_of(request, engine, [tree]))
     outputs, cached = {"score": np.zeros(0)}, None
     if tree.nodes:
-        outputs, cached = await outputs_of(request, engine, tree, tokens, caller)
+        outputs, cached = await outputs_of(request, engine, tree, tokens, asked.prompt_cache_key)
     score_N, before = outputs["score"], len(prefix.steps)
     value_B, _ = chain_scores([score_N[path].tolist() for path in paths], rule, engine.prm.scale)
     written_steps = [
@@ -322,21 +387,6 @@ async def alternatives(request: Request) -> Response:
         "scores": list(map(finite, score_N[:before])), "alternatives": written_steps,
         "usage": usage(tokens, cached) | {"completion_tokens": written, "total_tokens": tokens + written},
     })  # fmt: skip
-
-
-def _asked(body: dict[str, Any]) -> tuple[Prefix, int, str, int]:
-    """Returns the prefix, the number of alternatives, where they end, and the number of the first sample."""
-    steps, n = field(body, "steps", list, default=[]), field(body, "n", int, default=4)
-    until, seed = field(body, "until", str, default="step"), field(body, "seed", int, default=0)
-    if not 1 <= n <= MOST:
-        raise Refusal(400, f"n is {n}: from 1 to {MOST}", "n")
-    if until not in ("step", "end"):
-        raise Refusal(400, f"until is {until!r}: use step or end", "until")
-    if seed < 0:
-        raise Refusal(400, f"seed is {seed}: from 0", "seed")
-    # The checks of any record, on steps that may be none yet
-    tree = tree_of({"problem": field(body, "problem", str), "steps": steps or ["-"]}, "body")
-    return Prefix(tree.problem, tuple(node.text for node in tree.nodes) if steps else ()), n, until, seed
 
 
 def _tree(prefix: Prefix, samples: list[Sample]) -> tuple[ReasoningTree, list[list[int]]]:
@@ -363,12 +413,10 @@ class Server:
     tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict)
     calibration: Sequence[Mapping[str, Any]] | None = None  # results of a search whose answers are known
 
-    def engine(self, name: Any) -> Engine:
+    def engine(self, name: str | None) -> Engine:
         """Returns the engine of a model's name, that of the first model for None."""
         if name is None:
             return next(iter(self.engines.values()))
-        if not isinstance(name, str):
-            raise Refusal(400, f"model is of type {type(name).__name__}, not str", "model")
         if name not in self.engines:
             raise Refusal(404, f"there is no model {name!r}: use {', '.join(self.engines)}", "model")
         return self.engines[name]

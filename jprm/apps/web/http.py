@@ -7,12 +7,18 @@ does not arrive in time is closed, so that silent clients hold none.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import hmac
 import json
+import keyword
 import mimetypes
+import operator
 import os
 import re
 import socket
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -26,9 +32,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from jprm.apps.web import Listen, bytes_of_file, names_in
 from jprm.io.jsonl import parse
+from jprm.options import OptionError, values_of
 from jprm.tree import RecordError
 
 T = TypeVar("T")
+A = TypeVar("A", bound="Asked")
 
 KEY = "JPRM_API_KEY"
 """The environment variable that holds the key, which a command line would show to all users of the machine."""
@@ -212,18 +220,72 @@ def json_in(text: bytes, where: str) -> Any:
     return value
 
 
-def field(body: Mapping[str, Any], name: str, kinds: type | Sequence[type], default: Any = None) -> Any:
-    """Returns a field of the body. Raises Refusal if it has another type, or is absent and has no default."""
-    value = body.get(name)
-    kinds = (kinds,) if isinstance(kinds, type) else tuple(kinds)
-    if value is None:
-        if default is None:
-            raise Refusal(400, f"{name} is absent", name)
-        return default
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise Refusal(400, f"{name} is of type {type(value).__name__}, not {wanted}", name)
-    return value
+class Asked:
+    """What a request sends, as a frozen dataclass: `asked_of` makes it, and `/openapi.json` describes it.
+
+    A field's annotation has a sentence about the field, and its bounds in the words of JSON Schema.
+
+    Attributes:
+      closed: whether a field that the class lacks is refused, and not left unread.
+      example: a body that the server answers.
+      gives: fields of the answer, name to (type, what it is).
+    """
+
+    closed = False
+    example: Mapping[str, Any] = {}
+    gives: Mapping[str, tuple[Any, str]] = {}
+
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minimum": ("at least", operator.ge),
+    "maximum": ("at most", operator.le),
+    "exclusiveMinimum": ("above", operator.gt),
+    "exclusiveMaximum": ("below", operator.lt),
+    "maxLength": ("of a length of at most", lambda text, most: len(text) <= most),
+}
+
+
+@functools.cache
+def fields_of(kind: type[Asked]) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]]:
+    """Returns for every field of a request the types that it may have, what its annotation says, and its default.
+
+    None is not among the types: a null is as an absent field. A name that Python has taken ends with _ in the class.
+    """
+    hints, fields = typing.get_type_hints(kind, include_extras=True), {}
+    for field in dataclasses.fields(typing.cast(Any, kind)):
+        hint, about = hints[field.name], {}
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, *notes = typing.get_args(hint)
+            for note in notes:
+                about |= {"description": note} if isinstance(note, str) else note
+        choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        choices = tuple(choice for choice in choices if choice is not type(None))
+        fields[field.name.rstrip("_")] = choices, about, field.default
+    return fields
+
+
+def asked_of(kind: type[A], sent: Mapping[str, Any], within: str = "") -> A:
+    """Returns what a request, or its field `within`, sends. The items of lists are left to the route, which counts them
+    first.
+
+    Raises Refusal (400), naming the field, for one that is absent, of another type, out of bounds or unknown.
+    """
+    fields, kinds = fields_of(kind), {}
+    given = {name: value for name, value in sent.items() if value is not None and (kind.closed or name in fields)}
+    for name, (choices, _, default) in fields.items():
+        kinds[name] = functools.reduce(operator.or_, (list if typing.get_origin(x) is Sequence else x for x in choices))
+        if default is dataclasses.MISSING and name not in given:
+            raise Refusal(400, f"{name} is absent", within or name)
+    try:
+        values = values_of(kinds, given, within)
+    except OptionError as error:
+        raise Refusal(400, str(error), within or error.field) from None
+    for name, value in values.items():
+        for word, bound in fields[name][1].items():
+            if word in _BOUNDS and not _BOUNDS[word][1](value, bound):
+                reason = f"is {value!r}: it must be {_BOUNDS[word][0]} {bound:,}"
+                raise Refusal(400, f"{within}.{name} {reason}".lstrip("."), within or name)
+    return kind(**{name + "_" * keyword.iskeyword(name): value for name, value in values.items()})
 
 
 POLICY = (
