@@ -12,7 +12,7 @@ from tiny_run import MODEL, chains, experiment, lines, make_data, one_device
 
 from jprm import loading, objectives
 from jprm.apps import cli
-from jprm.experiment import ObjectiveConfig, OptimizerConfig, TargetConfig
+from jprm.experiment import ObjectiveConfig, OptimizerConfig, TargetConfig, read
 from jprm.io.jsonl import write_records
 from jprm.model import heads
 from jprm.objectives import NamedOutputs
@@ -115,15 +115,19 @@ def trained(tmp_path_factory):
     return folder
 
 
+def score(folder, name, *options):
+    """Scores chains into a file of this name; returns the exit status."""
+    files = ["--input", str(folder / "valid.jsonl"), "--output", str(folder / f"{name}.jsonl")]
+    return cli.main(["score", "--model", str(folder / "run"), *files, *options])
+
+
 def test_kinds_are_learnt_scored_and_filtered(trained):
     last = lines(trained / "run")[-1]
     assert last["valid_bad_auroc"] > 0.9 and last["valid_cut_auroc"] > 0.9 and last["valid_auroc"] > 0.9
     scores = {}
     for name, by in (("plain", []), ("bad", ["--by", "bad"]), ("kept", ["--by", "right unless cut > 0.3"])):
-        command = ["score", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl")]
-        out = trained / f"{name}.jsonl"
-        assert cli.main([*command, "--output", str(out), *by]) == 0
-        scores[name] = [json.loads(line) for line in out.read_text().splitlines()]
+        assert score(trained, name, *by) == 0
+        scores[name] = lines(trained, f"{name}.jsonl")
     vetoed = 0
     for plain, bad, kept in zip(scores["plain"], scores["bad"], scores["kept"], strict=True):
         outputs = plain["outputs"]
@@ -140,24 +144,21 @@ def test_kinds_are_learnt_scored_and_filtered(trained):
 @pytest.mark.parametrize(
     "by", ["right unless cut", "right unless none > 0.5", "none unless cut > 0.5", "right unless cut > x"]
 )
-def test_filters_that_are_none_are_refused(trained, by, capsys):
-    command = ["score", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl"), "--by", by]
-    assert cli.main([*command, "--output", str(trained / "refused.jsonl")]) == 2
+def test_filters_that_are_none_are_refused(trained, by):
+    assert score(trained, "refused", "--by", by) == 2
     assert not (trained / "refused.jsonl").exists()
 
 
-def test_another_filter_does_not_continue_a_file(trained, capsys):
-    command = ["score", "--model", str(trained / "run"), "--input", str(trained / "valid.jsonl")]
-    command += ["--output", str(trained / "again.jsonl")]
-    assert cli.main(command) == 0
+def test_another_filter_does_not_continue_a_file(trained):
+    assert score(trained, "again") == 0
     before = (trained / "again.jsonl").read_bytes()
-    assert cli.main([*command, "--by", "bad"]) == 2 and (trained / "again.jsonl").read_bytes() == before
+    assert score(trained, "again", "--by", "bad") == 2 and (trained / "again.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation):
     run = dataclasses.replace(
-        loading_experiment(trained),
+        read(trained / "run" / "experiment.json"),
         model=dataclasses.replace(MODEL, head=f"{activation}=right,bad,cut", qk_norm=False),
         steps=4,
     )
@@ -171,9 +172,3 @@ def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation):
     assert ("problem_type" in config) == (activation == "sigmoid")
     for name in ("score", "right", *KINDS):
         np.testing.assert_allclose(one[name], other[name], atol=1e-6)
-
-
-def loading_experiment(folder):
-    from jprm.experiment import read
-
-    return read(folder / "run" / "experiment.json")

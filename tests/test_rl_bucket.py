@@ -4,7 +4,7 @@ import json
 
 import pytest
 from buckets import objects
-from test_rl_loop import SOME, Killed, data, params_of, stale_experiment, whole  # noqa: F401  (fixtures)
+from test_rl_loop import SOME, data, killed_in, params_of, stale_experiment, whole  # noqa: F401  (fixtures)
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
@@ -13,31 +13,18 @@ from jprm.io.storage import Remote
 from jprm.methods.decoding.sampler import SamplerConfig
 from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler
 from jprm.methods.policy.load import load_policy
-from jprm.methods.rl import loop
-from jprm.train.callbacks import Watchdog
 
 
 @pytest.mark.slow  # a run of seconds, started four times
-def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(bucket, data, whole, monkeypatch):  # noqa: F811
+def test_a_run_in_a_bucket_that_is_killed_is_the_one_on_disk(bucket, data, whole):  # noqa: F811
     (bucket / "data").upload_folder(data)
     for name in ("policy", "prm"):
         (bucket / "data" / name / "checkpoints/1" / MARK).write_bytes(b"")
     folder, result, _ = whole
-    config, places, run = stale_experiment(bucket / "data"), list(SOME), bucket / "run"
-
-    def at(self, *phase):
-        if places and phase == places[0]:
-            places.pop(0)
-            raise Killed
-
-    monkeypatch.setattr(Watchdog, "at", at)
+    run = bucket / "run"
+    again = killed_in(SOME, stale_experiment(bucket / "data"), run)
     with one_device():
-        while places:
-            with pytest.raises(Killed):
-                loop.train(config, run)
-        again = loop.train(config, run)
-        before, after, best = params_of(folder), params_of(run), params_of(run / "best")
-    assert before == after and best == params_of(folder / "best")
+        assert params_of(folder) == params_of(run) and params_of(folder / "best") == params_of(run / "best")
     assert json.loads(json.dumps(again).replace(f"{bucket}/data", str(data))) == json.loads(json.dumps(result))
     assert json.loads((run / "rl.json").read_bytes()) == json.loads(json.dumps(again))
     assert untimed(map(json.loads, (run / "metrics.jsonl").read_bytes().splitlines())) == untimed(lines(folder))

@@ -48,26 +48,31 @@ ALL = [(0, "evaluating"), (1, "pushing"), (3, "sampling"), *SOME[:2], (4, "refre
        (4, "confirming"), SOME[2]]  # fmt: skip
 
 
-@pytest.mark.parametrize("places", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, monkeypatch, places):
-    folder, result, phases = whole
-    assert {phase for _, phase in phases} == {phase for _, phase in ALL}
-    places = list(places)
+def killed_in(places, config, run):
+    """Trains, killed in one of these phases after another; returns what the last call returns."""
+    left = list(places)
 
     def at(self, *place):
-        if places and place == places[0]:
-            places.pop(0)
+        if left and place == left[0]:
+            left.pop(0)
             raise Killed
 
-    monkeypatch.setattr(Watchdog, "at", at)
-    with one_device():
-        while places:
+    with pytest.MonkeyPatch.context() as patch, one_device():
+        patch.setattr(Watchdog, "at", at)
+        while left:
             with pytest.raises(Killed):
-                loop.train(stale_experiment(data), tmp_path / "run")
-        again = loop.train(stale_experiment(data), tmp_path / "run")
-        before, after = params_of(folder), params_of(tmp_path / "run")
-    assert before.keys() == after.keys() and all(before[name] == after[name] for name in before)
-    assert again == result and (tmp_path / "run/rl.json").read_bytes() == (folder / "rl.json").read_bytes()
+                loop.train(config, run)
+        return loop.train(config, run)
+
+
+@pytest.mark.parametrize("places", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, places):
+    folder, result, phases = whole
+    assert {phase for _, phase in phases} == {phase for _, phase in ALL}
+    assert killed_in(places, stale_experiment(data), tmp_path / "run") == result
+    with one_device():
+        assert params_of(folder) == params_of(tmp_path / "run")
+    assert (tmp_path / "run/rl.json").read_bytes() == (folder / "rl.json").read_bytes()
     assert untimed(lines(tmp_path / "run")) == untimed(lines(folder))
 
 

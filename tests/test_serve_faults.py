@@ -1,5 +1,6 @@
 """The server on a real socket: slow, broken and vanishing clients, and its end while requests are under way."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -46,45 +47,48 @@ class Running:
 
 
 def head(length):
-    lines = [
-        "POST /v1/score HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {length}",
-    ]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+    fields = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": length}
+    lines = ["POST /v1/score HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode()
+
+
+@contextlib.contextmanager
+def busy(running):
+    """Keeps the device busy; yields a function that waits until so many jobs wait for it."""
+    started, go = threading.Event(), threading.Event()
+    blocked = running.engine.run(lambda: (started.set(), go.wait(60)))
+    assert started.wait(60)
+
+    def waiting(count):
+        while len(running.engine._jobs) < count:
+            time.sleep(0.01)
+        return list(running.engine._jobs)
+
+    yield waiting
+    go.set()
+    blocked.result(60)
 
 
 def test_what_was_admitted_is_answered_after_the_signal(prm):  # noqa: F811
     """64 requests wait behind a busy device when the server is told to end: all are answered, and no new one is."""
-    started, go = threading.Event(), threading.Event()
     with Running(prm) as running, ThreadPoolExecutor(64) as pool:
-        running.engine.run(lambda: (started.set(), go.wait(60)))
-        assert started.wait(60)
-        answers = [pool.submit(running.score, record) for record in chains(64)]
-        while len(running.engine._jobs) < 64:
-            time.sleep(0.01)
-        running.server.should_exit = True
-        go.set()
+        with busy(running) as waiting:
+            answers = [pool.submit(running.score, record) for record in chains(64)]
+            waiting(64)
+            running.server.should_exit = True
         assert {answer.result().status_code for answer in answers} == {200}
 
 
 def test_a_client_that_vanishes_takes_its_work_along(prm):  # noqa: F811
-    started, go = threading.Event(), threading.Event()
     with Running(prm) as running:
-        blocked = running.engine.run(lambda: (started.set(), go.wait(60)))
-        assert started.wait(60)
-        body = json.dumps(CHAIN).encode()
-        connections = [running.raw(head(len(body)), body) for _ in range(8)]
-        while len(running.engine._jobs) < 8:
-            time.sleep(0.01)
-        jobs = list(running.engine._jobs)
-        for connection in connections:
-            connection.close()
-        while not all(job.future.cancelled() for job in jobs):
-            time.sleep(0.01)
-        go.set()
-        blocked.result(60)
+        with busy(running) as waiting:
+            body = json.dumps(CHAIN).encode()
+            connections = [running.raw(head(len(body)), body) for _ in range(8)]
+            jobs = waiting(8)
+            for connection in connections:
+                connection.close()
+            while not all(job.future.cancelled() for job in jobs):
+                time.sleep(0.01)
         assert running.score(CHAIN).status_code == 200
 
 
