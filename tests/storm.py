@@ -566,6 +566,7 @@ def input(folder: Folder, kills: int = 16, seed: int = 0, tokens: float = 200e6)
             start(killed, host)
             if strike(host, phase):
                 storm.hit(phase)
+                storm.restarts += 1  # in a later round, or below
             processes.kill()
             storm.told(host=host)
         states = []
