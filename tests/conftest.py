@@ -200,6 +200,16 @@ def bucket(request, tmp_path, monkeypatch):
     return buckets.empty_folder(request)
 
 
+@pytest.fixture(params=["disk", "memory", "s3", "gcs"])
+def place(request, tmp_path):
+    """A folder of this machine or of a bucket that is not there yet."""
+    import buckets
+
+    from jprm.io.storage import Local
+
+    return Local(tmp_path / "place") if request.param == "disk" else buckets.empty_folder(request)
+
+
 @pytest.fixture(scope="session")
 def browser():
     """A headless Chromium. Skips where it or its driver is not installed."""

@@ -2,9 +2,8 @@
 
 import json
 import os
-import uuid
 
-import pytest
+from buckets import in_memory
 from refusing import refused
 
 from jprm.apps.cli import main
@@ -13,31 +12,26 @@ from jprm.experiment import RUN
 from jprm.io.storage import path_of
 
 
-@pytest.fixture(params=["disk", "bucket"])
-def root(request, tmp_path):
-    return path_of(tmp_path if request.param == "disk" else f"{request.getfixturevalue('s3')}/{uuid.uuid4().hex}")
-
-
-def test_nested_runs(root):
+def test_nested_runs(place):
     for name in ("b", "a/deep/er", "a/deep/er/checkpoints/1", "c"):
-        (root / name).mkdir(parents=True, exist_ok=True)
-        (root / name / RUN).write_bytes(b"{}")
-    (root / "d").mkdir(exist_ok=True)
-    (root / "d" / "notes.txt").write_bytes(b"x")
-    assert find_runs([root]) == [root / "a/deep/er", root / "b", root / "c"]
-    assert find_runs([root / "b", root / "a"]) == [root / "b", root / "a/deep/er"]
-    refused(FileNotFoundError, "d", find_runs, [root / "d"])
+        (place / name).mkdir(parents=True, exist_ok=True)
+        (place / name / RUN).write_bytes(b"{}")
+    (place / "d").mkdir(exist_ok=True)
+    (place / "d" / "notes.txt").write_bytes(b"x")
+    assert find_runs([place]) == [place / "a/deep/er", place / "b", place / "c"]
+    assert find_runs([place / "b", place / "a"]) == [place / "b", place / "a/deep/er"]
+    refused(FileNotFoundError, "d", find_runs, [place / "d"])
 
 
-def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, tmp_path, capsys):
-    bucket = path_of(f"memory://bucket/{uuid.uuid4().hex}")
+@in_memory
+def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, bucket, tmp_path, capsys):
     for rate in ("0.01", "0.02"):
         for folder in (path_of(tmp_path / "runs"), bucket):
-            place = folder / f"rate={rate}"
-            place.mkdir(parents=True, exist_ok=True)
+            run = folder / f"rate={rate}"
+            run.mkdir(parents=True, exist_ok=True)
             for name in (RUN, "metrics.jsonl", "result.json"):
                 text = (tiny_run.folder / name).read_text().replace('"learning_rate": 0.01', f'"learning_rate": {rate}')
-                (place / name).write_bytes(text.encode())
+                (run / name).write_bytes(text.encode())
     found = []
     for name, folder in (("disk", tmp_path / "runs"), ("bucket", bucket)):
         assert main(["runs", str(folder), "--output", str(tmp_path / f"{name}.json")]) in (0, None)
@@ -46,12 +40,12 @@ def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, tmp_path, capsys):
     assert json.loads(found[0]) == json.loads(found[1])
 
 
-def test_what_is_not_shown_is_told_with_the_reason(root):
+def test_what_is_not_shown_is_told_with_the_reason(place):
     for name, file in (("a", RUN), ("a/prm/10", RUN), ("b", RUN), ("half", METRICS)):
-        (root / name).mkdir(parents=True, exist_ok=True)
-        (root / name / file).write_bytes(b"{}")
-    told = dict(left_out([root], find_runs([root])))
-    assert set(told) == {os.fspath(root / "a/prm/10"), os.fspath(root / "half")}
-    assert os.fspath(root / "a") in told[os.fspath(root / "a/prm/10")]
-    named = [root, root / "a/prm/10"]
-    assert set(dict(left_out(named, find_runs(named)))) == {os.fspath(root / "half")}
+        (place / name).mkdir(parents=True, exist_ok=True)
+        (place / name / file).write_bytes(b"{}")
+    told = dict(left_out([place], find_runs([place])))
+    assert set(told) == {os.fspath(place / "a/prm/10"), os.fspath(place / "half")}
+    assert os.fspath(place / "a") in told[os.fspath(place / "a/prm/10")]
+    named = [place, place / "a/prm/10"]
+    assert set(dict(left_out(named, find_runs(named)))) == {os.fspath(place / "half")}

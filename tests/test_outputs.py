@@ -80,8 +80,7 @@ def test_no_command_replaces_its_input_or_what_is_no_file(folder, no_model, caps
     before = listed(folder)
     line = COMMANDS[command].format(model="model", input="input.jsonl", out=out)
     assert cli.main(line.split()) == 2
-    said = capsys.readouterr().err
-    assert out in said and ("is an input too" in said or "only a file is replaced" in said)
+    assert out in capsys.readouterr().err
     assert listed(folder) == before
 
 

@@ -4,7 +4,7 @@ import json
 import types
 
 import pytest
-from buckets import empty_folder, objects
+from buckets import objects
 from refusing import refused
 
 from jprm import loading
@@ -14,12 +14,6 @@ from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write, check_output, input_of, stamp_of
 from jprm.io.storage import Appended, Local, Remote, check_named, named_in, path_of
 from jprm.methods.formats.adapters.load import load as published
-
-
-@pytest.fixture(params=["disk", "memory", "s3", "gcs"])
-def place(request, tmp_path):
-    """A folder that is not there yet."""
-    return Local(tmp_path / "place") if request.param == "disk" else empty_folder(request)
 
 
 def test_a_file_of_any_place(place):
