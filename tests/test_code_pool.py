@@ -49,13 +49,8 @@ def test_choices_in_closed_form():
 
 def test_the_models_tests_are_the_first_assertions_that_compile():
     text = "f(1) == 2, 'why'\nassert f(2) == 3\nassert f(\nassert g(1)\nassert f(3) == 4\n\ndef h(): pass"
-    assert judged.tests_of([text, "f(2)==3"], "f") == {
-        "assert f(1) == 2": 1,
-        "assert f(2) == 3": 2,
-        "assert f(3) == 4": 1,
-    }
-    assert len(judged.tests_of(["f(0)\n" + "".join(f"assert f({i})\n" for i in range(1, 9))], "f")) == judged.A_TEXT
-    assert judged.cut_off("    return 1\n\nprint(2)") == "    return 1\n"
+    counts = {"assert f(1) == 2": 1, "assert f(2) == 3": 2, "assert f(3) == 4": 1}
+    assert judged.tests_of([text, "f(2)==3"], "f") == counts
 
 
 @pytest.mark.skipif(bool(refusal()), reason=str(refusal()))
@@ -100,7 +95,5 @@ def test_each_half_is_scored_by_what_was_trained_on_the_other(monkeypatch):
     assert [tree.problem for tree in scored] == [tree.problem for tree in trees]
     assert [[node.score for node in tree.nodes] for tree in scored] == [[i] * sizes[i] for i in range(11)]
     first, second = prm.halves([f"p{i}" for i in range(11)])
-    assert prm.halves([f"p{i}" for i in range(11)][::-1]) == (
-        [10 - i for i in first[::-1]],
-        [10 - i for i in second[::-1]],
-    )
+    turned = [10 - i for i in first[::-1]], [10 - i for i in second[::-1]]
+    assert prm.halves([f"p{i}" for i in range(11)][::-1]) == turned

@@ -39,9 +39,8 @@ def test_the_checker_equals_what_lines_do():
         seen |= {(sentence, ok) for (sentence, _), ok in zip(problem.sentences, judged, strict=True)}
     traps = [name for name, (_, wrong) in (functions.OPERATIONS | functions.RETURNS).items() if wrong]
     assert {(name, False) for name in traps} <= seen
-    assert functions.check(functions.Problem((("Keep at least {}.", 3),)), ["    xs = [x for x in xs if x > 2]"]) == [
-        True
-    ]
+    least = functions.Problem((("Keep at least {}.", 3),))
+    assert functions.check(least, ["    xs = [x for x in xs if x > 2]"]) == [True]
     refused(ValueError, "problem", functions.parse, "Keep at most 3. Return the list.")
 
 

@@ -59,9 +59,8 @@ def test_ten_short_proofs():
 )
 def test_what_is_no_tactic_is_open(step, monkeypatch):
     ran = []
-    monkeypatch.setattr(
-        verifiers, "run_command", lambda command, text, *_, **__: ran.append(text) or sandbox.CommandResult(0, "")
-    )
+    done = sandbox.CommandResult(0, "")
+    monkeypatch.setattr(verifiers, "run_command", lambda command, text, *_, **__: ran.append(text) or done)
     assert labels(ADD, [step, "reflexivity."]) == [None, None]
     assert step not in ran[0] and "reflexivity" not in ran[0]
 
@@ -110,9 +109,8 @@ def test_what_the_kernel_finds_at_the_end_makes_the_last_step_incorrect():
 def test_a_limit_of_the_sandbox_is_no_label(message, monkeypatch):
     def run(command, text, *_, **__):
         locate = "No object of basename " + re.search(r"Locate (mark\w+)", text)[1]
-        return sandbox.CommandResult(
-            0, f"1 goal\n{locate}\n1 goal\n{locate}\n{locate}\n{message}\n{locate}\n{locate}\n{locate}\n"
-        )
+        lines = ["1 goal", locate, "1 goal", locate, locate, message, locate, locate, locate, ""]
+        return sandbox.CommandResult(0, "\n".join(lines))
 
     monkeypatch.setattr(verifiers, "run_command", run)
     assert labels(ADD, ["intros n.", "reflexivity."]) == [1, None]

@@ -175,15 +175,8 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
 def test_live_trees_start_from_their_parents_states():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
-    prm = PRM(
-        jax.tree_util.tree_map_with_path(place, params(HYBRID)),
-        HYBRID,
-        Letters(end=(28,)),
-        mesh,
-        "correctness",
-        "tiny",
-        1,
-    )
+    placed = jax.tree_util.tree_map_with_path(place, params(HYBRID))
+    prm = PRM(placed, HYBRID, Letters(end=(28,)), mesh, "correctness", "tiny", 1)
     trees = LiveTrees(prm)
     (root,) = trees.open(["ab"])
     handles, scores = trees.extend([root, root], ["abc", "b"])

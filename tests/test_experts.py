@@ -92,9 +92,8 @@ def test_adapters_and_int8_are_of_each_expert(rows):
     assert a.shape == (2, 4, 16, 2) and b.shape == (2, 4, 2, 8)
     w = params(MIXED)["decoder"]["layers_0"]["expert_up"]
     b = jnp.ones_like(b)
-    merged = parameters.with_adapter(
-        "expert_up", w, {"expert_up" + parameters.A: a, "expert_up" + parameters.B: b}, config.scale
-    )
+    both = {"expert_up" + parameters.A: a, "expert_up" + parameters.B: b}
+    merged = parameters.with_adapter("expert_up", w, both, config.scale)
     np.testing.assert_allclose(merged[1, 3], w[1, 3] + config.scale * a[1, 3] @ b[1, 3], atol=1e-5)
     small = {**params(MIXED), "decoder": held_decoder(params(MIXED)["decoder"], "int8")}
     assert small["decoder"]["layers_0"]["expert_down"].scale.shape == (2, 4, 1, 16)

@@ -83,9 +83,8 @@ def test_ids_beyond_the_model_are_refused(tmp_path):
     refused(ValueError, "tokenizer.json", load, added_tokens=added(False))
     with pytest.raises(ValueError, match="1,000,000"):  # four tokens, but one with a large id
         load(model={"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "x": 10**6}, "merges": []})
-    (tmp_path / "m.gguf").write_bytes(
-        hostile.vocabulary({"tokens": hostile.TOKENS, "merges": hostile.array(hostile.STRING, ["a b"])})
-    )
+    fields = {"tokens": hostile.TOKENS, "merges": hostile.array(hostile.STRING, ["a b"])}
+    (tmp_path / "m.gguf").write_bytes(hostile.vocabulary(fields))
     refused(ValueError, "m.gguf", load_tokenizer, tmp_path / "m.gguf", 2)
 
 
@@ -157,10 +156,8 @@ def stranger(tiny_run, tmp_path, monkeypatch):
 def test_no_module_of_a_models_folder_or_the_current_one_is_run(stranger, monkeypatch, names, start):
     named, marker = stranger
     folder = named(**names)
-    before = {"notebook": [""], "notebook that adds a folder": ["/usr/lib", ""], "python -m": [str(folder.parent)]}[
-        start
-    ]
-    monkeypatch.setattr(sys, "path", [*before, *sys.path])
+    starts = {"notebook": [""], "notebook that adds a folder": ["/usr/lib", ""], "python -m": [str(folder.parent)]}
+    monkeypatch.setattr(sys, "path", [*starts[start], *sys.path])
     for load in (jprm.load, lambda folder: read(folder / "experiment.json")):
         refused(ValueError, "experiment.json: .*=", load, folder)
     assert not marker.exists()
@@ -179,6 +176,13 @@ def test_not_even_where_the_search_path_has_it(stranger, monkeypatch, head):
     assert not marker.exists()
 
 
+def scored(start, folder, place, cwd):
+    """Runs `jprm score` with this PYTHONPATH, in a folder."""
+    (folder.parent / "x.jsonl").write_text('{"problem": "p", "steps": ["s"]}\n')
+    command = [*start, "score", "--model", folder.name, "--input", "x.jsonl", "--output", "y.jsonl"]
+    return subprocess.run(command, cwd=cwd, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("variable", [":{jprm}", "{jprm}:", "{jprm}::/tmp"])
 @pytest.mark.parametrize("start", [["-m", "jprm"], ["-c", "import jprm.apps.cli as c, sys; sys.exit(c.main())"]])
 def test_an_empty_entry_of_pythonpath_names_no_folder(stranger, variable, start):
@@ -186,22 +190,14 @@ def test_an_empty_entry_of_pythonpath_names_no_folder(stranger, variable, start)
     named, marker = stranger
     folder = named(head="beside:HEAD")
     place = variable.replace("{jprm}", str(Path(jprm.__file__).parent.parent))
-    command = [sys.executable, *start, "score", "--model", folder.name, "--input", "x.jsonl", "--output", "y.jsonl"]
-    (folder.parent / "x.jsonl").write_text('{"problem": "p", "steps": ["s"]}\n')
-    done = subprocess.run(
-        command, cwd=folder.parent, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True
-    )
+    done = scored([sys.executable, *start], folder, place, folder.parent)
     assert done.returncode == 2 and "current folder" in done.stderr and not marker.exists(), done.stderr
 
 
 def test_the_command_runs_no_code_of_a_strangers_run(stranger):
     named, marker = stranger
     folder = named(head="acme-prm-7b.evilmod:HEAD")
-    environment = os.environ | {"PYTHONPATH": str(Path(jprm.__file__).parent.parent)}
-    files = ["--input", "x.jsonl", "--output", "y.jsonl"]
-    command = [sys.executable, "-m", "jprm", "score", "--model", folder.name, *files]
-    (folder.parent / "x.jsonl").write_text('{"problem": "p", "steps": ["s"]}\n')
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = scored([sys.executable, "-m", "jprm"], folder, str(Path(jprm.__file__).parent.parent), None)
     assert done.returncode == 2 and "whose code is never run" in done.stderr and not marker.exists()
 
 

@@ -124,9 +124,8 @@ def test_stop_leaves_nothing_and_keeps_what_was_there(tmp_path, console):
     for target, overwrite in ((tmp_path / "new", False), (out, True)):
         with pytest.raises(RecordError) as caught:
             prepare("jsonl", [source], target, overwrite=overwrite, console=console)
-        assert str(caught.value) == (
-            f"{source}:2: problem: is empty. Remove it or give it text: nothing can be read from it."
-        )
+        remedy = "Remove it or give it text: nothing can be read from it."
+        assert str(caught.value) == f"{source}:2: problem: is empty. {remedy}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "s.jsonl"]
     assert [record["problem"] for record in load(out)] == ["p"]
 
@@ -270,9 +269,8 @@ prepare("jsonl", [sys.argv[1]], sys.argv[2])
 print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
 """
     root = pathlib.Path(__file__).resolve().parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", code, source, tmp_path / "out"], cwd=root, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", code, source, tmp_path / "out"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.stdout == "p False\n", done.stderr
 
 
@@ -290,9 +288,8 @@ def words(count, seed=0):
 
 
 def test_repeated_records_are_left_out_and_counted(tmp_path, console):
-    source = lines(
-        tmp_path / "in.jsonl", chain("P $1$"), chain("p 1"), chain("p 1", steps=["c", "d"]), chain("q"), chain("q")
-    )
+    records = chain("P $1$"), chain("p 1"), chain("p 1", steps=["c", "d"]), chain("q"), chain("q")
+    source = lines(tmp_path / "in.jsonl", *records)
     report = prepare("jsonl", [source], tmp_path / "out", duplicates="drop", console=console)
     assert (report.read, report.repeated, report.kept) == (5, 2, 3)  # typing and labels aside
     assert [record["problem"] for record in load(tmp_path / "out")] == ["P $1$", "p 1", "q"]

@@ -210,9 +210,8 @@ def test_csv_is_read_as_a_table(tmp_path, name, separator):
     assert [list(item) for item in items] == [
         ["problem", "steps", "labels"], ["problem", "steps", "labels", "note"], ["problem", "steps"]
     ]  # fmt: skip
-    first, second = (
-        columns(tmp_path, item, problem="problem", steps="steps", labels="labels")[0] for item in items[:2]
-    )
+    names = {"problem": "problem", "steps": "steps", "labels": "labels"}
+    first, second = (columns(tmp_path, item, **names)[0] for item in items[:2])
     assert (first["problem"], first["steps"]) == ("What is 1, twice?", ["1 + 1 = 2", "So 2."])
     assert first["labels"] == second["labels"] == [1, 0]
     assert second["steps"] == ["a", "b"]
@@ -230,6 +229,5 @@ def test_broken_csv_names_its_row(tmp_path, content):
 
 def test_columns_of_other_names_are_told_how_to_be_read(tmp_path):
     (tmp_path / "f.jsonl").write_text(json.dumps({"question": "p", "solution": "a"}))
-    refused(
-        RecordError, r"`question`, `solution`.*jprm prepare columns --input", list, read_records(tmp_path / "f.jsonl")
-    )
+    named = r"`question`, `solution`.*jprm prepare columns --input"
+    refused(RecordError, named, list, read_records(tmp_path / "f.jsonl"))

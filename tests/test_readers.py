@@ -88,20 +88,11 @@ def test_prm800k_path_goes_through_the_chosen_or_the_human_written_step(shared_d
 
 def prm800k_item(*steps, finish_reason="solution", **keys):
     """Steps are (ratings, human text, chosen)."""
-    return {
-        "question": {"problem": "p"},
-        "label": {
-            "finish_reason": finish_reason,
-            "steps": [
-                {
-                    "completions": [{"text": f"{depth}{i}", "rating": r} for i, r in enumerate(ratings)],
-                    "human_completion": human,
-                    "chosen_completion": chosen,
-                }
-                for depth, (ratings, human, chosen) in enumerate(steps)
-            ],
-        },
-    } | keys
+    written = []
+    for depth, (ratings, human, chosen) in enumerate(steps):
+        completions = [{"text": f"{depth}{i}", "rating": rating} for i, rating in enumerate(ratings)]
+        written.append({"completions": completions, "human_completion": human, "chosen_completion": chosen})
+    return {"question": {"problem": "p"}, "label": {"finish_reason": finish_reason, "steps": written}} | keys
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,8 @@ def test_attacks_fail_and_nothing_is_left_behind():
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         files, before = set(os.listdir("/tmp")), own_children()
-        outcome = run_command(
-            [python(), "-I", "-c", ATTACKS.replace("PORT", str(server.server_port))], "", Limits(seconds=60)
-        )
+        command = [python(), "-I", "-c", ATTACKS.replace("PORT", str(server.server_port))]
+        outcome = run_command(command, "", Limits(seconds=60))
         server.shutdown()
     assert outcome.output.splitlines() == [
         "fork PermissionError",

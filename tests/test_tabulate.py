@@ -48,15 +48,12 @@ def test_rows_hold_what_records_hold(tmp_path):
         for number, tree in enumerate(map(tree_of, records))
         for chain in chains_of(tree)
     ]
-    found = [
-        (row["record"], row["steps"], row["labels"] or [None] * len(row["steps"])) for row in table if row["steps"]
-    ]
-    assert found == expected
+    chosen = [row for row in table if row["steps"]]
+    assert [(row["record"], row["steps"], row["labels"] or [None] * len(row["steps"])) for row in chosen] == expected
     sizes = [pq.ParquetFile(file).metadata.num_rows for file in sorted((tmp_path / "out").glob("*.parquet"))]
     assert len(sizes) > 1 and sum(sizes) == len(table)  # and no record is in two files
-    files = [
-        {row["record"] for row in pq.read_table(file).to_pylist()} for file in (tmp_path / "out").glob("*.parquet")
-    ]
+    written = (tmp_path / "out").glob("*.parquet")
+    files = [{row["record"] for row in pq.read_table(file).to_pylist()} for file in written]
     assert sum(map(len, files)) == len(records)
 
 

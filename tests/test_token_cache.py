@@ -114,9 +114,8 @@ cached_trees(sys.argv[1], trees(), 1, {"of": "both", "extras": []})
 @pytest.mark.parametrize("how", ["killed", "whole"])
 def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, monkeypatch, how):
     monkeypatch.setattr(folders, "WAIT_S", 0.01)
-    other = subprocess.Popen(
-        [sys.executable, "-c", WRITE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", WRITE, str(tmp_path)]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "writing\n"
     own = [token_tree(tree_of(record), layout) for record in RECORDS[:3]]
     found = []
