@@ -275,10 +275,10 @@ def _is_formula(text: str, at: int) -> bool:
     words = [word for word in re.findall(r"[^\W\d_]{2,}", inside) if not _NAMES.match(word)]
     if not inside.strip(" ."):
         return "\\" in text[at:end]
-    return not any(
-        len(word) > 2 or word.lower() in ("or", "in", "is", "as", "so", "we", "to", "at", "by", "mm", "cm", "km", "kg")
-        for word in words
-    )
+    return not any(len(word) > 2 or word.lower() in _SHORT for word in words)
+
+
+_SHORT = set("or in is as so we to at by mm cm km kg".split())  # words that no product of symbols is
 
 
 def _continues(text: str, at: int) -> bool:
@@ -286,9 +286,7 @@ def _continues(text: str, at: int) -> bool:
     rest = text[at:].lstrip(" ")
     if re.match(r"(?:and|or)\s+[$\\\d(\[-]", rest):
         return True
-    words = re.match(r"[^\W\d_]{2,}", rest) and not re.match(
-        r"[A-Za-z]{1,2}\s*=|(?:sin|cos|tan|log|ln|sqrt|pi)\b", rest
-    )
+    words = re.match(r"(?![A-Za-z]{1,2}\s*=|(?:sin|cos|tan|log|ln|sqrt|pi)\b)[^\W\d_]{2,}", rest)
     if not rest or words or re.match(r"[aAI]\s", rest):
         return False
     if re.match(r"[^\W\d_]", rest):

@@ -153,10 +153,8 @@ def label_of(label: Any, where: str, field: str) -> Any:
         return float(label)
     if isinstance(label, str):
         if (word := label.strip().lower()) not in _LABELS:
-            known = ", ".join(_LABELS)
-            raise RecordError(
-                where, field, f"holds {label!r}", f"A label is a number, true, false, null or one of {known}."
-            )
+            remedy = f"A label is a number, true, false, null or one of {', '.join(_LABELS)}."
+            raise RecordError(where, field, f"holds {label!r}", remedy)
         return _LABELS[word]
     return label
 

@@ -77,11 +77,8 @@ def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Re
     if first == -1 and not correct:
         remedy = "Name the first wrong step: a solution with a wrong answer has one."
         raise RecordError(where, "label", "is -1, no wrong step, and `final_answer_correct` is false", remedy)
-    yield others(item, "label") | {
-        "labels": until_error(first, len(steps), correct),
-        "correct": correct,
-        "first_error": first,
-    }
+    labels = until_error(first, len(steps), correct)
+    yield others(item, "label") | {"labels": labels, "correct": correct, "first_error": first}
 
 
 PROCESSBENCH = Reader(
@@ -278,10 +275,16 @@ PRM800K = Reader(
 # ---- What the readers of other projects' files share.
 
 
-def _kept(item: dict, *keys: str) -> Record:
-    """Returns the item's other keys, without those that a chain gives another meaning."""
-    meant = ("problem", "steps", "labels", "samples", "nodes", "semantics", "prompt", "completions", "messages")
-    return others(item, *keys, *meant)
+_MEANT = ("problem", "steps", "labels", "samples", "nodes", "semantics", "prompt", "completions", "messages")
+"""Keys that a record gives a meaning."""
+
+
+def _labelled(
+    item: dict, problem: str, steps: list, labels: list, semantics: str, known: tuple[str, ...], **more: Any
+) -> Record:
+    """Returns a chain with the item's other keys, without those that a chain gives another meaning."""
+    chain = {"problem": problem, "steps": steps, "labels": labels, **more, "semantics": semantics}
+    return chain | others(item, *known, *_MEANT)
 
 
 def _parted(text: str, where: str, field: str) -> tuple[str, str]:
@@ -321,8 +324,8 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
             reason = f"is {sign[:40]!r}, neither + nor -"
             raise RecordError(where, f"conversations[{2 * i + 1}].content", reason, "Is this the source?")
     labels = [float(sign.strip() == "+") for sign in signs]
-    chain = {"problem": problem, "steps": [first, *(step.strip() for step in steps[1:])], "labels": labels}
-    yield chain | {"semantics": "value"} | _kept(item, "conversations")
+    texts = [first, *(step.strip() for step in steps[1:])]
+    yield _labelled(item, problem, texts, labels, "value", ("conversations",))
 
 
 # ---- ER-PRM (Zhang et al. 2024, arXiv 2412.11006): the output of MCTS/convert_autoregressive.py.
@@ -342,9 +345,7 @@ def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
         raise RecordError(where, "value", reason, "A step without a number has none after it either.")
     problem, first = _parted(pieces[0], where, "text")
     labels = [*values, *[None] * (len(pieces) - len(values))]
-    yield {"problem": problem, "steps": [first, *pieces[1:]], "labels": labels, "semantics": "value"} | _kept(
-        item, "text", "value"
-    )
+    yield _labelled(item, problem, [first, *pieces[1:]], labels, "value", ("text", "value"))
 
 
 # ---- openr (Wang et al. 2024, arXiv 2410.09671): MATH-APS, states of OmegaPRM's trees.
@@ -362,9 +363,7 @@ def parse_math_aps(item: Any, where: str, options: NoOptions) -> Iterator[Record
         raise RecordError(where, "label", f"is {str(signs)[:60]}, not one + or - for a process", "Is this the source?")
     labels = [None] * (len(steps) - 1) + [float(signs[0] == "+")]
     problem = take(item, "question", str, where)
-    yield {"problem": problem, "steps": steps, "labels": labels, "semantics": "value"} | _kept(
-        item, "question", "process", "label"
-    )
+    yield _labelled(item, problem, steps, labels, "value", ("question", "process", "label"))
 
 
 # ---- VersaPRM (Zeng et al. 2025, arXiv 2502.06737): MMLU-Pro-CoT-Train-Labeled.
@@ -379,11 +378,10 @@ def parse_versa_prm(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     if len(steps) != len(labels) or not {*map(str, labels)} <= {"1", "-1"}:
         reason = f"are {str(labels)[:60]}, not 1 or -1 for each of {len(steps)} steps"
         raise RecordError(where, "labels", reason, "Is this the source?")
-    chain: Record = {"problem": take(item, "question", str, where), "steps": steps}
-    chain["labels"] = [float(str(label) == "1") for label in labels]
-    if isinstance(item.get("parsed_answer_correctness"), bool):
-        chain["correct"] = item["parsed_answer_correctness"]
-    yield chain | {"semantics": "correctness"} | _kept(item, "question", "chain_of_thoughts", "correct")
+    right = item.get("parsed_answer_correctness")
+    more = {"correct": right} if isinstance(right, bool) else {}
+    problem, ones = take(item, "question", str, where), [float(str(label) == "1") for label in labels]
+    yield _labelled(item, problem, steps, ones, "correctness", ("question", "chain_of_thoughts", "correct"), **more)
 
 
 def _list(item: Any, key: str, where: str) -> list:
@@ -417,9 +415,8 @@ def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Rec
     if len(labels) > len(steps):
         reason = f"has {len(labels)} labels for {len(steps)} steps"
         raise RecordError(where, options.labels, reason, "Is this the source?")
-    chain = {"problem": take(item, "question", str, where), "steps": steps}
-    chain |= {"labels": [*labels, *[None] * (len(steps) - len(labels))], "semantics": "correctness"}
-    yield chain | _kept(item, "question", "correct")
+    problem, labels = take(item, "question", str, where), [*labels, *[None] * (len(steps) - len(labels))]
+    yield _labelled(item, problem, steps, labels, "correctness", ("question", "correct"))
 
 
 # ---- GenPRM (Zhao et al. 2025, arXiv 2504.00891): GenPRM-MATH-Data, conversations of critiques.
@@ -445,9 +442,7 @@ def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
             raise RecordError(where, f"conversations: critique {i}", reason, "Is it whole?")
         labels.append(float(verdicts[-1] == "Yes"))
     texts = [_PARAGRAPH.sub("", step).strip() for step in (first, *steps[1:])]
-    yield {"problem": problem, "steps": texts, "labels": labels, "semantics": "correctness"} | _kept(
-        item, "conversations"
-    )
+    yield _labelled(item, problem, texts, labels, "correctness", ("conversations",))
 
 
 # ---- UltraInteract (Yuan et al. 2024, arXiv 2404.02078): pairs of a correct and an incorrect chain.
@@ -471,7 +466,7 @@ def parse_ultra_interact(item: Any, where: str, options: NoOptions) -> Iterator[
     if not all(samples):
         raise RecordError(where, "chosen", "or rejected is blank", "Is this the source?")
     pair = [{"steps": steps, "correct": right} for steps, right in zip(samples, (True, False), strict=True)]
-    yield {"problem": problem, "samples": pair} | _kept(item, "trajectory", "chosen", "rejected", "answer")
+    yield {"problem": problem, "samples": pair} | others(item, *_MEANT, "trajectory", "chosen", "rejected", "answer")
 
 
 ACTPRM = Reader(parse_act_prm, ActPrmOptions)

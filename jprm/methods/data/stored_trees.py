@@ -232,10 +232,9 @@ class TokenShards(TokenTrees):
     ):  # fmt: skip
         super().__init__(folder)
         if about is not None and (other := differing(self.about, about)):
-            raise ValueError(
-                f"{self.folder}: its tokens were made with another {' and another '.join(other)} than the"
-                " experiment's. Set what they were made with, or run `jprm tokenise` into another folder"
-            )
+            names = " and another ".join(other)
+            reason = f"its tokens were made with another {names} than the experiment's"
+            raise ValueError(f"{self.folder}: {reason}. Set that, or run `jprm tokenise` into another folder")
         self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
 
     def fetch(self, shard: int) -> pathlib.Path:
