@@ -202,10 +202,8 @@ class Implicit:
         if config.supervise != "outcome":
             raise ValueError(f"the objective implicit needs data.supervise='outcome', not {config.supervise!r}")
         if self.loss == "dpo" and chain_rows(config.model):
-            raise ValueError(
-                f"loss='dpo' compares the chains of a row, and attention={config.model.attention!r} has one a row: use"
-                " another, such as 'blocked'"
-            )
+            reason = f"attention={config.model.attention!r} has one a row: use another, such as 'blocked'"
+            raise ValueError(f"loss='dpo' compares the chains of a row, and {reason}")
 
 
 def scored_tokens(rows: Rows, config: ObjectiveConfig) -> Bool[Array, "B T"]:

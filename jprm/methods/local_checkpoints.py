@@ -115,7 +115,5 @@ def check(mesh: Mesh) -> None:
     for place, device in np.ndenumerate(mesh.devices):
         replicas.setdefault(device.process_index, set()).add(place[axis])
     if several := [process for process, holders in replicas.items() if len(holders) > 1]:
-        raise ValueError(
-            f"local_checkpoints: process {several[0]} has devices of several replicas (mesh.data). Use a mesh in which"
-            " every host belongs to one"
-        )
+        reason = f"process {several[0]} has devices of several replicas (mesh.data)"
+        raise ValueError(f"local_checkpoints: {reason}. Use a mesh in which every host belongs to one")

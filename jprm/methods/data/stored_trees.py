@@ -450,9 +450,8 @@ def _claimed(out: Place, request: dict[str, Any]) -> bool:
         write_json(mark, request)
     there = json.loads(mark.read_bytes())
     if other := differing(there, request):
-        raise ValueError(
-            f"{out}: was begun with another {' and another '.join(other)}: give the same, or name another folder"
-        )
+        names = " and another ".join(other)
+        raise ValueError(f"{out}: was begun with another {names}: give the same, or name another folder")
     return (out / SHARDS).is_file()
 
 

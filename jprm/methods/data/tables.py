@@ -115,9 +115,8 @@ def read(path: str | os.PathLike, columns: list[str], rows: int = 65_536) -> Ite
             continue
         table = pq.ParquetFile(str(file))
         if lacking := set(columns) - set(table.schema_arrow.names):
-            raise ValueError(
-                f"{file}: has no column {', '.join(sorted(lacking))}. Write the folder with `jprm tabulate` again"
-            )
+            names = ", ".join(sorted(lacking))
+            raise ValueError(f"{file}: has no column {names}. Write the folder with `jprm tabulate` again")
         for batch in table.iter_batches(rows, columns=columns):
             yield pa.Table.from_batches([batch])
 

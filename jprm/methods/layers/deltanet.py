@@ -511,10 +511,9 @@ def refuses(config: ModelConfig, context: int) -> str | None:
     if min(c.key_heads, c.value_heads, c.key_dim, c.value_dim) < 1 or c.value_heads % c.key_heads:
         return f"mixers have deltanet, and {c} has no heads, or value_heads that key_heads do not divide"
     if context > 1:
-        return (
-            f"mixers have deltanet, whose state follows a path through the row: mesh.context={context} would split it."
-            " Set mesh.context=1, and mesh.tensor to split heads"
-        )
+        remedy = "Set mesh.context=1, and mesh.tensor to split heads"
+        path = f"whose state follows a path through the row: mesh.context={context} would split it"
+        return f"mixers have deltanet, {path}. {remedy}"
     return None
 
 

@@ -56,9 +56,8 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
             numbers = shared and left[0][0] == right[0][0] == "num"
             renamed = numbers and _renamed(tokens[left[1] : at], tokens[at + 1 : right[2] + 1])
             doubtful = alone or left[3] or (right[3] and whole is None) or renamed
-            results.append(
-                Equation(left[0], tokens[at].text, right[0], words, units, doubtful, shared, left[1], right[2])
-            )
+            sides = left[0], tokens[at].text, right[0]
+            results.append(Equation(*sides, words, units, doubtful, shared, left[1], right[2]))
     return results, tokens
 
 

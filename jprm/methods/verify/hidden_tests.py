@@ -236,12 +236,8 @@ class Tests(Pipe):
             return self.proxies[rest[0]]
         if name == "part":
             base = self.unpack(rest[1])
-            kind = type(
-                type(base).__name__,
-                (type(base),),
-                {"_number": rest[0], "__getattr__": lambda value, name: self.request("getattr", value, name)},
-            )
-            return kind(base)
+            members = {"_number": rest[0], "__getattr__": lambda value, name: self.request("getattr", value, name)}
+            return type(type(base).__name__, (type(base),), members)(base)
         if name == "exception":
             return self.exception(rest[0], rest[1])
         if name == "module" and rest[0] in sys.stdlib_module_names:
@@ -535,9 +531,8 @@ def lead(control, rules, questions, seconds, report):
             socket.send_fds(control, [b"1"], [theirs.fileno()])
             theirs.close()
             if control.recv(1):
-                os.write(
-                    report, _line(functools.partial(answer, ours.fileno(), question), rules, seconds, control, report)
-                )
+                line = _line(functools.partial(answer, ours.fileno(), question), rules, seconds, control, report)
+                os.write(report, line)
                 ours.close()
                 continue
         return

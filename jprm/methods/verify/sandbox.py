@@ -63,10 +63,8 @@ def refusal() -> str | None:
 def require() -> None:
     """Raises OSError, with the reason, if there is no sandbox."""
     if reason := refusal():
-        raise OSError(
-            f"untrusted code needs a sandbox, and {reason}. "
-            "Install it; or, if the code may do whatever you may, pass --unsafe-no-sandbox"
-        )
+        remedy = "Install it; or, if the code may do whatever you may, pass --unsafe-no-sandbox"
+        raise OSError(f"untrusted code needs a sandbox, and {reason}. {remedy}")
 
 
 def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> CommandResult:
@@ -204,10 +202,8 @@ def _bwrap(command: Sequence[str], limits: Limits, forks: bool = False) -> list[
         if prefix == "/" or prefix.startswith("/usr"):
             continue
         if os.path.commonpath([prefix, home]) == prefix:
-            raise OSError(
-                f"{program}: the sandbox would show programs all of {prefix}, with your home. Install it in a folder of"
-                " its own, or below /usr"
-            )
+            remedy = "Install it in a folder of its own, or below /usr"
+            raise OSError(f"{program}: the sandbox would show programs all of {prefix}, with your home. {remedy}")
         arguments += ["--ro-bind", prefix, prefix]
     arguments += ["--ro-bind-try", "/etc/ocamlfind.conf", "/etc/ocamlfind.conf"]  # where Debian's Coq finds its files
     arguments += ["--dev", "/dev", "--remount-ro", "/dev", "--size", str(limits.files), "--tmpfs", "/tmp"]
