@@ -261,9 +261,7 @@ def spans_of(trace: Trace) -> list[Any]:
 
 def _events(turn: Turn, model: str) -> list[dict[str, Any]]:
     events = [_event(SCORE, score, model, turn.index) for score in turn.scores]
-    if len(events) > 1:
-        events = [event | {"jprm.step": i} for i, event in enumerate(events)]
-    return events
+    return events if len(events) < 2 else [event | {"jprm.step": i} for i, event in enumerate(events)]
 
 
 def _event(name: str, score: float, model: str, index: int) -> dict[str, Any]:

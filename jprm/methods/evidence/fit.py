@@ -52,21 +52,13 @@ fits policies of one strength hurts a stronger one."""
 
 @dataclasses.dataclass(frozen=True)
 class PolicyPools:
-    """The pools of one file: their chains' evidence and outcomes.
+    """The pools of one file: their chains' evidence and outcomes."""
 
-    Attributes:
-      name: the file's.
-      problems: the text of each pool's problem.
-      chains: of all pools.
-      seconds: by source, what reading the evidence took.
-      tokens: by source, what its model computed or its judge generated.
-    """
-
-    name: str
-    problems: list[str]
-    chains: Chains
-    seconds: dict[str, float]
-    tokens: dict[str, int] = dataclasses.field(default_factory=dict)
+    name: str  # the file's
+    problems: list[str]  # the text of each pool's problem
+    chains: Chains  # of all pools
+    seconds: dict[str, float]  # by source, what reading the evidence took
+    tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # by source, of its model or written by its judge
 
     def of(self, keep: Callable[[str], bool]) -> Chains:
         """Returns the chains of the problems that `keep` chooses."""

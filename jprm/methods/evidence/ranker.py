@@ -22,21 +22,13 @@ CLIP = 10.0  # standard deviations: a length of ten is as far as one of a thousa
 
 
 class Chains(NamedTuple):
-    """M chains of known outcome.
+    """M chains of known outcome."""
 
-    Attributes:
-      x_MF: their evidence.
-      correct_M: 1 for a correct chain, else 0.
-      problem_M: the pool of each chain, from 0 without gaps: a problem of one policy.
-      policy_M: the policy of each chain, from 0 without gaps.
-      class_M: equal for equal answers of a pool, -1 for a chain without an answer, which has no vote.
-    """
-
-    x_MF: Float[np.ndarray, "M F"]
-    correct_M: Float[np.ndarray, " M"]
-    problem_M: Int[np.ndarray, " M"]
-    policy_M: Int[np.ndarray, " M"]
-    class_M: Int[np.ndarray, " M"]
+    x_MF: Float[np.ndarray, "M F"]  # their evidence
+    correct_M: Float[np.ndarray, " M"]  # 1 for a correct chain, else 0
+    problem_M: Int[np.ndarray, " M"]  # the pool of each, from 0 without gaps: a problem of one policy
+    policy_M: Int[np.ndarray, " M"]  # the policy of each, from 0 without gaps
+    class_M: Int[np.ndarray, " M"]  # equal for equal answers of a pool; -1 without an answer, which has no vote
 
     def where(self, chosen_M: np.ndarray) -> Chains:
         """Returns some of the chains, with pools numbered anew."""

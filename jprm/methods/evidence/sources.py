@@ -386,15 +386,14 @@ def _model(kind: str, path: str) -> Source:
         from jprm.methods.judge.judge import Judge
         from jprm.methods.judge.load import load_judge
 
-        judge = load_judge(path)
-        if not isinstance(judge, Judge):
+        scorer = load_judge(path)
+        if not isinstance(scorer, Judge):
             raise ValueError(f"judge={path}: has criteria, or compares samples. Give a judge of one question")
-        scorer: Any = judge
 
         def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
-            judgements = judge.judgements(trees)
-            spent[0] += sum(judgement.report["tokens"] for judgement in judgements)
-            return [judgement.score_N for judgement in judgements]
+            judged = scorer.reported(trees)
+            spent[0] += sum(report["tokens"] for _, report in judged)
+            return [outputs["score"] for outputs, _ in judged]
     else:
         from jprm.loading import load
 

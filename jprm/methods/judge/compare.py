@@ -100,10 +100,13 @@ class Comparison(ByCritiques):
         written = iter(ask(self.policy, self.prompt, questions, self.samples, self.seed))
         results = []
         for tree, chains, said, known, orders in plans:
-            read_of = [(order, c, self._read(c, len(order))) for order in orders for c in next(written)]
+            critiques = [(order, critique) for order in orders for critique in next(written)]
+            read_of = [(order, critique, self._read(critique, len(order))) for order, critique in critiques]
             score_of = dict(zip(known, _means(len(known), read_of), strict=True))
             leaves = [chains[said.index(text)][-1] for text in known]
-            judged: list[Judged] = [([leaves[i] for i in order], c, reading) for order, c, reading in read_of]
+            judged: list[Judged] = [
+                ([leaves[i] for i in order], critique, reading) for order, critique, reading in read_of
+            ]
             results.append(({"score": _of_nodes(tree, chains, [score_of[text] for text in said])}, report(judged)))
         return results
 

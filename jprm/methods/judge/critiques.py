@@ -255,27 +255,17 @@ _WORKERS = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Critique:
-    """What a policy wrote about a chain.
+    """What a policy wrote about a chain."""
 
-    Attributes:
-      steps: as the policy wrote it, without the prompt's opening; of a critique with code, its text.
-      text: the same as one text, with the output of the code that was run.
-      tokens: generated ones.
-      finish_reason: as of `Sample`, of the last sample.
-      runs: blocks of code that were run.
-      token_logprobs, alternatives: as of `Sample`, of the text from `start` on.
-      error: the reason of a failure.
-    """
-
-    steps: tuple[str, ...]
-    text: str
-    tokens: int
-    finish_reason: str
-    runs: int = 0
-    token_logprobs: tuple[tuple[str, float], ...] = ()
+    steps: tuple[str, ...]  # as the policy wrote it, without the prompt's opening; of a critique with code, its text
+    text: str  # the same as one text, with the output of the code that was run
+    tokens: int  # generated ones
+    finish_reason: str  # as of `Sample`, of the last sample
+    runs: int = 0  # blocks of code that were run
+    token_logprobs: tuple[tuple[str, float], ...] = ()  # as of `Sample`, of the text from `start` on
     start: int = 0
-    error: str | None = None
-    alternatives: tuple[Mapping[str, float], ...] = ()
+    error: str | None = None  # the reason of a failure
+    alternatives: tuple[Mapping[str, float], ...] = ()  # as `token_logprobs`
 
 
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
@@ -357,19 +347,14 @@ def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) ->
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """What a critique says.
+    """What a critique says."""
 
-    Attributes:
-      status: `read`, `truncated`, `unreadable` or `failed`.
-      correct: its verdicts on the steps that it judges: one, or those of the first steps; empty unless it was read.
-      by_vote: for each of them, whether its score is its vote and not its probability.
-      scores: of these steps and, for prompts about whole chains, of the steps after them.
-    """
-
-    status: str
-    correct: tuple[bool, ...] = ()
-    scores: tuple[float, ...] = ()
-    by_vote: tuple[bool, ...] = ()
+    status: str  # `read`, `truncated`, `unreadable` or `failed`
+    correct: tuple[
+        bool, ...
+    ] = ()  # verdicts on the steps that it judges: one, or those of the first; empty unless read
+    scores: tuple[float, ...] = ()  # of these steps and, for prompts about whole chains, of the steps after them
+    by_vote: tuple[bool, ...] = ()  # of each verdict, whether its score is its vote and not its probability
 
 
 def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:

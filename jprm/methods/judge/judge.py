@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -26,15 +26,10 @@ from jprm.tree import NONE, ReasoningTree, above_of, as_written, chain_tree, cha
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judgement:
-    """What critiques say about a tree of N nodes.
+    """What critiques say about a tree of N nodes."""
 
-    Attributes:
-      score_N: float32; NaN where no critique could be read.
-      report: counts, generated tokens, and `critiques`; JSON values.
-    """
-
-    score_N: Float[np.ndarray, " N"]
-    report: dict[str, Any]
+    score_N: Float[np.ndarray, " N"]  # float32; NaN where no critique could be read
+    report: dict[str, Any]  # counts, generated tokens, and `critiques`; JSON values
 
 
 class Asked(NamedTuple):
@@ -58,7 +53,7 @@ class ByCritiques:
     samples: int
     seed: int
     semantics = "correctness"
-    scale: ClassVar[Scale] = PROBABILITY
+    scale: Scale = PROBABILITY
 
     @property
     def name(self) -> str:
@@ -334,5 +329,7 @@ class Rubric(ByCritiques):
         score_N = np.asarray(total / sum(weights.values()), np.float32)
         reports = {name: judgement.report for name, judgement in judgements.items()}
         report: dict[str, Any] = {key: sum(told[key] for told in reports.values()) for key in COUNTS}
-        report["critiques"] = [{"criterion": name} | c for name, told in reports.items() for c in told["critiques"]]
+        report["critiques"] = [
+            {"criterion": name} | entry for name, told in reports.items() for entry in told["critiques"]
+        ]
         return {"score": score_N} | {name: judgement.score_N for name, judgement in judgements.items()}, report

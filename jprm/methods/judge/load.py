@@ -44,7 +44,6 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
         settings.setdefault("prompt", "{problem}")
     if "compare" in section:
         return _comparison(section, settings, where)
-    section = dict(section)
     criteria = _criteria(section.pop("criteria", None), where)
     prompt = _prompt(section.pop("prompt", "rubric" if criteria else "plain"), where)
     numbers = _numbers(section, {"samples": 1, "seed": 0}, where, _REMEDY)
@@ -106,7 +105,6 @@ _COMPARE = (
 
 
 def _comparison(section: dict[str, Any], settings: dict[str, Any], where: str) -> Comparison:
-    section = dict(section)
     compares = section.pop("compare")
     if compares not in COMPARES:
         raise RecordError(where, "judge.compare", f"is {compares!r}", _COMPARE)

@@ -367,22 +367,14 @@ class State:
 
 @dataclasses.dataclass
 class Search:
-    """The search of one problem.
+    """The search of one problem."""
 
-    Attributes:
-      record: of the problem, for the verifier.
-      states: by the steps of their prefix, () for the problem.
-      wrong: the candidates, as (prefix, rollout).
-      errors: the chains that end at a first error.
-      spent: rollouts of all states.
-    """
-
-    record: Mapping[str, Any]
-    states: dict[tuple[str, ...], State] = dataclasses.field(default_factory=dict)
-    wrong: list[tuple[tuple[str, ...], Sample]] = dataclasses.field(default_factory=list)
-    errors: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    record: Mapping[str, Any]  # of the problem, for the verifier
+    states: dict[tuple[str, ...], State] = dataclasses.field(default_factory=dict)  # by their prefix's steps
+    wrong: list[tuple[tuple[str, ...], Sample]] = dataclasses.field(default_factory=list)  # candidates, after a prefix
+    errors: list[tuple[str, ...]] = dataclasses.field(default_factory=list)  # the chains that end at a first error
     searches: int = 0
-    spent: int = 0
+    spent: int = 0  # rollouts of all states
 
     @property
     def problem(self) -> str:

@@ -119,20 +119,15 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """How a kind of server is called.
+    """How a kind of server is called."""
 
-    update: (folder, model) to the calls after which it serves the parameters in the folder.
-    draw: (model, prompt, most tokens, seed, end of text) to the call that samples at temperature 1 over all tokens.
-    drawn: its reply to ids, their log-probabilities and whether the end of text was sampled.
-    force: (model, ids) to the call that computes the log-probabilities of these ids.
-    forced: its reply, and the ids, to a log-probability for each but the first.
-    """
-
+    # (folder, model) to the calls after which it serves the parameters in the folder
     update: Callable[[str, str], list[Call]]
+    # (model, prompt, most tokens, seed, end of text) to the call that samples at temperature 1 over all tokens
     draw: Callable[[str, list[int], int, int, int | None], Call]
-    drawn: Callable[[Any], Sampled]
-    force: Callable[[str, list[int]], Call]
-    forced: Callable[[Any, list[int]], list[float]]
+    drawn: Callable[[Any], Sampled]  # that call's reply
+    force: Callable[[str, list[int]], Call]  # (model, ids) to the call that computes these ids' log-probabilities
+    forced: Callable[[Any, list[int]], list[float]]  # its reply, and the ids, to one for each but the first
 
 
 def _sglang_drawn(reply: Any) -> Sampled:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -396,16 +396,11 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
     accepted = [accept(record, threshold) for record in records]
     path_of(output).parent.mkdir(parents=True, exist_ok=True)
     write_records(output, accepted)
-    return _accepted_counts(accepted) | {"threshold": threshold.to_json()["threshold"]}
-
-
-def _accepted_counts(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    searches = [record["search"] for record in records]
-    taken = [x for x in searches if x["accepted"]]
-    counts = {"accepted": len(taken), "abstained": len(searches) - len(taken)}
-    if all(x.get("correct") is not None for x in taken):
-        counts["accepted_wrong"] = sum(not x["correct"] for x in taken)
-    return counts
+    taken = [record["search"] for record in accepted if record["search"]["accepted"]]
+    counts = {"accepted": len(taken), "abstained": len(accepted) - len(taken)}
+    if all(search.get("correct") is not None for search in taken):
+        counts["accepted_wrong"] = sum(not search["correct"] for search in taken)
+    return counts | {"threshold": threshold.to_json()["threshold"]}
 
 
 def way_of(record: Mapping[str, Any], i: int) -> dict[str, Any]:
