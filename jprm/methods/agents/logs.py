@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
-from jprm.methods.agents.messages import call_of, decoded, text_of_parts, thoughts_of_blocks
+from jprm.methods.agents.conversation import Conversation
+from jprm.methods.agents.messages import call_of, decoded, text_of_parts
 from jprm.methods.agents.records import read_trajectory
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 
@@ -307,6 +308,9 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str) -> list[R
 _ON_SERVER = ("previous_response_id", "conversation", "prompt")
 """Fields of the Responses API that name text which a server keeps."""
 
+_NOT_WHOLE = ("local_shell_call", "web_search_call")
+"""Calls of the Responses API whose results are no items."""
+
 
 def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str) -> list[Record]:
     """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message.
@@ -325,40 +329,13 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         items = [{"role": "system", "content": instructions}, *items]
     elif instructions:
         items = [*list_of(instructions, where, "instructions"), *items]
-    messages: list[Record] = []
-
-    def add(key: str, text: str) -> None:
-        """Adds text to the turn, below what it has."""
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
-        before = messages[-1].get(key)
-        messages[-1][key] = f"{before}\n{text}" if before and text else before or text
-
+    said = Conversation(between="\n")
     for i, item in enumerate(items):
-        field = f"items[{i}]"
-        kind = item.get("type", "message") if isinstance(item, Mapping) else type_name(item)
-        if kind == "message":
-            text = text_of_parts(item.get("content"), where, field + ".content")
-            if item.get("role") == "assistant":
-                add("content", text)
-            else:
-                messages.append(_known_role({"role": item.get("role"), "content": text}, where))
-        elif kind == "function_call":
-            add("content", "")
-            call = call_of(item.get("name"), item.get("arguments"), item.get("call_id"))
-            messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
-            text = text_of_parts(item.get("output"), where, field + ".output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-        elif kind == "reasoning":
-            # The summary retells the content, which only open models give. Encrypted thoughts have neither
-            key = "content" if item.get("content") else "summary"
-            if thoughts := thoughts_of_blocks(item.get(key), where, f"{field}.{key}"):
-                add("reasoning_content", thoughts)
-        else:
-            remedy = "Messages, function calls, their outputs and reasoning are read."
-            raise RecordError(where, field, f"is {kind!r}", remedy)
-    return messages
+        kind, field = item.get("type") if isinstance(item, Mapping) else None, f"items[{i}]"
+        if kind in _NOT_WHOLE or kind == "function_call_output" and not said.has_turn:
+            raise RecordError(where, field, f"is {kind!r}, whose call or results the log lacks", "Give the whole log.")
+        said.add_item(item, where, field)
+    return said.messages
 
 
 AGENT_PROCESS_BENCH = Reader(parse_agent_process_bench, AgentProcessBenchOptions)

@@ -6,61 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
+from jprm.methods.agents.conversation import Conversation
 from jprm.methods.agents.logs import kept, trajectory_of
 from jprm.methods.agents.messages import call_of, text_of_parts
 from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
-
-
-class Conversation:
-    """Messages that grow event by event: the events of one response are one turn."""
-
-    def __init__(self) -> None:
-        self.messages: list[Record] = []
-        self._turn: Record | None = None
-        self._key: Any = None
-
-    def say(self, role: str, text: str) -> None:
-        """Adds a message of the system or the user, which ends a turn."""
-        self.messages.append({"role": role, "content": text})
-        self._turn = None
-
-    def holds(self, key: Any) -> bool:
-        """Whether the last turn is of the response with this key. None is of no other response."""
-        return self._turn is not None and key is not None and key == self._key
-
-    def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
-        """Adds text, thoughts and a call to the last turn where it is of this response, else to a new one."""
-        if not self.holds(key) or self._turn is None:
-            self._turn, self._key = {"role": "assistant", "content": ""}, key
-            self.messages.append(self._turn)
-        turn = self._turn
-        turn["content"] += text
-        if thoughts:
-            turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), thoughts)))
-        if call is not None:
-            turn.setdefault("tool_calls", []).append(call)
-
-    def answer(self, call_id: Any, text: str) -> None:
-        """Adds what a tool answered. What was not called is told to the agent by the user's side."""
-        last = next((message for message in reversed(self.messages) if message["role"] == "assistant"), {})
-        if not last.get("tool_calls"):
-            self.say("user", text)
-            return
-        self.messages.append({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
-
-    def cut(self, count: int) -> None:
-        """Keeps the first `count` messages."""
-        del self.messages[count:]
-        self._turn = None
-
-    @property
-    def inputs(self) -> int:
-        """How many messages are not the agent's: what it writes between two of them has one key."""
-        return sum(message["role"] != "assistant" for message in self.messages)
-
-    @property
-    def has_turn(self) -> bool:
-        return any(message["role"] == "assistant" for message in self.messages)
 
 
 def parse_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:

@@ -6,13 +6,12 @@ a trajectory of its own. Its problem is the session's first message of the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
+from jprm.methods.agents.conversation import Conversation
 from jprm.methods.agents.logs import messages_of_blocks, trajectory_of
-from jprm.methods.agents.messages import call_of, text_of_parts
-from jprm.methods.agents.scaffolds import Conversation
 from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
 
 
@@ -85,48 +84,14 @@ def parse_codex(events: Sequence[Event], where: str, options: NoOptions) -> Iter
             parts.append(Conversation())
             field, history = "payload.replacement_history", item.get("replacement_history") or []
             for event in list_of(history, place, field):
-                _codex_item(object_of(event, place, field, "Is the file whole?"), parts[-1], place)
+                parts[-1].add_item(event, place, field)
             if not history:
                 parts[-1].say("user", take(item, "message", str, place, "payload."))
         elif kind is None and "record_type" in line:
             continue  # of the oldest rollouts: a state
         else:
-            _codex_item(item, parts[-1], place)
+            parts[-1].add_item(item, place, "payload")
     yield from _parts(parts, {"session": session} if session else {}, where)
-
-
-_CODEX_CALLS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
-    "function_call": lambda item: (item.get("name"), item.get("arguments")),
-    "custom_tool_call": lambda item: (item.get("name"), {"input": item.get("input")}),
-    "local_shell_call": lambda item: ("local_shell", item.get("action") or {}),
-    "web_search_call": lambda item: ("web_search", item.get("action") or {}),
-}
-"""The name and the arguments of an item that is a call."""
-
-
-def _codex_item(item: Mapping[str, Any], said: Conversation, where: str) -> None:
-    """Adds an item of the Responses API as Codex stores it."""
-    kind = item.get("type")
-    if kind == "message":
-        text, role = text_of_parts(item.get("content"), where, "payload.content"), item.get("role")
-        if role == "assistant":
-            said.write(said.inputs, text)
-        else:
-            said.say("system" if role == "developer" else str(role), text)
-    elif kind == "reasoning":
-        parts = item.get("content") or item.get("summary") or []
-        texts = [part.get("text") for part in list_of(parts, where, "payload.summary") if isinstance(part, Mapping)]
-        if thoughts := "\n".join(text for text in texts if isinstance(text, str)):
-            said.write(said.inputs, thoughts=thoughts)
-    elif kind in _CODEX_CALLS:
-        said.write(said.inputs, call=call_of(*_CODEX_CALLS[kind](item), item.get("call_id")))
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        output = item.get("output")
-        if isinstance(output, Mapping):
-            output = output.get("content", output.get("output"))
-        said.answer(item.get("call_id"), "" if output is None else text_of_parts(output, where, "payload.output"))
-    elif kind != "ghost_snapshot":
-        raise RecordError(where, "payload.type", f"is {kind!r}", "Remove the item if the model did not read it.")
 
 
 def _parts(parts: Sequence[Conversation], about: Record, where: str) -> Iterator[Record]:
