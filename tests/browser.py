@@ -90,6 +90,19 @@ class Browser:
         with open(path, "wb") as file:
             file.write(base64.b64decode(self.call("GET", "/screenshot")))
 
+    def overflow(self):
+        """By how many pixels the page is wider than its window."""
+        return self.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+    def axe(self):
+        """What axe-core, of the file AXE_CORE, finds: (rule, elements, how the first fails). Skips without the file."""
+        if not (file := os.environ.get("AXE_CORE")):
+            pytest.skip("needs axe-core: npm install axe-core, AXE_CORE=node_modules/axe-core/axe.min.js")
+        self.run(pathlib.Path(file).read_text(encoding="utf-8"))
+        result = self.call("POST", "/execute/async", {"script": "axe.run().then(arguments[0])", "args": []})
+        faults = [(violation["id"], violation["nodes"]) for violation in result["violations"]]
+        return [(id, [node["target"] for node in nodes], nodes[0].get("failureSummary")) for id, nodes in faults]
+
     def close(self):
         self.call("DELETE", "")
         self.process.terminate()
@@ -117,19 +130,3 @@ def requests_of(browser):
     """The URLs that the browser has asked for since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.logs("performance")]
     return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-
-
-def axe_script():
-    """The text of axe-core, of the file AXE_CORE. Skips without it."""
-    if not (file := os.environ.get("AXE_CORE")):
-        pytest.skip("needs axe-core: npm install axe-core, AXE_CORE=node_modules/axe-core/axe.min.js")
-    return pathlib.Path(file).read_text(encoding="utf-8")
-
-
-def violations(browser):
-    """What axe-core, which the page has run, finds: (rule, elements, how the first fails)."""
-    found = browser.call("POST", "/execute/async", {"script": "axe.run().then(arguments[0])", "args": []})
-    return [
-        (violation["id"], [node["target"] for node in violation["nodes"]], violation["nodes"][0].get("failureSummary"))
-        for violation in found["violations"]
-    ]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from annotating import SECRET, Desk, chain, log_of, make
-from browser import CONTROL, DOWN, ENTER, ESCAPE, UP, WIDE, axe_script, requests_of, served, violations
+from browser import CONTROL, DOWN, ENTER, ESCAPE, UP, WIDE, requests_of, served
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"
 
@@ -203,7 +203,6 @@ def test_alternatives_are_rated_and_chosen_by_keys_alone(browser, tmp_path):
 
 @pytest.mark.slow
 def test_axe_finds_no_violation(browser, tmp_path):
-    script = axe_script()
     work = [chain(0, steps=3) | {"problem": f"What is $x^2$ at $x = 3$?\n{WIDE}"}, TREE]
     with Page(browser, make(tmp_path, work=work, names=("ana",))) as page:
 
@@ -211,8 +210,7 @@ def test_axe_finds_no_violation(browser, tmp_path):
             for key in keys:
                 page.browser.press(*key)
                 time.sleep(0.3)  # the step's appearance ends: axe reads colours as they are
-                page.browser.run(script)
-                assert violations(page.browser) == [], (scheme, key)
+                assert page.browser.axe() == [], (scheme, key)
 
         for scheme in page.browser.schemes():
             page.browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from annotating import Desk, chain, make, truth
-from browser import CONTROL, ENTER, axe_script, requests_of, served, violations
+from browser import CONTROL, ENTER, requests_of, served
 from refusing import refused
 from test_evaluate_run import processbench_file
 from tiny_run import experiment, save_tokenizer, write_experiment
@@ -155,7 +155,7 @@ def test_the_pages_are_seen_in_a_browser(browser, tmp_path):
 
 @pytest.mark.slow
 def test_axe_finds_no_violation_on_the_page_of_the_study(browser, tmp_path):
-    script, folder = axe_script(), make(tmp_path, count=6, double_fraction=1.0)
+    folder = make(tmp_path, count=6, double_fraction=1.0)
     with Desk(folder) as desk, served(desk.app, timeout_graceful_shutdown=5) as (_, port):
         for name, rating in (("ana", truth), ("ben", lambda text: 1)):
             for shown in desk.next(name).json()["tasks"]:
@@ -164,6 +164,5 @@ def test_axe_finds_no_violation_on_the_page_of_the_study(browser, tmp_path):
             browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
             browser.open(f"http://127.0.0.1:{port}/study")
             browser.wait("return document.querySelectorAll('#annotators tr').length > 5", 20)
-            browser.run(script)
-            assert violations(browser) == [], scheme
+            assert browser.axe() == [], scheme
         browser.open("about:blank")

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 from annotating import SECRET, Desk, log_of, make
-from browser import axe_script, violations
 from test_annotate_page import DOWN, ENTER, Page
 from test_turn_ids import read_by_jprm
 from trajectories import branched, trajectory
@@ -223,14 +222,13 @@ def test_60_turns_are_labelled_by_keys_alone(browser, tmp_path):
 
 @pytest.mark.slow
 def test_axe_finds_no_violation_around_turns(browser, tmp_path):
-    script, record = axe_script(), agent(0, turns=3)
+    record = agent(0, turns=3)
     record["messages"][5]["content"] = "a row\n" * 200  # opened, it scrolls
     with Page(browser, make(tmp_path, work=[record, two_ways()], names=("ana",), **ONCE)) as page:
         for keys in (["3"], ["1"], ["o"], ["3", "3", ENTER], ["3"], ["1"], ["3"]):
             page.browser.press(*keys)
             time.sleep(0.3)  # the turn's appearance ends: axe reads colours as they are
-            page.browser.run(script)
-            assert violations(page.browser) == [], keys
+            assert page.browser.axe() == [], keys
         page.stored()
 
 

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from browser import CONTROL, ENTER, ESCAPE, WIDE, axe_script, requests_of, served, violations
+from browser import CONTROL, ENTER, ESCAPE, WIDE, requests_of, served
 
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
@@ -158,10 +158,9 @@ def test_two_models_stand_side_by_side_and_the_policy_writes_on(page):
     page.press(ENTER)  # the best of them has the focus
     page.wait("return document.querySelectorAll('#steps li .text').length === 3", 20)
     assert steps(page)[1:] == ["36 - 5 = 31 are whole.", "The answer is 31."]
-    wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert page.overflow() <= 0
     page.size(360, 640)
-    narrow = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide <= 0 and narrow <= 0
+    assert page.overflow() <= 0
 
 
 def test_a_record_is_read_and_an_error_is_said(page):
@@ -244,7 +243,7 @@ def test_on_a_phone_the_editor_is_wide_and_the_tools_are_at_hand(page):
     page.run("document.querySelector('#steps textarea').value = 'It is 29.'")
     page.run("document.querySelector('.editor button').click()")
     page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 31')", 20)
-    assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert page.overflow() <= 0
 
 
 MARKDOWN = (
@@ -326,33 +325,28 @@ def test_the_page_waits_for_models_that_load(browser, server):
 
 @pytest.mark.slow
 def test_axe_finds_no_violation(page):
-    script = axe_script()
     for scheme in page.schemes():
         page.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
         example(page)
         for keys in ("", "w", "e", ESCAPE, "a", "?", ESCAPE):
             page.press(*keys)
             time.sleep(0.3)
-            page.run(script)
-            assert violations(page) == [], (scheme, keys)
+            assert page.axe() == [], (scheme, keys)
         page.run("document.getElementById('response').value = arguments[0];"
                  "document.getElementById('ask').requestSubmit()", f"Let $x = 2$.\nSo {WIDE}")  # fmt: skip
         page.wait("return document.querySelectorAll('#steps .math').length === 2", 20)
-        page.run(script)
-        assert violations(page) == [], (scheme, "formulas")
+        assert page.axe() == [], (scheme, "formulas")
         page.run("const s = document.getElementById('other'); s.value = 'large'; s.dispatchEvent(new Event('change'))")
         for record in ({"problem": "M", "steps": [MARKDOWN]}, POOL):
             page.size(390, 844)
             ask(page, record)
             time.sleep(0.5)
             page.press("e")
-            page.run(script)
-            assert violations(page) == [], (scheme, record)
+            assert page.axe() == [], (scheme, record)
             page.press(ESCAPE)
         home = page.run("return location.href")
         page.open(home + "docs")
-        page.run(script)
-        assert violations(page) == [], (scheme, "routes")
+        assert page.axe() == [], (scheme, "routes")
         page.open(home)
         page.wait("return document.getElementById('model').options.length === 2", 20)
         page.run("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'))")
@@ -369,7 +363,7 @@ def sixty_turns():
     return {"messages": [*messages, {"role": "assistant", "content": "There are 59."}]}
 
 
-def test_a_trajectory_of_60_turns_is_shown_and_walked_by_keys(page, tmp_path):
+def test_a_trajectory_of_60_turns_is_shown_and_walked_by_keys(page):
     page.run("document.getElementById('response').value = arguments[0]", json.dumps(sixty_turns()))
     page.run("document.getElementById('ask').requestSubmit()")
     page.wait("return document.querySelectorAll('#steps > li.step').length === 60", 20)
@@ -389,6 +383,4 @@ def test_a_trajectory_of_60_turns_is_shown_and_walked_by_keys(page, tmp_path):
     assert page.run(f"return {folded}.open")
     page.press("m")  # turns are not merged
     assert page.run("return document.querySelectorAll('#steps > li.step').length") == 60
-    page.screenshot(tmp_path / "turns.png")
-    wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide <= 0 and page.logs("browser") == []
+    assert page.overflow() <= 0 and page.logs("browser") == []

@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from browser import ESCAPE, LEFT, axe_script, requests_of, served, violations
+from browser import ESCAPE, LEFT, requests_of, served
 from refusing import refused
 from starlette.testclient import TestClient
 
@@ -140,10 +140,9 @@ def test_curves_grow_while_a_run_writes(page, tmp_path):
     write(tmp_path / "runs" / "first", [{"step": 120, "gold": 0.4, "proxy": 0.9}])
     page.wait(NOW + "return document.querySelectorAll('#plots figure').length === 5", 20)
     assert page.run("return document.title") == "jprm runs" and page.logs("browser") == []
-    wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert page.overflow() <= 0
     page.size(360, 640)
-    narrow = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide <= 0 and narrow <= 0
+    assert page.overflow() <= 0
     assert all(url.startswith(page.url_of_page) or url == "data:," for url in requests_of(page))
 
 
@@ -174,14 +173,12 @@ def test_settings_that_differ_are_columns_and_what_is_not_shown_is_told(page, tm
 
 @pytest.mark.slow
 def test_axe_finds_no_violation(page):
-    script = axe_script()
     for scheme in page.schemes():
         page.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
         for keys in ("", "j", "l", "?"):
             page.press(*keys)
             time.sleep(0.3)
-            page.run(script)
-            assert violations(page) == [], (scheme, keys)
+            assert page.axe() == [], (scheme, keys)
         page.press(ESCAPE)
 
 
