@@ -180,10 +180,7 @@ def known_items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
     from jprm.methods.evaluate.run import format_of, source
 
     reader = source(format_of(path))
-    if reader.name == "jsonl":
-        yield from items_in(path)
-        return
-    for tree in map(tree_of, reader.records(path)):
+    for tree in read_trees(path) if reader.name == "jsonl" else map(tree_of, reader.records(path)):
         yield from _items(tree)
 
 

@@ -201,10 +201,9 @@ def _curves(name: str, title: str, metrics: Sequence[str], curves: Sequence[tupl
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for run, metric, points in curves:
-            first = metric == metrics[0]
-            label = None if not first else run
             colour = COLOURS[names.index(run) % len(COLOURS)]
-            axes.plot(*zip(*points, strict=True), color=colour, linestyle="-" if first else "--", label=label)
+            style: dict[str, Any] = {"label": run} if metric == metrics[0] else {"linestyle": "--"}
+            axes.plot(*zip(*points, strict=True), color=colour, **style)
         axes.set_xlabel("step")
         axes.set_title(title, loc="left", fontsize="medium")
         axes.grid(axis="y")

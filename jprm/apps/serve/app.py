@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 import threading
 import time
@@ -74,10 +73,13 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
     if not config.model and not config.judge and not config.run:
         raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
     key = key_of(config)
-    names, read_by = _named(config.model, "models"), _named(config.tokenizer, "tokenizers")
+    names, read_by = (
+        [name_of(path_of(path).resolve()) for path in paths] for paths in (config.model, config.tokenizer)
+    )
     stems = [path_of(path).stem for path in config.judge]
-    if len({*names, *stems}) < len(names) + len(stems):
-        raise ValueError(f"two models or judges have one name: {', '.join([*names, *stems])}. Rename a judge's file")
+    for what, called in {"models or judges": [*names, *stems], "tokenizers": read_by}.items():
+        if len(set(called)) < len(called):
+            raise ValueError(f"two {what} have one name: {', '.join(called)}. Rename a folder, or a judge's file")
     mesh = MeshConfig(data=-1, fsdp=1) if config.weights == "copied" else MeshConfig()
     options: dict[str, Any] = {"dtype": config.dtype, "adapter": config.adapter, "attention": config.attention}
 
@@ -120,14 +122,6 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
     server.run()
     if failure:
         raise failure[0]
-
-
-def _named(paths: Sequence[str | os.PathLike], what: str) -> list[str]:
-    """Returns the name of every path, by which requests name it. Raises ValueError where two are equal."""
-    names = [name_of(path_of(path).resolve()) for path in paths]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two {what} have one name: {', '.join(names)}. Rename a folder")
-    return names
 
 
 def serving(config: ServeConfig) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -125,19 +127,13 @@ async def _outputs(
         return chains, [places_of.setdefault(tuple(ids), len(places_of)) for ids in chains]
 
     chains, place_of = await worked(request, read, len(several))
-    counts = [max(len(ids), SHORTEST) for ids in places_of]  # each takes a row of its own
-    check_size(request, engine, sum(counts))
-    outputs = await in_turn(
-        request,
-        [
-            (
-                lambda ids=ids, count=count: engine.run(
-                    lambda: engine.prm.token_logits(ids, places(engine.prm, ids)), count
-                )
-            )
-            for ids, count in zip(places_of, counts, strict=True)
-        ],
-    )
+    tokens = {ids: max(len(ids), SHORTEST) for ids in places_of}  # each takes a row of its own
+    check_size(request, engine, sum(tokens.values()))
+
+    def run(ids: tuple[int, ...]) -> Future:
+        return engine.run(lambda: engine.prm.token_logits(ids, places(engine.prm, ids)), tokens[ids])
+
+    outputs = await in_turn(request, [functools.partial(run, ids) for ids in places_of])
     outputs = outputs if asked.raw else list(map(activated, outputs))
     return engine, chains, [outputs[place] for place in place_of]
 
@@ -189,8 +185,6 @@ def _chains(engine: Engine, asked: Pooling) -> list[list[int]]:
             reason = f"a chain has {len(ids):,} tokens, and this server takes {engine.longest:,}"
             raise Refusal(400, f"{where}: {reason}", "input")
         chains.append(ids)
-    if not chains:
-        raise Refusal(400, "input is a text, token ids, or a list of these, none of them empty", "input")
     return chains
 
 
