@@ -63,6 +63,8 @@ def test_a_log_is_the_trajectory_that_it_tells(name, item):
         ("openai", {"messages": 3}, "messages"),
         ("openai", {"request": {"messages": WANTED[:2]}, "response": {"choices": []}}, "response.choices"),
         ("openai", {"input": [{"type": "computer_call"}], "output": []}, "items[0].type"),
+        ("openai", {"input": [{"type": "web_search_call"}], "output": []}, "items[0]"),
+        ("openai", {"input": [{"type": "function_call_output", "output": "1"}], "output": []}, "items[0]"),
         ("anthropic", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ("anthropic", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
         ("verifiers", {"prompt": [], "completion": []}, "reward"),

@@ -198,6 +198,11 @@ def test_all_thoughts_of_a_response_are_kept():
     assert record["messages"][1]["reasoning_content"] == "First.\nSecond."
     (record,) = read("openai", {"input": "q", "output": [ITEMS[2], ITEMS[2]]})
     assert record["messages"][1]["content"] == "It costs 12.\nIt costs 12."
+    custom = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "x"}
+    told = {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"}
+    (record,) = read("openai", {"input": "q", "output": [custom, told, ITEMS[2]]})
+    assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": "x"}}
+    assert record["messages"][2]["content"] == "ok"
     refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
     told = [{"role": "developer", "content": "Hm."}]
     (record,) = read("openai", {"input": "q", "output": [refused], "instructions": told})

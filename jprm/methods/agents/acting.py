@@ -93,7 +93,11 @@ class WorldPolicy:
         if self._talk.size > MOST_SLOTS:
             self._forget()
         self._reach([prefix for prefix in prefixes if prefix not in self._known])
-        starts = [_from_here(self._known[prefix], seed + j) for prefix in prefixes for j in range(n)]
+        starts = []
+        for prefix in prefixes:
+            here = self._known[prefix]
+            prompt = here.branch.ids if here.branch is not None else here.prompt  # all tokens before a rollout
+            starts += [Played(here.episode, seed + j, prompt, branch=here.branch) for j in range(n)]
         played = play(self._talk, self._layout, self.world, starts, self._limits, until=until)
         samples = []
         for i, acted in enumerate(played):
@@ -151,12 +155,6 @@ class WorldPolicy:
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
         return answer, None if outcome is None else outcome >= 1
-
-
-def _from_here(acted: Played, number: int) -> Played:
-    """Returns a rollout that begins where another is: all tokens before it are its prompt."""
-    prompt = acted.branch.ids if acted.branch is not None else acted.prompt
-    return Played(acted.episode, number, prompt, branch=acted.branch)
 
 
 def _sample(acted: Played, steps: tuple[str, ...], until: str) -> Sample:

@@ -168,7 +168,10 @@ class World:
             raise ValueError(f"environment={environment!r}: has no snapshot, which processes need. {remedy}")
         self.at_once, self.seconds, self.branches = at_once, seconds, branches or processes
         self.failures: collections.Counter[str] = collections.Counter()
-        self._name = _absolute(environment) if isinstance(environment, str) else ""
+        self._name = ""
+        if isinstance(environment, str):  # a worker may run in another folder
+            place, _, attribute = environment.rpartition(":")
+            self._name = f"{pathlib.Path(place).resolve()}:{attribute}" if place.endswith(".py") else environment
         self._idle: queue.SimpleQueue[Worker] | None = None
         if processes:
             self._idle = queue.SimpleQueue()
@@ -293,11 +296,6 @@ def _after(episode: Episode, message: Message, reply: Reply, place: Place | None
         done=bool(reply.done),
         place=place,
     )
-
-
-def _absolute(name: str) -> str:
-    place, _, attribute = name.rpartition(":")
-    return f"{pathlib.Path(place).resolve()}:{attribute}" if place.endswith(".py") else name
 
 
 def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float | None) -> list[Any]:

@@ -180,7 +180,8 @@ class Judge(ByCritiques):
         else:
             rounds = [paths]
         for at_depth in rounds:
-            asked = [self._questions(*each) for each in zip(trees, at_depth, map(_said, answers), strict=True)]
+            said = [{path[-1]: a.critiques[0].text for a in of_tree for path in a.paths} for of_tree in answers]
+            asked = [self._questions(*each) for each in zip(trees, at_depth, said, strict=True)]
             written = iter(self.ask([question for questions in asked for question in questions]))
             for answer, questions in zip(answers, asked, strict=True):
                 answer += [Asked(question, about, next(written)) for question, about in questions.items()]
@@ -214,11 +215,6 @@ def step_text(tree: ReasoningTree, node: int) -> str:
             parts.append(f"[{message.role}] " + "\n".join(filter(None, [message.text, *written])))
         at = message.parent
     return "\n".join(parts[::-1])
-
-
-def _said(answers: Sequence[Asked]) -> dict[int, str]:
-    """Returns the first critique of each node."""
-    return {path[-1]: answer.critiques[0].text for answer in answers for path in answer.paths}
 
 
 def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
