@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from browser import served
 from test_serve import engine, prm  # noqa: F401  (fixtures, which tests name as arguments)
@@ -62,7 +63,7 @@ def drive(package, folder, samples):
     if package == "slime":  # it is no package of the index: a checkout
         environment["PYTHONPATH"] = os.environ["JPRM_SLIME_CHECKOUT"]
     done = subprocess.run(
-        [python, ROOT / "tests" / "trainers" / f"{package}_driver.py", adapter, folder], input=json.dumps(samples),
+        [python, ROOT / "tests" / "trainers" / "run.py", package, adapter, folder], input=json.dumps(samples),
         capture_output=True, text=True, env=environment, cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -70,8 +71,6 @@ def drive(package, folder, samples):
 
 
 def rewarded(url, samples, **body):
-    import httpx2 as httpx
-
     keys = ("problem", "ids", "outcome")
     sent = [{key: sample[key] for key in keys if key in sample} for sample in samples]
     answer = httpx.post(url + "/v1/rewards", json={"credit": "min_form", "samples": sent} | body, timeout=60)
@@ -105,11 +104,8 @@ def test_trl(address, folder, samples):
     got = drive("trl", folder, samples)
     (seen,) = got["seen"]
     texts = [{"problem": p, "response": c} for p, c in zip(seen["prompts"], seen["completions"], strict=True)]
-    import httpx2 as httpx
-
-    expected = [
-        sample["score"] for sample in httpx.post(address + "/v1/rewards", json={"samples": texts}).json()["samples"]
-    ]
+    answered = httpx.post(address + "/v1/rewards", json={"samples": texts}).json()
+    expected = [sample["score"] for sample in answered["samples"]]
     assert seen["rewards"] == [None if score is None else close(score) for score in expected]
     log = got["log"]
     mean = sum(score for score in expected if score is not None) / sum(score is not None for score in expected)

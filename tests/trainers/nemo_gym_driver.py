@@ -1,14 +1,12 @@
 # type: ignore  # its imports are in another environment
-"""The resources server in NeMo Gym's own application: prints what /verify and /step answer as JSON."""
+"""The resources server in NeMo Gym's own application: what /verify and /step answer."""
 
-import importlib.util
-import json
-import sys
 from unittest.mock import MagicMock
 
 from fastapi.testclient import TestClient
 from nemo_gym.base_resources_server import BaseResourcesServerConfig
 from nemo_gym.server_utils import ServerClient
+from run import loaded
 
 
 def body(sample, text, with_ids):
@@ -22,21 +20,15 @@ def body(sample, text, with_ids):
     return {"responses_create_params": asked, "response": response}
 
 
-def main(adapter, folder):
-    spec = importlib.util.spec_from_file_location("adapter", adapter)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def main(adapter, folder, samples):
+    module = loaded(adapter)
     config = BaseResourcesServerConfig(host="127.0.0.1", port=0, entrypoint="", name="rewards")
     server = module.StepRewardServer(config=config, server_client=MagicMock(spec=ServerClient))
     client = TestClient(server.setup_webserver())
     answers = []
-    for sample in json.load(sys.stdin):
+    for sample in samples:
         for path, with_ids in (("/verify", True), ("/step", False)):
             answer = client.post(path, json=body(sample, sample["text"], with_ids))
             assert answer.status_code == 200, answer.text
             answers.append(answer.json())
-    print(json.dumps([{k: a[k] for k in ("reward", "step_rewards", "steps", "token_rewards")} for a in answers]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return [{k: a[k] for k in ("reward", "step_rewards", "steps", "token_rewards")} for a in answers]

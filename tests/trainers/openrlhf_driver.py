@@ -1,9 +1,7 @@
 # type: ignore  # its imports are in another environment
-"""OpenRLHF's own loading of a reward function, and its route of a reward into an experience. Prints JSON."""
+"""OpenRLHF's own loading of a reward function, and its route of a reward into an experience."""
 
 import asyncio
-import json
-import sys
 import types
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
@@ -20,7 +18,7 @@ class Engine:
         return types.SimpleNamespace(outputs=[self.output])
 
 
-def main(adapter, folder):
+def main(adapter, folder, samples):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     executor = SingleTurnAgentExecutor(adapter)
     params = types.SimpleNamespace(max_tokens=64, logprobs=None)
@@ -30,9 +28,5 @@ def main(adapter, folder):
         engine = Engine(sample["ids"], tokenizer.decode(sample["ids"]))
         return await executor.execute(prompt, "4", params, 512, tokenizer, engine)
 
-    outputs = [asyncio.run(run(sample)) for sample in json.load(sys.stdin)]
-    print(json.dumps([{key: output[key] for key in ("reward", "scores", "extra_logs")} for output in outputs]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    outputs = [asyncio.run(run(sample)) for sample in samples]
+    return [{key: output[key] for key in ("reward", "scores", "extra_logs")} for output in outputs]

@@ -1,9 +1,7 @@
 # type: ignore  # its imports are in another environment
-"""SkyRL's generator with the rewards of tokens, in its environment for GSM8K. Prints rewards as JSON."""
+"""SkyRL's generator with the rewards of tokens, in its environment for GSM8K."""
 
 import asyncio
-import importlib.util
-import json
 import sys
 import typing
 
@@ -12,6 +10,7 @@ import typing_extensions
 if sys.version_info < (3, 12):  # pydantic wants it of SkyRL's classes, which are written for 3.12
     typing.TypedDict = typing_extensions.TypedDict
 
+from run import loaded
 from skyrl.train.config import GeneratorConfig, SkyRLGymConfig
 from transformers import AutoTokenizer
 
@@ -32,15 +31,11 @@ class Engine:
         }
 
 
-def main(adapter, folder):
-    samples = json.load(sys.stdin)
-    spec = importlib.util.spec_from_file_location("adapter", adapter)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def main(adapter, folder, samples):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    generator = module.StepRewardGenerator(
+    generator = loaded(adapter).StepRewardGenerator(
         GeneratorConfig(batched=True, max_input_length=512, use_conversation_multi_turn=False),
         SkyRLGymConfig(), Engine(samples, tokenizer), tokenizer,
     )  # fmt: skip
@@ -52,8 +47,4 @@ def main(adapter, folder):
              "batch_metadata": None}
         )
     )  # fmt: skip
-    print(json.dumps({"rewards": output["rewards"], "response_ids": output["response_ids"]}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"rewards": output["rewards"], "response_ids": output["response_ids"]}

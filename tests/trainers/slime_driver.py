@@ -1,8 +1,7 @@
 # type: ignore  # its imports are in another environment
-"""slime's own call of a custom reward, single and batched. Prints rewards as JSON. `folder/..` is unused."""
+"""slime's own call of a custom reward, single and batched. The folder is unused."""
 
 import asyncio
-import json
 import pathlib
 import sys
 import types
@@ -11,13 +10,13 @@ from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.utils.types import Sample
 
 
-def main(adapter, folder):
+def main(adapter, folder, samples):
     sys.path.insert(0, str(pathlib.Path(adapter).parent))
     args = types.SimpleNamespace(custom_rm_path="slime_rewards.reward", reward_key="score")
     samples = [
         Sample(prompt=[{"role": "user", "content": one["problem"]}], tokens=[1, 2, *one["ids"]], response=one["text"],
                response_length=len(one["ids"]))
-        for one in json.load(sys.stdin)
+        for one in samples
     ]  # fmt: skip
 
     async def run():
@@ -28,8 +27,4 @@ def main(adapter, folder):
     for sample, reward in zip(samples, batched, strict=True):
         sample.reward = reward
     values = [sample.get_reward_value(args) for sample in samples]
-    print(json.dumps({"single": single, "batched": batched, "values": values}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"single": single, "batched": batched, "values": values}

@@ -1,20 +1,15 @@
 # type: ignore  # its imports are in another environment
-"""Two reward functions in TRL's GRPOTrainer: a step of training on a tiny model. Prints the logged rewards as JSON."""
-
-import importlib.util
-import json
-import sys
+"""Two reward functions in TRL's GRPOTrainer: a step of training on a tiny model, and the logged rewards."""
 
 import torch
 from datasets import Dataset
+from run import loaded
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 
-def main(adapter, folder):
-    spec = importlib.util.spec_from_file_location("adapter", adapter)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def main(adapter, folder, samples):
+    module = loaded(adapter)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
     torch.manual_seed(0)
@@ -33,14 +28,10 @@ def main(adapter, folder):
         seen.append({"prompts": prompts, "completions": completions, "rewards": rewards})
         return rewards
 
-    problems = Dataset.from_dict({"prompt": [sample["problem"] for sample in json.load(sys.stdin)]})
+    problems = Dataset.from_dict({"prompt": [sample["problem"] for sample in samples]})
     trainer = GRPOTrainer(
         model, reward_funcs=[looked_at, module.step_reward_async], args=args, train_dataset=problems,
         processing_class=tokenizer,
     )  # fmt: skip
     trainer.train()
-    print(json.dumps({"log": trainer.state.log_history[0], "seen": seen}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"log": trainer.state.log_history[0], "seen": seen}

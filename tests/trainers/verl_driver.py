@@ -1,9 +1,7 @@
 # type: ignore  # its imports are in another environment
-"""verl's own loading of a reward function, and its reward loop with a reward manager. Prints rewards as JSON."""
+"""verl's own loading of a reward function, and its reward loop with a reward manager."""
 
 import asyncio
-import json
-import sys
 
 import numpy as np
 import ray
@@ -31,8 +29,8 @@ def config(adapter, folder, manager):
     )
 
 
-def main(adapter, folder):
-    samples = json.load(sys.stdin)
+def main(adapter, folder, samples):
+    asyncio.set_event_loop(asyncio.new_event_loop())
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [torch.tensor(sample["ids"]) for sample in samples]
     responses = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=0)
@@ -59,9 +57,4 @@ def main(adapter, folder):
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     out = RewardLoopManager(config(adapter, folder, True)).compute_rm_score(data)
     ray.shutdown()
-    print(json.dumps({"scores": scores, "token_rewards": out.batch["rm_scores"].tolist()}))
-
-
-if __name__ == "__main__":
-    asyncio.set_event_loop(asyncio.new_event_loop())
-    main(*sys.argv[1:])
+    return {"scores": scores, "token_rewards": out.batch["rm_scores"].tolist()}
