@@ -1,6 +1,7 @@
 """Credit: closed forms, limits, and what a step's reward does to the optimum of a task that can be enumerated."""
 
 import itertools
+import types
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from refusing import refused
 
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import ADVANTAGES, CREDITS, CreditConfig
-from jprm.methods.rl.samples import Rollout
 from jprm.score.scale import LOG_ODDS, PROBABILITY, Scale
 
 DIFFERENCE = Scale(threshold=0.0, weight="half")
@@ -17,14 +17,9 @@ REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.5])
 
 
 def chain(*lengths, tail=0):
-    """A trajectory with steps of these many tokens."""
-    stops = tuple(int(x) for x in np.cumsum(lengths))
-    count = sum(lengths) + tail
-    if tail == 0 or not lengths:
-        return Rollout(tuple(range(count)), np.zeros(count, np.float32), stops, ("x",) * len(lengths), True)
-    one = Rollout(tuple(range(count)), np.zeros(count, np.float32), (), (), True)
-    object.__setattr__(one, "step_stop", stops)  # credit takes any tail, the loop's steps leave none
-    return one
+    """What credit reads of a trajectory with steps of these many tokens; the loop's own leave no tail."""
+    count, stops = sum(lengths) + tail, tuple(itertools.accumulate(lengths))
+    return types.SimpleNamespace(ids=range(count), step_stop=stops, sampled_T=np.ones(count, bool))
 
 
 def config(name="verifier", advantage="rloo", norm: Any = "constant", length=1, **options):
@@ -168,9 +163,8 @@ def by_hand(name, baseline, gated=False, weight=0.5):
 def test_tokens_have_the_return_of_their_step(name, baseline):
     for gated in [False, True] if name != "verifier" else [False]:
         options = config(name, weight=0.5, gate=gated, baseline=baseline)
-        for a, b in zip(
-            credit.token_advantages(GROUP, VERDICTS, SCORES, options), by_hand(name, baseline, gated), strict=True
-        ):
+        advantages = credit.token_advantages(GROUP, VERDICTS, SCORES, options)
+        for a, b in zip(advantages, by_hand(name, baseline, gated), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-12)
 
 
@@ -189,15 +183,10 @@ def test_grpo_normalises_the_rewards_of_steps():
 
 
 def test_credits_name_the_scales_that_they_take():
-    implicit = "its scores are log odds or log ratios, and credit.name='sum' takes probabilities or differences"
     for name, scale, message in [
-        ("sum", LOG_ODDS, implicit),
+        ("sum", LOG_ODDS, "credit.name='sum'"),
         ("min_form", LOG_ODDS, "credit.name='min_form'"),
-        (
-            "progress",
-            DIFFERENCE,
-            "runs/prm",
-        ),
+        ("progress", DIFFERENCE, "runs/prm"),
         ("implicit", PROBABILITY, "credit.name='implicit'"),
     ]:
         refused(ValueError, message, config(name).check, scale, "runs/prm")
@@ -226,8 +215,7 @@ def test_a_credit_of_ones_own_is_found_by_its_file_and_checked(tmp_path, monkeyp
         ("mine.py:SHORT", "3 rewards"), ("mine.py:TAIL", "rewards"),
         ("mine.py:OTHER", "jprm.methods.rl.credit.Credit"), ("mine.py:NONE", "NONE"),
     ]:  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            credit.segment_advantages(VERDICTS, SCORES, config(name))
+        refused(ValueError, message, lambda: credit.segment_advantages(VERDICTS, SCORES, config(name)))  # noqa: B023
 
 
 def test_progress_is_added_to_the_outcomes_advantage():
@@ -240,11 +228,10 @@ def test_progress_is_added_to_the_outcomes_advantage():
 
 def test_norms_divide_by_what_they_say():
     lengths = [len(rollout.ids) for rollout in GROUP]
-    plain = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum"))
-    sequence = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="sequence"))
-    group = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="group"))
-    constant = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", length=20))
-    last = credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", norm="last"))
+    plain, sequence, group, last, constant = (
+        credit.token_advantages(GROUP, VERDICTS, SCORES, config("sum", **norm))
+        for norm in ({}, {"norm": "sequence"}, {"norm": "group"}, {"norm": "last"}, {"length": 20})
+    )
     for i, length in enumerate(lengths):
         np.testing.assert_allclose(sequence[i], plain[i] / length)
         np.testing.assert_allclose(group[i], plain[i] * len(GROUP) / sum(lengths))
@@ -257,9 +244,10 @@ def test_norms_divide_by_what_they_say():
 
 
 def test_offset_makes_steps_cost():
-    longer = credit.segment_advantages(np.zeros(2), [np.full(2, 0.9), np.full(5, 0.9)], config("sum_prm_alone"))
-    costly = config("sum_prm_alone", offset=-1.0)
-    shorter = credit.segment_advantages(np.zeros(2), [np.full(2, 0.9), np.full(5, 0.9)], costly)
+    scores = [np.full(2, 0.9), np.full(5, 0.9)]
+    longer, shorter = (
+        credit.segment_advantages(np.zeros(2), scores, config("sum_prm_alone", offset=offset)) for offset in (0.0, -1.0)
+    )
     assert longer[0][0] < longer[1][0] and shorter[0][0] > shorter[1][0]
 
 
@@ -295,16 +283,14 @@ def test_configurations_that_mean_nothing_are_refused(values, message):
 
 def test_rewards_that_mean_nothing_are_refused():
     assert set(ADVANTAGES) == {"reinforce", "dr_grpo", "rloo", "grpo"}
-    with pytest.raises(ValueError, match="not finite"):
-        credit.token_advantages(GROUP, np.array([np.nan, 0, 0, 0]), SCORES, config())
-    with pytest.raises(ValueError, match="sample 1"):
-        credit.token_advantages(GROUP, VERDICTS, [SCORES[0], np.zeros(2), SCORES[2], SCORES[3]], config("sum"))
+    refused(ValueError, "not finite", credit.token_advantages, GROUP, np.array([np.nan, 0, 0, 0]), SCORES, config())
+    scores = [SCORES[0], np.zeros(2), *SCORES[2:]]
+    refused(ValueError, "sample 1", credit.token_advantages, GROUP, VERDICTS, scores, config("sum"))
 
 
 def test_a_penalty_counts_under_every_credit():
-    scores = [np.array([0.5, 0.5]), np.zeros(0), np.array([0.9, 0.1])]
+    scores, zero = [np.array([0.5, 0.5]), np.zeros(0), np.array([0.9, 0.1])], np.zeros(3)
     for name in ("min_form", "sum_prm_alone", "verifier"):
-        config = CreditConfig(name, "dr_grpo", "constant", length=8)
-        blank = [x[0] for x in credit.segment_advantages(np.array([0.0, -1.0, 0.0]), scores, config)]
-        free = [x[0] for x in credit.segment_advantages(np.array([0.0, 0.0, 0.0]), scores, config)]
-        assert blank[1] == pytest.approx(free[1] - 2 / 3)  # less the group's mean, which has a third of it
+        of = config(name, "dr_grpo", length=8)
+        blank, free = (credit.segment_advantages(zero - [0, penalty, 0], scores, of)[1][0] for penalty in (1, 0))
+        assert blank == pytest.approx(free - 2 / 3)  # less the group's mean, which has a third of it

@@ -111,9 +111,8 @@ def test_dr_grpo_is_rloo_less_by_one_over_the_group_for_some_credits():
             rloo, dr_grpo = (moments(config(name, x, baseline="return"), free, 3)[0] for x in ("rloo", "dr_grpo"))
             np.testing.assert_allclose(dr_grpo, rloo * 2 / 3, atol=1e-12)
     for name, options in {"min_form": {}, "progress": {}, "sum": {"gate": True, "offset": -0.5}}.items():
-        rloo, dr_grpo = (
-            moments(config(name, x, **options, baseline="return"), True, 3)[0] for x in ("rloo", "dr_grpo")
-        )
+        both = (config(name, x, **options, baseline="return") for x in ("rloo", "dr_grpo"))
+        rloo, dr_grpo = (moments(each, True, 3)[0] for each in both)
         assert np.abs(dr_grpo - rloo * 2 / 3).max() > 1e-3, name
     rloo, dr_grpo = (moments(config("min_form", x), False, 3)[0] for x in ("rloo", "dr_grpo"))
     np.testing.assert_allclose(dr_grpo, rloo * 2 / 3, atol=1e-12)  # to go, where all samples reach every step
@@ -122,12 +121,9 @@ def test_dr_grpo_is_rloo_less_by_one_over_the_group_for_some_credits():
 def variances(free, size):
     """By credit, offset and baseline."""
     variance_of = {("verifier", 0.0, "to_go"): moments(config("verifier"), free, size)[1]}
-    for name in ("sum", "min_form"):
-        for offset in (0.0, -1.0):
-            for baseline in BASELINES:
-                variance_of[name, offset, baseline] = moments(
-                    config(name, offset=offset, baseline=baseline), free, size
-                )[1]
+    for name, offset, baseline in itertools.product(("sum", "min_form"), (0.0, -1.0), BASELINES):
+        made = config(name, offset=offset, baseline=baseline)
+        variance_of[name, offset, baseline] = moments(made, free, size)[1]
     return variance_of
 
 

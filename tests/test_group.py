@@ -32,11 +32,12 @@ def sums(samples, advantage, weight):
     found = {}
     for one, advantage_T, weight_T in zip(samples, advantage, weight, strict=True):
         for t in range(len(one.ids)):
-            values = found.setdefault(one.ids[: t + 1], {"old": one.log_probability_T[t], **dict.fromkeys("gpcw", 0)})
-            values["g"] += max(advantage_T[t], 0)
-            values["p"] += min(advantage_T[t], 0)
-            values["c"] += 1
-            values["w"] += weight_T[t]
+            nothing = {"old": one.log_probability_T[t], **dict.fromkeys(("gain", "penalty", "count", "weight"), 0)}
+            values = found.setdefault(one.ids[: t + 1], nothing)
+            values["gain"] += max(advantage_T[t], 0)
+            values["penalty"] += min(advantage_T[t], 0)
+            values["count"] += 1
+            values["weight"] += weight_T[t]
     return found
 
 
@@ -58,13 +59,10 @@ def test_slots_have_the_sums_of_their_samples(seed, tokens):
     rows, wanted = packed.rows, sums(samples, advantage, weight)
     assert (len(rows.tokens) > 1) == (tokens == 12)
     for row, slot in zip(*np.nonzero(rows.owned), strict=True):
-        values = wanted.pop(prefixes(rows, row, slot))
-        slots = {"old": "old", "gain": "g", "penalty": "p", "count": "c"}
-        for key, short in slots.items():
-            assert rows.extras[key][row, slot] == pytest.approx(values[short], rel=1e-6), key
-        assert rows.weight[row, slot] == pytest.approx(values["w"], rel=1e-6)
-        end = rows.step_end[row, slot]
-        before = prefixes(rows, row, slot)[:-1]
+        ids = prefixes(rows, row, slot)
+        found = {key: rows.extras[key][row, slot] for key in EXTRAS} | {"weight": rows.weight[row, slot]}
+        assert found == pytest.approx(wanted.pop(ids), rel=1e-6)
+        before, end = ids[:-1], rows.step_end[row, slot]
         assert rows.tokens[row, end] == (before[-1] if before else PROMPT[-1])
         assert rows.position[row, end] == len(PROMPT) + len(before) - 1
     assert not wanted

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refused
 from test_policy_gradient import MODEL, PROMPT, REFERENCE, SMALL, close, evaluated, largest
 from tiny import chain_rows, filled
 
@@ -130,5 +131,4 @@ def test_there_is_nothing_to_learn_where_all_are_right_or_a_pair_does_not_fit():
 
 def test_dpo_refuses_an_attention_with_one_chain_a_row():
     model = dataclasses.replace(SMALL, attention="test_attention:MINE")
-    with pytest.raises(ValueError, match="attention='test_attention:MINE'"):
-        Implicit(loss="dpo").check(dataclasses.replace(TASK, model=model))
+    refused(ValueError, "'test_attention:MINE'", Implicit(loss="dpo").check, dataclasses.replace(TASK, model=model))

@@ -82,10 +82,8 @@ def wanted(begun=()):
 
 def test_chains_go_on_in_fewer_rows_than_devices():
     mesh, few = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2]), wanted()[:3]
-    drawn = make(mesh, temperature=1.0, top_p=1.0, rows=1).go_on(few, len(few))
-    assert [sample.ids for sample in drawn] == [
-        sample.ids for sample in make(temperature=1.0, top_p=1.0, rows=16).go_on(few, len(few))
-    ]
+    one, many = (make(on, temperature=1.0, top_p=1.0, rows=rows).go_on(few, 3) for on, rows in ((mesh, 1), (None, 16)))
+    assert [sample.ids for sample in one] == [sample.ids for sample in many]
 
 
 def test_chains_that_were_interrupted_go_on_as_if_they_were_not():

@@ -5,17 +5,22 @@ import itertools
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from refusing import refused
-from tiny_rl import experiment, make, refresh
+from tiny_rl import chain, experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
+from jprm.checkpoints.store import load_params
+from jprm.experiment import read
 from jprm.methods.rl import loop, rollout, samples, sampling
 from jprm.methods.rl.config import GuardConfig, RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import pass_at
+from jprm.model.mesh import make_mesh
 from jprm.score.scale import PROBABILITY
 from jprm.train.callbacks import Watchdog
 
@@ -37,6 +42,10 @@ def whole(data):
 
 def stale_experiment(data, **changes):
     return experiment(data, refresh=refresh(data), stale=1, objective_options={"truncate": 2.0}, **changes)
+
+
+VERIFIER = dict(credit=CreditConfig("verifier", "rloo", "constant", length=16), prm="")
+"""Without a PRM."""
 
 
 class Killed(BaseException):
@@ -77,13 +86,7 @@ def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole
 
 
 def params_of(folder):
-    import jax
-    from flax.traverse_util import flatten_dict
-
-    from jprm.checkpoints.store import load_params
-    from jprm.experiment import read
-    from jprm.model.mesh import make_mesh
-
+    """The bytes of a policy's parameters by their names."""
     mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         params, _ = load_params(folder, read(folder / "experiment.json"), mesh)
@@ -112,9 +115,8 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
         return samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
 
     monkeypatch.setattr(sampling, "sample", sample)
-    alone = dict(credit=CreditConfig("verifier", "rloo", "constant", length=16), prm="", minibatches=1)
     with one_device():
-        loop.train(experiment(data, evaluate_every=4, stale=stale, **alone), tmp_path / "run")
+        loop.train(experiment(data, evaluate_every=4, stale=stale, minibatches=1, **VERIFIER), tmp_path / "run")
     assert [each for each in drawn if each[0] > 0] == [(n, max(0, n - 1 - stale)) for n in range(1, 5)]
     behind = [row.get("behind") for row in lines(tmp_path / "run") if "loss" in row]
     assert behind == ([0, 1, 2, 2] if stale else [None] * 4)
@@ -172,8 +174,7 @@ def test_gaming_ends_the_run_and_the_best_parameters_are_restored(data, tmp_path
     config = experiment(data, credit=alone, updates=40, minibatches=1, samples=8, problems_an_update=8)
     with one_device():
         result = loop.train(config, tmp_path / "run")
-        best = result["evaluations"][result["best"]]
-        last = result["evaluations"][-1]
+        best, last = result["evaluations"][result["best"]], result["evaluations"][-1]
         assert result["ended"].startswith("gaming") and result["update"] < 40
         assert last["proxy"] > best["proxy"] and last["gold"] < best["gold"]
         assert last["check"]["p"] < last["check"]["level"] and last["check"]["now"] < last["check"]["best"]
@@ -197,10 +198,7 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
     "changes, message",
     [
         ({"prm": ""}, "credit.name='min_form'"),
-        (
-            {"credit": CreditConfig("implicit", "rloo", "constant", length=16)},
-            "probabilities",
-        ),
+        ({"credit": CreditConfig("implicit", "rloo", "constant", length=16)}, "probabilities"),
         ({"objective_options": {"ratio": "sequence"}}, "norm='last'"),
         ({"minibatches": 3}, "problems_an_update=4"),
         ({"objective_options": {"temperature": 0.5}}, "temperature"),
@@ -220,12 +218,12 @@ def test_what_does_not_fit_is_refused_before_a_run_begins(data, tmp_path, change
 
 
 def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path):
-    with pytest.raises(ValueError, match="credit.offset: -1.0.*0.0"):
-        other = CreditConfig("min_form", "rloo", "constant", length=16)
-        loop.train(stale_experiment(data, credit=other), whole[0])
+    other = stale_experiment(data, credit=CreditConfig("min_form", "rloo", "constant", length=16))
+    refused(ValueError, "credit.offset: -1.0.*0.0", loop.train, other, whole[0])
     (tmp_path / "held.jsonl").write_text((data / "problems.jsonl").read_text())
-    with one_device(), pytest.raises(ValueError, match="24 problems"):
-        loop.train(experiment(data, held_out=(str(tmp_path / "held.jsonl"),)), tmp_path / "run")
+    seen = experiment(data, held_out=(str(tmp_path / "held.jsonl"),))
+    with one_device():
+        refused(ValueError, "24 problems", loop.train, seen, tmp_path / "run")
 
 
 def test_a_step_is_scored_after_the_steps_before_it_in_its_own_sample():
@@ -238,11 +236,7 @@ def test_a_step_is_scored_after_the_steps_before_it_in_its_own_sample():
         def _of(self, tree, i):
             return 0.0 if i < 0 else 10 * self._of(tree, tree.nodes[i].parent) + int(tree.nodes[i].text)
 
-    drawn = [
-        samples.Rollout(tuple(range(len(texts))), np.zeros(len(texts), np.float32),
-                              tuple(range(1, len(texts) + 1)), tuple(texts), True)
-        for texts in (["1", "2", "3"], ["4"], [], ["5", "6"])
-    ]  # fmt: skip
+    drawn = [chain(*texts) for texts in ("123", "4", "", "56")]
     (scores,) = rollout.scored(Paths(), [{"problem": "p"}], [drawn])
     assert [score_P.tolist() for score_P in scores] == [[1, 12, 123], [4], [], [5, 56]]
 

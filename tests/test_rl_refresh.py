@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tiny_rl import PRM, experiment, make, save_run
+from refusing import refused
+from test_rl_loop import data  # noqa: F401  (a fixture)
+from tiny_rl import PRM, chain, experiment, save_run
 from tiny_run import VALUE, one_device
 
 from jprm.methods.policy.protocol import Sample
@@ -12,7 +14,6 @@ from jprm.methods.rl import loop, refresh
 from jprm.methods.rl.config import RefreshConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import Group
-from jprm.methods.rl.samples import Rollout
 from jprm.methods.verify.verifiers import of_function
 
 
@@ -28,11 +29,6 @@ class Digits:
         return [[Sample((str(i),), 1, "stop" if i else "length", 0.0) for i in range(n)] for _ in prefixes]
 
 
-def chain(*steps, ended=True):
-    ids = tuple(range(1, len(steps) + 1))
-    return Rollout(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
-
-
 def product_is_even(record, steps):
     return float(np.prod([int(step) for step in steps]) % 2 == 0)
 
@@ -44,16 +40,13 @@ GROUPS = [
 
 
 def test_verdicts_are_the_fractions_of_completions_that_the_verifier_accepts():
-    policy = Digits()
-    judged = refresh.verdicts_of_rollouts(
-        GROUPS, policy, of_function(product_is_even), RefreshConfig(rollouts=6, chains=2)
+    policy, verifier = Digits(), of_function(product_is_even)
+    both, one = (
+        refresh.verdicts_of_rollouts(GROUPS, policy, verifier, RefreshConfig(rollouts=6, chains=n)) for n in (2, 1)
     )
     # Of completions 0 to 5 the first is cut off. After an odd prefix 2 and 4 are accepted, after an even one all.
-    assert judged == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
-    assert len(policy.prefixes) == 3  # the shared first step is completed once
-    one = refresh.verdicts_of_rollouts(
-        GROUPS, policy, of_function(product_is_even), RefreshConfig(rollouts=6, chains=1)
-    )
+    assert both == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
+    assert len(policy.prefixes) == 2 * 3  # the shared first step is completed once
     assert one[0][1] == [None, None]
 
 
@@ -67,31 +60,22 @@ def test_labels_are_as_the_prm_takes_them():
         records = refresh.labelled(GROUPS, verdicts, semantics)
         assert [sample["labels"] for record in records for sample in record["samples"]] == wanted
         assert {record["semantics"] for record in records} == {semantics}
-    outcomes = refresh.with_outcomes(GROUPS)
-    assert [[sample["correct"] for sample in outcome["samples"]] for outcome in outcomes] == [
-        [False, True],
-        [True, False],
-    ]
+    outcomes = [[sample["correct"] for sample in record["samples"]] for record in refresh.with_outcomes(GROUPS)]
+    assert outcomes == [[False, True], [True, False]]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("rl") / "data")
-
-
-def test_labels_that_the_prm_does_not_take_are_refused(data, tmp_path):
-    for labels, message in [("outcome", "refresh.labels='working'")]:
-        with pytest.raises(ValueError, match=message):
-            refresh.check(experiment(data, refresh=RefreshConfig(1, labels=labels)))
+def test_labels_that_the_prm_does_not_take_are_refused(data, tmp_path):  # noqa: F811
     save_run(tmp_path / "values", PRM, 1, 1.0, target=VALUE)
-    with pytest.raises(ValueError, match="refresh.labels='rollouts'"):
-        refresh.check(experiment(data, prm=str(tmp_path / "values"), refresh=RefreshConfig(1)))
-    refresh.check(experiment(data, prm=str(tmp_path / "values"), refresh=RefreshConfig(1, labels="rollouts")))
+    of_values = experiment(data, prm=str(tmp_path / "values"), refresh=RefreshConfig(1))
+    outcome = experiment(data, refresh=RefreshConfig(1, labels="outcome"))
+    refused(ValueError, "refresh.labels='working'", refresh.check, outcome)
+    refused(ValueError, "refresh.labels='rollouts'", refresh.check, of_values)
+    refresh.check(dataclasses.replace(of_values, refresh=RefreshConfig(1, labels="rollouts")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["rollouts", "outcome"])
-def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path, labels):
+def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path, labels):  # noqa: F811
     """The outcome model is an implicit PRM: the policy's architecture, with the policy as its reference."""
     prm = tmp_path / "prm"
     if labels == "outcome":

@@ -1,21 +1,20 @@
 """Reinforcement learning over turns: what the world wrote has no weight, and a run in an environment."""
 
 import dataclasses
+import itertools
 import json
-import pathlib
 import types
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import test_turns
-from tiny_run import experiment as run_experiment
-from tiny_run import one_device
+from refusing import refused
+from tiny_rl import save
+from tiny_run import lines, one_device
 
 import jprm
-from jprm.checkpoints import store
-from jprm.experiment import OptimizerConfig, to_json
+from jprm.experiment import OptimizerConfig
 from jprm.io.jsonl import write_records
 from jprm.methods.rl import loop, rollout
 from jprm.methods.rl.config import EnvironmentConfig, RLExperiment
@@ -47,9 +46,7 @@ WORLD = Environment(reset, step, copy.deepcopy)
 def one(ids, observed, stops, reward=1.0):
     log = np.where(np.isin(np.arange(len(ids)), np.concatenate([np.arange(a, b) for a, b in observed])), 0.0, -1.0)
     episode = {"messages": [], "turns": [], "reward": reward, "error": ""}
-    return Rollout(
-        tuple(ids), log.astype(np.float32), stops, ("x",) * len(stops), True, (1, 2), observed, episode
-    )  # fmt: skip
+    return Rollout(tuple(ids), log.astype(np.float32), stops, ("x",) * len(stops), True, (1, 2), observed, episode)
 
 
 @pytest.mark.parametrize("norm", ["sequence", "group", "constant"])
@@ -76,18 +73,10 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     heads = {"policy": test_turns.MODEL, "prm": dataclasses.replace(test_turns.MODEL, head="binary")}
     for name, model in heads.items():
-        (folder / name).mkdir()
-        test_turns.tokenizer().inner.save(str(folder / name / "tokenizer.json"))
         config = {"eos_token": "<end>", "chat_template": test_turns.TEMPLATE}
-        (folder / name / "tokenizer_config.json").write_text(json.dumps(config))
-        record = to_json(run_experiment(folder / name, model=model))
-        (folder / name / "experiment.json").write_text(json.dumps(record))
-        with store.open_checkpoints(folder / name, 1) as checkpoints:
-            saving: Any = checkpoints
-            weights = test_turns.weights(model=model)
-            saving.save_checkpointables(1, {"params": jax.tree.map(jax.numpy.asarray, weights)})
+        save(folder / name, test_turns.tokenizer().inner, config, model, test_turns.weights(model=model))
     (folder / "world.py").write_text(WORLD)
-    problems = [{"problem": a + b + c} for a in "abc" for b in "abc" for c in "abc"]
+    problems = [{"problem": "".join(letters)} for letters in itertools.product("abc", repeat=3)]
     write_records(folder / "problems.jsonl", problems[:20])
     write_records(folder / "held_out.jsonl", problems[20:])
     return folder
@@ -109,8 +98,7 @@ def experiment(folder, **changes):
 def test_a_run_in_an_environment_learns_counts_what_is_lost_and_continues(folder):
     with one_device():
         result = loop.train(experiment(folder), folder / "run")
-    lines = [json.loads(line) for line in pathlib.Path(folder / "run/metrics.jsonl").read_text().splitlines()]
-    updates = [line for line in lines if "lost" in line]
+    updates = [line for line in lines(folder / "run") if "lost" in line]
     assert result["finished"] and [line["update"] for line in updates] == [1, 2]
     assert any(line["lost"] > 0 for line in updates) and all(line["observed"] > 0 for line in updates)
     assert all(line["packed_tokens"] < line["separate_tokens"] for line in updates)
@@ -149,8 +137,7 @@ def test_what_episodes_do_not_go_with_is_refused(folder):
         "ratios of sequences": {"credit": CreditConfig("verifier", "rloo", "last"),
                                 "objective_options": {"ratio": "sequence"}},
     }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=f"environment=.*{reason}"):
-            experiment(folder, **changes)
+        refused(ValueError, f"environment=.*{reason}", experiment, folder, **changes)
 
 
 @pytest.mark.parametrize("method", ["policy_gradient", "dpo", "rejection"])

@@ -18,6 +18,7 @@ from jprm.io.jsonl import write_records
 from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl.config import RefreshConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.samples import Rollout
 
 PIECES = ("<eos>", "\n", " ", *"0123456789", "+", "=", "?")
 POLICY = dataclasses.replace(TINY, vocab_size=len(PIECES), head="language", attention="reference", remat="nothing")
@@ -36,19 +37,29 @@ def working(record, steps):
 
 def save_run(folder, model, seed, scale, **changes):
     """A run's folder as training leaves it; `changes` of its experiment."""
-    folder.mkdir(parents=True)
     inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"."), behavior="isolated")
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens(["<eos>"])
-    inner.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}\n')
-    record = to_json(run_experiment(folder, model=model, **(dict(rows=4) | changes)))
-    (folder / "experiment.json").write_text(json.dumps(record))
     weights = dict(params(model, seed))
     weights["decoder"] = {**weights["decoder"], "embed": weights["decoder"]["embed"] * scale}  # flatter, or steeper
+    save(folder, inner, {"eos_token": "<eos>"}, model, weights, **(dict(rows=4) | changes))
+
+
+def save(folder, tokenizer, config, model, weights, **changes):
+    """A run's folder with this tokenizer, its `config`, and these weights."""
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "experiment.json").write_text(json.dumps(to_json(run_experiment(folder, model=model, **changes))))
     with store.open_checkpoints(folder, 1) as checkpoints:
         checkpoints.save_checkpointables(1, {"params": jax.tree.map(jax.numpy.asarray, weights)})
+
+
+def chain(*steps, ended=True):
+    """A sample with a token a step, or one token in all."""
+    ids = tuple(range(1, len(steps) + 1))
+    return Rollout(ids or (0,), np.zeros(max(len(ids), 1), np.float32), ids, steps, ended)
 
 
 def make(folder):
