@@ -67,12 +67,14 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["continued", "at once"])
-def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kind):
+@pytest.mark.parametrize(("kind", "killed"), [("continued", False), ("continued", True), ("at once", False)])
+def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kind, killed):
     output = tmp_path / "out.jsonl"
     other = writer(kind, output)
     with pytest.raises(ValueError, match="writing"):
         write(output, b"ours\n") if kind == "continued" else write_records(output, [{"of": "us"}])
+    if killed:
+        other.kill()
     other.communicate("\n")
     if kind == "at once":
         assert output.read_bytes() == b'{"of": "them"}\n' and names(tmp_path) == ["out.jsonl"]
@@ -80,14 +82,6 @@ def test_a_second_writer_is_refused_and_the_first_is_whole(tmp_path, writer, kin
         assert (tmp_path / "out.jsonl.part").read_bytes() == b"theirs\n"
         with continued(output, REQUEST) as file:
             assert cut(file, 1) == 1
-
-
-def test_a_writer_that_is_killed_blocks_nobody(tmp_path, writer):
-    other = writer("continued", tmp_path / "out.jsonl")
-    other.kill()
-    other.wait()
-    with continued(tmp_path / "out.jsonl", REQUEST) as file:
-        assert cut(file, 1) == 1
 
 
 def test_folders_are_made(tmp_path):
@@ -128,11 +122,8 @@ def test_a_full_disk_is_named(tmp_path):
 
 def test_two_runs_that_write_one_folder_do_not_clear_each_other_away(tmp_path):
     (tmp_path / "s.jsonl").write_text('{"problem": "p", "steps": ["a"]}\n')
-    with (
-        only_run(tmp_path / "data.partial"),
-        pytest.raises(ValueError, match="data.partial.lock"),
-    ):
-        prepare("jsonl", [tmp_path / "s.jsonl"], tmp_path / "data")
+    with only_run(tmp_path / "data.partial"):
+        refused(ValueError, "data.partial.lock", prepare, "jsonl", [tmp_path / "s.jsonl"], tmp_path / "data")
     assert names(tmp_path) == ["s.jsonl"]
 
 

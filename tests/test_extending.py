@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from pages import Shell, blocks
 from refusing import refused
+from scipy.stats import norm
 from stub_server import reply
 from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
@@ -42,15 +43,8 @@ def folder(one_device, serve, tmp_path, monkeypatch):
 
 
 def test_every_block_runs(folder, monkeypatch):
-    assert {name for name, _, _ in BLOCKS} > {
-        "graded.py",
-        "focal.py",
-        "probit.py",
-        "look_back.py",
-        "greedy.py",
-        "confidence.py",
-        "credited.py",
-    }
+    named = ("graded", "focal", "probit", "look_back", "greedy", "confidence", "credited")
+    assert {name for name, _, _ in BLOCKS} > {f"{name}.py" for name in named}
     shell = Shell(folder)
     for name, language, block in BLOCKS:
         if name:
@@ -61,32 +55,22 @@ def test_every_block_runs(folder, monkeypatch):
 
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    half, full = (
-        [chain["labels"] for chain in jprm.data.load(folder / f"data/{name}")] for name in ("graded", "strict")
-    )
-    assert (half, full) == ([[1, 1], [1, 0]], [[1, 1], [0, 0]])
+    for name, labels in {"graded": [[1, 1], [1, 0]], "strict": [[1, 1], [0, 0]]}.items():
+        assert [chain["labels"] for chain in jprm.data.load(folder / f"data/{name}")] == labels
 
     prm = jprm.load("runs/mine")
     logit_P1 = prm.logits("What is 2 + 2 * 3?", ["2 * 3 = 6."])
-    from jax.scipy.stats import norm
-
     np.testing.assert_allclose(prm.score("What is 2 + 2 * 3?", ["2 * 3 = 6."]), norm.cdf(logit_P1[:, 0]), rtol=1e-6)
     assert (folder / "runs/mine/objective.py").read_text() == (folder / "focal.py").read_text()
 
-    (chain, *_) = read_records(folder / "looked.jsonl")
-    trees = LiveTrees(looking := jprm.load("runs/looking"))
-    handles = trees.open([chain["problem"]])
-    for step, score in zip(chain["steps"], chain["scores"], strict=True):
-        handles, live = trees.extend(handles, [step])
-        assert live[0] == pytest.approx(score, abs=1e-4)
-    assert "kernel" in looking.params["steps"]
-
-    (chain, *_) = read_records(folder / "shifted.jsonl")
-    trees = LiveTrees(jprm.load("runs/shifted"))
-    handles = trees.open([chain["problem"]])
-    for step, score in zip(chain["steps"], chain["scores"], strict=True):
-        handles, live = trees.extend(handles, [step])
-        assert live[0] == pytest.approx(score, abs=1e-4)
+    for run, scored in (("looking", "looked"), ("shifted", "shifted")):
+        (chain, *_) = read_records(folder / f"{scored}.jsonl")
+        trees = LiveTrees(loaded := jprm.load(f"runs/{run}"))
+        handles = trees.open([chain["problem"]])
+        for step, score in zip(chain["steps"], chain["scores"], strict=True):
+            handles, live = trees.extend(handles, [step])
+            assert live[0] == pytest.approx(score, abs=1e-4)
+        assert run == "shifted" or "kernel" in loaded.params["steps"]
     (written,) = map(json.loads, (folder / "written.jsonl").read_text().splitlines())
     assert written["search"]["method"] == "Greedy" and written["search"]["policy_tokens"] > 0
 
@@ -123,8 +107,7 @@ def test_a_file_is_run_once_and_its_objects_are_the_same(tmp_path):
 )
 def test_what_is_not_there_is_named(tmp_path, name, kind, message):
     (tmp_path / "part.py").write_text("PART = 1\n")
-    with pytest.raises(ValueError, match=message):
-        options.find_part(name.format(tmp_path), {"known": 0}, "part", kind, files=True)
+    refused(ValueError, message, options.find_part, name.format(tmp_path), {"known": 0}, "part", kind, files=True)
 
 
 def test_a_models_folder_runs_no_file(tmp_path):

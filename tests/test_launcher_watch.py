@@ -89,8 +89,7 @@ def cloud(tmp_path):
     def start(command, *plan, **more):
         if plan:
             (tmp_path / "plan").write_text("".join(f"{line}\n" for line in plan))
-        script = ["bash", str(checkout / "tpu" / "queued.sh"), command]
-        pipe = subprocess.PIPE
+        script, pipe = ["bash", str(checkout / "tpu" / "queued.sh"), command], subprocess.PIPE
         return subprocess.Popen(script, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env | more)
 
     def watch(*plan, **more):
@@ -110,17 +109,38 @@ def lines(cloud, name):
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_a_finished_run_ends_the_watch(cloud):
-    status, out = cloud("slow")
-    assert status == 0, out
-    assert lines(cloud, "calls").count("scp") == 1 and not (cloud.folder / "slice").exists()
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=cloud.folder / "checkout", capture_output=True, text=True, check=True
-    )
-    command = f"{head.stdout.strip()} /models/base train x.py --workdir {cloud.folder}/work --distributed auto"
-    assert sorted(lines(cloud, "starts")) == [f"h0 {command}", f"h1 {command}"]
-    for host in ("h0", "h1"):
-        assert "status 0, the run is finished" in lines(cloud, f"work/status/{host}")[0]
+GONE = "UNAVAILABLE: the service is currently unavailable\n"
+ENDS = {  # what the starts do, files and settings; the watch's status, how often gcloud was called, and the starts
+    "finished": (["slow"], {}, {}, 0, {"create": 1, "scp": 1}, [2]),
+    "refused": (["2"], {}, {}, 2, {"create": 1}, [1, 2]),
+    "starts that bring nothing": (["1", "7"], {}, {}, 7, {"create": 1}, [1, 2, 3, 4]),
+    "a reboot, and a launch": (["reboot", "0"], {}, {}, 0, {"create": 1}, [4]),
+    "preempted, and another slice": (["preempt", "0"], {}, {}, 0, {"create": 2}, [3, 4]),
+    "describe fails twice": (["slow"], {"fail-describe": f"\n\n{GONE * 2}"}, {}, 0, {"create": 1, "scp": 1}, [2]),
+    "delete fails twice": (["0"], {"fail-delete": GONE * 2}, {}, 0, {"delete": 3}, [2]),
+    "no setup": (["0"], {"no-setup": ""}, {"LAUNCHES": "2"}, 1, {"scp": 2}, [0]),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_watch_ends_as_its_run_and_the_slice_is_deleted(cloud, name):
+    """Every start has the first commit, though the checkout has a newer one when a second slice is there."""
+    plan, files, settings, status, calls, starts = ENDS[name]
+    for file, text in files.items():
+        (cloud.folder / file).write_text(text)
+    ended, out = cloud(*plan, **settings)
+    assert ended == status and not (cloud.folder / "slice").exists(), out
+    assert {verb: lines(cloud, "calls").count(verb) for verb in calls} == calls
+    started = lines(cloud, "starts")
+    assert len(started) in starts and len({line.split()[1] for line in started}) <= 1
+    assert name != "describe fails twice" or "UNKNOWN" in out
+    records = [record[0] for host in ("h0", "h1") if (record := lines(cloud, f"work/status/{host}"))]
+    assert any(f"status {status}, " in record for record in records) or name == "no setup"
+    if name == "finished":
+        head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=cloud.folder / "checkout", text=True)
+        command = f"{head.strip()} /models/base train x.py --workdir {cloud.folder}/work --distributed auto"
+        assert sorted(started) == [f"h0 {command}", f"h1 {command}"]
+        assert len(records) == 2 and all("status 0, the run is finished" in record for record in records)
 
 
 def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
@@ -132,40 +152,6 @@ def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
     assert status == 124 and "SPEND=300 is spent" in out, out
     assert not (cloud.folder / "slice").exists() and not counted.exists()
     assert any("SIGTERM" in line for line in lines(cloud, "work/status/h0"))
-
-
-@pytest.mark.parametrize(
-    ("plan", "status", "starts"),
-    [(["2"], 2, 2), (["1", "7"], 7, 4)],  # refused; starts that bring nothing
-)
-def test_a_run_that_has_failed_for_good_ends_the_watch(cloud, plan, status, starts):
-    ended, out = cloud(*plan)
-    assert ended == status and not (cloud.folder / "slice").exists(), out
-    assert len(lines(cloud, "starts")) <= starts
-    records = [lines(cloud, f"work/status/{host}") for host in ("h0", "h1")]
-    assert any(f"status {status}, " in record[0] for record in records if record)
-
-
-def test_a_reboot_is_followed_by_a_launch(cloud):
-    status, out = cloud("reboot", "0")
-    assert status == 0, out
-    assert lines(cloud, "calls").count("create") == 1 and len(lines(cloud, "starts")) == 4
-
-
-def test_a_preempted_slice_gets_the_commit_of_the_first(cloud):
-    """The checkout has a newer commit by then."""
-    status, out = cloud("preempt", "0")
-    assert status == 0, out
-    assert lines(cloud, "calls").count("create") == 2
-    assert len({line.split()[1] for line in lines(cloud, "starts")}) == 1
-
-
-def test_a_failed_describe_changes_nothing(cloud):
-    (cloud.folder / "fail-describe").write_text("\n\n" + "UNAVAILABLE: the service is currently unavailable\n" * 2)
-    status, out = cloud("slow")
-    assert status == 0 and "UNKNOWN" in out, out
-    calls = lines(cloud, "calls")
-    assert calls.count("create") == calls.count("scp") == 1 and len(lines(cloud, "starts")) == 2
 
 
 def test_a_watch_that_starts_again_leaves_a_live_run_alone(cloud):
@@ -195,18 +181,6 @@ def test_after_the_hours_the_run_is_saved_and_the_slice_deleted(cloud):
         record = "\n".join(lines(cloud, f"work/status/{host}"))
         assert "status 143, SIGTERM" in record and "saved" in record
     assert cloud("wait", HOURS="two")[0] == 2 and cloud("wait", HOURS="")[0] != 0
-
-
-def test_a_deletion_that_fails_is_tried_again(cloud):
-    (cloud.folder / "fail-delete").write_text("UNAVAILABLE: try again\n" * 2)
-    status, out = cloud("0")
-    assert status == 0 and lines(cloud, "calls").count("delete") == 3 and not (cloud.folder / "slice").exists(), out
-
-
-def test_a_slice_that_cannot_be_set_up_is_given_up(cloud):
-    (cloud.folder / "no-setup").touch()
-    status, out = cloud("0", LAUNCHES="2")
-    assert status == 1 and lines(cloud, "calls").count("scp") == 2 and not (cloud.folder / "slice").exists(), out
 
 
 def test_a_slice_deleted_from_elsewhere_is_not_created_again(cloud):

@@ -29,14 +29,7 @@ SCRIPTS = {"queued": QUEUED, "gke": GKE, "slurm": SLURM, "run": {}, "setup": {}}
 COMMANDS = {
     "queued": ["create", "deploy", "launch", "status", "watch", "logs", "stop", "delete"],
     "gke": ["build", "launch", "submit", "status", "logs", "stop", "delete"],
-    "slurm": [
-        "launch --partition=gpu",
-        "status",
-        "logs",
-        "stop",
-        "delete",
-        "array score --model m --input i --output o",
-    ],
+    "slurm": ["launch --partition=gpu", "status", "logs", "stop", "delete", "array score --model m --input i"],
     "run": ["experiments/x.py gs://bucket/runs/x --set steps=5"],
     "setup": ["--nfs 10.0.0.2:/share"],
 }
@@ -45,13 +38,22 @@ COMMANDS = {
 def call(script, *arguments, **environment):
     """The script in a fresh environment, in which no cloud's command can be found."""
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "PYTHON": "python3.12"} | environment
-    return subprocess.run(
-        ["bash", str(REPOSITORY / "tpu" / f"{script}.sh"), *arguments],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=60,
-    )
+    command = ["bash", str(REPOSITORY / "tpu" / f"{script}.sh"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+
+
+def printed(script, *arguments, **environment):
+    """What the script prints for the run, with the settings that it needs."""
+    return call(script, *arguments, **RUN | SCRIPTS[script] | environment).stdout
+
+
+def manifest(**environment):
+    return yaml.safe_load(printed("gke", "manifest", **environment))
+
+
+def run_script(text):
+    """A printed script, run by the host's shell."""
+    return subprocess.run(["bash"], input=text, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -63,21 +65,19 @@ def test_a_dry_run_prints_what_would_be_run(script):
 
 
 def test_launchers_run_reinforcement_learning_too():
-    rl = RUN | {"TASK": "rl"}
     assert "jprm rl x.py" in call("run", "--dry-run", "x.py", "/shared/runs/x", TASK="rl").stdout
-    assert re.search(
-        r" TASK=rl( \w+=\S+)* setsid nohup tpu/run.sh", call("queued", "--dry-run", "launch", **rl, **QUEUED).stdout
-    )
-    assert "'jprm', 'rl', 'experiments/x.py'" in call("gke", "manifest", **rl, **GKE).stdout
-    assert "jprm rl experiments/x.py" in call("slurm", "script", **rl, **SLURM).stdout
+    launched = printed("queued", "--dry-run", "launch", TASK="rl")
+    assert re.search(r" TASK=rl( \w+=\S+)* setsid nohup tpu/run.sh", launched)
+    assert "'jprm', 'rl', 'experiments/x.py'" in printed("gke", "manifest", TASK="rl")
+    assert "jprm rl experiments/x.py" in printed("slurm", "script", TASK="rl")
 
 
 FORWARDED = {"JPRM_BASE": "gs://bucket/models/it's a 7B", "JPRM_PREPARED": "gs://bucket/data", "NCCL_DEBUG": "WARN"}
 
 
 def container(**environment):
-    jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **environment).stdout)
-    (pod,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    template = manifest(**environment)["spec"]["replicatedJobs"][0]["template"]
+    (pod,) = template["spec"]["template"]["spec"]["containers"]
     return pod
 
 
@@ -91,40 +91,40 @@ def test_every_launcher_forwards_the_variables_and_arguments_of_a_recipe():
     assert FORWARDED.items() <= {var["name"]: var["value"] for var in pod["env"]}.items()
     assert pod["command"][-3:] == words and "secret" not in str(pod) and "OTHER" not in str(pod)
 
-    batch = call("slurm", "script", **RUN, **SLURM, **more).stdout
-    launched = call("queued", "--dry-run", "launch", **RUN, **QUEUED, **more).stdout
-    (printed,) = [line for line in launched.splitlines() if line.startswith("+ timeout")]
-    remote = next(word for word in shlex.split(printed) if word.startswith("--command=")).removeprefix("--command=")
+    launched = printed("queued", "--dry-run", "launch", **more)
+    (line,) = [line for line in launched.splitlines() if line.startswith("+ timeout")]
+    remote = next(word for word in shlex.split(line) if word.startswith("--command=")).removeprefix("--command=")
     dump = f"{sys.executable} -c 'import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))'"
+    started = r"cd jprm && { (.*) setsid nohup (.*) >> run.log(?s:.*)"
     scripts = [
-        re.sub(r"srun .*?--label \S+jprm", lambda _: dump, batch),
-        re.sub(
-            r"cd jprm && { (.*) setsid nohup (.*) >> run.log(?s:.*)", lambda its: f"{its[1]} {dump} {its[2]}", remote
-        ),
+        re.sub(r"srun .*?--label \S+jprm", lambda _: dump, printed("slurm", "script", **more)),
+        re.sub(started, lambda its: f"{its[1]} {dump} {its[2]}", remote),
     ]
     for script in scripts:
-        run = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+        run = run_script(script)
         environment, arguments = json.loads(run.stdout.splitlines()[0])
         assert FORWARDED.items() <= environment.items() and arguments[-3:] == words, run.stderr
         assert "secret" not in script and "OTHER" not in environment
 
 
-def test_a_launcher_says_what_a_recipe_reads_and_nobody_set():
-    recipe = RUN | {"EXPERIMENT": "experiments/qwen2p5_math_7b_prm800k.py"}
-    for script, command in (("queued", "launch"), ("gke", "launch"), ("slurm", "launch")):
-        run = call(script, "--dry-run", command, **recipe, **SCRIPTS[script], JPRM_BASE="b")
-        assert "reads JPRM_PREPARED," in run.stderr and "reads JPRM_BASE," not in run.stderr
-        wrong = call(script, "--dry-run", command, **RUN, **SCRIPTS[script], FORWARD="HF_HOME")
-        assert wrong.returncode == 2 and "HF_HOME, which is not set" in wrong.stderr
-        wrong = call(script, "--dry-run", command, **RUN, **SCRIPTS[script], ARGUMENTS="--set 'name=a")
-        assert wrong.returncode == 2 and "ARGUMENTS" in wrong.stderr
+@pytest.mark.parametrize("script", ["queued", "gke", "slurm"])
+def test_a_launcher_says_what_a_recipe_reads_and_nobody_set(script):
+    def launch(**environment):
+        run = call(script, "--dry-run", "launch", **RUN | SCRIPTS[script] | environment)
+        return run.returncode, run.stderr
+
+    _, said = launch(EXPERIMENT="experiments/qwen2p5_math_7b_prm800k.py", JPRM_BASE="b")
+    assert "reads JPRM_PREPARED," in said and "reads JPRM_BASE," not in said
+    for wrong, named in ({"FORWARD": "HF_HOME"}, "HF_HOME"), ({"ARGUMENTS": "--set 'name=a"}, "ARGUMENTS"):
+        status, said = launch(**wrong)
+        assert status == 2 and named in said
 
 
 def test_a_queued_jobset_is_started_and_stopped_by_kueue():
-    manifest = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, QUEUE="team").stdout)
-    assert manifest["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
-    assert "suspend" not in manifest["spec"]  # Kueue sets it; launched again, the file must not start the run
-    assert "kubectl delete jobset my-run" in call("gke", "--dry-run", "stop", **RUN, **GKE, QUEUE="team").stdout
+    jobset = manifest(QUEUE="team")
+    assert jobset["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
+    assert "suspend" not in jobset["spec"]  # Kueue sets it; launched again, the file must not start the run
+    assert "kubectl delete jobset my-run" in printed("gke", "--dry-run", "stop", QUEUE="team")
 
 
 def test_the_queues_of_two_teams_have_kueues_fields():
@@ -148,9 +148,7 @@ def test_the_queues_of_two_teams_have_kueues_fields():
             assert ("ClusterQueue", part["spec"]["clusterQueue"]) in named
         if part["kind"] == "WorkloadPriorityClass":
             assert isinstance(part["value"], int)
-    labels = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, QUEUE="research", PRIORITY="urgent").stdout)[
-        "metadata"
-    ]["labels"]
+    labels = manifest(QUEUE="research", PRIORITY="urgent")["metadata"]["labels"]
     assert ("LocalQueue", labels["kueue.x-k8s.io/queue-name"]) in named
     assert ("WorkloadPriorityClass", labels["kueue.x-k8s.io/priority-class"]) in named
 
@@ -161,8 +159,8 @@ GCLUSTER = {"--name", "--cluster", "--location", "--project", "--image", "--comp
 
 
 def test_cluster_toolkit_gets_the_run():
-    printed = call("gke", "--dry-run", "submit", **RUN, **GKE, QUEUE="research", SLICES="2", JPRM_BASE="b c").stdout
-    words = shlex.split(printed.splitlines()[-1])
+    said = printed("gke", "--dry-run", "submit", QUEUE="research", SLICES="2", JPRM_BASE="b c")
+    words = shlex.split(said.splitlines()[-1])
     assert words[:4] == ["+", "gcluster", "job", "submit"]
     options = dict(zip(words[4::2], words[5::2], strict=True)) | {"--env": words[words.index("--env") + 1]}
     assert set(words[4::2]) <= GCLUSTER and options["--num-slices"] == "2" and options["--env"] == "JPRM_BASE=b c"
@@ -170,11 +168,10 @@ def test_cluster_toolkit_gets_the_run():
 
 
 def test_an_array_divides_a_command_into_shards():
-    batch = call("slurm", "--dry-run", "array", "score", "--model", "a b", **RUN, **SLURM, AT_ONCE="16").stdout
+    batch = printed("slurm", "--dry-run", "array", "score", "--model", "a b", AT_ONCE="16")
     assert "#SBATCH --array=0-63%16" in batch
     dump = f"exec {sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
-    script = re.sub(r"exec \S+jprm", lambda _: dump, batch[batch.index("#!") :])
-    run = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    run = run_script(re.sub(r"exec \S+jprm", lambda _: dump, batch[batch.index("#!") :]))
     assert json.loads(run.stdout) == ["score", "--model", "a b", "--shard", "auto"], run.stderr
     index = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "64"}
     assert shard_of("auto", index) == Shard(5, 64)
@@ -184,27 +181,24 @@ def test_a_run_costs_no_more_than_its_cap():
     """24 hours, 100 of a currency at 2.5 for each of 32 GPUs, and at 1.25 for each of 16 chips."""
     wrong = call("slurm", "script", **RUN, **SLURM, SPEND="100")
     assert wrong.returncode == 2 and "PRICE" in wrong.stderr
-    cap = {"SPEND": "100", "PRICE": "2.5"}
-    assert "#SBATCH --time=75\n" in call("slurm", "script", **RUN, **SLURM, **cap).stdout
-    assert "#SBATCH --time=24:00:00\n" in call("slurm", "script", **RUN, **SLURM, **cap | {"SPEND": "11111"}).stdout
-    assert "SPEND" not in call("slurm", "script", **RUN, **SLURM).stdout
-    cap["PRICE"] = "1.25"
-    jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **cap).stdout)
+    assert "#SBATCH --time=75\n" in printed("slurm", "script", SPEND="100", PRICE="2.5")
+    assert "#SBATCH --time=24:00:00\n" in printed("slurm", "script", SPEND="11111", PRICE="2.5")
+    assert "SPEND" not in printed("slurm", "script")
+    jobset = manifest(SPEND="100", PRICE="1.25")
     assert jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 5 * 3600
     assert "DeadlineExceeded" in jobset["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"]
-    jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **cap, QUEUE="q", HOURS="2").stdout)
+    jobset = manifest(SPEND="100", PRICE="1.25", QUEUE="q", HOURS="2")
     assert jobset["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == "7200"
 
 
 def test_slurms_runs_add_up_to_the_cap(tmp_path):
     """Run as the batch script is, with stubs of Slurm: two runs that fail, of which the second has spent it all."""
-    run = RUN | {"WORKDIR": str(tmp_path), "SPEND": "100", "PRICE": "2.5"}
-    script = call("slurm", "script", **run, **SLURM).stdout
+    script = printed("slurm", "script", WORKDIR=str(tmp_path), SPEND="100", PRICE="2.5")
     script = f"srun() {{ return 143; }}\nscontrol() {{ echo requeued; }}\n{script}"
     (tmp_path / "logs").mkdir()
     for before, said in (("10", "requeued"), ("4499", "requeued"), ("4500", "is spent")):
         (tmp_path / "logs" / "my-run.seconds").write_text(before)
-        out = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+        out = run_script(script)
         assert said in out.stdout and out.returncode == 143, out.stderr
 
 
@@ -228,7 +222,7 @@ def test_the_jobset_is_what_kubernetes_takes():
     """Read into the client's models and back, nothing is lost: no field is misspelt or in a wrong place."""
     client = pytest.importorskip("kubernetes", reason="needs kubernetes: the extra `test`").client
     for more in ({}, {"SPOT": "1", "SLICES": "2"}, {"CLAIM": "share"}, {"QUEUE": "team"} | FORWARDED):
-        jobset = yaml.safe_load(call("gke", "manifest", **RUN, **GKE, **more).stdout)
+        jobset = manifest(**more)
         assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
         assert set(jobset) == {"apiVersion", "kind", "metadata", "spec"}
         # JobSet is a resource of its own; these are its fields, and inside is a Job of Kubernetes.
@@ -257,7 +251,7 @@ def test_shellcheck_finds_nothing():
     assert len(scripts) == 6
     run = subprocess.run([shellcheck, "--external-sources", *scripts], capture_output=True, text=True, cwd=REPOSITORY)
     assert run.returncode == 0, run.stdout
-    batch = call("slurm", "script", **RUN, **SLURM, SPEND="9", PRICE="1").stdout
+    batch = printed("slurm", "script", SPEND="9", PRICE="1")
     run = subprocess.run([shellcheck, "-"], input=batch, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
 

@@ -33,17 +33,14 @@ def world(folder):
     for _ in range(8):
         story = task.problem(rng, (1, 2))
         chains = [task.solution(story, rng, task.Habits(carry=0.9, borrow=0.9, sign=0.5)) for _ in range(4)]
-        answers = [task.answer_of(steps) for steps in chains]
-        samples = [
-            {"steps": list(steps), "answer": answer, "correct": answer == story.answer}
-            for steps, answer in zip(chains, answers, strict=True)
-        ]
+        answered = [(list(steps), task.answer_of(steps)) for steps in chains]
+        samples = [{"steps": steps, "answer": x, "correct": x == story.answer} for steps, x in answered]
         pools.append({"problem": story.text, "answer": story.answer, "samples": samples})
         nodes = [{"parent": i - 1, "text": text, "label": i % 3 / 2, "rollouts": 4} for i, text in enumerate(chains[0])]
         values.append({"problem": story.text, "nodes": nodes, "semantics": "value"})
-    for name, records in [("pools", pools), ("test_pools", pools), ("monte_carlo", values)]:
+    formal = list(map(study.data.labelled, pools))
+    for name, records in dict(pools=pools, test_pools=pools, monte_carlo=values, formal=formal).items():
         write_records(folder / f"{name}.jsonl", records)
-    write_records(folder / "formal.jsonl", map(study.data.labelled, pools))
     return folder
 
 
@@ -69,14 +66,12 @@ def test_cells_are_trained_measured_and_tabulated(tmp_path, monkeypatch):
     figures = study.measure.figures([test, test], [cell["tests"]["valid"]] * 2)
     right_N = np.array(test["chain_correct"]) > 0.5
     assert figures["chain_auroc"]["value"] == pytest.approx(float(auroc(np.array(test["chain_key"]), right_N)))
-    assert figures["vote_minus_majority"]["value"] == pytest.approx(
-        np.mean(test["weighted_vote"]) - np.mean(test["majority"])
-    )
+    ahead = np.mean(test["weighted_vote"]) - np.mean(test["majority"])
+    assert figures["vote_minus_majority"]["value"] == pytest.approx(ahead)
     assert 0 <= cell["tests"]["held_out_values"]["covered"]["value"] <= 1
     titles = [table.title for table in study.table.tables(out)]
-    assert [title.split(":")[0] for title in titles] == [
-        "trained on quickstart, tested on quickstart, n = 4", "trained on quickstart, tested on held_out_values",
-    ]  # fmt: skip
+    tested = [title.split(":")[0].removeprefix("trained on quickstart, tested on ") for title in titles]
+    assert tested == ["quickstart, n = 4", "held_out_values"]
 
 
 def frozen_world(folder, monkeypatch, groups):
@@ -117,10 +112,10 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch):
     np.testing.assert_allclose(right_N, [node.score for tree in trees for node in tree.nodes], atol=2e-3)
     assert cell["tests"]["quickstart"]["n"] == 4
     study.frozen.cell("quickstart", "cross_entropy", 0, shared, out, hidden=8, epochs=2)
-    refused(ValueError, "after_2", study.heads.known, shared / "monte_carlo.jsonl", out / "states/quickstart_formal", 4)
-    refused(ValueError, "3 problems", study.heads.known, shared / "pools.jsonl", out / "states/quickstart_formal", 3)
-    refused(ValueError, "gsm8k", study.frozen.cell, "gsm8k", "pqm", 0, shared, out)
-    refused(ValueError, "rank", study.frozen.cell, "quickstart", "rank", 0, shared, out)
+    for named, file, count in (("after_2", "monte_carlo", 4), ("3 problems", "pools", 3)):
+        refused(ValueError, named, study.heads.known, shared / f"{file}.jsonl", out / "states/quickstart_formal", count)
+    for named, task_, objective in (("gsm8k", "gsm8k", "pqm"), ("rank", "quickstart", "rank")):
+        refused(ValueError, named, study.frozen.cell, task_, objective, 0, shared, out)
 
 
 def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path, monkeypatch):
@@ -140,9 +135,8 @@ def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path
     np.testing.assert_allclose(tokens.state_ND[end_N], steps.state_ND, atol=2e-2, rtol=2e-3)
     of_problem = np.isnan(tokens.state_ND[:, 0])
     assert of_problem.sum() == sum(tree.problem for tree in trees)
-    settings = study.recipes.experiment(
-        "quickstart", "outcome_tokens", 0, study.data.files("quickstart", shared, out / "quickstart/data"), shared
-    )
+    files = study.data.files("quickstart", shared, out / "quickstart/data")
+    settings = study.recipes.experiment("quickstart", "outcome_tokens", 0, files, shared)
     rows = heads.labelled(tokens, lambda x: x, settings)
     assert (rows.rows.weight > 0).sum() == (~of_problem).sum()  # a slot for every token of a step
     assert {tuple(x) for x in rows.x_RSD[rows.rows.weight > 0]} == {tuple(x) for x in tokens.state_ND[~of_problem]}

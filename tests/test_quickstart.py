@@ -16,6 +16,7 @@ from jprm.experiment import read
 from jprm.io.jsonl import write_records
 from jprm.methods.judge.critiques import JudgePrompt, verdicts
 from jprm.methods.judge.judge import Judge
+from jprm.methods.policy.protocol import Sample
 from jprm.options import find_part
 from jprm.tree import read_records, tree_of
 
@@ -31,12 +32,8 @@ def test_a_story_says_its_moves_and_no_more(worked):
     for problem in worked[0]:
         assert task.parse(problem.text) == problem
         assert all(1 <= count <= task.LARGEST for count in problem.counts)
-    for text in (
-        "",
-        "Ana has 3 coins.",
-        "Ana has 3 coins. On Monday Ana sleeps. How many coins does Ana have?",
-        "x" * 1000,
-    ):
+    odd = "Ana has 3 coins. On Monday Ana sleeps. How many coins does Ana have?"
+    for text in ("", "Ana has 3 coins.", odd, "x" * 1000):
         refused(ValueError, "story", task.parse, text)
 
 
@@ -47,19 +44,17 @@ def test_the_checker_agrees_with_the_generators_truth(worked):
         assert all(task.check(problem, task.solution(problem, rng, None)))
         written = [int(step.split("= ")[1]) for step in steps[:-1]]
         signs = [tuple(step.split()[2:4]) for step in steps[:-1]]
+        moves = zip([problem.start, *written], written, signs, problem.moves, strict=False)
         truth = [
             sign == (move[0], str(move[1])) and result == task.apply(before, *move)
-            for before, result, sign, move in zip(
-                [problem.start, *written], written, signs, problem.moves, strict=False
-            )
+            for before, result, sign, move in moves
         ]
         assert task.check(problem, steps) == [*truth, True]
 
 
 def test_what_a_checker_must_not_pass():
-    problem = task.parse(
-        "Ana has 37 coins. On Monday Ana finds 8 more. On Tuesday Ana loses 5. How many coins does Ana have?"
-    )
+    moves = "On Monday Ana finds 8 more. On Tuesday Ana loses 5."
+    problem = task.parse(f"Ana has 37 coins. {moves} How many coins does Ana have?")
     right = ["Monday: 37 + 8 = 45", "Tuesday: 45 - 5 = 40", "The answer is 40."]
     assert task.labels(problem, right) == [1, 1, 1]
     wrong_steps = {
@@ -118,12 +113,9 @@ def test_labels_agree_over_steps_that_go_on(tmp_path):
     value = [sample(steps) | {"labels": labels} for steps, labels in ((SOUND, [1, 1, 1]), (LUCKY, [0.5, 0, 1]))]
     for name, samples in (("formal", formal), ("monte_carlo", value)):
         write_records(tmp_path / f"{name}.jsonl", [{"problem": PROBLEM, "samples": samples}])
+    wanted = {"steps": 4, "accuracy_hard": 0.75, "auroc": 1, "right_without_value": 0, "wrong_with_value": 1 / 3}
     report = judge.label_agreement(tmp_path)
-    assert report["steps"] == 4
-    assert report["accuracy_hard"] == 0.75
-    assert report["auroc"] == 1.0
-    assert report["right_without_value"] == 0.0
-    assert report["wrong_with_value"] == pytest.approx(1 / 3)
+    assert {name: report[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_an_author_without_habits_criticises_as_the_checker_does():
@@ -158,16 +150,11 @@ def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples():
 
 
 def test_a_policys_samples_become_pools():
-    from jprm.methods.policy.protocol import Sample
-
     whole = Sample(tuple(SOUND), 9, "stop")
     cut = Sample(tuple(SOUND[:2]), 6, "length")
+    assert find_part(run.REACHES_ANSWER, {}, "verifier", files=True) is task.reaches_answer  # of the rollouts
     pool = run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
     assert [(one["answer"], one["correct"]) for one in pool["samples"]] == [(10, True), (None, False)]
-
-
-def test_the_verifier_of_rollouts_is_found_by_its_name():
-    assert find_part(run.REACHES_ANSWER, {}, "verifier", files=True) is task.reaches_answer
 
 
 def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_run, one_device, tmp_path):
@@ -191,10 +178,7 @@ def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_ru
 def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
     """A third of the policy's training and few problems: every stage, every key, and a second run that does nothing."""
     for module, values in (
-        (
-            run,
-            dict(SOLUTIONS=6000, LABELLED=40, LABELLED_SAMPLES=4, ROLLOUTS=2, TESTED=16, TESTED_SAMPLES=8),
-        ),
+        (run, dict(SOLUTIONS=6000, LABELLED=40, LABELLED_SAMPLES=4, ROLLOUTS=2, TESTED=16, TESTED_SAMPLES=8)),
         (models, dict(POLICY_STEPS=240, REWARD_STEPS=20)),
     ):
         for name, value in values.items():

@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusing import refused
 from scipy.optimize import minimize
 
 from experiments.real import outcomes, prm_scores, reader_scores, step_labels, verdict
@@ -70,10 +71,8 @@ def test_averages_over_splits_are_paired():
     assert pair["low"] < pair["value"] < pair["high"]
 
 
-PROBLEM, STEPS = (
-    "A pen costs 3. How much are 4 pens?",
-    (["4 pens cost 4 * 3 = 12.", "The answer is 12."], ["4 + 3 = 7."]),
-)
+PROBLEM = "A pen costs 3. How much are 4 pens?"
+STEPS = ["4 pens cost 4 * 3 = 12.", "The answer is 12."], ["4 + 3 = 7."]
 
 
 @pytest.mark.slow  # a minute: SmolLM2-135M is loaded
@@ -116,8 +115,7 @@ def test_contrast_is_what_a_larger_base_finds_likelier():
     least = min((large_T - small_T)[a:b].mean() for a, b in chunks)
     assert readers.lowest_contrast([small], [large])[0] == pytest.approx(least)
     assert readers.lowest_contrast([small], [small])[0] == 0
-    with pytest.raises(ValueError, match="tokens"):
-        readers.contrast([small], [sample(np.ones(52))])
+    refused(ValueError, "tokens", readers.contrast, [small], [sample(np.ones(52))])
 
 
 def with_states(rng, right: bool) -> states.Sample:
@@ -263,8 +261,7 @@ def test_a_pool_ends_at_the_last_problem_that_all_readers_scored(tmp_path):
 
     pool = verdict.read(tmp_path / "own_test.jsonl.gz", known(*["ab"] * 4, *["a"] * 6))
     assert int(pool.chains.problem_M.max()) + 1 == 4
-    with pytest.raises(SystemExit, match="1 problems lack scores"):
-        verdict.read(tmp_path / "own_test.jsonl.gz", known("ab", "a", "ab"))
+    refused(SystemExit, "1 problems lack scores", verdict.read, tmp_path / "own_test.jsonl.gz", known("ab", "a", "ab"))
 
 
 def test_a_reader_trained_on_all_outcomes_is_judged_without_scores_of_what_fits(tmp_path):
@@ -298,8 +295,7 @@ def test_outcomes_are_of_fitting_problems_with_as_many_right_as_wrong_samples(tm
 
 def test_scores_without_their_problem_are_one_line(tmp_path):
     write_records(tmp_path / "scores.jsonl", [{"pool": "own_test", "scores": {}}])
-    with pytest.raises(SystemExit, match=r"scores.jsonl:1: lacks problem"):
-        verdict.read_scores([tmp_path / "scores.jsonl"])
+    refused(SystemExit, r"scores.jsonl:1: lacks problem", verdict.read_scores, [tmp_path / "scores.jsonl"])
 
 
 def test_a_prms_rule_is_the_one_that_ranks_held_out_samples(tmp_path):
@@ -316,10 +312,8 @@ def test_a_prms_rule_is_the_one_that_ranks_held_out_samples(tmp_path):
     for tree in reader_scores.trees_of(tmp_path / "own_train.jsonl", None):
         scores = verdict.read_scores([tmp_path / "scores.jsonl"])["own_train", states.name_of(tree)]["PRM"]
         right = reader_scores.rights(tree)
-        if any(right) and not all(right):
-            assert min(x for x, is_right in zip(scores, right, strict=True) if is_right) > max(
-                x for x, is_right in zip(scores, right, strict=True) if not is_right
-            )
+        of_right, of_wrong = ([x for x, r in zip(scores, right, strict=True) if r == which] for which in (True, False))
+        assert not of_right or not of_wrong or min(of_right) > max(of_wrong)
 
 
 def test_kept_scores_of_ratings_are_ahead_of_position_and_length(shared_data, capsys):

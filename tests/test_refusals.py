@@ -35,18 +35,6 @@ def test_a_hundred_thousand_brackets_are_refused(tmp_path, read):
     refused(ValueError, "results.json", read, tmp_path)
 
 
-def test_a_key_that_is_there_twice_is_refused():
-    refused(RecordError, "'problem'", parse, b'{"problem": "p", "problem": "q", "steps": ["s"]}', "F:1")
-
-
-def test_a_preparation_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypatch):
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "in.jsonl").write_text(CHAIN)
-    assert prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out").kept == 1
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
 def test_a_full_standard_output_is_one_line():
     command = f"exec {sys.executable} -m jprm score --help > /dev/full"
     run = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, timeout=60)
@@ -73,13 +61,11 @@ sys.exit(main(sys.argv[1:]))
 def test_a_full_disk_ends_prepare_in_one_line(tmp_path, limit):
     (tmp_path / "in.jsonl").write_text(CHAIN * 100)
     command = [sys.executable, "-c", LIMITED.format(limit=limit), "prepare", "jsonl", "--source", "in.jsonl"]
-    run = subprocess.run(
-        [*command, "--out", "out"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, text=True,
-        capture_output=True, timeout=120,
-    )  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run([*command, "--out", "out"], cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120)
+    said = run.stderr.splitlines()[-1]
     assert run.returncode == 2 and "Traceback" not in run.stderr
-    assert run.stderr.splitlines()[-1].startswith("error: out.partial")
-    assert "File too large" in run.stderr.splitlines()[-1]
+    assert said.startswith("error: out.partial") and "File too large" in said
     assert os.listdir(tmp_path) == ["in.jsonl"]
     assert prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out").kept == 100
 
@@ -126,11 +112,12 @@ def test_an_input_replaced_while_it_is_labelled_is_noticed(tmp_path, monkeypatch
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_messages_are_of_bounded_length(tmp_path, capsys):
+def test_messages_are_of_bounded_length(capsys):
+    refused(RecordError, "'problem'", parse, b'{"problem": "p", "problem": "q", "steps": ["s"]}', "F:1")
     text = "x" * 1_000_000
     with pytest.raises(RecordError) as error:
         parse(f'{{"{text}": 1, "{text}": 2}}'.encode(), "F:1")
-    assert len(str(error.value)) < 1000 and str(error.value).endswith("an absent number.")
+    assert len(str(error.value)) < 1000
     assert cli.main(["score", "--model", text, "--input", text, "--output", "out"]) == 2
     assert len(capsys.readouterr().err) < 3000
 
@@ -161,11 +148,14 @@ def test_a_pipe_as_policy_is_refused_and_not_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("left", [["out.partial", "out.partial/.jprm"], ["out.partial"], []])  # in the order they go
-def test_what_a_kill_left_beside_a_whole_folder_goes(tmp_path, left):
+def test_what_a_kill_left_beside_a_whole_folder_goes(tmp_path, monkeypatch, left):
+    """And a preparation leaves nothing in the temporary folder."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "in.jsonl").write_text(CHAIN)
-    prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out")
+    assert prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out").kept == 1
     for name in left:
         (tmp_path / name).write_text("") if name.endswith(".jprm") else (tmp_path / name).mkdir()
     (tmp_path / "out.partial.lock").write_text("")
     prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "out")
-    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out"]
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out", "tmp"] and not os.listdir(tmp_path / "tmp")

@@ -6,12 +6,10 @@ import os
 import random
 
 import pytest
-import tiny_run as tiny
 from refusing import refused
 from test_scorer import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains
 
-import jprm
 from jprm.apps import cli
 from jprm.apps.cli.fleets import shard_of
 from jprm.io import shards
@@ -47,6 +45,17 @@ def files(tmp_path):
     return tmp_path / "in.jsonl", tmp_path / "out.jsonl", (tmp_path / "one.jsonl").read_bytes()
 
 
+def sharded(input, output, count):
+    """The outputs of `count` processes."""
+    for index in range(count):
+        assert verify(input, output, "--shard", f"{index}/{count}") == 0
+    return [output.with_name(f"{output.name}.{index:05d}-of-{count:05d}") for index in range(count)]
+
+
+def beside(path, name):
+    return path.with_name(f"{path.name}.{name}")
+
+
 def test_sixteen_shards_of_an_indexed_job_give_the_bytes_of_one_process(files, monkeypatch, capsys):
     input, output, whole = files
     for index in random.Random(1).sample(range(16), 16):
@@ -62,39 +71,37 @@ def test_sixteen_shards_of_an_indexed_job_give_the_bytes_of_one_process(files, m
     assert output.read_bytes() == whole
 
 
-def test_scores_are_equal_since_chunks_stay_together(tiny_run, tmp_path, monkeypatch):
+def scored(folder, records, shards, *more):
+    """Scores of a file by so many processes, merged; or by one, in another file."""
+    (folder / "in.jsonl").write_bytes(b"".join(records))
+    command = ["score", "--model", "m", "--input", str(folder / "in.jsonl"), *more, "--output"]
+    if not shards:
+        return cli.main([*command, str(folder / "one.jsonl")])
+    for index in range(shards):
+        assert cli.main([*command, str(folder / "out.jsonl"), "--shard", f"{index}/{shards}"]) == 0
+    return merge(*folder.glob("out.jsonl.*"))
+
+
+def test_scores_are_equal_since_chunks_stay_together(prm, tmp_path, monkeypatch):
     monkeypatch.setattr("jprm.score.scorer.CHUNK", 4)
     monkeypatch.setattr("jprm.methods.scored_files.CHUNK", 4)
-    with tiny.one_device():
-        prm = jprm.load(tiny_run.folder)
-        monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
-        records = [record | {"id": i} for i, record in enumerate([*chains(20), *chains(7, seed=3)])]
-        write_records(tmp_path / "in.jsonl", records)
-        command = ["score", "--model", str(tiny_run.folder), "--input", str(tmp_path / "in.jsonl"), "--output"]
-        assert cli.main([*command, str(tmp_path / "one.jsonl")]) == 0
-        for index in range(3):
-            assert cli.main([*command, str(tmp_path / "out.jsonl"), "--shard", f"{index}/3"]) == 0
-    assert merge(*tmp_path.glob("out.jsonl.*")) == 0
+    monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
+    records = [json.dumps(x | {"id": i}).encode() + b"\n" for i, x in enumerate([*chains(20), *chains(7, seed=3)])]
+    assert scored(tmp_path, records, 0) == scored(tmp_path, records, 3) == 0
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
     said = [json.loads((tmp_path / f"{name}.jsonl.info.json").read_text()) for name in ("one", "out")]
     assert said[0] == said[1]
 
 
-def test_rejects_come_in_the_order_of_the_input(tiny_run, tmp_path, monkeypatch):
-    with tiny.one_device():
-        prm = jprm.load(tiny_run.folder)
-        monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
-        good = [json.dumps(record).encode() + b"\n" for record in chains(8)]
-        bad = [b'{"problem": "p"}\n', b"no JSON\n", b"no JSON\n"]
-        (tmp_path / "in.jsonl").write_bytes(b"".join([good[0], bad[0], *good[1:5], bad[1], *good[5:], bad[2]]))
-        command = ["score", "--model", "m", "--input", str(tmp_path / "in.jsonl"), "--on-error", "skip"]
-        for index in range(2):
-            out = ["--output", str(tmp_path / "out.jsonl"), "--shard", f"{index}/2"]
-            assert cli.main([*command, *out]) == 0
-    assert merge(*tmp_path.glob("out.jsonl.*")) == 0
+def test_rejects_come_in_the_order_of_the_input(prm, tmp_path, monkeypatch):
+    monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
+    good = [json.dumps(record).encode() + b"\n" for record in chains(8)]
+    bad = [b'{"problem": "p"}\n', b"no JSON\n", b"no JSON\n"]
+    records = [good[0], bad[0], *good[1:5], bad[1], *good[5:], bad[2]]
+    assert scored(tmp_path, records, 2, "--on-error", "skip") == 0
     assert (tmp_path / "out.jsonl.rejects").read_bytes() == b"".join(bad)
-    kept = [json.loads(line)["problem"] for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
-    assert kept == [json.loads(line)["problem"] for line in good]
+    kept = (tmp_path / "out.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["problem"] for line in kept] == [json.loads(line)["problem"] for line in good]
 
 
 def test_a_record_keeps_its_shard_whatever_stands_around_it():
@@ -127,40 +134,33 @@ def test_commands_that_drop_or_add_results_are_merged_by_problem(tmp_path):
     assert (merged.records, merged.counts, merged.seconds, merged.devices) == (30, {"kept": 4}, 8.0, {"cpu": 4})
 
 
-@pytest.mark.parametrize(
-    "harm",
-    ["missing", "unfinished", "another kind", "input changed", "other records", "manifest cut", "given twice", "none"],
-)
+def keep(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+MORE = b'{"problem": "more", "steps": ["1 = 1"]}\n'
+HARMS = {
+    "missing": lambda input, own: own[1].unlink(),
+    "unfinished": lambda input, own: own[1].rename(beside(own[1], "part")),
+    "another kind": lambda input, own: keep(beside(own[1], "info.json"), lambda x: x.replace(b"arithmetic", b"coq")),
+    "other records": lambda input, own: keep(own[1], lambda _: own[0].read_bytes()),
+    "manifest cut": lambda input, own: keep(beside(own[1], "manifest.json"), lambda x: x[:40]),
+    "input changed": lambda input, own: keep(input, lambda x: x + MORE),
+}
+
+
+@pytest.mark.parametrize("harm", [*HARMS, "given twice", "none"])
 def test_what_does_not_belong_together_is_refused_and_nothing_is_written(files, harm, capsys):
     input, output, _ = files
-    for index in range(3):
-        assert verify(input, output, "--shard", f"{index}/3") == 0
-    own = [output.with_name(f"{output.name}.{index:05d}-of-00003") for index in range(3)]
-    paths, named = list(output.parent.glob("out.jsonl.*")), own[1].name
-    if harm == "missing":
-        own[1].unlink()
-    elif harm == "unfinished":
-        own[1].rename(own[1].with_name(own[1].name + ".part"))
-    elif harm == "another kind":
-        info = own[1].with_name(own[1].name + ".info.json")
-        info.write_text(info.read_text().replace('"arithmetic"', '"coq"'))
-    elif harm == "input changed":
-        input.write_bytes(input.read_bytes() + b'{"problem": "more", "steps": ["1 = 1"]}\n')
-        named = input.name
-    elif harm == "other records":
-        own[1].write_bytes(own[0].read_bytes())
-    elif harm == "manifest cut":
-        manifest = own[1].with_name(own[1].name + ".manifest.json")
-        manifest.write_bytes(manifest.read_bytes()[:40])
-    elif harm == "given twice":
-        paths = [*own, own[1]]
-        named = "00001-of-00003"
-    elif harm == "none":
-        paths, named = [input], "OUT"
+    own = sharded(input, output, 3)
+    paths = {"given twice": [*own, own[1]], "none": [input]}.get(harm) or list(output.parent.glob("out.jsonl.*"))
+    named = {"given twice": "00001-of-00003", "none": "OUT", "input changed": input.name}.get(harm, own[1].name)
+    if harm in HARMS:
+        HARMS[harm](input, own)
     capsys.readouterr()
     assert merge(*paths) == 2
     assert named in capsys.readouterr().err
-    assert not output.exists() and not output.with_name(output.name + ".part").exists()
+    assert not output.exists() and not beside(output, "part").exists()
 
 
 @pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "1/x", "auto", "a/2", "/"])
@@ -182,23 +182,20 @@ def test_schedulers_name_the_shard(environment, text, shard):
     assert shard_of(text, environment) == shard
 
 
-def test_a_shard_of_another_input_is_not_continued(files, capsys):
+def test_a_shard_of_another_input_is_not_continued(files):
     input, output, _ = files
     assert verify(input, output, "--shard", "0/2") == 0
     write_records(input, arithmetic(60, seed=9))
-    capsys.readouterr()
     assert verify(input, output, "--shard", "0/2") == 2
 
 
 def test_a_shard_without_records_ends_well(tmp_path):
     write_records(tmp_path / "in.jsonl", [{"problem": "p", "steps": ["1 + 1 = 2"]}])
-    for index in range(3):
-        assert verify(tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--shard", f"{index}/3") == 0
-    assert merge(*tmp_path.glob("out.jsonl.*")) == 0
+    assert merge(*sharded(tmp_path / "in.jsonl", tmp_path / "out.jsonl", 3)) == 0
     assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 1
 
 
-def test_shards_of_a_bucket(files, s3, tmp_path):
+def test_shards_of_a_bucket(files, s3):
     input, _, whole = files
     path_of(f"{s3}/in.jsonl").write_bytes(input.read_bytes())
     for index in range(2):
@@ -207,47 +204,35 @@ def test_shards_of_a_bucket(files, s3, tmp_path):
     assert path_of(f"{s3}/out.jsonl").read_bytes() == whole
 
 
-def forged(merged, **changes):
-    """Changes the manifest of the first of two shards, and says what `merge` then answers."""
-    path = merged.with_name(merged.name + ".00000-of-00002.manifest.json")
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | changes))
+def forged(own, **changes):
+    """Changes the manifest of the first shard, and says what `merge` then answers."""
+    path = beside(own[0], "manifest.json")
+    content = path.read_text()
+    path.write_text(json.dumps(json.loads(content) | changes))
     with pytest.raises(ValueError) as raised:
-        shards.merge([merged.with_name(f"{merged.name}.0000{i}-of-00002") for i in range(2)])
-    path.write_text(json.dumps(content))
+        shards.merge(own)
+    path.write_text(content)
     return str(raised.value)
 
 
 def test_what_a_strangers_manifest_says_is_checked(files):
-    input, output, _ = files
-    for index in range(2):
-        assert verify(input, output, "--shard", f"{index}/2") == 0
-    stamp = json.loads(output.with_name(output.name + ".00000-of-00002.manifest.json").read_text())["source"]
+    own = sharded(*files[:2], 2)
+    stamp = json.loads(beside(own[0], "manifest.json").read_text())["source"]
     address = "http://127.0.0.1:9/secret/in.jsonl"  # nobody listens: to ask there would be another error
-    assert "nothing is downloaded" in forged(output, source=stamp | {"input": address})
+    assert "nothing is downloaded" in forged(own, source=stamp | {"input": address})
     for changes in ({"unit": 10**24}, {"unit": 0}, {"seconds": "x"}, {"seconds": -1}, {"source": {"input": 3}}):
-        assert ".00000-of-00002.manifest.json" in forged(output, **changes), changes
-    assert not output.exists()
-
-
-def test_a_shard_that_was_cut_is_refused_though_its_checksum_is_forged(files):
-    input, output, _ = files
-    for index in range(2):
-        assert verify(input, output, "--shard", f"{index}/2") == 0
-    first = output.with_name(output.name + ".00000-of-00002")
-    first.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[:-1]))
-    assert "has changed" in forged(output, output=path_of(first).checksum())
+        assert ".00000-of-00002.manifest.json" in forged(own, **changes), changes
+    assert not files[1].exists()
+    # nor is a checksum believed of a shard that was cut
+    keep(own[0], lambda x: b"".join(x.splitlines(keepends=True)[:-1]))
+    assert "has changed" in forged(own, output=path_of(own[0]).checksum())
 
 
 def test_merge_waits_for_no_pipe_and_counts_no_endless_shards(files):
-    input, output, _ = files
-    for index in range(2):
-        assert verify(input, output, "--shard", f"{index}/2") == 0
-    first = output.with_name(output.name + ".00000-of-00002")
-    whole = [first, output.with_name(output.name + ".00001-of-00002")]
-    for path in (first, first.with_name(first.name + ".manifest.json")):
+    own = sharded(*files[:2], 2)
+    for path in (own[0], beside(own[0], "manifest.json")):
         path.rename(path.with_suffix(".kept"))
         os.mkfifo(path)
-        refused(ValueError, "not a file on disk", shards.merge, whole)
+        refused(ValueError, "not a file on disk", shards.merge, own)
         path.with_suffix(".kept").rename(path)
     refused(ValueError, "99,999,999,999 shards", shards.merge, ["out.00000-of-99999999999"])

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import test_sampler
+import tiny_rl
 import tiny_run as tiny
 from refusing import refused
 from storm_commands import METHOD
@@ -41,27 +42,21 @@ def input_file(tmp_path):
 @pytest.fixture
 def alarm():
     """Ends a test that hangs."""
-
-    def late(*_):
-        raise TimeoutError("hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("hangs"))
     signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
 
 
-def with_layout(prm):
-    return dataclasses.replace(prm, layout=dataclasses.replace(prm.layout, later=("{step}", "\n\n")))
+CHANGES = {
+    "config": lambda prm: {"config": dataclasses.replace(prm.config, rope_theta=77.0)},
+    "layout": lambda prm: {"layout": dataclasses.replace(prm.layout, later=("{step}", "\n\n"))},
+}
 
 
-def with_config(prm):
-    return dataclasses.replace(prm, config=dataclasses.replace(prm.config, rope_theta=77.0))
-
-
-@pytest.mark.parametrize(("change", "part"), [(with_config, "config"), (with_layout, "layout")])
-def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file, tmp_path, change, part):
+@pytest.mark.parametrize("part", CHANGES)
+def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file, tmp_path, part):
     """Of scores, a teacher's labels and an evaluation; the parameters are the same numbers."""
 
     def every(prm):
@@ -71,7 +66,7 @@ def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file,
 
     for make in every(prm):
         make()
-    for make in every(change(prm)):
+    for make in every(dataclasses.replace(prm, **CHANGES[part](prm))):
         refused(ValueError, rf"\(digests.{part}\)", make)
 
 
@@ -132,8 +127,7 @@ def test_a_search_method_whose_file_changed_is_another_request(tmp_path):
     for _ in range(2):
         search(tmp_path, method=method_of(f"{own}:Some")())
     edited(own, "ROOT, 4", "ROOT, 3")
-    with pytest.raises(ValueError, match=r"\(digests.method\)"):
-        search(tmp_path, method=method_of(f"{own}:Some")())
+    refused(ValueError, r"\(digests.method\)", search, tmp_path, method=method_of(f"{own}:Some")())
 
 
 READER = """
@@ -191,50 +185,53 @@ def test_a_head_whose_file_changed_continues_no_scores(prm, head, input_file, tm
         config = dataclasses.replace(prm.config, head="stale_head:HEAD")
         return dataclasses.replace(prm, config=config, readout=readout)
 
-    score_file(own(), input_file, tmp_path / "out.jsonl")
-    assert "20 were there already" in score_file(own(), input_file, tmp_path / "out.jsonl")
+    out = tmp_path / "out.jsonl"
+    score_file(own(), input_file, out)
+    assert "20 were there already" in score_file(own(), input_file, out)
     head()
-    with pytest.raises(ValueError, match=r"\(digests.head, digests.model.head\)"):
-        score_file(own(), input_file, tmp_path / "out.jsonl")
+    refused(ValueError, r"\(digests.head, digests.model.head\)", score_file, own(), input_file, out)
 
 
-def test_a_run_keeps_its_heads_code_and_refuses_another(head, tmp_path, monkeypatch):
-    tiny.make_data(tmp_path)
-    experiment = tiny.experiment(tmp_path, model=dataclasses.replace(tiny.MODEL, head="stale_head:HEAD"))
-    tokenizer = jprm.tokenizer.load_tokenizer(experiment.tokenizer)
+@pytest.fixture
+def claimed(tmp_path, monkeypatch):
+    """A function that claims a run's folder for an experiment, as if the run had a checkpoint."""
     monkeypatch.setattr(store, "saved", lambda workdir: [3])
-    run = tmp_path / "run"
-    claim(run, experiment, tokenizer)
-    claim(run, experiment, tokenizer)
-    assert (run / "head.py").read_text() == HEAD
+    tiny.make_data(tmp_path)
+
+    def claim_run(**changes):
+        experiment = tiny.experiment(tmp_path, **changes)
+        claim(tmp_path / "run", experiment, jprm.tokenizer.load_tokenizer(experiment.tokenizer))
+
+    return claim_run
+
+
+def test_a_run_keeps_its_heads_code_and_refuses_another(head, claimed, tmp_path):
+    model = dataclasses.replace(tiny.MODEL, head="stale_head:HEAD")
+    claimed(model=model)
+    claimed(model=model)
+    assert (tmp_path / "run/head.py").read_text() == HEAD
     head()
-    refused(ValueError, "digests.json", claim, run, experiment, tokenizer)
-    assert (run / "head.py").read_text() == HEAD
+    refused(ValueError, "digests.json", claimed, model=model)
+    assert (tmp_path / "run/head.py").read_text() == HEAD
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "valid.jsonl"])
-def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch, name):
+def test_a_run_does_not_go_on_with_other_data(claimed, tmp_path, name):
     """Of the same path, size and time; a copy of the same bytes is the same data."""
-    tiny.make_data(tmp_path)
-    experiment, file = tiny.experiment(tmp_path), tmp_path / name
-    tokenizer = jprm.tokenizer.load_tokenizer(experiment.tokenizer)
-    monkeypatch.setattr(store, "saved", lambda workdir: [3])
-    claim(tmp_path / "run", experiment, tokenizer)
+    claimed()
+    file = tmp_path / name
     stat, text = os.stat(file), file.read_text()
     file.write_text(text.replace('"label": 1', '"label": 0', 1))
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    refused(ValueError, f"{name}", claim, tmp_path / "run", experiment, tokenizer)
+    refused(ValueError, name, claimed)
     file.write_text(text)
-    claim(tmp_path / "run", experiment, tokenizer)
+    claimed()
 
 
 def test_a_run_of_reinforcement_learning_keeps_its_verifier(tmp_path, monkeypatch):
-    import tiny_rl
-
     own = tmp_path / "verifier.py"
     own.write_text("def judge(record, steps):\n    return 1.0\n")
-    tiny_rl.make(tmp_path / "data")
-    config = dataclasses.replace(tiny_rl.experiment(tmp_path / "data"), verifier=f"{own}:judge")
+    config = tiny_rl.experiment(tiny_rl.make(tmp_path / "data"), verifier=f"{own}:judge")
     monkeypatch.setattr(store, "saved", lambda workdir: [3])
     claim_rl(tmp_path / "run", config)
     claim_rl(tmp_path / "run", config)

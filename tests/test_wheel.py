@@ -17,11 +17,10 @@ pytestmark = pytest.mark.slow  # installs into an empty environment
 CLEAN = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
-def run(*command, **options):
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, env=CLEAN, **({"timeout": 900} | options)
-    )
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+def run(*command, cwd=None):
+    command = [*map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, env=CLEAN, cwd=cwd, timeout=900)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 

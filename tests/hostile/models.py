@@ -80,14 +80,8 @@ VOCABULARIES = {  # fields of a GGUF tokenizer, and the one that is refused
     "merges of numbers": ({"tokens": TOKENS, "merges": array(U32, [1])}, "merges"),
     "a merge of one": ({"tokens": TOKENS, "merges": array(STRING, ["a"])}, "merges"),
     "a merge of no token": ({"tokens": TOKENS, "merges": array(STRING, ["a c"])}, "merges"),
-    "too few types": (
-        {"tokens": TOKENS, "merges": MERGES, "token_type": array(U32, [1])},
-        "token_type",
-    ),
-    "an end that is no token": (
-        {"tokens": TOKENS, "merges": MERGES, "eos_token_id": 3},
-        "eos_token_id",
-    ),
+    "too few types": ({"tokens": TOKENS, "merges": MERGES, "token_type": array(U32, [1])}, "token_type"),
+    "an end that is no token": ({"tokens": TOKENS, "merges": MERGES, "eos_token_id": 3}, "eos_token_id"),
     "no scores": (PIECES | {"scores": TOKENS}, "scores"),
     "too few scores": (PIECES | {"scores": array(F32, [0.0])}, "scores"),
     "scores that are no numbers": (PIECES | {"scores": array(F32, [0.0, 0.0, float("nan")])}, "scores"),
