@@ -5,11 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from refusing import refused
 from test_attention import close, made
 from test_kernel import KERNEL, long_rows
 from test_kernel_tpu import all_gathers
-from test_sharding import OPTIMIZER, STEPS, TARGET, moments
+from test_sharding import OPTIMIZER, STEPS, TARGET
 from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, placed, random_tree
 
 from jprm.experiment import TargetConfig
@@ -25,11 +27,6 @@ from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State
 
 B, T = 2, 512
-
-
-@jax.jit
-def taken(x_BT, index_BS):
-    return at_tokens(x_BT, index_BS)
 
 
 def attended(config, heads, until_BT, position_BT, window, mesh=None):
@@ -66,11 +63,7 @@ def test_attention_in_parts_is_that_of_whole_rows(way, sizes, windowed):
     until_BT, _ = (x[[0, 3], :T].clip(max=T) for x in long_rows())
     until_BT[0] = np.where(np.arange(T) < 400, 400, T)
     position_BT = np.tile(np.arange(T, dtype=np.int32), (B, 1))
-    config = (
-        dataclasses.replace(KERNEL, windows=(100, 0), attention=way)
-        if windowed
-        else dataclasses.replace(KERNEL, attention=way)
-    )
+    config = dataclasses.replace(KERNEL, attention=way, **({"windows": (100, 0)} if windowed else {}))
     window = np.int32(100) if windowed else None
     heads = made(0, B, T)
     expected = attended(dataclasses.replace(config, attention="reference"), heads, until_BT, position_BT, window)
@@ -92,16 +85,14 @@ def test_each_part_has_tables_of_its_own(sizes, parts):
         pairs = {(x >> 17, x >> 3 & MINOR) for x in np.asarray(whole.by_query)[b].tolist() if x & LIVE}
         for c in range(parts):
             own = {(t - c * each, s) for t, s in pairs if c * each <= t < (c + 1) * each}
-            by_query, by_key = (
-                np.asarray(x)[b].reshape(parts, -1)[c].tolist() for x in (blocks.by_query, blocks.by_key)
-            )
+            tables = blocks.by_query, blocks.by_key
+            by_query, by_key = (np.asarray(x)[b].reshape(parts, -1)[c].tolist() for x in tables)
             assert {(x >> 17, x >> 3 & MINOR) for x in by_query if x & LIVE} == own
             assert {(x >> 3 & MINOR, x >> 17) for x in by_key if x & LIVE} == own
             for table, majors in ((by_query, each), (by_key, S // sizes.key)):  # every sum is begun and written once
                 used = [x for x in table if x & (FIRST | LAST | LIVE)]
-                assert (
-                    [x >> 17 for x in used if x & FIRST] == [x >> 17 for x in used if x & LAST] == list(range(majors))
-                )
+                firsts, lasts = ([x >> 17 for x in used if x & end] for end in (FIRST, LAST))
+                assert firsts == lasts == list(range(majors))
                 assert len(used) <= blocks.count[b, c] and table[: len(used)] == used
 
 
@@ -155,9 +146,8 @@ def test_step_ends_and_targets_are_those_of_whole_rows():
     with jax.set_mesh(make_mesh(MeshConfig(2, 1, 1, 4))):
         put = put_rows(rows, jax.sharding.get_mesh())
         assert put.tokens.sharding.spec == jax.P(("data", "fsdp"), "context")
-        np.testing.assert_array_equal(
-            taken(put.tokens, put.step_end), np.take_along_axis(rows.tokens, rows.step_end, 1)
-        )
+        at_ends_BS = np.take_along_axis(rows.tokens, rows.step_end, 1)
+        np.testing.assert_array_equal(jax.jit(at_tokens)(put.tokens, put.step_end), at_ends_BS)
         for a, b in zip(jax.jit(targets, static_argnums=1)(put, config), expected, strict=True):
             np.testing.assert_array_equal(a, b)
     assert np.any(expected[1] != rows.weight)
@@ -167,9 +157,8 @@ def test_step_ends_and_targets_are_those_of_whole_rows():
 def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
     """Of the compiled step: no all-gather is as large as hidden states or the MLP's of a row or of a device's part."""
     mesh, T, S = make_mesh(MeshConfig(1, 2, 2, 2)), 96, 24
-    config = dataclasses.replace(
-        TINY, width=40, mlp_width=56, kv_heads=2, head_dim=6, attention="blocked", dtype="bfloat16"
-    )
+    sizes = dict(width=40, mlp_width=56, kv_heads=2, head_dim=6)
+    config = dataclasses.replace(TINY, attention="blocked", dtype="bfloat16", **sizes)
     rows = filled(packed_trees([random_tree(seed) for seed in range(4)], T, S).rows, 4)
     with jax.set_mesh(mesh):
         trained, frozen = split(jax.jit(init, static_argnums=0)(config, jax.random.key(0)), "")
@@ -182,20 +171,19 @@ def test_nothing_is_gathered_but_weights_keys_values_and_what_is_told_of_rows():
     activations = {b * t * w for b in (1, 2, 4) for t in (T, T // 2) for w in (D, D // 2, F, F // 2)}
     assert rows_here * T * H in gathered  # the keys of one head
     assert not gathered & activations
-    assert moments(state).mu["decoder/layers_0/gate"].sharding.spec == jax.P(None, ("fsdp", "context"), "tensor")
+    gate = optax.tree.get(state.optimizer, "mu")["decoder/layers_0/gate"]
+    assert gate.sharding.spec == jax.P(None, ("fsdp", "context"), "tensor")
 
 
 def test_what_takes_whole_rows_is_refused():
-    rows = put = filled(packed_trees([random_tree(0)], 64, 16).rows, 2)
+    rows = filled(packed_trees([random_tree(0)], 64, 16).rows, 2)
     with jax.set_mesh(make_mesh(MeshConfig(1, 2, 1, 4))):
         put = put_rows(rows, jax.sharding.get_mesh())
         abstract = jax.eval_shape(init, TINY, jax.random.key(0))
-        for way, message in [
-            ("paths", "'paths'"),
-            ("kernel", "128"),
+        for call, attention, message in [
+            (step_logits, "paths", "'paths'"),
+            (step_logits, "kernel", "128"),
+            (log_probs, TINY.attention, "context=1"),
         ]:
-            config = dataclasses.replace(TINY, attention=way)
-            with pytest.raises(ValueError, match=message):
-                jax.eval_shape(lambda weights, put: step_logits(weights, config, put), abstract, put)  # noqa: B023
-        with pytest.raises(ValueError, match="context=1"):
-            jax.eval_shape(lambda weights, put: log_probs(weights, TINY, put), abstract, put)
+            config = dataclasses.replace(TINY, attention=attention)
+            refused(ValueError, message, jax.eval_shape, lambda w, r: call(w, config, r), abstract, put)  # noqa: B023

@@ -1,7 +1,6 @@
 """`implicit` on packed trees: what tokens are conditioned on, and loss and gradient against a loop over chains."""
 
 import dataclasses
-import functools
 import itertools
 
 import jax
@@ -9,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_objective_values import TREES
-from tiny import TINY, Letters, chain_ids, chain_rows, filled, packed_trees, params, random_tree, visible
+from tiny import TINY, Letters, chain_ids, chain_rows, filled, packed_trees, params, placed, random_tree, visible
 from tiny_run import VALUE
 
 from jprm.experiment import ObjectiveConfig
 from jprm.methods import implicit
 from jprm.methods.implicit import LogProbability, log_probs, parents
 from jprm.methods.label.files import with_log_probabilities
-from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import held_decoder
-from jprm.model.transformer import axes_of, head_logits, hidden
+from jprm.model.transformer import head_logits, hidden
 from jprm.objectives import find
 from jprm.pack import empty_rows, pack, token_tree
 from jprm.score.scorer import PRM
@@ -33,12 +32,6 @@ PAIRS = np.array([
     for (i, (tree, better)), (j, (other, worse)) in itertools.permutations(enumerate(ENDS), 2)
     if tree is other and tree.nodes[better].correct > tree.nodes[worse].correct
 ])  # fmt: skip
-
-
-def put(grid, path, x):
-    """Puts a parameter, or a part of one in int8, where the model expects it."""
-    name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)][-1]
-    return jax.device_put(x, jax.NamedSharding(grid, spec(*axes_of(name))))
 
 
 def rewards(params, reference):
@@ -79,8 +72,8 @@ def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
     if stored:
         grid = make_mesh(MeshConfig(), jax.devices()[:1])
         with jax.set_mesh(grid):
-            placed = jax.tree_util.tree_map_with_path(functools.partial(put, grid), reference)
-        prm = PRM(placed, CONFIG, Letters(), grid, "implicit", "base", 0, ratio=LogProbability(CONFIG))
+            held = placed(reference, grid)
+        prm = PRM(held, CONFIG, Letters(), grid, "implicit", "base", 0, ratio=LogProbability(CONFIG))
         trees, extras, both = with_log_probabilities(prm, TREES), (REFERENCE,), {}
         task = dataclasses.replace(TASK, reference=False, extras=extras)
     rows = pack([token_tree(tree, Letters(), "outcome", extras) for tree in trees], 16, 8, too_long="error").rows
@@ -130,24 +123,16 @@ def by_visibility(until_BT):
     return np.max(np.where(before_BTS, np.arange(until_BT.shape[1]), -1), axis=-1)
 
 
-def test_a_tokens_parent_is_the_last_token_that_it_sees():
-    for tokens in (32, 64, 128):  # trees are cut at their branches where rows are short
-        rows = packed_trees(RANDOM, tokens, tokens // 2, too_long="truncate").rows
-        np.testing.assert_array_equal(jax.jit(parents)(rows.position), by_visibility(rows.until))
-
-
-def test_chains_and_padding_have_no_parents_elsewhere():
-    rows = packed_trees(RANDOM, 64, 32, too_long="truncate", chains=True).rows
-    np.testing.assert_array_equal(parents(jnp.asarray(rows.position)), by_visibility(rows.until))
+@pytest.mark.parametrize(("tokens", "chains"), [(32, False), (64, False), (128, False), (64, True)])
+def test_a_tokens_parent_is_the_last_token_that_it_sees(tokens, chains):
+    """Trees are cut at their branches where rows are short; padding has none. On a mesh too."""
+    rows = packed_trees(RANDOM, tokens, tokens // 2, too_long="truncate", chains=chains).rows
+    wanted = by_visibility(rows.until)
+    np.testing.assert_array_equal(jax.jit(parents)(rows.position), wanted)
+    with jax.set_mesh(mesh := make_mesh(MeshConfig())):
+        put = put_rows(filled(rows, -(-len(rows.tokens) // 8) * 8), mesh)
+        np.testing.assert_array_equal(np.asarray(jax.jit(parents)(put.position))[: len(wanted)], wanted)
     assert (parents(jnp.asarray(empty_rows(2, 16, 4).position)) == -1).all()
-
-
-def test_parents_on_a_mesh():
-    rows = filled(packed_trees(RANDOM, 64, 32, too_long="truncate").rows, 32)
-    mesh = make_mesh(MeshConfig())
-    with jax.set_mesh(mesh):
-        found = jax.jit(parents)(put_rows(rows, mesh).position)
-    np.testing.assert_array_equal(found, by_visibility(rows.until))
 
 
 def test_no_array_grows_with_the_square_of_the_row():

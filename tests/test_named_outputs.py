@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from refusing import refused
+from scipy.special import log_expit, log_softmax
 from tiny import Characters
 from tiny_run import MODEL, chains, experiment, lines, make_data, one_device
 
@@ -28,15 +29,9 @@ def with_classes(records):
     """Chains whose steps have the class of their word: several, none, and not labelled where it is 'far'."""
     for record in records:
         found = [[kind for kind in KINDS if kind in step] for step in record["steps"]]
-        record["classes"] = [
-            None if "far" in step else kinds[0] if len(kinds) == 1 else kinds
-            for step, kinds in zip(record["steps"], found, strict=True)
-        ]
+        pairs = zip(record["steps"], found, strict=True)
+        record["classes"] = [None if "far" in x else kinds[0] if len(kinds) == 1 else kinds for x, kinds in pairs]
     return records
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
@@ -62,14 +57,13 @@ def test_the_loss_is_that_by_hand(activation):
         known = [(t, k) for t, k in known if not np.isnan(t)]
         if activation == "sigmoid":
             for t, k, weight in [(label[s], 0, w), *((t, k, 1) for t, k in known)]:
-                expected -= weight * (t * np.log(sigmoid(z[k])) + (1 - t) * np.log(1 - sigmoid(z[k])))
+                expected -= weight * (t * log_expit(z[k]) + (1 - t) * log_expit(-z[k]))
             steps += bool(w or known)
         elif known:
             target = np.zeros(3)
-            for t, k in known:
-                target[k] = t
+            target[[k for _, k in known]] = [t for t, _ in known]
             target[0] = 1 - target.max()
-            expected -= (target / target.sum() * (z - np.log(np.exp(z).sum()))).sum()
+            expected -= target @ log_softmax(z) / target.sum()
             steps += 1
     assert float(total) == pytest.approx(expected, rel=1e-5) and float(count) == steps
     assert set(metrics) == {"scores", "bad", "cut"}
@@ -85,16 +79,12 @@ def test_classes_are_numbers_of_steps():
 
 @pytest.mark.parametrize("name", ["sigmoid=right,right", "softmax=score,bad", "sigmoid=right", "sigmoid=a,b c"])
 def test_names_that_are_none_are_refused(name):
-    with pytest.raises(ValueError, match="head"):
-        heads.find(name)
+    refused(ValueError, "head", heads.find, name)
 
 
 def test_an_output_without_numbers_is_refused():
-    config = ObjectiveConfig(
-        dataclasses.replace(MODEL, head="sigmoid=right,bad,cut"),
-        TargetConfig("rating", "drop", "keep"),
-        extras=("bad",),
-    )
+    model = dataclasses.replace(MODEL, head="sigmoid=right,bad,cut")
+    config = ObjectiveConfig(model, TargetConfig("rating", "drop", "keep"), extras=("bad",))
     refused(ValueError, "cut", objectives.check, NamedOutputs(), config)
 
 
@@ -157,11 +147,8 @@ def test_another_filter_does_not_continue_a_file(trained):
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation):
-    run = dataclasses.replace(
-        read(trained / "run" / "experiment.json"),
-        model=dataclasses.replace(MODEL, head=f"{activation}=right,bad,cut", qk_norm=False),
-        steps=4,
-    )
+    model = dataclasses.replace(MODEL, head=f"{activation}=right,bad,cut", qk_norm=False)
+    run = dataclasses.replace(read(trained / "run" / "experiment.json"), model=model, steps=4)
     with one_device():
         train(run, tmp_path / "run")
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0

@@ -1,5 +1,6 @@
 """Objectives of trees: value and gradient in the logits against loops over the chains of enumerated trees."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -14,18 +15,17 @@ from jprm.objectives import find
 from jprm.pack import pack, token_tree
 from jprm.tree import Node, ReasoningTree
 
-HEADS = {head: ObjectiveConfig(TINY.__class__(**{**vars(TINY), "head": head}), VALUE) for head in ("binary", "scalar")}
-PARENTS = [
-    parents
-    for count in (1, 2, 3, 4)
-    for parents in itertools.product(*(range(-1, i) for i in range(count)))
-]  # fmt: skip
+HEADS = {head: ObjectiveConfig(dataclasses.replace(TINY, head=head), VALUE) for head in ("binary", "scalar")}
+PARENTS = [p for count in (1, 2, 3, 4) for p in itertools.product(*(range(-1, i) for i in range(count)))]
 """Every tree of up to four steps: 1 + 2 + 6 + 24."""
 
 
 def trees():
-    """Every shape, unlabelled nodes and inner outcomes among them, with few letters, so that texts coincide."""
-    rng = np.random.default_rng(0)
+    """Every shape, unlabelled nodes and inner outcomes among them, with few letters, so that texts coincide.
+
+    The extra `node` of a node is its number among those of all trees.
+    """
+    rng, number = np.random.default_rng(0), itertools.count()
     for parents in PARENTS:
         inner = set(parents)
         nodes = []
@@ -33,7 +33,8 @@ def trees():
             known = i not in inner or rng.random() < 0.2
             label = None if rng.random() < 0.15 else float(rng.choice([0.0, 0.25, 0.75, 1.0]))
             correct = bool(rng.integers(2)) if known and rng.random() < 0.85 else None
-            nodes.append(Node(parent, str(rng.choice(list("abc"))), label, correct=correct, extra={"node": i}))
+            extra = {"node": next(number)}
+            nodes.append(Node(parent, str(rng.choice(list("abc"))), label, correct=correct, extra=extra))
         yield ReasoningTree("p", tuple(nodes), semantics="value")
 
 
@@ -47,12 +48,7 @@ def log_odds(logit_NC):
 
 def compare(objective, head, supervise, brute, chains=False, tokens=16):
     """Asserts that the packed trees' loss, count and gradient are the sums of `brute(tree, log odds of its nodes)`."""
-    numbered = [
-        ReasoningTree(tree.problem, tuple(Node(n.parent, n.text, n.label, correct=n.correct,
-                                               extra={"node": n.extra["node"] + offset}) for n in tree.nodes))
-        for tree, offset in zip(TREES, OFFSETS.tolist(), strict=False)
-    ]  # fmt: skip
-    made = [token_tree(tree, Letters(), supervise, ("node",)) for tree in numbered]
+    made = [token_tree(tree, Letters(), supervise, ("node",)) for tree in TREES]
     rows = pack(made, tokens, 8, too_long="error", chains=chains).rows
     table = np.random.default_rng(1).normal(scale=2.0, size=(OFFSETS[-1], 2 if head == "binary" else 1))
 
@@ -103,9 +99,8 @@ def chain_of(s, right):
     """Rows of one chain with these log-odds and marks, and its logits."""
     nodes = tuple(Node(i - 1, "a", float(mark)) for i, mark in enumerate(right))
     tree = token_tree(ReasoningTree("p", nodes, semantics="value"), Letters())
-    return pack([tree], 16, 8, too_long="error").rows, jnp.pad(jnp.asarray(s, jnp.float32), (0, 8 - len(s)))[
-        None, :, None
-    ]
+    s_S = jnp.pad(jnp.asarray(s, jnp.float32), (0, 8 - len(s)))
+    return pack([tree], 16, 8, too_long="error").rows, s_S[None, :, None]
 
 
 def test_pqm_is_the_mean_over_chains_of_their_means():

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusing import refused
-from tiny import Characters, chain_ids, filled, init, random_tree
-from tiny_run import MODEL, VALUE, equal, experiment, lines, make_data, one_device, params, pool_of, training, untimed
+from tiny import Characters, chain_ids, filled, init, placed, random_tree, with_nodes
+from tiny_run import MODEL, VALUE, assert_same_run, equal, experiment, lines, make_data, one_device, pool_of, training
 from tiny_run import chains as rated_chains
 
 import jprm
@@ -49,7 +49,6 @@ class Case:
     supervise: str = "step"
     reference: bool = False
     options: tuple = ()
-    alone: bool = True  # the loss of trees packed together is the sum of each alone
     tokenised: Callable[[ReasoningTree], TokenTree] | None = None  # by default as `data.supervise` says
     extras: tuple = ()
 
@@ -59,21 +58,16 @@ def sampled(tree):
     layout, inner = Characters(end=1), {node.parent for node in tree.nodes}
     chains = [chain_ids(tree, leaf, layout) + [1] for leaf in range(len(tree.nodes)) if leaf not in inner]
     prompt = layout.problem(tree.problem)
-    samples = [
-        Rollout(tuple(ids[len(prompt) :]), np.full(len(ids) - len(prompt), -5.5, np.float32), (), (), True)
-        for ids in chains
-    ]
+    drawn = [tuple(ids[len(prompt) :]) for ids in chains]
+    samples = [Rollout(ids, np.full(len(ids), -5.5, np.float32), (), (), True) for ids in drawn]
     advantage = [(-1.0) ** g * np.linspace(0.5, 1.5, len(sample.ids)) for g, sample in enumerate(samples)]
     return group_tree(tree.problem, prompt, samples, advantage)
 
 
 def with_kinds(tree):
     """The tree with two numbers at its steps, of which some have none."""
-    nodes = tuple(
-        dataclasses.replace(node, extra={"sum": float(i % 3 == 0)} | ({"unit": float(i % 2)} if i != 2 else {}))
-        for i, node in enumerate(tree.nodes)
-    )
-    return token_tree(dataclasses.replace(tree, nodes=nodes), Characters(end=1), extras=("sum", "unit"))
+    kinds = lambda i, _: {"extra": {"sum": float(i % 3 == 0)} | ({"unit": float(i % 2)} if i != 2 else {})}  # noqa: E731
+    return token_tree(with_nodes(tree, kinds), Characters(end=1), extras=("sum", "unit"))
 
 
 def pull(params, rows, config):
@@ -120,12 +114,9 @@ def model(case, seed=0):
     return config, jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) * 0.3 + 0.1, like)
 
 
-def packed(trees, case, slots=128):
-    made = [
-        case.tokenised(tree) if case.tokenised else token_tree(tree, Characters(end=1), case.supervise)
-        for tree in trees
-    ]
-    return pack(made, 128, slots, too_long="error").rows
+def packed(trees, case):
+    tokenised = case.tokenised or (lambda tree: token_tree(tree, Characters(end=1), case.supervise))
+    return pack(list(map(tokenised, trees)), 128, 128, too_long="error").rows
 
 
 @pytest.fixture(params=CASES)
@@ -162,32 +153,23 @@ def close(found, wanted):
 def finished(tree):
     """The tree with the outcome of each chain: correct and incorrect in turns."""
     inner, ends = {node.parent for node in tree.nodes}, itertools.cycle([True, False])
-    known = (node if i in inner else dataclasses.replace(node, correct=next(ends)) for i, node in enumerate(tree.nodes))
-    return dataclasses.replace(tree, nodes=tuple(known))
+    return with_nodes(tree, lambda i, _: {} if i in inner else {"correct": next(ends)})
 
 
-TREES = [
-    finished(tree)
-    for tree in (
-        ReasoningTree("p", (Node(-1, "good", 1.0), Node(-1, "worse", -1.0), Node(0, "so", 0.0), Node(0, "and", -1.0))),
-        random_tree(1, 6),
-        random_tree(2, 5),
-    )
-]
+ALTERNATIVES = (Node(-1, "good", 1.0), Node(-1, "worse", -1.0), Node(0, "so", 0.0), Node(0, "and", -1.0))
+TREES = [finished(tree) for tree in (ReasoningTree("p", ALTERNATIVES), random_tree(1, 6), random_tree(2, 5))]
 
 
 def test_packed_is_alone_padding_is_inert_and_gradients_are_finite(case):
-    evaluate, both = value_of(case)
-    together = evaluate(both, filled(packed(TREES, case), 4))
+    (evaluate, both), rows = value_of(case), filled(packed(TREES, case), 4)
+    together = evaluate(both, rows)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(together))
     assert float(together[1]) > 0 and any(np.any(x) for x in jax.tree.leaves(together[3]))
-    if case.alone:
-        alone = [evaluate(both, filled(packed([tree], case), 4)) for tree in TREES]
-        close(together, jax.tree.map(lambda *parts: sum(parts), *alone))
-    nothing = evaluate(both, empty_rows(4, 128, 128, tuple(packed(TREES, case).extras)))
+    alone = [evaluate(both, filled(packed([tree], case), 4)) for tree in TREES]
+    close(together, jax.tree.map(lambda *parts: sum(parts), *alone))
+    nothing = evaluate(both, empty_rows(4, 128, 128, tuple(rows.extras)))
     assert not any(np.any(x) for x in jax.tree.leaves((nothing[0], nothing[1], nothing[3])))
     # What unused slots and padding tokens hold does not matter.
-    rows = filled(packed(TREES, case), 4)
     unused, padding = rows.tree < 0, (rows.until == np.arange(128) + 1) & (rows.position == 0)
     other = dataclasses.replace(
         rows, label=np.where(unused, 0.0, rows.label).astype(np.float32), tokens=np.where(padding, 7, rows.tokens)
@@ -200,12 +182,8 @@ def test_sharded_is_one_device(case):
     rows = filled(packed(TREES, case), 4)
     wanted = evaluate(both, rows)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    config = model(case)[0]
     with jax.set_mesh(mesh):
-        like = jax.eval_shape(lambda: init(config, jax.random.key(0)))
-        place = lambda x, y: jax.device_put(x, jax.NamedSharding(mesh, y.sharding.spec))  # noqa: E731
-        split = {name: jax.tree.map(place, tree, like) for name, tree in both.items()}
-        close(jax.tree.map(np.asarray, evaluate(split, put_rows(rows, mesh))), wanted)
+        close(jax.tree.map(np.asarray, evaluate(placed(both, mesh), put_rows(rows, mesh))), wanted)
 
 
 def run_of(case, folder, **changes):
@@ -215,17 +193,23 @@ def run_of(case, folder, **changes):
         if case.supervise == "outcome":
             for name, seed in (("train", 0), ("valid", 1)):
                 write_records(data / f"{name}.jsonl", [pool_of(rated_chains(4, seed=10 * i + seed)) for i in range(8)])
-    small = dataclasses.replace(MODEL, head=case.head)
-    reference = str(folder.with_name("base")) if case.reference else ""
-    dtype = "int8" if case.objective == "implicit" else "float32"
-    values = dict(model=small, target=case.target, objective=case.objective, supervise=case.supervise, steps=4,
-                  log_every=1, checkpoint_every=2, reference=reference, reference_dtype=dtype,
-                  objective_options=dict(case.options))  # fmt: skip
+    values = dict(
+        model=dataclasses.replace(MODEL, head=case.head), target=case.target, objective=case.objective,
+        supervise=case.supervise, steps=4, log_every=1, checkpoint_every=2, objective_options=dict(case.options),
+        reference=str(folder.with_name("base")) if case.reference else "",
+        reference_dtype="int8" if case.objective == "implicit" else "float32",
+    )  # fmt: skip
     if case.supervise == "token":
         values |= dict(slots=128)
     if case.objective == "bradley_terry":
         values |= dict(tokens=32, window=4, siblings=True, too_long="truncate")
     return experiment(data, **(values | changes))
+
+
+def train_base(case, tmp_path):
+    """A step of the case's model, which is the reference of the case."""
+    base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
+    training.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
 
 
 @pytest.mark.parametrize(
@@ -236,8 +220,7 @@ def test_resumed_is_undisturbed(name, tmp_path):
     case, whole, cut = CASES[name], tmp_path / "whole", tmp_path / "cut"
     with one_device():
         if case.reference:
-            base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
-            training.train(run_of(base, whole, steps=1, checkpoint_every=1), tmp_path / "base")
+            train_base(case, tmp_path)
         if name == "pairwise":  # a file that is gone when the run continues
             case = dataclasses.replace(case, objective=f"{shutil.copy(FILE, tmp_path / 'mine.py')}:bradley_terry")
         result = training.train(run_of(case, whole), whole)
@@ -245,8 +228,7 @@ def test_resumed_is_undisturbed(name, tmp_path):
         shutil.rmtree(cut / "checkpoints" / "4")
         (tmp_path / "mine.py").unlink(missing_ok=True)
         training.train(run_of(case, whole), cut)
-    assert equal(params(cut), params(whole))
-    assert untimed(lines(cut)) == untimed(lines(whole))
+    assert_same_run(cut, whole)
     assert np.isfinite(result["valid_loss"]) and result["valid_labels"] > 0
     if name == "bradley_terry":  # short rows: pairs are lost, and counted at every checkpoint
         lost = [line["pairs_lost"] for line in lines(whole) if "pairs_lost" in line]
@@ -269,10 +251,9 @@ def scores_are_what_it_learned(case, folder):
     with one_device():
         prm = jprm.load(folder)
     tree = tree_of(pool_of(rated_chains(4, seed=10)))
-    ends = chains_of(tree)
-    texts = [[tree.nodes[i].text for i in chain] for chain in ends]
-    r = np.array([prm.score(tree.problem, steps)[-1] for steps in texts])
-    correct = np.array([tree.nodes[chain[-1]].correct for chain in ends])
+    chains = [[tree.nodes[i] for i in chain] for chain in chains_of(tree)]
+    r = np.array([prm.score(tree.problem, [node.text for node in chain])[-1] for chain in chains])
+    correct = np.array([chain[-1].correct for chain in chains])
     wanted = sum(np.log1p(np.exp(worse - better)) for better in r[correct] for worse in r[~correct])
     rows = pack([token_tree(tree, prm.layout, "outcome")], 512, 64, too_long="error").rows  # one row
     task = ObjectiveConfig(prm.config, case.target, reference=True, supervise="outcome")
@@ -303,8 +284,7 @@ def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path):
     names |= {"module": ("jprm.objectives.implicit:implicit", {"beta": 0.5})}
     score = {}
     with one_device():
-        base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
-        training.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        train_base(case, tmp_path)
         for name, (objective, options) in names.items():
             run = run_of(case, tmp_path / "x", objective=objective, objective_options=options, steps=1, valid=())
             given = Implicit() if name == "object" else None
@@ -356,27 +336,22 @@ def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path):
     case, train = CASES["dpo"], tmp_path / "data/train.jsonl"
     with one_device():
         run = run_of(case, tmp_path / "x", tokens=256, valid=(str(train),), reference_dtype="float32")
-        base = dataclasses.replace(case, objective=f"{__name__}:level", reference=False, options=())
-        training.train(run_of(base, tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+        train_base(case, tmp_path)
         counts = label_reference(tmp_path / "base", train, tmp_path / "labelled.jsonl")
         assert counts["trees"] == 8 and counts["log-probabilities"] > 8
-        data = dataclasses.replace(
-            run.data, train=(str(tmp_path / "labelled.jsonl"),), valid=(str(tmp_path / "labelled.jsonl"),),
-            extras=("reference",),
-        )  # fmt: skip
+        labelled = (str(tmp_path / "labelled.jsonl"),)
+        data = dataclasses.replace(run.data, train=labelled, valid=labelled, extras=("reference",))
         stored = dataclasses.replace(run, data=data)
         trainer = jprm.Trainer(stored)
         assert trainer.state.reference == {}
         wanted, metrics = jprm.Trainer(run).evaluate(), trainer.evaluate()
         assert metrics["valid_labels"] == wanted["valid_labels"] > 0
         assert metrics["valid_loss"] == pytest.approx(wanted["valid_loss"], rel=1e-4)  # rows of another length
-        with pytest.raises(ValueError, match="'base'"):
-            jprm.Trainer(dataclasses.replace(stored, reference=str(tmp_path / "other"))).evaluate()
+        other = dataclasses.replace(stored, reference=str(tmp_path / "other"))
+        refused(ValueError, "'base'", jprm.Trainer(other).evaluate)
         unnamed = dataclasses.replace(data, train=(str(train),), valid=(str(train),))
-        with pytest.raises(ValueError, match="label reference"):
-            jprm.Trainer(dataclasses.replace(run, data=unnamed)).evaluate()
-    with pytest.raises(ValueError, match="`reference`"):
-        jprm.Trainer(dataclasses.replace(stored, reference=""))
+        refused(ValueError, "label reference", jprm.Trainer(dataclasses.replace(run, data=unnamed)).evaluate)
+    refused(ValueError, "`reference`", jprm.Trainer, dataclasses.replace(stored, reference=""))
 
 
 HINGE = """
@@ -409,10 +384,8 @@ class Thawed:
 def test_options_are_fields_of_the_objective(tmp_path):
     (tmp_path / "hinge.py").write_text(HINGE)
     file = f"{tmp_path}/hinge.py"
-    changed = objectives.find(f"{file}:hinge", {"margin": 2})
-    assert (changed.margin, changed.power) == (2.0, 1)
-    assert changed == objectives.find(f"{file}:Hinge", {"margin": 2.0})
-    assert hash(changed) == hash(objectives.find(f"{file}:Hinge", {"margin": 2.0}))
+    changed, made = objectives.find(f"{file}:hinge", {"margin": 2}), objectives.find(f"{file}:Hinge", {"margin": 2.0})
+    assert (changed.margin, changed.power) == (2.0, 1) and changed == made and hash(changed) == hash(made)
     assert objectives.find(f"{file}:hinge") == objectives.find(f"{file}:hinge", {"power": 1})
     known = re.escape("may set: margin (float), power (1 or 2): ")
     for name, options, message in [

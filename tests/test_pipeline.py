@@ -114,8 +114,7 @@ def test_records_become_trees_one_at_a_time():
 def test_what_cannot_be_fed_is_refused():
     refused(ValueError, "source", batches, source=[])
     refused(ValueError, "window", dataclasses.replace, CONFIG, window=0)
-    with pytest.raises(ValueError, match="31 tokens"):
-        next(iter(batches(source=[ReasoningTree("p", (Node(-1, "s" * 30),))])))
+    refused(ValueError, "31 tokens", next, iter(batches(source=[ReasoningTree("p", (Node(-1, "s" * 30),))])))
 
 
 def test_trees_without_steps_neither_stop_nor_block_the_stream():

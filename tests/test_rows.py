@@ -9,7 +9,7 @@ import test_pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from tiny import Letters, filled, packed_batches, path, random_tree, reasoning_trees
+from tiny import Letters, filled, packed_batches, path, random_tree, reasoning_trees, with_nodes
 
 from jprm.experiment import TargetConfig
 from jprm.methods.rl.policy_gradient import path_sum
@@ -24,13 +24,7 @@ from jprm.tree import Node, ReasoningTree
 def numbered(trees):
     """The trees with (tree, node) of every node as extras, so that repeated slots can be told apart too."""
     return [
-        dataclasses.replace(
-            tree,
-            nodes=tuple(
-                dataclasses.replace(node, extra={"tree": t, "node": n, "other": "x"})
-                for n, node in enumerate(tree.nodes)
-            ),
-        )
+        with_nodes(tree, lambda n, node, t=t: {"extra": {"tree": t, "node": n, "other": "x"}})
         for t, tree in enumerate(trees)
     ]
 
@@ -123,9 +117,7 @@ def test_structure_and_extras_reach_batches_and_the_mesh():
     mesh = make_mesh(devices=jax.devices()[:2])
     put = put_rows(batches[0], mesh)
     jax.tree.map(np.testing.assert_array_equal, put, batches[0])
-    for name, x in vars(put).items():
-        for array in x.values() if name == "extras" else [x]:
-            assert array.sharding.spec[0] == ("data", "fsdp")
+    assert all(array.sharding.spec[0] == ("data", "fsdp") for array in jax.tree.leaves(put))
     assert set(PER_TOKEN) < set(vars(put))
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(jax.jit(ancestors)(put), ancestors(batches[0]))

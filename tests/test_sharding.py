@@ -1,17 +1,19 @@
 """Equal numbers on every mesh, split parameters and optimizer state, and a pod's shardings without a pod."""
 
 import dataclasses
+import functools
 import re
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from refusing import refused
-from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, random_tree
+from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, placed, random_tree
 
 from jprm.apps.plan.plan import abstract_rows
 from jprm.experiment import OptimizerConfig, TargetConfig
@@ -43,10 +45,8 @@ def train(mesh, lead, config=CONFIG, steps=STEPS):
     """Losses of `steps` steps on the same eight rows, in micro-batches; the last state and metrics."""
     rows = filled(packed_trees([random_tree(seed) for seed in range(8)], 64, 16).rows, 8)
     rows = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), rows)
-    trained, frozen = (
-        {path: put(path.split("/")[-1], value, mesh) for path, value in part.items()}
-        for part in split(params(config), "embed")
-    )
+    weights = params(config) if mesh is None else placed(params(config), mesh)
+    trained, frozen = split(jax.tree.map(jnp.asarray, weights), "embed")
     count = jnp.int32(0) if mesh is None else jax.device_put(jnp.int32(0), jax.NamedSharding(mesh, P()))
     state = State(count, trained, frozen, jax.jit(make_optimizer(OPTIMIZER).init)(trained))
     step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, STEPS)  # equal configs share their compiled steps
@@ -58,10 +58,6 @@ def train(mesh, lead, config=CONFIG, steps=STEPS):
         losses.append(float(metrics.loss / metrics.count))
     assert step.cache_size() <= compiled + 1  # one compilation, whatever was put where
     return np.array(losses), state, jax.tree.map(np.asarray, metrics)
-
-
-def put(name, value, mesh):
-    return jax.device_put(value, None if mesh is None else jax.NamedSharding(mesh, spec(*axes_of(name))))
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +104,8 @@ def test_every_mesh_trains_as_one_device_does(alone, sizes, attention, remat):
         assert getattr(metrics, field) == getattr(alone[2], field)
     for path, array in state.trained.items():
         place = jax.NamedSharding(mesh, spec(*axes_of(path.split("/")[-1]), mesh=mesh))
-        assert array.sharding == moments(state).mu[path].sharding == moments(state).nu[path].sharding == place
-
-
-def moments(state):
-    """Adam's part of the optimizer state."""
-    return next(x for x in jax.tree.leaves(state.optimizer, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(x, "mu"))
+        moments = (optax.tree.get(state.optimizer, name)[path] for name in ("mu", "nu"))
+        assert {x.sharding for x in (array, *moments)} == {place}
 
 
 def test_accumulation_changes_nothing(alone):
@@ -129,32 +121,25 @@ def test_accumulation_changes_nothing(alone):
 def test_a_gathered_weight_has_the_gradient_of_all_tokens(sizes, axis):
     """Whole numbers, so that sums in any order are equal; the gradient lies as the weight does."""
     mesh, rng = make_mesh(MeshConfig(*sizes)), np.random.default_rng(0)
-    shape, axes, product = (
-        ((16, 4, 3), ("embed", "kv_heads", None), "BTD,DKH->BTKH")
-        if axis == 0
-        else ((4, 3, 16), ("kv_heads", None, "embed"), "BTKH,KHD->BTD")
-    )
-    x, w, dy = (rng.integers(-3, 4, size).astype(np.float32) for size in (
-        (8, 6, 16) if axis == 0 else (8, 6, 4, 3), shape, (8, 6, 4, 3) if axis == 0 else (8, 6, 16),
-    ))  # fmt: skip
-    heads, width = ("batch", "tokens", "kv_heads"), ("batch", "tokens")
+    heads, width = ("BTKH", (8, 6, 4, 3), ("batch", "tokens", "kv_heads")), ("BTD", (8, 6, 16), ("batch", "tokens"))
+    if axis == 0:
+        arrays = width, ("DKH", (16, 4, 3), ("embed", "kv_heads")), heads
+    else:
+        arrays = heads, ("KHD", (4, 3, 16), ("kv_heads", None, "embed")), width
+    (of_x, of_w, of_y), _, axes = zip(*arrays, strict=True)
+    x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32) for _, shape, _ in arrays)
+
+    def run(x, w, dy):
+        product = functools.partial(jnp.einsum, f"{of_x},{of_w}->{of_y}", x, out_sharding=spec(*axes[2]))
+        y, back = jax.vjp(lambda w: product(gathered_weight(w, axis)), w)
+        return y, *back(dy)
+
     with jax.set_mesh(mesh):
-        w_at = jax.device_put(w, jax.NamedSharding(mesh, spec(*axes)))
-        x_at, dy_at = (
-            jax.device_put(a, jax.NamedSharding(mesh, spec(*(heads if a.ndim == 4 else width)))) for a in (x, dy)
-        )
-
-        def run(x, w, dy):
-            place = spec(*(width if axis else heads))
-            y, back = jax.vjp(lambda w: jnp.einsum(product, x, gathered_weight(w, axis), out_sharding=place), w)
-            return y, *back(dy)
-
-        y, dw = jax.jit(run)(x_at, w_at, dy_at)
-    np.testing.assert_array_equal(y, np.einsum(product, x, w))
-    inputs, output = product.split("->")
-    of_x, of_w = inputs.split(",")
-    np.testing.assert_array_equal(dw, np.einsum(f"{of_x},{output}->{of_w}", x, dy))
-    assert dw.sharding.is_equivalent_to(w_at.sharding, 3)
+        at = [jax.device_put(a, jax.NamedSharding(mesh, spec(*of))) for a, of in zip((x, w, dy), axes, strict=True)]
+        y, dw = jax.jit(run)(*at)
+    np.testing.assert_array_equal(y, np.einsum(f"{of_x},{of_w}->{of_y}", x, w))
+    np.testing.assert_array_equal(dw, np.einsum(f"{of_x},{of_y}->{of_w}", x, dy))
+    assert dw.sharding.is_equivalent_to(at[1].sharding, 3)
 
 
 def test_a_weight_that_no_device_has_a_part_of_is_not_gathered():
@@ -176,15 +161,10 @@ def test_no_device_has_the_gradient_of_the_whole_embedding(sizes):
     def gradient(table_VD, tokens_BT, dx_BTD):
         return jax.vjp(lambda table_VD: embedding_lookup(table_VD, tokens_BT), table_VD)[1](dx_BTD)[0]
 
+    table_VD, rows = np.zeros((V, D), np.float32), ("batch", "tokens")
     with jax.set_mesh(mesh):
-        args = [
-            jax.device_put(x, jax.NamedSharding(mesh, spec(*axes)))
-            for x, axes in [
-                (np.zeros((V, D), np.float32), ("vocab", "embed")),
-                (tokens_BT, ("batch", "tokens")),
-                (dx_BTD, ("batch", "tokens")),
-            ]
-        ]
+        arrays = (table_VD, ("vocab", "embed")), (tokens_BT, rows), (dx_BTD, rows)
+        args = [jax.device_put(x, jax.NamedSharding(mesh, spec(*axes))) for x, axes in arrays]
         compiled = jax.jit(gradient).lower(*args).compile()
         found_VD = compiled(*args)
     expected_VD = np.zeros((V, D), np.float32)
@@ -224,23 +204,18 @@ def test_a_mesh_that_does_not_fit_is_refused():
         refused(ValueError, message, check_mesh, config, mesh, rows)
     mesh = make_mesh(MeshConfig(1, 2, 1, 4))
     refused(ValueError, "66.*context", check_mesh, CONFIG, mesh, 8, tokens=66)
-    with pytest.raises(ValueError, match="width = 20"):
-        check_mesh(dataclasses.replace(CONFIG, width=20), mesh, 8, tokens=64)
+    refused(ValueError, "width = 20", check_mesh, dataclasses.replace(CONFIG, width=20), mesh, 8, tokens=64)
     for sizes in [(3, -1, 1), (2, 2, 1), (-1, -1, 1), (0, -1, 1), (-2, -1, 1), (4, 4, 4)]:
-        with pytest.raises(ValueError, match="8 devices"):
-            make_mesh(MeshConfig(*sizes))
+        refused(ValueError, "8 devices", make_mesh, MeshConfig(*sizes))
     assert make_mesh(MeshConfig(data=-1, fsdp=1, tensor=2)).shape == dict(zip(MESH_AXES, (4, 1, 2, 1, 1), strict=True))
     assert make_mesh(MeshConfig(), jax.devices()[:3]).shape == dict(zip(MESH_AXES, (1, 3, 1, 1, 1), strict=True))
 
 
 def tpus(sizes, slices=1):
     """Devices as jax lists those of TPU slices, in the order of their hosts."""
+    device = functools.partial(types.SimpleNamespace, platform="tpu", device_kind="TPU v5", core_on_chip=0)
     coords = [tuple(reversed(c)) for c in np.ndindex(tuple(reversed(sizes)))]
-    return [
-        types.SimpleNamespace(platform="tpu", device_kind="TPU v5", coords=c, core_on_chip=0, slice_index=i)
-        for i in range(slices)
-        for c in coords
-    ]
+    return [device(coords=c, slice_index=i) for i in range(slices) for c in coords]
 
 
 @pytest.mark.parametrize("mesh", [(1, 64, 1, 1), (1, 16, 4, 1), (2, 8, 4, 1), (1, 4, 4, 4), (1, 2, 8, 4)])
@@ -259,8 +234,7 @@ def test_slices_lie_along_data_and_other_devices_in_their_order():
     order = _arranged([4, 16, 2, 1], tpus((4, 4, 4), slices=2))
     slice_of = np.vectorize(lambda d: d.slice_index)(order)
     np.testing.assert_array_equal(slice_of, np.broadcast_to(np.repeat([0, 1], 2)[:, None, None, None], order.shape))
-    with pytest.raises(ValueError, match="mesh.data=2"):
-        _arranged([1, 128, 1, 1], tpus((4, 4, 4), slices=2))
+    refused(ValueError, "mesh.data=2", _arranged, [1, 128, 1, 1], tpus((4, 4, 4), slices=2))
     assert list(make_mesh(MeshConfig(2, 2, 2)).devices.flat) == jax.devices()
 
 
@@ -299,6 +273,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert form(after) == form(state)
     place = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
-    assert place(after.trained) == place(state.trained) == place(moments(after).mu) == place(moments(after).nu)
+    moments = (optax.tree.get(after.optimizer, name) for name in ("mu", "nu"))
+    assert all(place(x) == place(state.trained) for x in (after.trained, *moments))
     assert after.params["decoder"]["layers_0"]["gate"].sharding.spec == P(None, "fsdp", "tensor")
     assert metrics.loss.sharding.is_fully_replicated

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusing import refused
 from sklearn.metrics import roc_auc_score
-from tiny import TINY, Stepper, filled, packed_trees, params, random_tree
+from tiny import TINY, Stepper, filled, packed_trees, params, random_tree, with_nodes
 
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, OptimizerConfig, TargetConfig
@@ -20,7 +21,6 @@ from jprm.objectives import BINS, likelihood
 from jprm.pack import empty_rows
 from jprm.train.optimizer import make_optimizer
 from jprm.train.step import State
-from jprm.tree import Node
 
 CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))
 TARGET = TargetConfig("rating", neutral="negative", after_error="keep")
@@ -36,14 +36,9 @@ def fresh():
     return State(jnp.int32(0), trained, frozen, START(trained))
 
 
-def rating(text):
-    return 1.0 if "a" in text else -1.0
-
-
 def learnable(seed):
     """A step with an a in it is right."""
-    tree = random_tree(seed, 8)
-    return dataclasses.replace(tree, nodes=tuple(Node(n.parent, n.text, rating(n.text)) for n in tree.nodes))
+    return with_nodes(random_tree(seed, 8), lambda _, node: {"label": 1.0 if "a" in node.text else -1.0})
 
 
 def micro_batches(trees, lead):
@@ -106,8 +101,8 @@ def test_padding_rows_weigh_nothing():
     padded = jax.tree.map(lambda a, b: np.concatenate([a, b.reshape(2, 2, *b.shape[1:])]), one, empty_rows(4, 64, 16))
     alone, metrics = STEP(fresh(), one)
     with_padding, padded_metrics = STEP(fresh(), padded)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), padded_metrics, metrics)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), with_padding.params, alone.params)
+    found, wanted = (padded_metrics, with_padding.params), (metrics, alone.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, wanted)
 
 
 def test_a_batch_without_labels_changes_nothing_that_is_not_decayed():
@@ -127,6 +122,5 @@ def test_combinations_that_do_not_fit_are_refused():
         (CONFIG, third, "cross_entropy", "neutral='third'"),
         (ternary, TARGET, "ternary_cross_entropy", "'ternary'"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            objectives.check(objectives.find(loss), ObjectiveConfig(model, target))
+        refused(ValueError, message, objectives.check, objectives.find(loss), ObjectiveConfig(model, target))
     objectives.check(objectives.find("ternary_cross_entropy"), ObjectiveConfig(ternary, third))

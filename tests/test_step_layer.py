@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from refusing import refused
 from test_live import CLOSE, make, word
-from tiny import TINY, filled, packed_trees, random_tree
+from tiny import TINY, filled, packed_trees, path, random_tree
 from tiny_run import chains, experiment, lines, make_data, one_device, training
 
 import jprm
@@ -84,11 +84,9 @@ def test_trees_are_scored_as_their_chains(sizes):
     trees, handles = LiveTrees(prm), {}
     (handles[-1],) = trees.open([tree.problem])
     for i, node in enumerate(tree.nodes):
-        path = [node.text]
-        while (node := tree.nodes[node.parent] if node.parent >= 0 else None) is not None:
-            path.insert(0, node.text)
-        assert prm.score(tree.problem, path)[-1] == pytest.approx(scores[i], abs=1e-4)
-        (handles[i],), score = trees.extend([handles[tree.nodes[i].parent]], [tree.nodes[i].text])
+        steps = [tree.nodes[j].text for j in path(tree, i)]
+        assert prm.score(tree.problem, steps)[-1] == pytest.approx(scores[i], abs=1e-4)
+        (handles[i],), score = trees.extend([handles[node.parent]], [node.text])
         assert score[0] == pytest.approx(scores[i], abs=1e-4)
 
 
@@ -150,7 +148,7 @@ def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):
     refused(ValueError, "reads", prm.token_logits, [1, 2], [1])
     run = experiment(tmp_path, supervise="outcome_tokens", target=TargetConfig("value", "none", "keep"))
     check_supervision(run)
-    with pytest.raises(ValueError, match="outcome_steps"):
-        check_supervision(dataclasses.replace(run, model=dataclasses.replace(run.model, steps=STEPS)))
+    layered = dataclasses.replace(run, model=dataclasses.replace(run.model, steps=STEPS))
+    refused(ValueError, "outcome_steps", check_supervision, layered)
     refused(ValueError, r"8\) .*16\)", make, steps="test_step_layer:Half")
     assert step_layer(STEPS) is LookBack

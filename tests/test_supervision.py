@@ -10,14 +10,16 @@ from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
 
 RATING = TargetConfig("rating", "positive", "keep")
-POLICY = dict(
-    model=dataclasses.replace(MODEL, head="language"), objective="next_token", supervise="token", target=VALUE
-)
+LANGUAGE = dataclasses.replace(MODEL, head="language")
+POLICY = dict(model=LANGUAGE, objective="next_token", supervise="token", target=VALUE)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (dict(target=TargetConfig("correctness", "none", "keep")), "'rating'"),
+        (dict(objective="ternary_cross_entropy"), "'binary'"),
+        (dict(tokens=16, model=dataclasses.replace(MODEL, attention_block=16)), "longer"),
         # As a rating the outcome 0 would be neutral, so right, and every token's id would be 1.
         (dict(supervise="outcome", target=RATING), "supervise='outcome'"),
         (POLICY | dict(target=RATING), "supervise='token'"),
@@ -35,9 +37,8 @@ POLICY = dict(
         (POLICY | dict(supervise="step"), "'step'"),
     ],
 )
-def test_what_is_supervised_fits_head_and_target(tmp_path, one_device, changes, message):
-    with pytest.raises(ValueError, match=message):
-        training.train(experiment(make_data(tmp_path / "data"), **changes), tmp_path / "run")
+def test_what_is_supervised_fits_head_target_and_data(tmp_path, one_device, changes, message):
+    refused(ValueError, message, training.train, experiment(make_data(tmp_path / "data"), **changes), tmp_path / "run")
 
 
 @pytest.mark.parametrize("target", [("mask", "soft"), ("keep", "hard")])

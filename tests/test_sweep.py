@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from refusing import refused
-from tiny_run import equal, lines, make_data, params, training, untimed
+from tiny_run import assert_same_run, make_data, one_device, training
 
 from jprm.apps import cli
 from jprm.apps.cli.runs import finished, grid, run_grid
@@ -34,11 +34,7 @@ def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     make_data(folder / "data")
     (folder / "e.py").write_text(FILE.format(folder=str(folder / "data")))
-    from tiny_run import one_device
-
-    steps, trained = [], []
-
-    whole = training.train
+    steps, trained, whole = [], [], training.train
 
     def train(experiment, workdir):
         trained.append(workdir.name)
@@ -57,28 +53,21 @@ def swept(tmp_path_factory):
     return folder, steps, trained, statuses
 
 
-def test_a_stopped_sweep_continues_and_trains_nothing_twice(swept):
-    folder, _, trained, statuses = swept
+def test_a_stopped_sweep_continues_trains_nothing_twice_and_compiles_once(swept):
+    folder, steps, trained, statuses = swept
     names = [f"optimizer.learning_rate={rate}" for rate in RATES]
     assert trained == [names[0], names[1], names[1], names[2]]
     assert statuses == (143, 2)  # stopped; then all ran, and one diverged
-    assert [finished(folder / "runs" / name, load(folder / "e.py", [name, "seed=3"])) for name in names] == [
-        True, True, False
-    ]  # fmt: skip
-
-
-def test_rates_compile_once(swept):
-    _, steps, _, _ = swept
-    assert len(steps) == 4 and len(set(map(id, steps))) == 1
-    assert steps[0]._cache_size() == 1
+    ended = [finished(folder / "runs" / name, load(folder / "e.py", [name, "seed=3"])) for name in names]
+    assert ended == [True, True, False]
+    assert len(steps) == 4 and len(set(map(id, steps))) == 1 == steps[0]._cache_size()
 
 
 def test_a_run_of_a_sweep_is_the_run_alone(swept, one_device, tmp_path):
     folder, _, _, _ = swept
     alone = load(folder / "e.py", ["optimizer.learning_rate=0.02", "seed=3", "profile=[0,0]"])
     training.train(alone, tmp_path / "run")
-    assert equal(params(tmp_path / "run"), params(folder / "runs/optimizer.learning_rate=0.02"))
-    assert untimed(lines(tmp_path / "run")) == untimed(lines(folder / "runs/optimizer.learning_rate=0.02"))
+    assert_same_run(tmp_path / "run", folder / "runs/optimizer.learning_rate=0.02")
     assert not (tmp_path / "run/profile").exists()
     traces = (folder / "runs/optimizer.learning_rate=0.01/profile").rglob("*.xplane.pb")
     assert [path.stat().st_size > 0 for path in traces] == [True]
@@ -104,9 +93,8 @@ def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "experiment.json").write_text((swept[0] / "runs/optimizer.learning_rate=0.01/experiment.json").read_text())
-    assert compare([run])["runs"][0] | {"folder": ""} == {
-        "folder": "", "step": 0, "steps": 3, "settings": {}, "metrics": {}
-    }  # fmt: skip
+    nothing = {"folder": str(run), "step": 0, "steps": 3, "settings": {}, "metrics": {}}
+    assert compare([run])["runs"][0] | {"folder": str(run)} == nothing
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert compare([run])["runs"][0]["metrics"] == {"loss": 0.5}
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step"\n{"step": 2}\n')
@@ -116,12 +104,8 @@ def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
 
 def test_the_grid_of_settings():
     points = grid(["a.b=1,2", 'data.train=["x","y"],["z"]', "c=(1,2)", 's="p,q"'])
-    assert list(points.values()) == [
-        ("a.b=1", 'data.train=["x","y"]', "c=(1,2)", 's="p,q"'),
-        ("a.b=1", 'data.train=["z"]', "c=(1,2)", 's="p,q"'),
-        ("a.b=2", 'data.train=["x","y"]', "c=(1,2)", 's="p,q"'),
-        ("a.b=2", 'data.train=["z"]', "c=(1,2)", 's="p,q"'),
-    ]
+    train = 'data.train=["x","y"]', 'data.train=["z"]'
+    assert list(points.values()) == [(f"a.b={i}", each, "c=(1,2)", 's="p,q"') for i in (1, 2) for each in train]
     assert next(iter(points)) == "a.b=1,data.train=__x_,_y__"
     assert list(grid(["base=runs/a,runs/b"])) == ["base=runs_a", "base=runs_b"]
 

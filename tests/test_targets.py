@@ -5,10 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from tiny import Letters, chain_ids, filled, packed_trees, path, random_tree, reasoning_trees
+from tiny import Letters, chain_ids, filled, packed_trees, path, random_tree, reasoning_trees, with_nodes
 
 from jprm.experiment import TargetConfig
 from jprm.objectives import targets
@@ -20,9 +20,10 @@ TARGETS = jax.jit(targets, static_argnums=1)
 
 
 def by_node(packed, config):
-    """{(tree, node): (target, weight)}"""
+    """{(tree, node): (target, weight)}; nothing else has a weight."""
     rows = packed.rows if len(packed.rows.tokens) > 4 else filled(packed.rows, 4)
-    target_BS, weight_BS = TARGETS(rows, config)
+    target_BS, weight_BS = map(np.asarray, TARGETS(rows, config))
+    assert not weight_BS[len(packed.node_BS) :].any() and not weight_BS[: len(packed.node_BS)][packed.node_BS < 0].any()
     return {
         (int(packed.tree_BS[b, s]), int(packed.node_BS[b, s])): (float(target_BS[b, s]), float(weight_BS[b, s]))
         for b, s in np.argwhere(packed.node_BS >= 0)
@@ -62,49 +63,34 @@ RATING = [TargetConfig("rating", n, e) for n in ("positive", "negative", "third"
 PROBABILITIES = [TargetConfig("correctness", "none", e, s) for e in ("keep", "mask") for s in ("soft", "hard")]
 
 
+EQUAL = (Node(-1, "a", -1.0), Node(-1, "a", 1.0), Node(-1, "a", -1.0), Node(1, "b", 1.0), Node(-1, "b", 1.0))
+NEUTRAL = (Node(-1, "a", 0.0), Node(0, "b", 1.0), Node(1, "c", -1.0))
+TWO = [ReasoningTree("p", (Node(-1, "a", -1.0), Node(0, "b", 1.0))), ReasoningTree("q", (Node(-1, "c", 1.0),))]
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.sampled_from(RATING + PROBABILITIES), st.sampled_from([Letters(), LINES]))
-def test_policies_equal_a_loop_over_nodes(data, config, layout):
-    labels = (None, -1.0, 0.0, 1.0) if config.labels == "rating" else (None, 0.0, 0.25, 1.0)
-    trees = data.draw(st.lists(reasoning_trees(labels=labels), min_size=1, max_size=3))
+@given(
+    st.lists(reasoning_trees(), min_size=1, max_size=3),
+    st.sampled_from(RATING + PROBABILITIES),
+    st.sampled_from([Letters(), LINES]),
+)
+@example([ReasoningTree("p", EQUAL)], TargetConfig("rating", "drop", "mask"), LINES)  # not behind each other
+@example([ReasoningTree("p", NEUTRAL)], TargetConfig("rating", "negative", "mask"), LINES)  # masks what follows
+@example(TWO, TargetConfig("rating", "positive", "mask"), LINES)  # an error reaches neither the next tree nor padding
+def test_policies_equal_a_loop_over_nodes(trees, config, layout):
+    if config.labels != "rating":
+        as_probability = {-1.0: 0.0, 0.0: 0.25}
+        trees = [with_nodes(tree, lambda _, n: {"label": as_probability.get(n.label, n.label)}) for tree in trees]
     packed = packed_trees(trees, 64, 16, layout)  # a tree of 12 steps may be split: its parts repeat what leads to them
     assume(len(packed.rows.tokens) <= 4)
     assert by_node(packed, config) == expected(trees, config, layout)
 
 
-def test_two_equal_steps_are_not_behind_each_other():
-    """Alternatives with one text end at one token. Each keeps its label; what follows it follows both."""
-    nodes = (Node(-1, "a", -1.0), Node(-1, "a", 1.0), Node(-1, "a", -1.0), Node(1, "b", 1.0), Node(-1, "b", 1.0))
-    packed = packed_trees([ReasoningTree("p", nodes)], 64, 16, LINES)
-    config = TargetConfig("rating", "drop", "mask")
-    weights = {node: weight for (_, node), (_, weight) in by_node(packed, config).items()}
-    assert weights == {0: 1, 1: 1, 2: 1, 3: 0, 4: 1}
-
-
-@pytest.mark.parametrize(("neutral", "weight"), [("negative", 0), ("positive", 1), ("third", 1), ("drop", 1)])
-def test_a_neutral_step_that_trains_as_incorrect_masks_what_follows(neutral, weight):
-    nodes = (Node(-1, "a", 0.0), Node(0, "b", 1.0), Node(1, "c", -1.0))
-    packed = packed_trees([ReasoningTree("p", nodes)], 64, 16, LINES)
-    targets_of = by_node(packed, TargetConfig("rating", neutral, "mask"))
-    assert [targets_of[0, n][1] for n in range(3)] == [float(neutral != "drop"), weight, weight]
-
-
-def test_an_error_in_one_tree_does_not_reach_the_next_one_or_padding():
-    trees = [ReasoningTree("p", (Node(-1, "a", -1.0), Node(0, "b", 1.0))), ReasoningTree("q", (Node(-1, "c", 1.0),))]
-    packed = packed_trees(trees, 64, 16, LINES)
-    assert len(packed.rows.tokens) == 1
-    assert {pair: w for pair, (_, w) in by_node(packed, RATING[1]).items()} == {(0, 0): 1, (0, 1): 0, (1, 0): 1}
-    _, weight_BS = TARGETS(filled(packed.rows, 4), RATING[1])
-    assert weight_BS.sum() == 2
-
-
 def test_policies_that_contradict_the_labels_are_refused():
     refused(ValueError, "labels='rating'", TargetConfig, "rating", "none", "keep")
     refused(ValueError, "ratings", TargetConfig, "correctness", "drop", "keep")
-    with pytest.raises(TypeError):  # nothing that changes what is learned has a default
-        TargetConfig("rating", "drop")
     named = {field.name for field in dataclasses.fields(TargetConfig) if field.default is dataclasses.MISSING}
-    assert named == {"labels", "neutral", "after_error"}
+    assert named == {"labels", "neutral", "after_error"}  # nothing that changes what is learned has a default
 
 
 OF_VALUES = {
@@ -154,15 +140,13 @@ def test_a_split_tree_keeps_the_values_before_its_steps(soft):
 def test_consensus_keeps_steps_up_to_the_first_disagreement():
     rng = np.random.default_rng(0)
     trees = [random_tree(seed, 9, (0.0, 0.25, 1.0)) for seed in range(8)]
-    judged = [[dataclasses.replace(n, extra={"judge": float(rng.random())}) for n in tree.nodes] for tree in trees]
-    trees = [dataclasses.replace(tree, nodes=tuple(nodes)) for tree, nodes in zip(trees, judged, strict=True)]
+    trees = [with_nodes(tree, lambda *_: {"extra": {"judge": float(rng.random())}}) for tree in trees]
     packed = pack([token_tree(tree, Letters(), extras=("judge",)) for tree in trees], 64, 32, too_long="error")
     config = TargetConfig("value", "none", "keep", "hard", threshold=0.25, consensus="judge")
     kept = 0
     for (t, n), (target, weight) in by_node(packed, config).items():
-        agree = [
-            (trees[t].nodes[i].label > 0.25) == (trees[t].nodes[i].extra["judge"] > 0.5) for i in path(trees[t], n)
-        ]
+        above = [trees[t].nodes[i] for i in path(trees[t], n)]
+        agree = [(node.label > 0.25) == (node.extra["judge"] > 0.5) for node in above]
         assert weight == all(agree) and target == (trees[t].nodes[n].label > 0.25)
         kept += int(weight)
     assert 0 < kept < 72
@@ -177,5 +161,5 @@ def test_consensus_keeps_steps_up_to_the_first_disagreement():
     (dict(labels="rating", neutral="third", smoothing=0.1), "neutral='third'"),
 ])  # fmt: skip
 def test_targets_that_make_no_sense_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        TargetConfig(**{"labels": "value", "neutral": "none", "after_error": "keep", **changes})
+    values = dict(labels="value", neutral="none", after_error="keep") | changes
+    refused(ValueError, message, TargetConfig, **values)

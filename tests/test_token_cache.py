@@ -31,14 +31,11 @@ def layout(tiny_run):
 
 
 def equal(one: TokenTree, other: TokenTree):
-    for field in dataclasses.fields(TokenTree):
-        x, y = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(x, np.ndarray):
-            assert x.dtype == y.dtype and np.array_equal(x, y), field.name
-        elif field.name == "extras":
-            assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x)
-        else:
-            assert x == y, field.name
+    for name in (field.name for field in dataclasses.fields(TokenTree)):
+        x, y = getattr(one, name), getattr(other, name)
+        np.testing.assert_equal(x, y, err_msg=name)
+        assert getattr(x, "dtype", None) == getattr(y, "dtype", None), name
+    assert list(one.extras) == list(other.extras)
 
 
 @pytest.mark.parametrize("supervise", ["step", "outcome_tokens"])

@@ -169,6 +169,12 @@ def path(tree, node):
     return [*path(tree, tree.nodes[node].parent), node] if node >= 0 else []
 
 
+def with_nodes(tree, change):
+    """The tree with the fields that `change(number, node)` returns in place of each node's."""
+    nodes = (dataclasses.replace(node, **change(n, node)) for n, node in enumerate(tree.nodes))
+    return dataclasses.replace(tree, nodes=tuple(nodes))
+
+
 def chain_ids(tree, node, layout):
     steps = [layout.step(tree.nodes[i].text, number) for number, i in enumerate(path(tree, node))]
     return [*layout.problem(tree.problem), *(i for ids in steps for i in ids)]
@@ -208,11 +214,11 @@ def filled(rows: Rows, count: int) -> Rows:
 
 
 def placed(weights, mesh):
-    """Parameters on a mesh, split as the model's are."""
+    """Parameters on a mesh, split as the model's are; one in int8 is split as what it stands for."""
 
     def put(path, x):
-        axes = transformer.axes_of(path[-1].key)
-        return jax.device_put(x, jax.NamedSharding(mesh, spec(*axes, mesh=mesh)))
+        name = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)][-1]
+        return jax.device_put(x, jax.NamedSharding(mesh, spec(*transformer.axes_of(name), mesh=mesh)))
 
     return jax.tree_util.tree_map_with_path(put, weights)
 

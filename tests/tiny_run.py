@@ -170,6 +170,12 @@ def equal(a, b):
     return all(jax.tree.leaves(same))
 
 
+def assert_same_run(folder, other):
+    """Two runs have the same parameters and, but for what a clock says, the same log."""
+    assert equal(params(folder), params(other))
+    assert untimed(lines(folder)) == untimed(lines(other))
+
+
 def pool_of(records):
     """Samples of the chains' steps, for one problem."""
     samples = [{"steps": record["steps"], "correct": record["correct"], "note": i} for i, record in enumerate(records)]
