@@ -81,14 +81,8 @@ def test_samples_are_drawn_ahead_by_the_policy_of_then(door, monkeypatch):
     assert figures == {"behind": 2} | ({"left_out": 1, "drawn_here": 4} if door is Servers else {})
     assert samples.judged(Ahead(5, 2, ["a"])) == [("judged", 5, ["a"])]
     assert samples.held_out(7) == [("held out", 7, f"run@{LAST}")]
-
-
-@pytest.mark.parametrize("door", [Here, Servers])
-def test_what_a_checkpoint_holds_is_not_drawn_again(door, monkeypatch):
-    monkeypatch.setattr(sampling_servers, "ask", asked)
-    held = [Ahead(4, 1, [["kept"]]), Ahead(5, 2, [["kept"]])]
-    samples = door(source(Policy()), held, costs)
-    assert learnt(samples, first=4) == [(4, 1), (5, 2), (6, 3)]
+    held = [Ahead(4, 1, [["kept"]]), Ahead(5, 2, [["kept"]])]  # by a checkpoint: not drawn again
+    assert learnt(door(source(Policy()), held, costs), first=4) == [(4, 1), (5, 2), (6, 3)]
 
 
 def test_unfinished_samples_go_on_with_the_next_policy(monkeypatch):
