@@ -21,19 +21,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from jprm.methods.answers import library
-from jprm.methods.answers.forms import (
-    LONGEST,
-    NUMBER,
-    Number,
-    canonical_answer,
-    clash,
-    normal,
-    number_of,
-    size_of,
-    squeezed,
-    without_unit,
-)
+from jprm.methods.answers import forms, library
 
 LIMIT_S = 5.0
 """Seconds that a comparison may take."""
@@ -103,7 +91,7 @@ Same = Callable[[str, str], bool]
 
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
     """Returns whether an answer equals the true one; False if either is absent. Thread-safe."""
-    one, two = canonical_answer(truth), canonical_answer(answer)
+    one, two = forms.canonical_answer(truth), forms.canonical_answer(answer)
     if one is None or two is None:
         return False
     if one == two and not (isinstance(truth, str) and isinstance(answer, str)):
@@ -118,28 +106,28 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
     def same(one: str | float, two: str | float) -> bool:
         return _same(one, two, limit_s, depth + 1)
 
-    one, two = number_of(truth), number_of(given)
+    one, two = forms.number_of(truth), forms.number_of(given)
     if one and two:
         return _same_number(one, two)
     if one and isinstance(given, str) and _COMMA.fullmatch(given):
         return same(truth, given.replace(".", "").replace(",", "."))
     text, other = str(truth), str(given)
-    if max(len(text), len(other)) > LONGEST:
-        return canonical_answer(truth) == canonical_answer(given)
-    text, other = normal(text), normal(other)
-    if squeezed(text) == squeezed(other):
+    if max(len(text), len(other)) > forms.LONGEST:
+        return forms.canonical_answer(truth) == forms.canonical_answer(given)
+    text, other = forms.normal(text), forms.normal(other)
+    if forms.squeezed(text) == forms.squeezed(other):
         return bool(text)
-    if NUMBER.fullmatch(text) and NUMBER.fullmatch(other) or depth > 3:
+    if forms.NUMBER.fullmatch(text) and forms.NUMBER.fullmatch(other) or depth > 3:
         return False
-    for rule in _RULES:
+    for rule in (*_OF_WORDS, *_OF_FORMULAS):
         if (verdict := rule(text, other, same)) is not None:
             return verdict
     text, other = _TRIG.sub(_IN_RADIANS, text), _TRIG.sub(_IN_RADIANS, other)
-    (text, unit), (other, unit2) = without_unit(text), without_unit(other)
-    if clash(unit, unit2):
+    (text, unit), (other, unit2) = forms.without_unit(text), forms.without_unit(other)
+    if forms.clash(unit, unit2):
         return False
     text, other = _readable(text), _readable(other)
-    if squeezed(text) == squeezed(other):
+    if forms.squeezed(text) == forms.squeezed(other):
         return True
     braced = [side.startswith("\\{") and side.endswith("\\}") for side in (text, other)]
     if text[:1] + other[:1] in ("(\\", "\\(") and any(braced):  # a tuple or an interval, and a set
@@ -149,9 +137,9 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
     return bool(library.compare(text, other, limit_s))
 
 
-def _same_number(one: Number, two: Number) -> bool:
-    if clash(one.unit, two.unit):
-        (base, size), (base2, size2) = size_of(one.unit), size_of(two.unit)
+def _same_number(one: forms.Number, two: forms.Number) -> bool:
+    if forms.clash(one.unit, two.unit):
+        (base, size), (base2, size2) = forms.size_of(one.unit), forms.size_of(two.unit)
         if base != base2:
             return False
         one, two = one._replace(value=one.value * size), two._replace(value=two.value * size2)
@@ -357,7 +345,7 @@ def _alternatives(text: str, other: str, same: Same) -> bool | None:
     one, two = (
         _NAME_OF_EACH.sub("", _JOIN.sub(", ", re.sub(r"\A(?:either|both)\s+", "", side))) for side in (text, other)
     )
-    if _PROSE.search(_unworded(two)) and not all(map(number_of, parts)):
+    if _PROSE.search(_unworded(two)) and not all(map(forms.number_of, parts)):
         return False
     if "," in one or "\\pm" in text:
         return same(one, two)
@@ -387,7 +375,7 @@ def _rounded(text: str, other: str, same: Same) -> bool | None:
         return None
     if same(text, exact.strip()):
         return True
-    return number_of(exact) is None and number_of(text) is not None and same(text, approximate)
+    return forms.number_of(exact) is None and forms.number_of(text) is not None and same(text, approximate)
 
 
 def _names(text: str, other: str, same: Same) -> bool | None:
@@ -397,7 +385,7 @@ def _names(text: str, other: str, same: Same) -> bool | None:
         if text[:1] + other[:1] == "((":
             return same(text, other)
     one, two = _NAMED.match(text), _NAMED.match(other)
-    if one and two and squeezed(text[: one.start(1)]) == squeezed(other[: two.start(1)]):
+    if one and two and forms.squeezed(text[: one.start(1)]) == forms.squeezed(other[: two.start(1)]):
         return same(one[1], two[1])
     if one and not _RELATED.search(other):
         return same(one[1], other)
@@ -409,7 +397,7 @@ def _names(text: str, other: str, same: Same) -> bool | None:
 def _asides(text: str, other: str, same: Same) -> bool | None:
     """Compares a value that is said twice, "42 (forty-two)": both must be equal."""
     m = _ASIDE.fullmatch(other)
-    if m is None or number_of(m[1]) is None or not m[2] or re.search(r"[,;]", m[2]):
+    if m is None or forms.number_of(m[1]) is None or not m[2] or re.search(r"[,;]", m[2]):
         return None
     return all(same(text, value) for value in m.groups()) or None
 
@@ -423,22 +411,8 @@ def _both_signs(text: str, other: str, same: Same) -> bool | None:
     return None if sides == [text, other] or "\\mp" in text + other else same(*sides)
 
 
-_RULES = (
-    _times,
-    _letters,
-    _choices,
-    _words,
-    _bases,
-    _relations,
-    _ranges,
-    _asides,
-    _both_signs,
-    _assignments,
-    _alternatives,
-    _rounded,
-    _chains,
-    _names,
-)
+_OF_WORDS = (_times, _letters, _choices, _words, _bases)
+_OF_FORMULAS = (_relations, _ranges, _asides, _both_signs, _assignments, _alternatives, _rounded, _chains, _names)
 
 # ---- Before the library.
 

@@ -228,11 +228,7 @@ class _Tally:
 
 
 def _write(
-    work: pathlib.Path,
-    reader: Reader,
-    files: Collection[Place],
-    request: PrepareRequest,
-    console: rich.console.Console,
+    work: pathlib.Path, reader: Reader, files: Collection[Place], request: PrepareRequest, console: rich.console.Console
 ) -> PrepareReport:
     """Writes the kept records of all files into `work` and returns the report."""
     tally = _Tally(request)

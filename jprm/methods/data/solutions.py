@@ -71,9 +71,7 @@ GSM8K = Reader(
 GSM8K_SOLUTIONS = Reader(
     parse_solutions,
     Gsm8kOptions,
-    {
-        _GSM8K + "example_model_solutions.jsonl": "4bc62db838f8418365d51c627bd66294cbdca9fb7f01519cb13f0dce8c51580b",
-    },
+    {_GSM8K + "example_model_solutions.jsonl": "4bc62db838f8418365d51c627bd66294cbdca9fb7f01519cb13f0dce8c51580b"},
 )
 
 # ---- MATH (Hendrycks et al., arXiv 2103.03874) and MATH-500: problems with a worked solution and its answer.

@@ -371,7 +371,9 @@ _OPERATORS = {"+": "+", "-": "-", "*": "*", "×": "*", "·": "*", "⋅": "*", "�
 _RELATIONS = {"≈": "≈", "approx": "≈", "sim": "≈", "simeq": "≈", "≤": "<=", "le": "<=", "leq": "<=", "leqslant": "<=",
               "≥": ">=", "ge": ">=", "geq": ">=", "geqslant": ">=", "≠": "!=", "ne": "!=", "neq": "!=", "==": "=",
               "lt": "<", "gt": ">"}  # fmt: skip
-_GREEK = set("alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi omega".split())
+_GREEK = "alpha beta gamma delta epsilon varepsilon theta lambda mu nu rho sigma tau phi varphi omega".split()
+_COMMANDS = dict.fromkeys(_GREEK, "S") | {"frac": "F", "sqrt": "F", "binom": "F", "pi": "pi", "circ": "°"}
+_SIGNS = {c: c for c in "()[]{}%!°"} | dict.fromkeys("$€£₹¥", "$") | dict.fromkeys("|_…\\@", "P") | {"π": "pi"}
 _STOPS = set("implies Rightarrow Longrightarrow rightarrow to quad qquad therefore because iff".split())
 _SPOKEN = {"times": "*", "plus": "+", "minus": "-", "divided": "/", "multiplied": "*"}
 
@@ -417,24 +419,12 @@ def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
         name = text[1:]
         if name in _OPERATORS:
             return "O", _OPERATORS[name]
-        if name in ("frac", "sqrt", "binom"):
-            return "F", name
-        if name in _GREEK:
-            return "S", name
-        if name in ("pi", "circ"):
-            return {"pi": "pi", "circ": "°"}[name], name
+        if name in _COMMANDS:
+            return _COMMANDS[name], name
         return ("B" if name in _STOPS else "P"), text
     if text in _OPERATORS:
         return "O", _OPERATORS[text]
-    if text in "()[]{}%!°":
-        return text, text
-    if text in "$€£₹¥":
-        return "$", text
-    if text in "&'":
-        return None
-    if text == "π":
-        return "pi", text
-    return ("P" if text in "|_…\\@" else "B"), text
+    return None if text in "&'" else (_SIGNS.get(text, "B"), text)
 
 
 def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
