@@ -192,9 +192,8 @@ p.prepare("jsonl", [sys.argv[1]], sys.argv[2])
 )
 def test_bad_requests_say_what_to_do(tmp_path, console, arguments, error, message):
     source = lines(tmp_path / "s.jsonl", chain("p"))
-    with pytest.raises(error) as caught:
-        prepare(**({"name": "jsonl", "source": [source], "out": tmp_path / "out", "console": console} | arguments))
-    assert message in str(caught.value)
+    request = {"name": "jsonl", "source": [source], "out": tmp_path / "out", "console": console} | arguments
+    refused(error, message, prepare, **request)
     assert list(tmp_path.iterdir()) == [source]
 
 

@@ -4,6 +4,7 @@ import collections
 import itertools
 import json
 import pathlib
+import re
 
 import pytest
 from hypothesis import given
@@ -152,9 +153,7 @@ def test_prm800k_control_questions_and_empty_records_are_dropped_with_a_reason(t
 )
 def test_prm800k_bad_items_name_the_field(tmp_path, item, field):
     path = write(tmp_path / "f.jsonl", prm800k_item(([1], None, 0)), item)
-    with pytest.raises(RecordError) as caught:
-        read("prm800k", path, **PRM800K)
-    assert str(caught.value).startswith(f"{path}:2: {field}: ")
+    refused(RecordError, "^" + re.escape(f"{path}:2: {field}: "), read, "prm800k", path, **PRM800K)
 
 
 def test_prm800k_phase2_chains(shared_data):
@@ -341,9 +340,7 @@ def test_any_item_gives_records_or_a_record_error(name, item):
     ],
 )
 def test_options_have_no_silent_default(name, options, complaint):
-    with pytest.raises(ValueError, match="reader option") as caught:
-        find(name).read("absent", **options)
-    assert complaint in str(caught.value)
+    refused(ValueError, f"reader option.*{complaint}", find(name).read, "absent", **options)
 
 
 ITEM = {"id": 1, "problem": "p", "steps": ["a\u00e9"], "final_answer_correct": True, "label": -1}
