@@ -10,16 +10,11 @@ from jprm.methods.agents.messages import call_of, text_of_parts, thoughts_of_blo
 
 
 class Conversation:
-    """Messages that grow event by event: the events of one response are one turn.
-
-    Attributes:
-      messages: those so far.
-      between: what stands between two texts of one turn.
-    """
+    """Messages that grow event by event: the events of one response are one turn."""
 
     def __init__(self, between: str = "") -> None:
         self.messages: list[dict[str, Any]] = []
-        self.between = between
+        self.between = between  # two texts of one turn
         self._turn: dict[str, Any] | None = None
         self._key: Any = None
 

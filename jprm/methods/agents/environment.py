@@ -40,17 +40,11 @@ Message = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What the world answers to a turn.
+    """What the world answers to a turn."""
 
-    Attributes:
-      messages: what the policy sees next, in the roles tool or user; none where the episode is done.
-      done: whether the episode has ended.
-      reward: of this turn. The sum over an episode is its outcome, and must be in [0, 1].
-    """
-
-    messages: Sequence[Message] = ()
-    done: bool = False
-    reward: float = 0.0
+    messages: Sequence[Message] = ()  # what the policy sees next, in the roles tool or user; none at the end
+    done: bool = False  # whether the episode has ended
+    reward: float = 0.0  # of this turn. The sum over an episode is its outcome, and must be in [0, 1]
 
 
 def as_content(text: str) -> Message:
@@ -96,23 +90,14 @@ def find(name: str) -> Environment:
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """A position in the world.
+    """A position in the world."""
 
-    Attributes:
-      record: the task.
-      messages: all so far, the policy's turns included.
-      turns: index into `messages` of every assistant message that the policy wrote.
-      rewards: of every turn.
-      done: whether nothing follows, because the world said so or `error` says why.
-      error: why the episode was lost; empty where it was not.
-    """
-
-    record: Record
-    messages: tuple[Message, ...] = ()
-    turns: tuple[int, ...] = ()
-    rewards: tuple[float, ...] = ()
-    done: bool = False
-    error: str = ""
+    record: Record  # the task
+    messages: tuple[Message, ...] = ()  # all so far, the policy's turns included
+    turns: tuple[int, ...] = ()  # index into `messages` of every assistant message that the policy wrote
+    rewards: tuple[float, ...] = ()  # of every turn
+    done: bool = False  # whether nothing follows, because the world said so or `error` says why
+    error: str = ""  # why the episode was lost; empty where it was not
     place: Place | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
@@ -135,12 +120,7 @@ class Place:
 
 
 class World:
-    """Many episodes of one environment.
-
-    Attributes:
-      environment: what it runs.
-      failures: calls that raised, by the name of the error, and calls that took too long, as `slow`.
-    """
+    """Many episodes of one environment."""
 
     def __init__(
         self, environment: str | Environment, *, at_once: int = 16, seconds: float = 30.0, processes: bool = False,
@@ -167,7 +147,7 @@ class World:
             remedy = "Give it snapshot and restore, or run it in threads"
             raise ValueError(f"environment={environment!r}: has no snapshot, which processes need. {remedy}")
         self.at_once, self.seconds, self.branches = at_once, seconds, branches or processes
-        self.failures: collections.Counter[str] = collections.Counter()
+        self.failures: collections.Counter[str] = collections.Counter()  # by the error's name; late calls are `slow`
         self._name = ""
         if isinstance(environment, str):  # a worker may run in another folder
             place, _, attribute = environment.rpartition(":")

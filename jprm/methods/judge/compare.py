@@ -54,18 +54,13 @@ PROMPTS: dict[Compares, JudgePrompt] = {
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(ByCritiques):
-    """Compares the samples of pools, or the leaves of trees.
-
-    Attributes:
-      compares: `pairwise` or `listwise`.
-      rounds: of `pairwise`, how many next samples each is compared with; 0 for all.
-    """
+    """Compares the samples of pools, or the leaves of trees."""
 
     policy: Policy
     compares: Compares
     samples: int = 1
     seed: int = 0
-    rounds: int = 0
+    rounds: int = 0  # of `pairwise`, how many next samples each is compared with; 0 for all
 
     output_names = ("score",)
     rule = "last"

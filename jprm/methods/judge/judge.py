@@ -41,17 +41,11 @@ class Asked(NamedTuple):
 
 
 class ByCritiques:
-    """What scorers by critiques share: `Judge`, `Rubric` of several, and `Comparison`.
+    """What scorers by critiques share: `Judge`, `Rubric` of several, and `Comparison`."""
 
-    Attributes:
-      policy: who writes the critiques.
-      samples: critiques of each question.
-      seed: number of the first one.
-    """
-
-    policy: Policy
-    samples: int
-    seed: int
+    policy: Policy  # who writes the critiques
+    samples: int  # critiques of each question
+    seed: int  # number of the first one
     semantics = "correctness"
     scale: Scale = PROBABILITY
 
@@ -110,13 +104,10 @@ class Judge(ByCritiques):
     (`logprobs`), else 1 or 0. A step's score is the mean over the critiques that could be read. Truncated, unreadable
     and failed critiques are counted and give no score. For prompts about whole chains, the steps after the first
     incorrect one have its score: they are not judged, and the rule `min` ignores them.
-
-    Attributes:
-      prompt: what the policy is asked.
     """
 
     policy: Policy
-    prompt: JudgePrompt
+    prompt: JudgePrompt  # what the policy is asked
     samples: int = 1
     seed: int = 0
 

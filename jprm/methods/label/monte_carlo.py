@@ -160,17 +160,12 @@ def _labelled(tree: ReasoningTree, counts: _Counts, config: MonteCarloConfig) ->
 
 
 class Rollouts(KeptPolicy):
-    """Completions of prefixes: `draw` takes rollouts from the file and samples the missing ones.
-
-    Attributes:
-      failed: rollouts that the policy marked as errors. They are not kept, so that a later run samples them again.
-      last_error: the message of the last one.
-    """
+    """Completions of prefixes: `draw` takes rollouts from the file and samples the missing ones."""
 
     def __init__(self, policy: Policy, path: str | os.PathLike, *, batch: int = 256):
         super().__init__(policy, path)
         self._batch = batch
-        self.failed, self.last_error = 0, None
+        self.failed, self.last_error = 0, None  # rollouts marked as errors, which a later run samples again
         self._failed_in_a_row = 0  # prefixes
 
     def draw(self, requests: Sequence[tuple[Prefix, int, int]], *, tolerated: int = 0) -> list[list[Sample]]:

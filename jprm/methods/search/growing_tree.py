@@ -63,26 +63,11 @@ Returns why it ended, None for `done`."""
 
 
 Finish = Callable[[str, Sequence[str]], tuple[str | None, bool | None]]
+"""(problem, steps of a whole chain) to its answer and whether it is correct, None where unknown."""
 
 
 class GrowingTree:
-    """Nodes by index, a parent before its children. Equal steps after one parent are one node.
-
-    Attributes:
-      scale, semantics: what the scorer's scores mean.
-      parent, text, score, handle: per node. A score is NaN until it is known. The handle is the scorer's, None before
-        the node has one and after its release.
-      draws: all samples that did not fail, in order.
-      finished: nodes where a draw ended its chain with `stop`, so that the path to them is a whole chain.
-      open: nodes after which a chain may continue.
-      failed, error: the number of samples that the policy marked as errors, and the last reason.
-      spent, overspent: generated tokens of the draws within and over the budget.
-      notes: per node, keys that a method adds to the record.
-      judged: per node, a judge's critiques and what they say.
-      finished_by: (problem, steps of a whole chain) to its answer and whether it is correct, None where unknown; None
-        for chains, whose text is read.
-      ended: why the search ended: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`).
-    """
+    """Nodes by index, a parent before its children. Equal steps after one parent are one node."""
 
     def __init__(
         self,
@@ -94,19 +79,20 @@ class GrowingTree:
         finished_by: Finish | None = None,
     ):
         self.problem, self.root_handle, self.budget = problem, handle, budget
-        self.scale, self.semantics, self.finished_by = scale, semantics, finished_by
-        self.parent: list[int] = []
+        self.scale, self.semantics = scale, semantics  # what the scorer's scores mean
+        self.finished_by = finished_by  # None for chains, whose text is read
+        self.parent: list[int] = []  # of each node, as the next three
         self.text: list[str] = []
-        self.score: list[float] = []
-        self.handle: list[int | None] = []
-        self.draws: list[Draw] = []
-        self.finished: set[int] = set()
-        self.open: set[int] = {ROOT}
-        self.failed, self.error = 0, None
-        self.spent = self.overspent = 0
-        self.notes: dict[int, dict[str, Any]] = collections.defaultdict(dict)
-        self.judged: dict[int, list[tuple[Any, Any]]] = {}
-        self.ended = ""
+        self.score: list[float] = []  # NaN until it is known
+        self.handle: list[int | None] = []  # the scorer's; None before the node has one, and after its release
+        self.draws: list[Draw] = []  # all samples that did not fail, in order
+        self.finished: set[int] = set()  # nodes where a draw ended its chain with `stop`: the path to them is whole
+        self.open: set[int] = {ROOT}  # nodes after which a chain may continue
+        self.failed, self.error = 0, None  # how many samples the policy marked as errors, and the last reason
+        self.spent = self.overspent = 0  # generated tokens of the draws within and over the budget
+        self.notes: dict[int, dict[str, Any]] = collections.defaultdict(dict)  # what a method adds to a node's record
+        self.judged: dict[int, list[tuple[Any, Any]]] = {}  # by node, a judge's critiques and what they say
+        self.ended = ""  # why: `done`, `budget`, or what the method returned (`max_steps`, `simulations`, `rounds`)
         self.asked: collections.Counter = collections.Counter()  # node -> samples so far; numbers the next
         self.new: list[int] = []  # nodes without a score
         self.released: list[int] = []  # nodes whose release the scorer has not seen

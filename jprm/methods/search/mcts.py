@@ -79,21 +79,16 @@ def puct(value_A: Sequence[float], visits_A: Sequence[int], prior_A: Sequence[fl
 
 
 class _State:
-    """The search's knowledge of nodes.
-
-    visits, total: visits and the sum of backed-up values. value, prior: the model's value and the policy's prior.
-    children: in the order in which they were sampled. goes_on: nodes that may continue. closed: nodes with nothing left
-    to visit below them.
-    """
+    """The search's knowledge of nodes."""
 
     def __init__(self):
         self.visits: collections.Counter[int] = collections.Counter()
-        self.total: dict[int, float] = collections.defaultdict(float)
-        self.value: dict[int, float] = {}
-        self.prior: dict[int, float] = {}
-        self.children: dict[int, list[int]] = {}
-        self.goes_on: set[int] = set()
-        self.closed: set[int] = set()
+        self.total: dict[int, float] = collections.defaultdict(float)  # the sum of backed-up values
+        self.value: dict[int, float] = {}  # the model's
+        self.prior: dict[int, float] = {}  # the policy's
+        self.children: dict[int, list[int]] = {}  # in the order in which they were sampled
+        self.goes_on: set[int] = set()  # nodes that may continue
+        self.closed: set[int] = set()  # nodes with nothing left to visit below them
 
     def grow(self, tree: GrowingTree, rule: str, node: int, drawn: list[Draw]) -> None:
         """Makes children of the draws that have a score and were not cut off."""
