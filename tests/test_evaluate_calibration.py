@@ -145,7 +145,7 @@ def test_bad_input_is_refused():
     refused(ValueError, "2 of 2", calibration_map.fit, "platt", np.array([0.1, 0.2]), np.array([True, True]))
     refused(ValueError, r"\[0, 1\]", calibration_map.fit, "platt", np.array([0.1, 1.2]), np.array([True, False]))
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        calibration_map.apply(calibration_map.Logistic("platt", 1.0), np.array([-0.1]))
+        calibration_map.apply(calibration_map.Logistic("platt", 1.0, 0.0), np.array([-0.1]))
     for record in ({"kind": "magic"}, {"kind": "platt", "slope": 1.0}, [],
                    {"kind": "platt", "slope": -1, "intercept": 0}, {"kind": "platt", "slope": None, "intercept": 0},
                    {"kind": "isotonic", "score": [0, 1], "probability": [1, 0]},

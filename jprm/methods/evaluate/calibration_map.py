@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
+from jprm import options
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
 from jprm.score.scorer import PRM
@@ -28,13 +29,16 @@ CLIP = 1e-9
 QUANTILES = 20
 
 
+LogisticKind = Literal["temperature", "platt"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Logistic:
-    """sigmoid(slope * log-odds + intercept), slope >= 0. A temperature T is slope 1 / T without an intercept."""
+    """sigmoid(slope * log-odds + intercept), slope >= 0. A temperature T is slope 1 / T and intercept 0."""
 
-    kind: str
+    kind: LogisticKind
     slope: float
-    intercept: float = 0.0
+    intercept: float
 
     def __post_init__(self):
         if not (np.isfinite([self.slope, self.intercept]).all() and self.slope >= 0):
@@ -48,7 +52,7 @@ class Logistic:
 class Piecewise:
     """Linear between the points (score, probability), constant before the first and after the last."""
 
-    kind: str
+    kind: Literal["isotonic", "quantile"]
     score: tuple[float, ...]
     probability: tuple[float, ...]
 
@@ -69,16 +73,8 @@ Recalibration = Logistic | Piecewise
 
 def from_json(record: Mapping[str, Any]) -> Recalibration:
     """Returns the map that `to_json` wrote. Raises ValueError for anything else."""
-    kind = record.get("kind") if isinstance(record, Mapping) else None
-    keys = {"slope", "intercept"} if kind in ("temperature", "platt") else {"score", "probability"}
-    if kind not in KINDS or set(record) != keys | {"kind"}:
-        raise ValueError(f"no recalibration: kind {kind!r}. Known are {', '.join(KINDS)}, as `to_json` writes them")
-    try:
-        if "slope" in keys:
-            return Logistic(kind, float(record["slope"]), float(record["intercept"]))
-        return Piecewise(kind, *(tuple(map(float, record[key])) for key in ("score", "probability")))
-    except TypeError as error:
-        raise ValueError(f"recalibration {kind}: {error}") from None
+    logistic = isinstance(record, Mapping) and record.get("kind") in get_args(LogisticKind)
+    return options.from_json(Logistic if logistic else Piecewise, record, "recalibration")
 
 
 def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float[np.ndarray, "*N"]:
@@ -131,9 +127,9 @@ def _fit_logistic(kind, score_N, right_N) -> Logistic:
         return np.mean(np.logaddexp(0, z_N) - target_N * z_N), x_NK.T @ (expit(z_N) - target_N) / len(z_N)
 
     bounds, start = [(0, None), (None, None)][:free], np.array([1.0, 0.0][:free])
-    options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 1000}
-    best = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
-    return Logistic(kind, *map(float, best.x))
+    limits = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 1000}
+    best = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=limits)
+    return Logistic(kind, *map(float, [*best.x, 0.0][:2]))
 
 
 def _fit_isotonic(kind, score_N, right_N) -> Piecewise:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy  # its parts are loaded when they are first used
 from jaxtyping import Bool, Float
+
+from jprm.options import from_json
 
 GRID = np.concatenate([1 - np.geomspace(1e-6, 1e-2, 40, endpoint=False), np.linspace(0.99, 0, 100)])
 """Thresholds that `accept_threshold` tries; the guarantee needs them fixed before any score is seen. Above 0.99, where
@@ -32,7 +34,7 @@ class Threshold:
     for that fraction of calibration sets; without, it is an average over calibration sets.
     """
 
-    kind: str
+    kind: Literal["false_alarm", "accept"]
     threshold: float  # -inf flags nothing, inf accepts nothing
     alpha: float
     confidence: float | None
@@ -46,12 +48,9 @@ class Threshold:
     @staticmethod
     def from_json(record: dict[str, Any]) -> Threshold:
         """Returns the threshold that `to_json` wrote. Raises ValueError for anything else."""
-        none = {"false_alarm": -math.inf, "accept": math.inf}
-        if set(record) != {field.name for field in dataclasses.fields(Threshold)} or record["kind"] not in none:
-            raise ValueError(f"no conformal threshold: {sorted(record)}")
-        threshold = none[record["kind"]] if record["threshold"] is None else float(record["threshold"])
-        fields: dict[str, Any] = record | {"threshold": threshold}
-        return Threshold(**fields)
+        if record.get("threshold", 0.0) is None:
+            record = record | {"threshold": -math.inf if record.get("kind") == "false_alarm" else math.inf}
+        return from_json(Threshold, record)
 
 
 def false_alarm_threshold(
