@@ -478,7 +478,6 @@ def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> flo
 
 
 def run(options: BestOfN) -> Report:
-
     if options.model is not None:
         prm = load(options.model, adapter=options.adapter)
         files = {"pools": (options.input, source("pools"))}

@@ -150,11 +150,8 @@ def average_f1(
     Each is `{"value", "low", "high"}`, with problems resampled within each file; None where a file has no such figure.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
-    return {
-        kind: None if average is None else statistics.interval(average).json()
-        for kind, by_file in drawn.items()
-        for average in [average_draws(by_file, files)]
-    }
+    averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
+    return {kind: average and statistics.interval(average).json() for kind, average in averages.items()}
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
