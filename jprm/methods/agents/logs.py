@@ -161,11 +161,9 @@ def parse_otel(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
             messages += _of_parts("system", list_of(decoded(instructions, where, key), where, key), where, key)
         asked = _of_messages(attributes, "gen_ai.input.messages", where)
         answers = _of_messages(attributes, "gen_ai.output.messages", where)
-        tools = decoded(attributes.get("gen_ai.tool.definitions"), where, "gen_ai.tool.definitions") or []
-        tools = [
-            {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-            for tool in tools if isinstance(tool, Mapping)
-        ]  # fmt: skip
+        defined = decoded(attributes.get("gen_ai.tool.definitions"), where, "gen_ai.tool.definitions") or []
+        functions = [{k: v for k, v in tool.items() if k != "type"} for tool in defined if isinstance(tool, Mapping)]
+        tools = [{"type": "function", "function": function} for function in functions]
         about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
         messages += [message for messages_of in asked for message in messages_of]
         for answer in answers:

@@ -446,9 +446,8 @@ _RESULT = re.compile(r"=\s*[-$€£~\s]*((?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?)(
 _NEGATIVE = re.compile(r"(?:=|boxed\{)\s*\\?[$€£]?\s*-\s*\\?[$€£]?\d")
 _LABEL = re.compile(r"^\s*(?:step\s*)?[A-Za-z]?\d+\s*[:.)]\s", re.IGNORECASE)
 _MARK = re.compile(r"<<[^<>]*>>")
-_WORDS = dict(
-    zip("zero one two three four five six seven eight nine ten eleven twelve".split(), range(13), strict=True)
-)
+_DIGITS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_WORDS = {word: value for value, word in enumerate(_DIGITS)}
 _WORDS |= {"half": 2, "twice": 2, "double": 2, "thrice": 3, "triple": 3, "quarter": 4, "dozen": 12, "third": 3}
 _WORD = re.compile(rf"\b({'|'.join(_WORDS)})s?\b", re.IGNORECASE)
 

@@ -184,9 +184,8 @@ class FusedVerifier:
 
 
 def _recorded(source: Source) -> dict[str, Any]:
-    return {
-        "name": source.name, "version": source.version, "numbers": list(source.numbers), "request": dict(source.request)
-    }  # fmt: skip
+    known = {name: getattr(source, name) for name in ("name", "version", "numbers")}
+    return known | {"request": dict(source.request)}
 
 
 def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote) -> dict[str, Any]:

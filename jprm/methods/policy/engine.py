@@ -488,12 +488,10 @@ def refusal(
     from the pushed parameters, as they are written, to these: 0 with the pushed ones, 1 with the stale ones. More than
     `STALE` is refused where it is beyond `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
     """
-    apart = float(np.abs(server_N - learner_N).mean())
+    kept, apart = f"its log-probabilities of {len(server_N)} kept tokens", float(np.abs(server_N - learner_N).mean())
     if not apart <= tolerance:
-        return (
-            f"its log-probabilities of {len(server_N)} kept tokens lie {apart:.4f} nats from the learner's, more than"
-            f" engine.tolerance={tolerance:g}: it serves other weights, or another tokenizer's ids"
-        )
+        far = f"{kept} lie {apart:.4f} nats from the learner's, more than engine.tolerance={tolerance:g}"
+        return f"{far}: it serves other weights, or another tokenizer's ids"
     for what, stale_N in stale.items():
         way_N, off_N = stale_N - written_N, server_N - written_N
         if not (square := float(np.sum(way_N**2))):
@@ -501,10 +499,8 @@ def refusal(
         part = float(np.sum(off_N * way_N)) / square
         rest = float(np.sum((off_N - part * way_N) ** 2)) / max(len(way_N) - 1, 1)
         if part - ERRORS * math.sqrt(rest / square) > STALE:
-            return (
-                f"its log-probabilities of {len(server_N)} kept tokens have made {1 - part:.2f} of the learner's move"
-                f" since {what}: it still serves weights from before"
-            )
+            moved = f"{kept} have made {1 - part:.2f} of the learner's move since {what}"
+            return f"{moved}: it still serves weights from before"
     return ""
 
 
