@@ -39,26 +39,37 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
     Training takes float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Parameters that the files have
-    no weights for are left out where the pattern `new` matches them.
+    no weights for are left out where the pattern `new` matches them. Of a run it is the newest checkpoint's, LoRA
+    merged.
 
     Raises:
-      ValueError: names parameters without weights that `new` does not match; or the pattern, where it matches none.
+      ValueError: names parameters without weights that `new` does not match, or the pattern, where it matches none; or
+        a field in which `config` differs from the run's decoder.
     """
     module, path = _opened(path)
-    if module is None:
-        return _decoder_of_run(path, config, dtype, new)
-    return module.load_decoder(path, config, dtype, new=new)
+    if module is not None:
+        return module.load_decoder(path, config, dtype, new=new)
+    experiment = read(path_of(path) / RUN)
+    for field in dataclasses.fields(ModelConfig):
+        ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
+        if field.name not in FREE and ours != theirs:
+            raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
+    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh(), new)
+    return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
 
 
 def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
     """Returns the parameters of an untied language head, {"kernel": (D, V)} in float32, on the mesh if one is set.
 
     Raises:
-      ValueError: the model has no language head of the config's shape.
+      ValueError: the model has no language head of the config's shape, or is a run's PRM.
     """
     module, path = _opened(path)
     if module is None:
-        return _language_head_of_run(path)
+        experiment = read(path_of(path) / RUN)
+        if find(experiment.model.head).channels:
+            raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
+        return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]
     file, name = module.open_tensors(path), module.LANGUAGE_HEAD
     if name not in file or tuple(file.shape(name)) != (config.vocab_size, config.width):
         raise ValueError(
@@ -91,25 +102,3 @@ MODULES = {
 FREE = ("head", "head_hidden", "steps", "dtype", "remat", "product_layers", "attention", "attention_block",
         "tied_embeddings", "logit_softcap")  # fmt: skip
 """Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
-
-
-def _decoder_of_run(path: str | os.PathLike, config: ModelConfig, dtype: Dtype, new: str) -> dict:
-    """Returns the decoder of the newest checkpoint, LoRA merged, on the mesh that is set.
-
-    Raises ValueError naming a field in which `config` differs from the run's decoder, or parameters that it lacks.
-    """
-    experiment = read(path_of(path) / RUN)
-    for field in dataclasses.fields(ModelConfig):
-        ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
-        if field.name not in FREE and ours != theirs:
-            raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
-    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh(), new)
-    return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
-
-
-def _language_head_of_run(path: str | os.PathLike) -> dict:
-    """Returns a policy's head from its newest checkpoint, on the mesh that is set. Raises ValueError for a PRM's."""
-    experiment = read(path_of(path) / RUN)
-    if find(experiment.model.head).channels:
-        raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
-    return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]

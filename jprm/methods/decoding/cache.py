@@ -377,7 +377,10 @@ class LiveTrees:
     def _append(self, parents: Sequence[int], ids: Sequence[Sequence[int]]) -> tuple[list[int], np.ndarray]:
         lengths = [len(x) for x in ids]
         needed = sum(lengths)
-        paths, ends = [self._path(parent) for parent in parents], [self._ends(parent) for parent in parents]
+        above = [self._above(parent) for parent in parents]
+        paths = [np.concatenate([np.zeros(0, np.int64), *(node.slots for node in nodes)]) for nodes in above]
+        # The slots of the last tokens of all steps before; none for a model that reads each step alone.
+        ends = [[int(x.slots[-1]) for x in nodes if x.depth] if self._prm.config.steps else [] for nodes in above]
         for path, length in zip(paths, lengths, strict=True):
             self._prm.check_length(len(path) + length, "a live tree")
         slots = np.split(self._slots.take(needed), np.cumsum(lengths)[:-1]) if ids else []
@@ -396,21 +399,13 @@ class LiveTrees:
             self._nodes[handle] = _Node(parent, depth, slot, state)
         return handles, score_P
 
-    def _path(self, handle: int) -> np.ndarray:
-        """Returns the slots of all tokens from the problem's first to the node's last."""
-        parts = [np.zeros(0, np.int64)]
+    def _above(self, handle: int) -> list[_Node]:
+        """Returns the nodes from the problem to this one."""
+        nodes: list[_Node] = []
         while handle >= 0:
-            parts.append(self._nodes[handle].slots)
-            handle = self._nodes[handle].parent
-        return np.concatenate(parts[::-1])
-
-    def _ends(self, handle: int) -> list[int]:
-        """Returns the slots of the last tokens of all steps on the path; [] for a model that reads each step alone."""
-        ends: list[int] = []
-        while self._prm.config.steps and handle >= 0 and (node := self._nodes[handle]).depth:
-            ends.append(int(node.slots[-1]))
-            handle = node.parent
-        return ends[::-1]
+            nodes.append(self._nodes[handle])
+            handle = nodes[-1].parent
+        return nodes[::-1]
 
     def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
         """Yields indices of steps of similar length to compute together, in the fewest tokens and calls."""

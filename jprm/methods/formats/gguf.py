@@ -114,10 +114,7 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
 
     A number of `layers` below the file's keeps the first layers.
     """
-    return _config(Reader(path), **changes)
-
-
-def _config(file: Reader, **changes) -> ModelConfig:
+    file = Reader(path)
     get, need = file.get, file.need
     heads, width, layers = (need(f"{{a}}.{key}") for key in ("attention.head_count", "embedding_length", "block_count"))
     if (last := f"blk.{layers}.{_NAMES['attention_norm']}") in file:
@@ -202,7 +199,7 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
     Fields and shapes are checked against `config`. As `gguf`, matrices are the file's blocks as they are.
     """
     file = Reader(path)
-    decoder.check(path, _config(file, layers=config.layers), config)
+    decoder.check(path, model_config(path, layers=config.layers), config)
     rotated = ("query", "key", "query_bias", "key_bias") if _ARCHITECTURES[file.architecture] else ()
 
     def ordered(role: str, array: np.ndarray) -> np.ndarray:

@@ -8,9 +8,8 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from rich.console import Console
@@ -28,10 +27,7 @@ from jprm.model.config import KINDS, ModelConfig
 from jprm.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000
-NUMBERS = {
-    name: np.dtype(dtype)
-    for name, dtype in (("float32", np.float32), ("bfloat16", jnp.bfloat16), ("float16", np.float16))
-}
+NUMBERS = {name: np.dtype(name) for name in get_args(FileDtype)}
 
 
 def causal_lm(
