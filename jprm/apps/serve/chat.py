@@ -49,9 +49,7 @@ class Chat(Asked):
     """OpenAI's chat completions, answered by a search of the policy under the model's scores."""
 
     messages: Annotated[Sequence[dict], "One user's message."]
-    search: Annotated[dict | None, "method with its options, choose, rule, seed, budget, error_rate, confidence."] = (
-        None
-    )
+    search: Annotated[dict | None, "method and its options, choose, rule, seed, budget, error_rate, confidence."] = None
     stream: Annotated[bool, "Whether to send progress, and then the answer, as server-sent events."] = False
     stream_options: Annotated[dict | None, "include_usage."] = None
     model: Model = None
@@ -83,16 +81,6 @@ class Search(Asked):
     confidence: Annotated[float, FRACTION] = 0.9
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """What a request asks for."""
-
-    problem: str
-    config: SearchConfig
-    error_rate: float | None
-    confidence: float
-
-
 async def chat(request: Request) -> Response:
     """Answers a problem with the chain that a search chooses."""
     body = await json_of(request)
@@ -107,13 +95,13 @@ async def chat(request: Request) -> Response:
     sent = asked_of(Chat, body)
     engine = server.engine(sent.model)
     check_items(request, [body])
-    asked = _question(sent, engine)
+    problem, asked, config = _question(sent, engine)
     if asked.error_rate is not None and server.calibration is None:
         raise Refusal(400, "error_rate needs results with known answers: start the server with --calibrate", "search")
     admit(request, engine)
     loop, progress = asyncio.get_running_loop(), asyncio.Queue()
     future = server.writer.run(
-        lambda policy: _searched(asked, policy, engine, server.calibration),
+        lambda policy: _searched(problem, asked, config, policy, engine, server.calibration),
         lambda state: loop.call_soon_threadsafe(progress.put_nowait, state),
     )
 
@@ -176,7 +164,8 @@ _REFUSED = ("tools", "functions", "logprobs", "response_format", "audio", "modal
 """Fields of OpenAI's API that a search would not follow. Those of sampling are the policy's own, in its file."""
 
 
-def _question(sent: Chat, engine: Engine) -> Question:
+def _question(sent: Chat, engine: Engine) -> tuple[str, Search, SearchConfig]:
+    """Returns the problem, and how it is searched."""
     # The checks of an exchange, on an answer that is not there yet
     texts = exchange({"messages": [*sent.messages, {"role": "assistant", "content": "-"}]}, "body")
     if "system" in texts:
@@ -202,7 +191,7 @@ def _question(sent: Chat, engine: Engine) -> Question:
     tree = GrowingTree(Problem(texts["user"]), 0, asked.budget, engine.prm.scale, engine.prm.semantics)
     if (first := sum(ask.n for ask in next(config.method.steps(tree, config.rule)))) > AT_ONCE:
         raise Refusal(400, f"search: its first round takes {first:,} samples: at most {AT_ONCE}", "search")
-    return Question(texts["user"], config, asked.error_rate, asked.confidence)
+    return texts["user"], asked, config
 
 
 # ---- The search.
@@ -226,12 +215,13 @@ class _Scores:
 
 
 def _searched(
-    asked: Question, policy: Counted, engine: Engine, known: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
+    problem: str, asked: Search, config: SearchConfig, policy: Counted, engine: Engine,
+    known: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, Any]:  # fmt: skip
     """Returns the answer's fields. Raises Refusal where the policy gives nothing."""
-    scores, config = _Scores(engine), asked.config
+    scores = _Scores(engine)
     try:
-        ((_, tree),) = search([Problem(asked.problem)], policy, Rescorer(scores), config)
+        ((_, tree),) = search([Problem(problem)], policy, Rescorer(scores), config)
     except PolicyError as error:
         raise Refusal(502, f"the policy gave nothing: {error}") from None
     method = config.method
@@ -240,9 +230,7 @@ def _searched(
     result = record(tree, config.rule, config.choose, method.kind, about)
     if result is None:
         raise Refusal(502, f"the policy wrote no step: {tree.error or 'every chain is empty'}")
-    verdict = {}
-    if asked.error_rate is not None:
-        verdict = _accepted(result, known or (), asked)
+    verdict = {} if asked.error_rate is None else _accepted(result, known or (), asked)
     outcome = result["search"]
     answered = {key: outcome[key] for key in ("method", "choose", "rule", "answer", "score", "ended", "policy_tokens")}
     refusal, content = outcome.get("reason"), None
@@ -266,7 +254,7 @@ def _steps(result: Mapping[str, Any]) -> list[str]:
     return [nodes[i]["text"] for i in path_to(chosen, [node["parent"] for node in nodes])]
 
 
-def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: Question) -> dict[str, Any]:
+def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: Search) -> dict[str, Any]:
     """Returns what the conformal filter says. Raises Refusal where the calibration was searched otherwise."""
     this_way, other = way_of(result, 1), way_of(known[0], 1)
     if differing := sorted(key for key in this_way.keys() | other.keys() if this_way.get(key) != other.get(key)):

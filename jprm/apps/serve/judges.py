@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -160,8 +159,11 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
         paths = criterion.paths(tree)
         # A conversation needs the critiques of earlier steps, so that it is one piece.
         for group in [paths] if criterion.prompt.converses else [[path] for path in paths]:
-            questions = functools.partial(_critiques, name=name, tree=tree, group=group)
-            asked[engine.ask(criterion.samples * len(group), questions)] = name
+            future = engine.ask(
+                criterion.samples * len(group),
+                lambda judge, name=name, group=group: judges_of(judge)[name].critiques([tree], [group]),
+            )
+            asked[future] = name
 
     async def events() -> AsyncIterator[bytes]:
         try:
@@ -190,12 +192,6 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[s
                 future.cancel()
 
     return StreamingResponse(events(), media_type="text/event-stream")
-
-
-def _critiques(
-    judge: Judge | Rubric, name: str, tree: ReasoningTree, group: Sequence[Sequence[int]]
-) -> list[list[Asked]]:
-    return judges_of(judge)[name].critiques([tree], [group])
 
 
 def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:

@@ -48,7 +48,8 @@ class Operation:
 
 GET: dict[str, Operation] = {
     "/v1/models": Operation(
-        "The models and judges.", {"object": (str, "list"), "data": (Sequence[dict], "id, rule, scale and more.")}
+        "The models and judges.",
+        {"object": (str, "Always list."), "data": (Sequence[dict], "id, rule, scale and more.")},
     ),
     "/v1/models/{name}": Operation("A model or judge.", {"id": (str, "Its name."), "rule": (str, "Its own rule.")}),
     "/v1/runs": Operation("Runs whose curves are shown.", {"data": (Sequence[dict], "id, experiment, steps.")}),

@@ -57,7 +57,7 @@ class Pooling(Asked):
 
     closed = True
     example = {"input": [[1, 2, 3]], "use_activation": False}
-    gives = {"object": (str, "list"), "data": (Sequence[dict], "One entry an item of the input."), **OF_MODEL}
+    gives = {"object": (str, "Always list."), "data": (Sequence[dict], "One entry an item of the input."), **OF_MODEL}
 
     @property
     def raw(self) -> bool:
