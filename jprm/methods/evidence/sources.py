@@ -42,26 +42,17 @@ Rows = Sequence[Sequence[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What one witness says of chains.
+    """What one witness says of chains."""
 
-    Attributes:
-      name: as in `--sources`.
-      numbers: the names of its F numbers.
-      read: trees to one array (N, F) for each, N its nodes.
-      needs: what it reads beside a chain's text: nothing, the other chains of its pool, keys of the record, a model.
-        What a search scores while it grows has no pool and no record.
-      version: raised when a number changes its meaning; fitted verifiers of another version are refused.
-      request: what its numbers depend on beside the text: the identity of a model.
-      tokens: how many tokens a model has computed, or a judge generated, for it so far. `fit` measures the seconds.
-    """
-
-    name: str
-    numbers: tuple[str, ...]
-    read: Read
+    name: str  # as in `--sources`
+    numbers: tuple[str, ...]  # the names of its F numbers
+    read: Read  # trees to one array (N, F) for each, N its nodes
+    # What it reads beside a chain's text: the chains of its pool, keys of the record, a model. What a search scores
+    # while it grows has no pool and no record
     needs: Literal["nothing", "pool", "record", "model"] = "nothing"
-    version: int = 1
-    request: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tokens: Callable[[], int] = lambda: 0
+    version: int = 1  # raised when a number changes its meaning; fitted verifiers of another version are refused
+    request: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the identity of a model that it depends on
+    tokens: Callable[[], int] = lambda: 0  # that a model has computed, or a judge generated, for it so far
 
 
 def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:

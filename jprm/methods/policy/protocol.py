@@ -26,30 +26,19 @@ class Prefix:
 class Sample:
     """A policy's text after a prefix.
 
-    Attributes:
-      steps: the new steps, none of them blank. There are none if the policy takes the chain for finished.
-      tokens: generated tokens, with the end of text if the policy counts it.
-      finish_reason: one of FINISH_REASONS.
-      logprob: natural logarithm of the probability of the generated tokens, with or without the sampling temperature
-        as the policy documents; None if unknown.
-      error: the reason, only for `error`.
-      token_logprobs: (text, log-probability) of every generated token where the policy was told to report them, else
-        empty.
-      token_ids, token_entropies: the ids of those tokens, and the entropies in nats before each, where the policy
-        knows them, else empty.
-      alternatives: for each of those tokens the log-probabilities of the likeliest tokens in its place, by their text,
-        where the policy was told to report them, else empty. Files of kept samples hold none of these four.
+    The last four fields are empty where the policy was not told to report them or does not know them, and in files of
+    kept samples.
     """
 
-    steps: tuple[str, ...]
-    tokens: int
-    finish_reason: str
-    logprob: float | None = None
-    error: str | None = None
-    token_logprobs: tuple[tuple[str, float], ...] = ()
-    token_ids: tuple[int, ...] = ()
-    token_entropies: tuple[float, ...] = ()
-    alternatives: tuple[Mapping[str, float], ...] = ()
+    steps: tuple[str, ...]  # the new ones, none blank; there are none if the policy takes the chain for finished
+    tokens: int  # generated ones, with the end of text if the policy counts it
+    finish_reason: str  # one of FINISH_REASONS
+    logprob: float | None = None  # natural, of all generated tokens; with the temperature or not, as the policy says
+    error: str | None = None  # the reason, only for `error`
+    token_logprobs: tuple[tuple[str, float], ...] = ()  # (text, log-probability) of every generated token
+    token_ids: tuple[int, ...] = ()  # of those tokens
+    token_entropies: tuple[float, ...] = ()  # in nats, before each of them
+    alternatives: tuple[Mapping[str, float], ...] = ()  # the likeliest tokens' log-probabilities in each place, by text
 
     def __post_init__(self):
         if self.finish_reason not in FINISH_REASONS:
