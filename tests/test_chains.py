@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import TINY, filled, packed_trees, params, random_tree
-from tiny_run import MODEL, experiment, lines, make_data, one_device, training
+from tiny_run import MODEL, experiment, lines, make_data, training
 
 from jprm.experiment import TargetConfig
 from jprm.model.attention import REFERENCE
@@ -67,12 +67,11 @@ def test_chains_train_as_their_trees_do(after_error):
         np.testing.assert_allclose(x, y, atol=2e-5 * size, rtol=2e-5, err_msg=str(name))
 
 
-def test_a_run_packs_chains_for_training_and_validation(tmp_path):
+def test_a_run_packs_chains_for_training_and_validation(tmp_path, one_device):
     """Rows of anything else would make its loss, or its validation's scores, NaN."""
     model = dataclasses.replace(MODEL, attention=f"{__name__}:ALONE")
     folder = make_data(tmp_path / "data")
-    with one_device():
-        result = training.train(experiment(folder, model=model, steps=2, log_every=1), tmp_path / "run")
+    result = training.train(experiment(folder, model=model, steps=2, log_every=1), tmp_path / "run")
     assert all(np.isfinite(line["loss"]) for line in lines(tmp_path / "run") if "loss" in line)
     trees = [json.loads(line) for line in (folder / "valid.jsonl").read_text().splitlines()]
     assert result["valid_labels"] == sum(len(tree["nodes"]) for tree in trees)

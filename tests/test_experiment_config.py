@@ -8,18 +8,8 @@ import pytest
 from refusing import refused
 from tiny import TINY
 
-from jprm.experiment import (
-    DataConfig,
-    Experiment,
-    OptimizerConfig,
-    TargetConfig,
-    from_json,
-    load,
-    override,
-    read,
-    to_json,
-    written,
-)
+from jprm import experiment
+from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, from_json, load, override, to_json
 from jprm.model.mesh import MeshConfig
 from jprm.options import MissingPart
 
@@ -41,9 +31,9 @@ EXPERIMENT = Experiment(
 )
 def test_a_run_whose_module_is_not_here_names_it_and_is_not_damaged(tmp_path, place, told):
     path = tmp_path / "experiment.json"
-    path.write_text(written(EXPERIMENT).replace('"head": "binary"', f'"head": "{place}"'))
+    path.write_text(experiment.written(EXPERIMENT).replace('"head": "binary"', f'"head": "{place}"'))
     with pytest.raises(MissingPart, match=f"^{path}: head='{place}': .*{told}") as refused:
-        read(path)
+        experiment.read(path)
     assert "damaged" not in str(refused.value)
 
 
@@ -73,12 +63,14 @@ def test_options_of_an_objective(tmp_path):
     same = override(EXPERIMENT, ["objective_options.beta=0.1", "objective_options.levels=[1, [2]]"])
     assert same == given and hash(same) == hash(given)
     assert override(given, ["objective_options.beta=0.2"]).objective_options["beta"] == 0.2
-    assert json.loads(written(given))["objective_options"] == {"beta": 0.1, "levels": [1, [2]]}
-    (tmp_path / "experiment.json").write_text(written(given))
-    assert read(tmp_path / "experiment.json") == given
-    older = {key: value for key, value in json.loads(written(EXPERIMENT)).items() if key != "objective_options"}
+    assert json.loads(experiment.written(given))["objective_options"] == {"beta": 0.1, "levels": [1, [2]]}
+    (tmp_path / "experiment.json").write_text(experiment.written(given))
+    assert experiment.read(tmp_path / "experiment.json") == given
+    older = {
+        key: value for key, value in json.loads(experiment.written(EXPERIMENT)).items() if key != "objective_options"
+    }
     (tmp_path / "experiment.json").write_text(json.dumps(older))
-    assert read(tmp_path / "experiment.json") == EXPERIMENT
+    assert experiment.read(tmp_path / "experiment.json") == EXPERIMENT
     single = {"beta": np.float32(0.1)}
     refused(ValueError, "objective_options.beta", dataclasses.replace, EXPERIMENT, objective_options=single)
 
@@ -140,11 +132,11 @@ def test_an_experiment_file(tmp_path):
 
 
 def test_a_run_of_the_first_version_is_read(tmp_path):
-    file, now = tmp_path / "experiment.json", json.loads(written(EXPERIMENT))
+    file, now = tmp_path / "experiment.json", json.loads(experiment.written(EXPERIMENT))
     first = {"loss": EXPERIMENT.objective, **{k: v for k, v in now.items() if k not in ("objective", "version")}}
     for values in (now, first):
         file.write_text(json.dumps(values))
-        assert read(file) == EXPERIMENT
+        assert experiment.read(file) == EXPERIMENT
     for changes, message in [({"version": 9}, "version 9"), ({"losses": 1}, "losses")]:
         file.write_text(json.dumps(now | changes))
-        refused(ValueError, message, read, file)
+        refused(ValueError, message, experiment.read, file)

@@ -12,20 +12,9 @@ import sys
 import jax
 import numpy as np
 import pytest
+import tiny_run as tiny
 from refusing import refused
-from tiny_run import (
-    assert_same_run,
-    chains,
-    equal,
-    experiment,
-    lines,
-    make_data,
-    one_device,
-    params,
-    training,
-    trees,
-    untimed,
-)
+from tiny_run import assert_same_run, chains, equal, experiment, lines, make_data, one_device, params, training, trees
 
 import jprm
 from jprm.experiment import OptimizerConfig, TargetConfig, override
@@ -103,7 +92,7 @@ with tiny.one_device():
 """
 
 
-def test_a_killed_run_continues_exactly(tmp_path, request):
+def test_a_killed_run_continues_exactly(tmp_path, request, one_device):
     """It ends before its sixth step, while its second checkpoint may be half written."""
     data, killed, whole = make_data(tmp_path / "data"), tmp_path / "killed", tmp_path / "whole"
     # Checkpoints lie between lines of the log and in the middle of a window of packed trees.
@@ -113,11 +102,10 @@ def test_a_killed_run_continues_exactly(tmp_path, request):
     assert child.returncode == -signal.SIGKILL, child.stderr
     assert 2 in steps_of(killed) and max(steps_of(killed)) <= 4 and not (killed / "result.json").exists()
 
-    with one_device():
-        result = training.train(experiment(data, **changes), killed)
-        training.train(experiment(data, **changes), whole)
+    result = training.train(experiment(data, **changes), killed)
+    training.train(experiment(data, **changes), whole)
     assert_same_run(killed, whole)
-    assert untimed([result]) == untimed([json.loads((whole / "result.json").read_text())])
+    assert tiny.untimed([result]) == tiny.untimed([json.loads((whole / "result.json").read_text())])
 
 
 def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_step(tiny_run, tmp_path, monkeypatch):
@@ -319,7 +307,7 @@ def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
     labels = sum(line["labels"] for line in lines(tmp_path / "run"))
     assert labels == orm.steps * orm.data.rows * len(records)
     assert jprm.load(tmp_path / "run").semantics == "value"
-    assert set(untimed([result])[0]) == KEYS - {"labels_per_second", "tokens_per_second"}
+    assert set(tiny.untimed([result])[0]) == KEYS - {"labels_per_second", "tokens_per_second"}
 
 
 def test_data_without_a_label_are_refused(tmp_path, one_device):

@@ -146,11 +146,10 @@ def test_another_filter_does_not_continue_a_file(trained):
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
-def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation):
+def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation, one_device):
     model = dataclasses.replace(MODEL, head=f"{activation}=right,bad,cut", qk_norm=False)
     run = dataclasses.replace(read(trained / "run" / "experiment.json"), model=model, steps=4)
-    with one_device():
-        train(run, tmp_path / "run")
+    train(run, tmp_path / "run")
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["id2label"] == {"0": "right", "1": "bad", "2": "cut"}

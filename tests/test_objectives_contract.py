@@ -276,25 +276,24 @@ class Mine(Implicit):
 """
 
 
-def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path):
+def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path, one_device):
     """By the module's name, a file's class with another default, and an object given to `Trainer`."""
     case = CASES["implicit"]
     (tmp_path / "mine.py").write_text(OWN)
     names = {"file": (f"{tmp_path / 'mine.py'}:Mine", {}), "object": ("implicit", {"beta": 0.5})}
     names |= {"module": ("jprm.objectives.implicit:implicit", {"beta": 0.5})}
     score = {}
-    with one_device():
-        train_base(case, tmp_path)
-        for name, (objective, options) in names.items():
-            run = run_of(case, tmp_path / "x", objective=objective, objective_options=options, steps=1, valid=())
-            given = Implicit() if name == "object" else None
-            with jprm.Trainer(run, tmp_path / name, objective=given) as trainer:
-                trainer.save()  # before a step: its parameters differ from the reference's, which took one
-        (tmp_path / "mine.py").unlink()  # scoring needs no objective
-        for name in names:
-            prm = jprm.load(tmp_path / name)
-            assert prm.semantics == "implicit" and prm.ratio.scale == 0.5
-            score[name] = prm.score("q", ["add 1", "add 2"])
+    train_base(case, tmp_path)
+    for name, (objective, options) in names.items():
+        run = run_of(case, tmp_path / "x", objective=objective, objective_options=options, steps=1, valid=())
+        given = Implicit() if name == "object" else None
+        with jprm.Trainer(run, tmp_path / name, objective=given) as trainer:
+            trainer.save()  # before a step: its parameters differ from the reference's, which took one
+    (tmp_path / "mine.py").unlink()  # scoring needs no objective
+    for name in names:
+        prm = jprm.load(tmp_path / name)
+        assert prm.semantics == "implicit" and prm.ratio.scale == 0.5
+        score[name] = prm.score("q", ["add 1", "add 2"])
     assert np.any(score["object"])
     for name in names:
         np.testing.assert_array_equal(score[name], score["object"])
@@ -316,41 +315,39 @@ def test_runs_that_do_not_record_how_they_score_are_read_by_their_objective(tmp_
 
 
 @pytest.mark.slow
-def test_adapters_share_the_reference_they_train_on(tmp_path):
+def test_adapters_share_the_reference_they_train_on(tmp_path, one_device):
     """With the base as reference the objective starts at 0, and no second decoder is there."""
     case = CASES["pull"]
-    with one_device():
-        training.train(run_of(CASES["squared_error"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
-        lora = dataclasses.replace(experiment(tmp_path).lora, rank=2)
-        run = run_of(case, tmp_path / "x", base=str(tmp_path / "base"), lora=lora)
-        trainer, apart = jprm.Trainer(run), jprm.Trainer(dataclasses.replace(run, base=f"{tmp_path / 'base'}/"))
-        assert set(trainer.state.reference) == {"head"} and set(apart.state.reference) == {"decoder", "head"}
-        rows = next(trainer.batches)
-        metrics, others = trainer.step(rows), apart.step(rows)
-        assert metrics.loss == others.loss
-        assert equal(trainer.params, apart.params)
+    training.train(run_of(CASES["squared_error"], tmp_path / "x", steps=1, checkpoint_every=1), tmp_path / "base")
+    lora = dataclasses.replace(experiment(tmp_path).lora, rank=2)
+    run = run_of(case, tmp_path / "x", base=str(tmp_path / "base"), lora=lora)
+    trainer, apart = jprm.Trainer(run), jprm.Trainer(dataclasses.replace(run, base=f"{tmp_path / 'base'}/"))
+    assert set(trainer.state.reference) == {"head"} and set(apart.state.reference) == {"decoder", "head"}
+    rows = next(trainer.batches)
+    metrics, others = trainer.step(rows), apart.step(rows)
+    assert metrics.loss == others.loss
+    assert equal(trainer.params, apart.params)
 
 
-def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path):
+def test_a_reference_in_the_data_is_one_that_is_computed(tmp_path, one_device):
     """Labelled once, by a command that continues, and refused where it is another model's."""
     case, train = CASES["dpo"], tmp_path / "data/train.jsonl"
-    with one_device():
-        run = run_of(case, tmp_path / "x", tokens=256, valid=(str(train),), reference_dtype="float32")
-        train_base(case, tmp_path)
-        counts = label_reference(tmp_path / "base", train, tmp_path / "labelled.jsonl")
-        assert counts["trees"] == 8 and counts["log-probabilities"] > 8
-        labelled = (str(tmp_path / "labelled.jsonl"),)
-        data = dataclasses.replace(run.data, train=labelled, valid=labelled, extras=("reference",))
-        stored = dataclasses.replace(run, data=data)
-        trainer = jprm.Trainer(stored)
-        assert trainer.state.reference == {}
-        wanted, metrics = jprm.Trainer(run).evaluate(), trainer.evaluate()
-        assert metrics["valid_labels"] == wanted["valid_labels"] > 0
-        assert metrics["valid_loss"] == pytest.approx(wanted["valid_loss"], rel=1e-4)  # rows of another length
-        other = dataclasses.replace(stored, reference=str(tmp_path / "other"))
-        refused(ValueError, "'base'", jprm.Trainer(other).evaluate)
-        unnamed = dataclasses.replace(data, train=(str(train),), valid=(str(train),))
-        refused(ValueError, "label reference", jprm.Trainer(dataclasses.replace(run, data=unnamed)).evaluate)
+    run = run_of(case, tmp_path / "x", tokens=256, valid=(str(train),), reference_dtype="float32")
+    train_base(case, tmp_path)
+    counts = label_reference(tmp_path / "base", train, tmp_path / "labelled.jsonl")
+    assert counts["trees"] == 8 and counts["log-probabilities"] > 8
+    labelled = (str(tmp_path / "labelled.jsonl"),)
+    data = dataclasses.replace(run.data, train=labelled, valid=labelled, extras=("reference",))
+    stored = dataclasses.replace(run, data=data)
+    trainer = jprm.Trainer(stored)
+    assert trainer.state.reference == {}
+    wanted, metrics = jprm.Trainer(run).evaluate(), trainer.evaluate()
+    assert metrics["valid_labels"] == wanted["valid_labels"] > 0
+    assert metrics["valid_loss"] == pytest.approx(wanted["valid_loss"], rel=1e-4)  # rows of another length
+    other = dataclasses.replace(stored, reference=str(tmp_path / "other"))
+    refused(ValueError, "'base'", jprm.Trainer(other).evaluate)
+    unnamed = dataclasses.replace(data, train=(str(train),), valid=(str(train),))
+    refused(ValueError, "label reference", jprm.Trainer(dataclasses.replace(run, data=unnamed)).evaluate)
     refused(ValueError, "`reference`", jprm.Trainer, dataclasses.replace(stored, reference=""))
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from refusing import refused
-from tiny_run import MODEL, VALUE, experiment, make_data, one_device, training
+from tiny_run import MODEL, VALUE, experiment, make_data, training
 
 import jprm
 from experiments import objectives as study
@@ -47,17 +47,16 @@ def world(folder):
 SIZES = dict(base="", model=MODEL, steps=2, checkpoint_every=1, tokens=256, slots=64, rows=2, micro_rows=2, window=8)
 
 
-def test_cells_are_trained_measured_and_tabulated(tmp_path, monkeypatch):
+def test_cells_are_trained_measured_and_tabulated(tmp_path, monkeypatch, one_device):
     shared, out = world(tmp_path / "world"), tmp_path / "cells"
     monkeypatch.setattr(study.recipes, "_quickstart", lambda train, target, seed, *_: experiment(
         shared, tokenizer=str(shared / "tokenizer"), train=(train,), target=target, valid=(), seed=seed))  # fmt: skip
-    with one_device():
-        cell = study.run.cell("quickstart", "quantile", 0, shared, out, **SIZES)
-        folder = out / "quickstart/quantile/0"
-        (folder / "cell.json").unlink()  # stopped after training and scoring
-        (folder / "run/result.json").unlink()
-        trained = (folder / "run/metrics.jsonl").read_bytes()
-        again = study.run.cell("quickstart", "quantile", 0, shared, out, **SIZES)
+    cell = study.run.cell("quickstart", "quantile", 0, shared, out, **SIZES)
+    folder = out / "quickstart/quantile/0"
+    (folder / "cell.json").unlink()  # stopped after training and scoring
+    (folder / "run/result.json").unlink()
+    trained = (folder / "run/metrics.jsonl").read_bytes()
+    again = study.run.cell("quickstart", "quantile", 0, shared, out, **SIZES)
     timed = "seconds_of_last_call"
     assert {**again, timed: 0} == {**cell, timed: 0} == {**json.loads((folder / "cell.json").read_text()), timed: 0}
     assert (folder / "run/metrics.jsonl").read_bytes() == trained
@@ -95,13 +94,12 @@ def frozen_world(folder, monkeypatch, groups):
     return shared
 
 
-def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch):
+def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch, one_device):
     out = tmp_path / "cells"
-    with one_device():
-        shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
-        cell = study.frozen.cell("quickstart", "pqm", 0, shared, out, hidden=8, epochs=2)
-        prm = jprm.load(shared / "base")
-        trees = [tree_of(record) for record in prm.score_many(read_records(shared / "formal.jsonl"))]
+    shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
+    cell = study.frozen.cell("quickstart", "pqm", 0, shared, out, hidden=8, epochs=2)
+    prm = jprm.load(shared / "base")
+    trees = [tree_of(record) for record in prm.score_many(read_records(shared / "formal.jsonl"))]
     monkeypatch.setattr(study.states.Frozen, "load", None)  # a second cell computes no states
     state_ND = study.heads.known(shared / "formal.jsonl", out / "states/quickstart_formal", None).state_ND
     state_ND, norm_D = state_ND.astype(np.float32), prm.params["decoder"]["final_norm"]
@@ -118,13 +116,12 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch):
         refused(ValueError, named, study.frozen.cell, task_, objective, 0, shared, out)
 
 
-def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path, monkeypatch):
+def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path, monkeypatch, one_device):
     out, heads = tmp_path / "cells", study.heads
-    with one_device():
-        shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
-        cell = study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out, hidden=8, epochs=2)
-        pools, folder = shared / "pools.jsonl", out / "states/quickstart_pools"
-        steps = heads.known(pools, folder, None)
+    shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
+    cell = study.frozen.cell("quickstart", "outcome_tokens", 0, shared, out, hidden=8, epochs=2)
+    pools, folder = shared / "pools.jsonl", out / "states/quickstart_pools"
+    steps = heads.known(pools, folder, None)
     tokens = heads.known(pools, folder, None, "outcome_tokens")
     first_K = np.cumsum(tokens.size_K) - tokens.size_K
     trees = [token_tree(tree, study.states.layout()) for tree in tokens.trees]
@@ -143,24 +140,23 @@ def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path
     assert cell["tests"]["quickstart"]["n"] == 4
 
 
-def test_the_last_layers_alone_become_an_implicit_prm(tmp_path, monkeypatch):
+def test_the_last_layers_alone_become_an_implicit_prm(tmp_path, monkeypatch, one_device):
     out, language = tmp_path / "cells", study.language
-    with one_device():
-        shared = frozen_world(tmp_path / "world", monkeypatch, (1, 1))
-        assert sum(MODEL.layer_groups) == 2
-        cell = study.frozen.cell("quickstart", "dpo", 0, shared, out, learning_rate=1e-2)
-        known = language.known(shared / "pools.jsonl", out / "states/quickstart_pools", None)
-        model = language.frozen()
-        untrained = language.scored(model.params, 0.05, known)
-        files = study.data.files("quickstart", shared, out / "quickstart/data")
-        settings = study.recipes.experiment("quickstart", "implicit", 0, files, shared)
-        trained = language.fitted(settings, known, language.Fit(learning_rate=1e-2)).args[0]
-        reference = load_reference(str(shared / "base"))
-        ratio = LogRatio(reference.params, reference.config, 0.05)
-        placed = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding), trained, reference.params)
-        prm = dataclasses.replace(reference, params=placed, ratio=ratio)
-        wanted = prm.score_trees(known.trees)
-        scored = language.scored(trained, 0.05, known)
+    shared = frozen_world(tmp_path / "world", monkeypatch, (1, 1))
+    assert sum(MODEL.layer_groups) == 2
+    cell = study.frozen.cell("quickstart", "dpo", 0, shared, out, learning_rate=1e-2)
+    known = language.known(shared / "pools.jsonl", out / "states/quickstart_pools", None)
+    model = language.frozen()
+    untrained = language.scored(model.params, 0.05, known)
+    files = study.data.files("quickstart", shared, out / "quickstart/data")
+    settings = study.recipes.experiment("quickstart", "implicit", 0, files, shared)
+    trained = language.fitted(settings, known, language.Fit(learning_rate=1e-2)).args[0]
+    reference = load_reference(str(shared / "base"))
+    ratio = LogRatio(reference.params, reference.config, 0.05)
+    placed = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding), trained, reference.params)
+    prm = dataclasses.replace(reference, params=placed, ratio=ratio)
+    wanted = prm.score_trees(known.trees)
+    scored = language.scored(trained, 0.05, known)
     assert {node.score for tree in untrained for node in tree.nodes} == {0.0}
     score_N = np.array([node.score for tree in scored for node in tree.nodes])
     # States are kept as float16, of 11 bits; scores are up to a hundred times larger than this.

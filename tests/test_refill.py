@@ -13,7 +13,7 @@ from test_sampler import MODEL, Letters, N, assert_same, make, weights
 from tiny import placed
 from tiny_rl import experiment
 from tiny_rl import make as make_data
-from tiny_run import lines, one_device, untimed
+from tiny_run import lines, untimed
 
 from jprm import multihost
 from jprm.methods.decoding import decode, sampler
@@ -140,7 +140,7 @@ def carried(data, **changes):
 
 
 @pytest.mark.slow
-def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monkeypatch):
+def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monkeypatch, one_device):
     data, places, at = make_data(tmp_path / "data"), [(1, "updating"), (3, "sampling"), (4, "pushing")], Watchdog.at
     seen, of_group = [], loop.rollout.judged
 
@@ -156,15 +156,14 @@ def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monk
             places.pop(0)
             raise Killed
 
-    with one_device():
-        result = loop.train(carried(data, checkpoint_every=1), tmp_path / "whole")
-        assert {len(spans) for spans in seen} >= {1, 2}  # some were drawn by two policies
-        monkeypatch.setattr(Watchdog, "at", killed)
-        while places:
-            with pytest.raises(Killed):
-                loop.train(carried(data, checkpoint_every=1), tmp_path / "run")
-        assert loop.train(carried(data, checkpoint_every=1), tmp_path / "run") == result
-        assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
+    result = loop.train(carried(data, checkpoint_every=1), tmp_path / "whole")
+    assert {len(spans) for spans in seen} >= {1, 2}  # some were drawn by two policies
+    monkeypatch.setattr(Watchdog, "at", killed)
+    while places:
+        with pytest.raises(Killed):
+            loop.train(carried(data, checkpoint_every=1), tmp_path / "run")
+    assert loop.train(carried(data, checkpoint_every=1), tmp_path / "run") == result
+    assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
     assert untimed(lines(tmp_path / "run")) == untimed(lines(tmp_path / "whole"))
     behind = [row["behind"] for row in lines(tmp_path / "whole") if "behind" in row]
     assert behind[0] == 0 and all(0 < each <= 1 for each in behind[1:])

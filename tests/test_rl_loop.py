@@ -75,12 +75,11 @@ def killed_in(places, config, run):
 
 
 @pytest.mark.parametrize("places", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, places):
+def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, places, one_device):
     folder, result, phases = whole
     assert {phase for _, phase in phases} == {phase for _, phase in ALL}
     assert killed_in(places, stale_experiment(data), tmp_path / "run") == result
-    with one_device():
-        assert params_of(folder) == params_of(tmp_path / "run")
+    assert params_of(folder) == params_of(tmp_path / "run")
     assert (tmp_path / "run/rl.json").read_bytes() == (folder / "rl.json").read_bytes()
     assert untimed(lines(tmp_path / "run")) == untimed(lines(folder))
 
@@ -106,7 +105,7 @@ def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_pro
 
 
 @pytest.mark.parametrize("stale", [2, pytest.param(0, marks=pytest.mark.slow)])
-def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, stale):
+def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, stale, one_device):
     """A step of the optimizer is an update here, so that the policy's name tells which update it is of."""
     drawn = []
 
@@ -115,21 +114,19 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
         return samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
 
     monkeypatch.setattr(sampling, "sample", sample)
-    with one_device():
-        loop.train(experiment(data, evaluate_every=4, stale=stale, minibatches=1, **VERIFIER), tmp_path / "run")
+    loop.train(experiment(data, evaluate_every=4, stale=stale, minibatches=1, **VERIFIER), tmp_path / "run")
     assert [each for each in drawn if each[0] > 0] == [(n, max(0, n - 1 - stale)) for n in range(1, 5)]
     behind = [row.get("behind") for row in lines(tmp_path / "run") if "loss" in row]
     assert behind == ([0, 1, 2, 2] if stale else [None] * 4)
 
 
 @pytest.mark.slow
-def test_ratios_of_all_minibatches_are_to_the_policy_before_the_update(data, tmp_path, monkeypatch):
+def test_ratios_of_all_minibatches_are_to_the_policy_before_the_update(data, tmp_path, monkeypatch, one_device):
     """It is the one that sampled here, and the second minibatch comes after a step of the optimizer."""
     seen, step = [], loop.Trainer.step
     monkeypatch.setattr(loop.Trainer, "step", lambda self, rows: seen.append(rows) or step(self, rows))
     alone = dict(credit=CreditConfig("verifier", "reinforce", "constant", length=16), prm="", reference=False)
-    with one_device():
-        loop.train(experiment(data, updates=1, objective_options={"truncate": 2.0}, **alone), tmp_path / "run")
+    loop.train(experiment(data, updates=1, objective_options={"truncate": 2.0}, **alone), tmp_path / "run")
     assert len(seen) == 2
     for rows in seen:
         proximal, old = (rows.extras[key][rows.owned] for key in ("proximal", "old"))
@@ -139,7 +136,7 @@ def test_ratios_of_all_minibatches_are_to_the_policy_before_the_update(data, tmp
 
 
 @pytest.mark.slow
-def test_best_is_written_though_a_kill_came_between_it_and_its_checkpoint(data, tmp_path, monkeypatch):
+def test_best_is_written_though_a_kill_came_between_it_and_its_checkpoint(data, tmp_path, monkeypatch, one_device):
     save, killed = loop.Loop._save_best, []
 
     def kill(self):
@@ -150,13 +147,12 @@ def test_best_is_written_though_a_kill_came_between_it_and_its_checkpoint(data, 
 
     monkeypatch.setattr(loop.Loop, "_save_best", kill)
     config = experiment(data, method="dpo", updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
-    with one_device():
-        with pytest.raises(Killed):
-            loop.train(config, tmp_path / "run")
-        assert params_of(tmp_path / "run/best") != params_of(tmp_path / "run")
-        result = loop.train(config, tmp_path / "run")
-        assert killed == [8] and result["evaluations"][result["best"]]["update"] == 8
-        assert params_of(tmp_path / "run/best") == params_of(tmp_path / "run")
+    with pytest.raises(Killed):
+        loop.train(config, tmp_path / "run")
+    assert params_of(tmp_path / "run/best") != params_of(tmp_path / "run")
+    result = loop.train(config, tmp_path / "run")
+    assert killed == [8] and result["evaluations"][result["best"]]["update"] == 8
+    assert params_of(tmp_path / "run/best") == params_of(tmp_path / "run")
 
 
 class Sevens:
@@ -168,19 +164,18 @@ class Sevens:
         return [np.array([float("7" in node.text) for node in tree.nodes], np.float32) for tree in trees]
 
 
-def test_gaming_ends_the_run_and_the_best_parameters_are_restored(data, tmp_path, monkeypatch):
+def test_gaming_ends_the_run_and_the_best_parameters_are_restored(data, tmp_path, monkeypatch, one_device):
     monkeypatch.setattr(loop.loading, "load", lambda folder, **_: Sevens())
     alone = CreditConfig("sum_prm_alone", "rloo", "constant", length=16)
     config = experiment(data, credit=alone, updates=40, minibatches=1, samples=8, problems_an_update=8)
-    with one_device():
-        result = loop.train(config, tmp_path / "run")
-        best, last = result["evaluations"][result["best"]], result["evaluations"][-1]
-        assert result["ended"].startswith("gaming") and result["update"] < 40
-        assert last["proxy"] > best["proxy"] and last["gold"] < best["gold"]
-        assert last["check"]["p"] < last["check"]["level"] and last["check"]["now"] < last["check"]["best"]
-        assert result["fresh"]["update"] == best["update"] and result["fresh"]["gold_P"] != best["gold_P"]
-        assert params_of(tmp_path / "run") == params_of(tmp_path / "run/best")
-        assert loop.train(config, tmp_path / "run") == result  # nothing is left to do
+    result = loop.train(config, tmp_path / "run")
+    best, last = result["evaluations"][result["best"]], result["evaluations"][-1]
+    assert result["ended"].startswith("gaming") and result["update"] < 40
+    assert last["proxy"] > best["proxy"] and last["gold"] < best["gold"]
+    assert last["check"]["p"] < last["check"]["level"] and last["check"]["now"] < last["check"]["best"]
+    assert result["fresh"]["update"] == best["update"] and result["fresh"]["gold_P"] != best["gold_P"]
+    assert params_of(tmp_path / "run") == params_of(tmp_path / "run/best")
+    assert loop.train(config, tmp_path / "run") == result  # nothing is left to do
     assert any("A guard ended the run" in sentence for sentence in result["verdict"])
 
 
@@ -217,13 +212,12 @@ def test_what_does_not_fit_is_refused_before_a_run_begins(data, tmp_path, change
     assert not list(tmp_path.rglob("checkpoints/*"))
 
 
-def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path):
+def test_a_folder_belongs_to_one_experiment(data, whole, tmp_path, one_device):
     other = stale_experiment(data, credit=CreditConfig("min_form", "rloo", "constant", length=16))
     refused(ValueError, "credit.offset: -1.0.*0.0", loop.train, other, whole[0])
     (tmp_path / "held.jsonl").write_text((data / "problems.jsonl").read_text())
     seen = experiment(data, held_out=(str(tmp_path / "held.jsonl"),))
-    with one_device():
-        refused(ValueError, "24 problems", loop.train, seen, tmp_path / "run")
+    refused(ValueError, "24 problems", loop.train, seen, tmp_path / "run")
 
 
 def test_a_step_is_scored_after_the_steps_before_it_in_its_own_sample():
@@ -248,10 +242,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample():
         assert value == pytest.approx(np.mean(subsets))
 
 
-def test_demonstrations_become_likelier(data, tmp_path):
+def test_demonstrations_become_likelier(data, tmp_path, one_device):
     config = experiment(data, method="demonstrations", updates=3, minibatches=1, evaluate_every=3, prm="")
-    with one_device():
-        result = loop.train(config, tmp_path / "run")
+    result = loop.train(config, tmp_path / "run")
     rows = [row for row in lines(tmp_path / "run") if "loss" in row]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert result["sampled_tokens"] == 3 * 16 * 9  # "1+2=1", a newline, "1", a newline and the end
@@ -262,10 +255,9 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("rejection",
 
 
 @pytest.mark.parametrize("method", ["dpo", *SLOW])
-def test_baselines_make_correct_answers_likelier(data, tmp_path, method):
+def test_baselines_make_correct_answers_likelier(data, tmp_path, method, one_device):
     config = experiment(data, method=method, updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
-    with one_device():
-        first, last = loop.train(config, tmp_path / "run")["evaluations"]
+    first, last = loop.train(config, tmp_path / "run")["evaluations"]
     assert last["gold"] > first["gold"]
     assert abs(first["kl"]) < 1e-6 < last["kl"]
     rows = [row for row in lines(tmp_path / "run") if "loss" in row]

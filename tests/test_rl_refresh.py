@@ -7,7 +7,7 @@ import pytest
 from refusing import refused
 from test_rl_loop import data  # noqa: F401  (a fixture)
 from tiny_rl import PRM, chain, experiment, save_run
-from tiny_run import VALUE, one_device
+from tiny_run import VALUE
 
 from jprm.methods.policy.protocol import Sample
 from jprm.methods.rl import loop, refresh
@@ -75,7 +75,7 @@ def test_labels_that_the_prm_does_not_take_are_refused(data, tmp_path):  # noqa:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["rollouts", "outcome"])
-def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path, labels):  # noqa: F811
+def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path, labels, one_device):  # noqa: F811
     """The outcome model is an implicit PRM: the policy's architecture, with the policy as its reference."""
     prm = tmp_path / "prm"
     if labels == "outcome":
@@ -88,8 +88,7 @@ def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path
         data, prm=str(prm), refresh=RefreshConfig(1, 20, 0.01, labels=labels, rollouts=4), updates=2, evaluate_every=1,
         credit=CreditConfig("verifier", "rloo", "constant", length=16),
     )  # fmt: skip
-    with one_device():
-        result = loop.train(config, tmp_path / "run")
+    result = loop.train(config, tmp_path / "run")
     assert [each["update"] for each in result["refreshes"]] == [1, 2]
     for each, evaluation in zip(result["refreshes"], result["evaluations"][1:], strict=True):
         assert each["adopted"] == (each["after"] >= each["before"])

@@ -108,19 +108,18 @@ def test_a_run_in_an_environment_learns_counts_what_is_lost_and_continues(folder
     assert first["update"] == 1 and again["evaluations"][-1]["gold_P"] == result["evaluations"][-1]["gold_P"]
 
 
-def test_a_prm_scores_every_turn_of_episodes(folder):
-    with one_device():
-        prm = jprm.load(folder / "prm")
-        said = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "a"}]
-        more = [*said, {"role": "tool", "content": "b!"}, {"role": "assistant", "content": "cd"}]
-        samples = [
-            Rollout((5, 0), np.zeros(2, np.float32), (2,), ("a",), True, (1,), (), _episode(said, [1])),
-            Rollout((5, 0, 6, 7, 0), np.zeros(5, np.float32), (2, 5), ("a", "cd"), True, (1,), ((2, 3),),
-                       _episode(more, [1, 3])),
-            Rollout((5,), np.zeros(1, np.float32), (1,), ("x",), False, (1,), (), _episode(said[:1], [])),
-        ]  # fmt: skip
-        (scores,) = rollout.scored(prm, [{"problem": "abc"}], [samples])
-        alone = prm.score_trees([tree_of({"messages": sample.messages(), "segment": "turn"}) for sample in samples])
+def test_a_prm_scores_every_turn_of_episodes(folder, one_device):
+    prm = jprm.load(folder / "prm")
+    said = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "a"}]
+    more = [*said, {"role": "tool", "content": "b!"}, {"role": "assistant", "content": "cd"}]
+    samples = [
+        Rollout((5, 0), np.zeros(2, np.float32), (2,), ("a",), True, (1,), (), _episode(said, [1])),
+        Rollout((5, 0, 6, 7, 0), np.zeros(5, np.float32), (2, 5), ("a", "cd"), True, (1,), ((2, 3),),
+                   _episode(more, [1, 3])),
+        Rollout((5,), np.zeros(1, np.float32), (1,), ("x",), False, (1,), (), _episode(said[:1], [])),
+    ]  # fmt: skip
+    (scores,) = rollout.scored(prm, [{"problem": "abc"}], [samples])
+    alone = prm.score_trees([tree_of({"messages": sample.messages(), "segment": "turn"}) for sample in samples])
     assert [len(score_P) for score_P in scores] == [1, 2, 1]
     for score_P, score_N in zip(scores, alone, strict=True):
         np.testing.assert_allclose(score_P, score_N[~np.isnan(score_N)], atol=1e-5)

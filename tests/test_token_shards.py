@@ -268,7 +268,7 @@ def test_damage_is_named(world, tmp_path):
     refused(ValueError, name, list, TokenShards(copy))
 
 
-def test_a_run_on_shards_continues_as_if_undisturbed(world, tmp_path):
+def test_a_run_on_shards_continues_as_if_undisturbed(world, tmp_path, one_device):
     _, _, experiment = world
     experiment = dataclasses.replace(experiment, steps=4, checkpoint_every=2, optimizer=OptimizerConfig(0.01))
 
@@ -279,7 +279,6 @@ def test_a_run_on_shards_continues_as_if_undisturbed(world, tmp_path):
             trainer.save()
             return jax.tree.map(np.asarray, trainer.params)
 
-    with tiny.one_device():
-        whole = trained("a", 4)
-        trained("b", 2)
-        same(trained("b", 2), whole)
+    whole = trained("a", 4)
+    trained("b", 2)
+    same(trained("b", 2), whole)
