@@ -414,14 +414,14 @@ def commands_of(folder: pathlib.Path, kills: int, seed: int, names: Iterable[str
         yield storm
 
 
-def commands(folder: Folder, kills: int = 100, seed: int = 0, only: tuple[str, ...] = ()) -> dict:
-    """Every command, or only some, dies up to four times before it ends."""
+def commands(folder: Folder, kills: int = 100, seed: int = 0, most: int = 4, only: tuple[str, ...] = ()) -> dict:
+    """Every command, or only some, dies up to `most` times before it ends."""
     names = only or tuple(COMMANDS)
     with commands_of(folder, kills, seed, names) as storm:
         for name in itertools.cycle(names):
             if storm.over:
                 break
-            storm.disturbed(name, min(4, kills - storm.kills))
+            storm.disturbed(name, min(most, kills - storm.kills))
             storm.told(after=name)
         return storm.told()
 
