@@ -114,7 +114,7 @@ def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Out
 _LETTERS = str.maketrans("0123456789", "ghijklmnop")  # answers of only words are compared as text
 
 
-def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS, *, in_sandbox: bool = True) -> list[Outcome]:
+def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Outcome]:
     """Returns 1 for chains that are programs which pass all `tests` of their record, else 0.
 
     With each are `passed`, the number of tests that pass, and `answer`: letters that are equal for programs that do the
@@ -124,7 +124,7 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS, *, in_sandb
     """
     programs = [Program(program_of(record, steps), tuple(tests_of(record))) for record, steps in chains]
     outcomes = []
-    for report in run_programs(programs, limits, sandbox=in_sandbox):
+    for report in run_programs(programs, limits):
         if not report.started:
             raise OSError("the sandbox did not start, so programs cannot be judged: is the machine out of memory?")
         answer = report.behaviour and "behaviour " + report.behaviour[:16].translate(_LETTERS)
@@ -232,7 +232,7 @@ def coq_refusal() -> str | None:
     return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
 
 
-def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = COQ_LIMITS) -> list[Verdict]:
+def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
     """Returns a verdict per node. Every path of the tree is one run of Coq.
 
     Raises OSError where `sandbox` is True and there is none.
@@ -240,7 +240,7 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = COQ
     theorem = tree.extra.get("theorem", tree.problem)
     verdicts: list[Verdict | None] = [None] * len(tree.nodes)
     for path in chains_of(tree):
-        path_verdicts = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox, limits=limits)
+        path_verdicts = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox)
         for i, verdict in zip(path, path_verdicts, strict=True):
             if (verdicts[i] or Verdict(None)).label is None:  # time ran out on another path
                 verdicts[i] = verdict
