@@ -137,7 +137,7 @@ def test_scores_that_are_no_probabilities_are_no_labels(folder, monkeypatch, cap
     # in [0, 1] all the same, as PURE's may be
     monkeypatch.setattr(loading, "load", lambda folder, **_: Teacher(semantics))
     run(folder, "teacher", "--model", "teacher", status=2)
-    assert f"semantics {semantics!r}, not probabilities" in capsys.readouterr().err
+    assert f"semantics {semantics!r}, are no probabilities" in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
 
 
