@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from tiny import TINY, Letters, chain_ids, chain_rows, filled, hidden, logits, packed_trees, params, path, random_tree
 
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig
-from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
-from jprm.model.transformer import axes_of, check_model
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows
+from jprm.model.transformer import check_model
 from jprm.rows import empty_rows
 from jprm.score.scorer import PRM
 
@@ -160,11 +161,9 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
     wanted = sum_and_gradient(params(HYBRID), rows, rows.owned)
     mesh = make_mesh(MeshConfig(1, 2, 2), jax.devices()[:4])
     check_mesh(HYBRID, mesh, 4, 64)
-    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
     with jax.set_mesh(mesh):
-        placed = jax.tree_util.tree_map_with_path(place, params(HYBRID))
         there = put_rows(rows, mesh)
-        found = sum_and_gradient(placed, there, there.owned)
+        found = sum_and_gradient(tiny.placed(params(HYBRID), mesh), there, there.owned)
     # Sums of float32 in another order: gradients are as large as 400, and differ by 2.3e-3 at most.
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=5e-4, rtol=1e-3), found, wanted)
     split = make_mesh(MeshConfig(1, 2, 1, 2), jax.devices()[:4])
@@ -174,9 +173,7 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
 
 def test_live_trees_start_from_their_parents_states():
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
-    placed = jax.tree_util.tree_map_with_path(place, params(HYBRID))
-    prm = PRM(placed, HYBRID, Letters(end=(28,)), mesh, "correctness", "tiny", 1)
+    prm = PRM(tiny.placed(params(HYBRID), mesh), HYBRID, Letters(end=(28,)), mesh, "correctness", "tiny", 1)
     trees = LiveTrees(prm)
     (root,) = trees.open(["ab"])
     handles, scores = trees.extend([root, root], ["abc", "b"])
