@@ -72,29 +72,18 @@ Sampled = tuple[list[int], list[float], bool]
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """The servers, and what their log-probabilities must equal.
+    """The servers, and what their log-probabilities must equal."""
 
-    url: of one server, or of several of a kind, without a path, such as http://localhost:30000.
-    model: the servers' name of the model; SGLang needs none.
-    folder: where parameters are written, which servers must be able to read. Empty: `engine` in the run's folder.
-    dtype: of the numbers in these files.
-    tolerance: the largest mean distance, in nats a token, of the server's log-probabilities from the learner's.
-    concurrency: requests in flight at once.
-    timeout_s: of one request as a whole, also with a server that sends a byte now and then.
-    key_variable: the environment variable that holds the key which servers need; empty: none.
-    patience_s: how long samples wait for a server where none answers; then this process draws them.
-    """
-
-    url: str | tuple[str, ...]
+    url: str | tuple[str, ...]  # of one server, or of several of a kind, without a path, as http://localhost:30000
     kind: Literal["sglang", "vllm"] = "sglang"
-    model: str = ""
-    folder: str = ""
-    dtype: FileDtype = "bfloat16"
-    tolerance: float = 0.05
-    concurrency: int = 64
-    timeout_s: float = 600.0
-    key_variable: str = ""
-    patience_s: float = 30.0
+    model: str = ""  # the servers' name of the model; SGLang needs none
+    folder: str = ""  # where parameters are written, and servers read them; empty: `engine` in the run's folder
+    dtype: FileDtype = "bfloat16"  # of the numbers in these files
+    tolerance: float = 0.05  # most nats a token, on average, from the server's log-probabilities to the learner's
+    concurrency: int = 64  # requests in flight at once
+    timeout_s: float = 600.0  # of one request as a whole, also with a server that sends a byte now and then
+    key_variable: str = ""  # the environment variable that holds the key which servers need; empty: none
+    patience_s: float = 30.0  # how long samples wait for a server where none answers; then this process draws them
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -195,12 +184,11 @@ DIALECTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Probes:
-    """prefixes: whose samples are kept for the test of a push. folder: where parameters are written, if the server's
-    settings name none. positions: the most tokens of a prompt and a sample."""
+    """What the tests of pushes are made of."""
 
-    prefixes: Sequence[Prefix]
-    folder: Place
-    positions: int
+    prefixes: Sequence[Prefix]  # whose samples are kept
+    folder: Place  # where parameters are written, if the server's settings name none
+    positions: int  # the most tokens of a prompt and a sample
 
 
 class RemoteSampler(Sampler):
