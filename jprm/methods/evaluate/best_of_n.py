@@ -45,7 +45,6 @@ DRAWN_SAMPLES = 2**23
 """Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
 500 pools of 1,860, with a standard error of at most 0.0075 where the choice of problems alone has 0.02."""
 
-
 SHOWN_RULES = ("prod", "min", "last", "mean")
 USES = ("best_of_n", "weighted_vote")
 
@@ -421,7 +420,7 @@ def compare_curves(
 def _curves(
     pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]], n_max: int, trials: int, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The problems' expected accuracies (P, n) by the name of their chooser, and the standard errors of votes."""
+    """The problems' accuracies (P, n) by chooser, `at_ends` where it reads the pool, and votes' standard errors."""
     with_steps_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
 
     def placed(chosen: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
@@ -434,26 +433,20 @@ def _curves(
         **{f"{rule}.best_of_n": curve_Pn for rule, curve_Pn in chosen_curves(pools).items()},
     }
     errors: dict[str, np.ndarray] = {}
-    if pools.class_PN is None:
-        return _honest(curves, pools, trivial), errors
-    weights = {"majority": np.ones(pools.correct_PN.shape)}
-    weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
-    weights |= {f"{name}.vote": placed(chosen, "weight_K", 0.0) for name, chosen in trivial.items()}
-    weight_PNK = np.stack(list(weights.values()), -1)
-    votes = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed)
-    for k, name in enumerate(weights):
-        curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
-    return _honest(curves, pools, trivial), errors
-
-
-def _honest(
-    curves: dict[str, np.ndarray], pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]]
-) -> dict[str, np.ndarray]:
-    """Returns the curves, those that depend on the pool `at_ends`."""
+    if pools.class_PN is not None:
+        weights = {"majority": np.ones(pools.correct_PN.shape)}
+        weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
+        weights |= {f"{name}.vote": placed(chosen, "weight_K", 0.0) for name, chosen in trivial.items()}
+        weight_PNK = np.stack(list(weights.values()), -1)
+        votes = vote_accuracy(
+            pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed
+        )
+        for k, name in enumerate(weights):
+            curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
     of_pool = [f"{name}.vote" for name in trivial]  # weighed by the pool's mean
     of_pool += [name for name, chosen in trivial.items() if any(pool.of_pool for pool in chosen)]
     of_pool += [f"{rule}.weighted_vote" for rule in RULES] if pools.of_pool else []
-    return curves | {name: at_ends(curves[name]) for name in of_pool if name in curves}
+    return curves | {name: at_ends(curves[name]) for name in of_pool if name in curves}, errors
 
 
 def _empty_samples(tree: ReasoningTree, where: str) -> int:
