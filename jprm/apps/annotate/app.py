@@ -201,16 +201,11 @@ async def _event(request: Request) -> Response:
         except Conflict as error:
             raise Refusal(409, str(error)) from None
         if task is not None:
-            _check_step(state.tasks, task, event)
+            steps, step = len(state.tasks.tree(task).nodes), event.get("step")
+            if step is not None and step >= steps:  # refused only here: older studies may have comments on such
+                raise Refusal(400, f"step {step} does not exist: the task has steps 0 to {steps - 1}", "step")
             await _store(state, event)
     return JSONResponse({"acknowledged": event["uuid"]})
-
-
-def _check_step(tasks: Tasks, task: Task, event: Mapping[str, Any]) -> None:
-    """Refuses a step that the task lacks. Studies of earlier releases may have comments on such: they stay readable."""
-    steps, step = len(tasks.tree(task).nodes), event.get("step")
-    if step is not None and step >= steps:
-        raise Refusal(400, f"step {step} does not exist: the task has steps 0 to {steps - 1}", "step")
 
 
 async def _store(state: Any, event: Mapping[str, Any]) -> None:

@@ -271,23 +271,19 @@ def _plain(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _number(figure: Mapping[str, Any] | None, form: str = ".2f") -> str:
+def _number(figure: Mapping[str, Any] | None, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
     if not figure or figure["value"] is None:
         return ""
-    inside = "" if figure["low"] is None else f" [{figure['low']:{form}}, {figure['high']:{form}}]"
-    return f"{figure['value']:{form}}{inside}"
+    value, low, high = (None if figure[key] is None else scale * figure[key] for key in ("value", "low", "high"))
+    return f"{value:{form}}{unit}" + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
 
 
 def _points(figure: Mapping[str, Any] | None) -> str:
-    scaled = figure and {key: None if figure[key] is None else 100 * figure[key] for key in ("value", "low", "high")}
-    return _number(scaled, "+.0f")
+    return _number(figure, "+.0f", 100)
 
 
 def _percent(figure: Mapping[str, Any] | None, n: bool = False) -> str:
-    if not figure:
-        return ""
-    inside = "" if figure["low"] is None else f" [{100 * figure['low']:.0f}, {100 * figure['high']:.0f}]"
-    return f"{100 * figure['value']:.0f} %{inside}" + (f" of {figure['n']}" if n else "")
+    return _number(figure, ".0f", 100, " %") + (f" of {figure['n']}" if n and figure else "")
 
 
 # ------------------------------------------------------------------------------- labels as records, to train on

@@ -83,11 +83,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
         f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
-    drawn = (
-        [drawn_figures(result, by_file) for result, by_file in zip(results, scores, strict=True)]
-        if len(names) > 1
-        else []
-    )
+    drawn = list(map(drawn_figures, results, scores)) if len(names) > 1 else []
     comparisons = [
         {"a": names[i], "b": names[j], "rows": compare(drawn[i], drawn[j])}
         for i, j in itertools.combinations(range(len(names)), 2)

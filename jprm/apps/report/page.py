@@ -395,7 +395,6 @@ def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> Tiles:
 
 def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     """Returns a plot of all runs: right answers, and the PRM's lowest score dashed."""
-
     lines = []
     for (name, result), colour in zip(results, itertools.cycle(COLOURS)):
         rows = result["evaluations"]
