@@ -18,11 +18,16 @@ import itertools
 import json
 import os
 import pathlib
+import reprlib
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+_REPR = reprlib.Repr()  # of a value that may be a request's millions of numbers
+_REPR.maxlist = _REPR.maxdict = 20
+_REPR.maxstring = _REPR.maxother = 300
 
 
 class OptionError(ValueError):
@@ -45,7 +50,7 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
-            raise OptionError(where or kind.__name__, f"{value!r} is not an object of {described(kind)}")
+            raise OptionError(where or kind.__name__, f"{_REPR.repr(value)} is not an object of {described(kind)}")
         values = values_of(typing.get_type_hints(kind), value, where)
         if like is not None:
             return dataclasses.replace(like, **values)
@@ -83,7 +88,7 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
         if origin is Literal
         else f"{'an' if _name(kind)[0] in 'aio' else 'a'} {_name(kind)}"
     )
-    raise OptionError(where, f"{value!r} is not {wanted}")
+    raise OptionError(where, f"{_REPR.repr(value)} is not {wanted}")
 
 
 def values_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
