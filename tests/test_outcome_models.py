@@ -158,7 +158,7 @@ def test_trees_that_grow_have_the_same_rewards_and_keep_no_ends(model):
         found.append(score_P[0])
     np.testing.assert_allclose(found, prm.score(PROBLEM, STEPS), atol=CLOSE, rtol=0)
     path = [token for number, step in enumerate(STEPS) for token in prm.layout.step(step, number)]
-    assert len(trees._path(handle)) == len(prm.layout.problem(PROBLEM)) + len(path)
+    assert sum(len(node.slots) for node in trees._above(handle)) == len(prm.layout.problem(PROBLEM)) + len(path)
     assert sorted(trees._nodes) == kept
 
 

@@ -261,14 +261,12 @@ class ServerPolicy:
         bodies[-1]["messages"][-1]["content"] = "1"
         counts = [await self._ask(client, body | {"max_tokens": 1}, _prompt_tokens) for body in bodies]
         alone, delimited, continued = counts
-        reason = ""
+        way_out = f"Set endpoint to 'completions' and template to the folder or GGUF file of {config.model}"
         if not 0 < continued - alone <= MOST_OF_A_DIGIT:
             tokens = f"with '1' in it, the prompt has {continued} tokens instead of {alone + 1}"
-            reason = f"does not continue an unfinished message: {tokens}"
-        elif delimited <= continued:
+            raise ValueError(f"{config.urls[0]}: does not continue an unfinished message: {tokens}. {way_out}")
+        if delimited <= continued:
             reason = f"its chat template drops {config.delimiter!r} at the end of an unfinished message"
-        if reason:
-            way_out = f"Set endpoint to 'completions' and template to the folder or GGUF file of {config.model}"
             raise ValueError(f"{config.urls[0]}: {reason}. {way_out}")
         self._continues = True
 

@@ -209,7 +209,7 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
             weight_N = value_N if rule in PROBABILITY_RULES else tree.scale.weights(value_N)
             if (weight_N < 0).any():
                 remedy = "Name `weight` in the model's adapter, or choose by best or majority"
-                raise ValueError(f"a chain weighs {np.nanmin(weight_N):.4g}, and votes weigh from 0. {remedy}")
+                raise ValueError(f"a vote needs weights from 0, and a chain has {np.nanmin(weight_N):.4g}. {remedy}")
             weight_N = np.nan_to_num(weight_N)
         winner = vote(class_N, weight_N)
         key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
