@@ -21,8 +21,8 @@ from jaxtyping import Float
 from tyro.conf import arg
 
 from jprm.methods.evaluate.benchmark import Benchmark, Report, ScoringOptions
-from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of, shown_n
-from jprm.methods.evaluate.blocks import Table, interval, last, left_out_words, percent
+from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
+from jprm.methods.evaluate.blocks import Table, interval, last, left_out_words, percent, shown_n
 from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.score.scorer import PRM
 from jprm.statistics import bootstrap, jsonable, mean_differences, weighted_mean

@@ -384,11 +384,6 @@ def report_of(
     }
 
 
-def shown_n(n_max: int) -> list[int]:
-    """Returns the n at which curves are compared: the powers of two up to `n_max`, and `n_max`."""
-    return sorted({2**k for k in range(n_max.bit_length())} | {n_max})
-
-
 def compare_curves(
     a: Mapping[str, Float[np.ndarray, "P n"]],
     b: Mapping[str, Float[np.ndarray, "P n"]],
@@ -396,13 +391,13 @@ def compare_curves(
     problems: Sequence[Any] | np.ndarray,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Returns for each pair (name in `a`, name in `b`): `n` (`shown_n`), and `value`, `low`, `high`, `better` over it.
+    """Returns for each pair (name in `a`, in `b`): `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`).
 
     The curves hold the problems' expected accuracies at n = 1, 2, ...
     """
     if not pairs:
         return []
-    n = np.array(shown_n(min(a[pairs[0][0]].shape[1], b[pairs[0][1]].shape[1])))
+    n = np.array(blocks.shown_n(min(a[pairs[0][0]].shape[1], b[pairs[0][1]].shape[1])))
     at_once = max(1, COMPARED // (len(a[pairs[0][0]]) * len(n)))
     rows = []
     for first in range(0, len(pairs), at_once):

@@ -104,6 +104,11 @@ def left_out_words(report: Mapping[str, Any]) -> str:
     return f"; {count} left out (too long)" if count else ""
 
 
+def shown_n(n_max: int) -> list[int]:
+    """Returns the n at which curves are compared: the powers of two up to `n_max`, and `n_max`."""
+    return sorted({2**k for k in range(n_max.bit_length())} | {n_max})
+
+
 def percent(value: float | None) -> str:
     """Returns a fraction in per cent, with one decimal."""
     return ABSENT if value is None else f"{100 * value:.1f}"
