@@ -13,7 +13,7 @@ from toy_policy import Markov
 
 from jprm.apps.serve.app import make_app
 from jprm.apps.serve.openapi import GET, POST, document, page
-from jprm.apps.web.http import Asked, Refusal, asked_of
+from jprm.apps.web.http import Refusal, RequestFields, read_request
 
 PAGES = re.compile(r"/|/runs|/docs|/openapi.json|.*[.](css|js|woff2)")
 
@@ -53,7 +53,7 @@ def test_what_is_got_is_as_described(engine, path):  # noqa: F811
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Thing(Asked):
+class Thing(RequestFields):
     name: Annotated[str, "Its name.", {"maxLength": 3}]
     size: Annotated[float | None, {"exclusiveMinimum": 0}] = None
     parts: Annotated[str | Sequence[int], "One or several."] = ()
@@ -62,10 +62,10 @@ class Thing(Asked):
 
 
 def test_a_request_is_read_as_its_type_says():
-    assert asked_of(Thing, {"name": "a", "other": 1}) == Thing(name="a")
+    assert read_request(Thing, {"name": "a", "other": 1}) == Thing(name="a")
     sent = {"name": "abc", "size": 1, "parts": [1, "x"], "from": "right", "more": [None]}  # the route reads the items
-    assert asked_of(Thing, sent) == Thing(name="abc", size=1.0, parts=[1, "x"], from_="right", more=[None])
-    assert asked_of(Thing, {"name": "a", "from": None, "size": None}) == Thing(name="a")
+    assert read_request(Thing, sent) == Thing(name="abc", size=1.0, parts=[1, "x"], from_="right", more=[None])
+    assert read_request(Thing, {"name": "a", "from": None, "size": None}) == Thing(name="a")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_request_is_read_as_its_type_says():
 def test_a_field_that_is_wrong_is_named(sent, param, said):
     for within, named in (("", param), ("thing", "thing")):
         with pytest.raises(Refusal, match=said) as refusal:
-            asked_of(Thing, sent, within)
+            read_request(Thing, sent, within)
         assert refusal.value.status == 400 and refusal.value.param == named and len(str(refusal.value)) < 400
 
 

@@ -31,9 +31,8 @@ from jprm.apps.web import Listen, around, text_of_file
 from jprm.apps.web.http import (
     HANDLERS,
     MATH,
-    Asked,
     Refusal,
-    asked_of,
+    RequestFields,
     file_routes,
     files_of,
     guards,
@@ -42,6 +41,7 @@ from jprm.apps.web.http import (
     listening,
     opened,
     page_route,
+    read_request,
     under,
 )
 from jprm.tree import ReasoningTree
@@ -225,7 +225,7 @@ def _annotator(request: Request) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Event(Asked):
+class EventRequest(RequestFields):
     """A client's event. Its kind says which of the fields with a default it has (`FIELDS`)."""
 
     kind: str
@@ -248,12 +248,12 @@ FIELDS = {
     "write": ("text", "seconds"),
     "finish": ("reason", "seconds"),
 }
-"""What an event of each kind has. A step may be null: that of no step, or of the whole chain."""
+"""The fields of each kind of event. A null step means none, or the whole chain."""
 
 
 def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:
     """Returns a client's event as it is stored. Raises Refusal naming the field that is unknown, absent or wrong."""
-    asked = asked_of(Event, body)
+    asked = read_request(EventRequest, body)
     if asked.kind not in FIELDS:
         raise Refusal(400, f"kind is one of {', '.join(FIELDS)}", "kind")
     if not re.fullmatch(r"[\w-]{8,64}", asked.uuid, re.ASCII) or asked.uuid.startswith("open-"):
@@ -269,5 +269,7 @@ def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str,
     if "text" in event:
         event["text"] = event["text"].strip()
         if len(event["text"]) > LONGEST_COMMENT or asked.kind == "comment" and not event["text"]:
-            raise Refusal(400, f"text has 1 to {LONGEST_COMMENT:,} characters; a written step without any goes", "text")
+            raise Refusal(
+                400, f"text has at most {LONGEST_COMMENT:,} characters, and of a comment at least one", "text"
+            )
     return event | {"time": now}

@@ -135,7 +135,8 @@ class Option(NamedTuple):
             *first, last = self.choices
             raise ValueError(f"--{self.name} is {value!r}: {', '.join(first)} or {last}")
         try:
-            (self.number or str)(value)
+            if self.number:
+                self.number(value)
         except ValueError:
             whole = "a whole number" if self.number is int else "a number"
             raise ValueError(f"--{self.name} is {value!r}: it must be {whole}") from None

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import EXAMPLE, OF_MODEL, Counted, Model, RuleName, admit, answer, check_items, server_of
-from jprm.apps.web.http import LAST_EVENT, Asked, Refusal, asked_of, event, fields_of, json_of
+from jprm.apps.web.http import LAST_EVENT, Refusal, RequestFields, event, fields_of, json_of, read_request
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.scored_files import identity
@@ -45,7 +45,7 @@ _ROUNDS = ("n", "simulations", "rounds", "max_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chat(Asked):
+class ChatRequest(RequestFields):
     """OpenAI's chat completions, answered by a search of the policy under the model's scores."""
 
     messages: Annotated[Sequence[dict], "One user's message."]
@@ -69,7 +69,7 @@ FRACTION = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Search(Asked):
+class SearchRequest(RequestFields):
     """The field `search`, in which the options of the method stand beside these."""
 
     method: Annotated[str, "Its name in `METHODS`."] = "best-of-n"
@@ -92,7 +92,7 @@ async def chat(request: Request) -> Response:
             raise Refusal(400, f"{name}: a search answers with text, and does not follow it", name)
     if body.get("n") not in (None, 1):
         raise Refusal(400, "n: a search gives one answer; its own n is search.n", "n")
-    sent = asked_of(Chat, body)
+    sent = read_request(ChatRequest, body)
     engine = server.engine(sent.model)
     check_items(request, [body])
     problem, asked, config = _question(sent, engine)
@@ -164,17 +164,17 @@ _REFUSED = ("tools", "functions", "logprobs", "response_format", "audio", "modal
 """Fields of OpenAI's API that a search would not follow. Those of sampling are the policy's own, in its file."""
 
 
-def _question(sent: Chat, engine: Engine) -> tuple[str, Search, SearchConfig]:
+def _question(sent: ChatRequest, engine: Engine) -> tuple[str, SearchRequest, SearchConfig]:
     """Returns the problem, and how it is searched."""
     # The checks of an exchange, on an answer that is not there yet
     texts = exchange({"messages": [*sent.messages, {"role": "assistant", "content": "-"}]}, "body")
     if "system" in texts:
         raise Refusal(400, "messages: a system message is set by the policy's own prompt", "messages")
     search = sent.search or {}
-    asked = asked_of(Search, search, "search")
+    asked = read_request(SearchRequest, search, "search")
     if asked.method not in METHODS:  # a client must not have the server import a file
         raise Refusal(400, f"search.method is {asked.method!r}: use {', '.join(METHODS)}", "search")
-    options = {name: value for name, value in search.items() if name not in fields_of(Search)}
+    options = {name: value for name, value in search.items() if name not in fields_of(SearchRequest)}
     for key, value in options.items():
         most = asked.budget if key in _ROUNDS else AT_ONCE  # a sample has a token at least
         if type(value) is int and value > most:
@@ -215,7 +215,7 @@ class _Scores:
 
 
 def _searched(
-    problem: str, asked: Search, config: SearchConfig, policy: Counted, engine: Engine,
+    problem: str, asked: SearchRequest, config: SearchConfig, policy: Counted, engine: Engine,
     known: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the answer's fields. Raises Refusal where the policy gives nothing."""
@@ -254,7 +254,7 @@ def _steps(result: Mapping[str, Any]) -> list[str]:
     return [nodes[i]["text"] for i in path_to(chosen, [node["parent"] for node in nodes])]
 
 
-def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: Search) -> dict[str, Any]:
+def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: SearchRequest) -> dict[str, Any]:
     """Returns what the conformal filter says. Raises Refusal where the calibration was searched otherwise."""
     this_way, other = way_of(result, 1), way_of(known[0], 1)
     if differing := sorted(key for key in this_way.keys() | other.keys() if this_way.get(key) != other.get(key)):

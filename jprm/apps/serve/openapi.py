@@ -14,26 +14,26 @@ from typing import Any
 import jinja2
 
 import jprm
-from jprm.apps.serve.chat import Chat
-from jprm.apps.serve.openrlhf import Queries
-from jprm.apps.serve.pooling import Classify, Pooling
-from jprm.apps.serve.rewards import Rewards
-from jprm.apps.serve.runs import Lines
-from jprm.apps.serve.score import Continue, Rerank, Score
+from jprm.apps.serve.chat import ChatRequest
+from jprm.apps.serve.openrlhf import QueriesRequest
+from jprm.apps.serve.pooling import ClassifyRequest, PoolingRequest
+from jprm.apps.serve.rewards import RewardsRequest
+from jprm.apps.serve.runs import LinesRequest
+from jprm.apps.serve.score import ContinueRequest, RerankRequest, ScoreRequest
 from jprm.apps.web import text_of_file
-from jprm.apps.web.http import Asked, fields_of
+from jprm.apps.web.http import RequestFields, fields_of
 
 Schema = dict[str, Any]
 
-POST: dict[str, type[Asked]] = {
-    "/v1/score": Score,
-    "/v1/rewards": Rewards,
-    "/v1/rerank": Rerank,
-    "/v1/continue": Continue,
-    "/v1/chat/completions": Chat,
-    "/get_reward": Queries,
-    "/pooling": Pooling,
-    "/classify": Classify,
+POST: dict[str, type[RequestFields]] = {
+    "/v1/score": ScoreRequest,
+    "/v1/rewards": RewardsRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/continue": ContinueRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/get_reward": QueriesRequest,
+    "/pooling": PoolingRequest,
+    "/classify": ClassifyRequest,
 }
 
 
@@ -43,7 +43,7 @@ class Operation:
 
     summary: str
     gives: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
-    takes: type[Asked] | None = None
+    takes: type[RequestFields] | None = None
 
 
 GET: dict[str, Operation] = {
@@ -53,7 +53,7 @@ GET: dict[str, Operation] = {
     ),
     "/v1/models/{name}": Operation("A model or judge.", {"id": (str, "Its name."), "rule": (str, "Its own rule.")}),
     "/v1/runs": Operation("Runs whose curves are shown.", {"data": (Sequence[dict], "id, experiment, steps.")}),
-    "/v1/runs/metrics": Operation(str(Lines.__doc__), Lines.gives, Lines),
+    "/v1/runs/metrics": Operation(str(LinesRequest.__doc__), LinesRequest.gives, LinesRequest),
     "/health": Operation("Whether the server lives."),
     "/ready": Operation(
         "Whether every model scores: 200, or 503 with the reason.",
@@ -153,10 +153,13 @@ def schema_of(kind: Any, *others: Any) -> Schema:
 def page(document: Mapping[str, Any]) -> str:
     """Returns the document as a page that loads nothing from elsewhere and runs nothing."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True)
-    named = lambda parameters: {one["name"]: one["schema"] for one in parameters}  # noqa: E731
-    environment.filters |= {"kind": _kind, "json": json.dumps, "named": named}
+    environment.filters |= {"kind": _kind, "json": json.dumps, "named": _named}
     template = environment.from_string(text_of_file("jprm.apps.serve:docs.html"))
     return template.render(version=document["info"]["version"], paths=document["paths"])
+
+
+def _named(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Schema]:
+    return {parameter["name"]: parameter["schema"] for parameter in parameters}
 
 
 def _kind(schema: Schema) -> str:

@@ -27,7 +27,7 @@ from jprm.apps.serve.score import (
     server_of,
     tokens_of,
 )
-from jprm.apps.web.http import Asked, Refusal, asked_of, json_of, worked
+from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request, worked
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
 from jprm.tree import ReasoningTree, tree_of
@@ -83,7 +83,7 @@ def read_view(path: str | os.PathLike) -> View:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Queries(Asked):
+class QueriesRequest(RequestFields):
     """OpenRLHF's remote reward model."""
 
     query: Annotated[Sequence[str], "Prompts with their responses."]
@@ -102,7 +102,7 @@ class Queries(Asked):
 
 async def get_reward(request: Request) -> Response:
     """Rewards each query by its chain's score. A blank response gets 0, or the lowest reward of all if that is less."""
-    asked = asked_of(Queries, await json_of(request))
+    asked = read_request(QueriesRequest, await json_of(request))
     view, engine = request.app.state.view, server_of(request).engine(asked.model)
     queries, prompts, rule = asked.query, asked.prompts, asked.rule or engine.prm.rule
     check_items(request, queries, "query", "query[{}]")

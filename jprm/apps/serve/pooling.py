@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.score import OF_MODEL, Model, admit, check_items, check_size, in_turn, server_of, usage
-from jprm.apps.web.http import Asked, Refusal, asked_of, json_of, worked
+from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request, worked
 from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
 from jprm.tokenizer import JsonTokenizer, TemplateLayout
@@ -38,7 +38,7 @@ _REFUSED = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pooling(Asked):
+class PoolingRequest(RequestFields):
     """vLLM's token_classify: outputs at every token, or at the tokens that end steps."""
 
     input: Annotated[str | Sequence[Any], "A text, token ids, or a list of these."]
@@ -66,7 +66,7 @@ class Pooling(Asked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classify(Pooling):
+class ClassifyRequest(PoolingRequest):
     """vLLM's classify: a classifier's outputs at the last token."""
 
     task: Annotated[Any, "Not read."] = None
@@ -74,7 +74,7 @@ class Classify(Pooling):
 
 async def pooling(request: Request) -> Response:
     """Returns the outputs of each chain of `input`: probabilities, or logits with `use_activation: false`."""
-    asked = await _read(request, Pooling)
+    asked = await _read(request, PoolingRequest)
     engine, chains, outputs = await _outputs(request, asked, _places)
     packed = asked.encoding_format == "base64"
     data = [
@@ -91,7 +91,7 @@ async def pooling(request: Request) -> Response:
 
 async def classify(request: Request) -> Response:
     """`POST /classify`: vLLM's route for sequence classifiers, the outputs at the last token of each text."""
-    asked = await _read(request, Classify)
+    asked = await _read(request, ClassifyRequest)
     engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [len(ids) - 1])
     labels = labels_of(engine.prm)
     data = [
@@ -102,16 +102,16 @@ async def classify(request: Request) -> Response:
     return JSONResponse(about | {"data": data, "usage": usage(sum(map(len, chains))) | {"completion_tokens": 0}})
 
 
-async def _read(request: Request, kind: type[Pooling]) -> Pooling:
+async def _read(request: Request, kind: type[PoolingRequest]) -> PoolingRequest:
     body = await json_of(request)
     for name, why in _REFUSED.items():
         if body.get(name) is not None:
             raise Refusal(400, f"{name}: {why}", name)
-    return asked_of(kind, body)
+    return read_request(kind, body)
 
 
 async def _outputs(
-    request: Request, asked: Pooling, places: Callable[[PRM, Sequence[int]], list[int]]
+    request: Request, asked: PoolingRequest, places: Callable[[PRM, Sequence[int]], list[int]]
 ) -> tuple[Engine, list[list[int]], list[np.ndarray]]:
     """Returns the engine, the chains of `input`, and each one's outputs at its `places`, (P, C) float32."""
     engine = server_of(request).engine(asked.model)
@@ -155,7 +155,7 @@ def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:
     return weight_PC / weight_PC.sum(axis=1, keepdims=True)
 
 
-def _check(asked: Pooling, prm: PRM) -> None:
+def _check(asked: PoolingRequest, prm: PRM) -> None:
     """Raises Refusal for models that have no logits, or none that are classes where classes are asked for."""
     if not isinstance(prm, PRM):
         raise Refusal(400, f"{prm.name}: has no logits, as a judge or a fused verifier; use /v1/score", "model")
@@ -171,7 +171,7 @@ def _check(asked: Pooling, prm: PRM) -> None:
         raise Refusal(400, "use_activation: this model's logits are no classes; ask for false", "use_activation")
 
 
-def _chains(engine: Engine, asked: Pooling) -> list[list[int]]:
+def _chains(engine: Engine, asked: PoolingRequest) -> list[list[int]]:
     """Returns the token ids of every chain of `input`. Raises Refusal for what is no chain, or too long a one."""
     sent, special = asked.input, asked.add_special_tokens
     several = not isinstance(sent, str) and not all(type(x) is int for x in sent)

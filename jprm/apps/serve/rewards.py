@@ -44,7 +44,7 @@ from jprm.apps.serve.score import (
     tokens_of,
     usage,
 )
-from jprm.apps.web.http import Asked, Refusal, asked_of, json_of, worked
+from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request, worked
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.agents.records import content_of, is_trajectory
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
@@ -99,7 +99,7 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rewards(Asked):
+class RewardsRequest(RequestFields):
     """Every step's span, token, score and reward, for a trainer's samples."""
 
     samples: Annotated[Sequence[dict], "Each with problem or prompt, and response, ids or messages; offsets, outcome."]
@@ -120,7 +120,7 @@ class Rewards(Asked):
 
 async def rewards(request: Request) -> Response:
     """`POST /v1/rewards`."""
-    asked = asked_of(Rewards, await json_of(request))
+    asked = read_request(RewardsRequest, await json_of(request))
     server, view, sent = server_of(request), request.app.state.view, asked.samples
     engine = server.engine(asked.model)
     rule, config = asked.rule or engine.prm.rule, _credit(asked.credit, engine.prm)

@@ -30,7 +30,18 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from jprm.apps.web import Listen
-from jprm.apps.web.http import HANDLERS, Asked, Refusal, asked_of, guards, json_of, key_of, listening, opened, under
+from jprm.apps.web.http import (
+    HANDLERS,
+    Refusal,
+    RequestFields,
+    guards,
+    json_of,
+    key_of,
+    listening,
+    opened,
+    read_request,
+    under,
+)
 from jprm.checkpoints import base
 from jprm.methods.decoding.sampler import NOTHING, Drawn, Sampler, SamplerConfig, Wanted, load_sampler
 from jprm.methods.policy.engine import log_probabilities
@@ -53,16 +64,16 @@ def serve(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Generate(Asked):
+class GenerateRequest(RequestFields):
     """A request of SGLang's /generate. Its other fields are not read."""
 
     input_ids: Annotated[Sequence[int], "The prompt."]
-    sampling_params: Annotated[dict, "As `Sampling`."]
+    sampling_params: Annotated[dict, "As `SamplingRequest`."]
     logprob_start_len: Annotated[Any, "Whether log-probabilities of the prompt are asked for, and no sample."] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling(Asked):
+class SamplingRequest(RequestFields):
     """SGLang's parameters of a sample. The others are the engine's own options."""
 
     max_new_tokens: Annotated[int, {"minimum": 1}]
@@ -70,7 +81,7 @@ class Sampling(Asked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Update(Asked):
+class UpdateRequest(RequestFields):
     """A request of SGLang's /update_weights_from_disk."""
 
     model_path: Annotated[str, "The folder that the learner wrote."]
@@ -86,13 +97,13 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
             raise Refusal(400, f"{error}") from error
 
     async def generate(request: Request) -> JSONResponse:
-        asked = asked_of(Generate, await json_of(request))
+        asked = read_request(GenerateRequest, await json_of(request))
         ids = _ids(asked.input_ids, device.sampler.config.vocab_size)
         if asked.logprob_start_len is not None:
             logprobs = [None, *await answered(device.do(lambda: device.forced(ids)))]
             pairs = [[x, i, None] for x, i in zip(logprobs, ids, strict=True)]
             return JSONResponse({"meta_info": {"input_token_logprobs": pairs}})
-        wanted = asked_of(Sampling, asked.sampling_params)
+        wanted = read_request(SamplingRequest, asked.sampling_params)
         completion = await answered(device.sample(Waiting(ids, wanted.sampling_seed, wanted.max_new_tokens)))
         pairs = [[x, i, None] for x, i in zip(completion.logprob_N.tolist(), completion.ids, strict=True)]
         return JSONResponse(
@@ -100,7 +111,7 @@ def make_app(device: Device, config: Listen, key: str | None = None) -> Starlett
         )
 
     async def update(request: Request) -> JSONResponse:
-        folder = asked_of(Update, await json_of(request)).model_path
+        folder = read_request(UpdateRequest, await json_of(request)).model_path
         await answered(device.do(lambda: device.load(folder)))
         return JSONResponse({"success": True, "message": device.sampler.name})
 

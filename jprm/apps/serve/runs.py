@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from jprm.apps.report.runs import METRICS, differing, find_runs, flat, heads_of, left_out, names_of, setting
-from jprm.apps.web.http import Asked, Refusal, asked_of, files_of
+from jprm.apps.web.http import Refusal, RequestFields, files_of, read_request
 from jprm.experiment import RUN
 from jprm.io.jsonl import parse
 from jprm.io.storage import Place, path_of
@@ -78,7 +78,7 @@ async def runs(request: Request) -> Response:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lines(Asked):
+class LinesRequest(RequestFields):
     """New lines of a run's metrics."""
 
     run: Annotated[str, "Its id."] = ""
@@ -100,7 +100,7 @@ async def metrics(request: Request) -> Response:
     query: dict[str, Any] = dict(request.query_params)
     if re.fullmatch("[0-9]{1,15}", query.get("from", "")):
         query["from"] = int(query["from"])
-    asked = asked_of(Lines, query)
+    asked = read_request(LinesRequest, query)
     folder = (await asyncio.to_thread(request.app.state.runs.by_name)).get(asked.run)
     if folder is None:
         raise Refusal(404, f"there is no run {asked.run!r}", "run")

@@ -26,7 +26,7 @@ from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.judges import Judged, stream
 from jprm.apps.serve.pieces import InPieces, Work, started
-from jprm.apps.web.http import Asked, Refusal, asked_of, body_of, json_in, json_of, kind_of_body, worked
+from jprm.apps.web.http import Refusal, RequestFields, body_of, json_in, json_of, kind_of_body, read_request, worked
 from jprm.io.jsonl import dump
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.critiques import KEY
@@ -65,7 +65,7 @@ EXAMPLE: dict[str, Any] = {"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4.", 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Score(Asked):
+class ScoreRequest(RequestFields):
     """Score a chain, pool or tree. With Content-Type application/x-ndjson: a record a line, as `jprm score`."""
 
     # Of the record, which `tree_of` reads
@@ -91,7 +91,7 @@ class Score(Asked):
 
 
 OPTIONS = ("rule", "model", "prompt_cache_key", "stream")
-"""Fields of `Score` that are not the record's."""
+"""Fields of `ScoreRequest` that are not the record's."""
 
 
 async def score(request: Request) -> Response:
@@ -102,7 +102,7 @@ async def score(request: Request) -> Response:
     if kind_of_body(request) == LINES:
         return await _lines(request)
     body = await json_of(request)
-    asked = asked_of(Score, body)
+    asked = read_request(ScoreRequest, body)
     engine = server_of(request).engine(asked.model)
     rule = asked.rule or engine.prm.rule
     record = {name: value for name, value in body.items() if name not in OPTIONS}
@@ -187,7 +187,7 @@ def _samples(tree: ReasoningTree) -> list[ReasoningTree]:
 def naming(
     request: Request, engine: Engine, what: str, trees: Callable[[], Sequence[ReasoningTree | None]]
 ) -> Iterator[None]:
-    """Makes a Refusal (400) that of the first of the trees that `tokens_of` refuses, with its place: `samples[3]`."""
+    """Names the place of the first tree that `tokens_of` refuses (400) by itself, such as `samples[3]`."""
     try:
         yield
     except Refusal as refusal:
@@ -267,7 +267,7 @@ def _written(chunk: Sequence[Any], results: Sequence[Outputs], engine: Engine) -
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rerank(Asked):
+class RerankRequest(RequestFields):
     """Order solutions by their chains' scores, for any rerank client."""
 
     query: Annotated[str, "The problem."]
@@ -283,7 +283,7 @@ class Rerank(Asked):
 
 async def rerank(request: Request) -> Response:
     """`POST /v1/rerank`."""
-    asked = asked_of(Rerank, await json_of(request))
+    asked = read_request(RerankRequest, await json_of(request))
     engine = server_of(request).engine(asked.model)
     if not asked.query.strip():
         raise Refusal(400, "query is empty", "query")
@@ -328,7 +328,7 @@ async def rerank(request: Request) -> Response:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Continue(Asked):
+class ContinueRequest(RequestFields):
     """Alternatives after the steps so far, written by the server's policy and scored."""
 
     problem: Annotated[str, "What was asked."]
@@ -356,7 +356,7 @@ async def alternatives(request: Request) -> Response:
     server = server_of(request)
     if server.writer is None:
         raise Refusal(400, "this server has no policy: start it with --policy", "model")
-    asked = asked_of(Continue, body)
+    asked = read_request(ContinueRequest, body)
     engine = server.engine(asked.model)
     rule = asked.rule or engine.prm.rule
     check_items(request, [body])

@@ -36,7 +36,7 @@ from jprm.options import OptionError, values_of
 from jprm.tree import RecordError
 
 T = TypeVar("T")
-A = TypeVar("A", bound="Asked")
+A = TypeVar("A", bound="RequestFields")
 
 KEY = "JPRM_API_KEY"
 """The environment variable that holds the key, which a command line would show to all users of the machine."""
@@ -220,8 +220,8 @@ def json_in(text: bytes, where: str) -> Any:
     return value
 
 
-class Asked:
-    """What a request sends, as a frozen dataclass: `asked_of` makes it, and `/openapi.json` describes it.
+class RequestFields:
+    """What a request sends, as a frozen dataclass: `read_request` makes it, and `/openapi.json` describes it.
 
     A field's annotation has a sentence about the field, and its bounds in the words of JSON Schema.
 
@@ -246,7 +246,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 @functools.cache
-def fields_of(kind: type[Asked]) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]]:
+def fields_of(kind: type[RequestFields]) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]]:
     """Returns for every field of a request the types that it may have, what its annotation says, and its default.
 
     None is not among the types: a null is as an absent field. A name that Python has taken ends with _ in the class.
@@ -264,7 +264,7 @@ def fields_of(kind: type[Asked]) -> dict[str, tuple[tuple[Any, ...], Mapping[str
     return fields
 
 
-def asked_of(kind: type[A], sent: Mapping[str, Any], within: str = "") -> A:
+def read_request(kind: type[A], sent: Mapping[str, Any], within: str = "") -> A:
     """Returns what a request, or its field `within`, sends. The items of lists are left to the route, which counts them
     first.
 

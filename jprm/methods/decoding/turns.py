@@ -340,8 +340,9 @@ def play(
     """
     played = list(starts)
     while True:
-        going = {i: episode.branch for i, episode in enumerate(played) if episode.goes_on and episode.branch}
-        drawn = talk.draw(list(going.values()), [[played[i].number] for i in going], stream)
+        going = {i: episode.branch for i, episode in enumerate(played) if episode.goes_on}
+        branches = [branch for branch in going.values() if branch is not None]  # one each
+        drawn = talk.draw(branches, [[played[i].number] for i in going], stream)
         turns = {i: turn for i, (turn,) in zip(going, drawn, strict=True)}
         said = {i: layout.text(turn) for i, (turn, _) in turns.items()}
         whole = [i for i, (turn, _) in turns.items() if turn.finish_reason == "stop"]

@@ -350,9 +350,7 @@ class Reading:
     """What a critique says."""
 
     status: str  # `read`, `truncated`, `unreadable` or `failed`
-    correct: tuple[
-        bool, ...
-    ] = ()  # verdicts on the steps that it judges: one, or those of the first; empty unless read
+    correct: tuple[bool, ...] = ()  # of the steps that it judges: one, or the first ones; empty unless read
     scores: tuple[float, ...] = ()  # of these steps and, for prompts about whole chains, of the steps after them
     by_vote: tuple[bool, ...] = ()  # of each verdict, whether its score is its vote and not its probability
 
