@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jprm.apps.cli import main
-from jprm.io.jsonl import RecordError, write_records
-from jprm.methods.data.readers import find
+from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.agents import agents_report, findings, section, tables
 from jprm.methods.evaluate.blocks import Model, Table
 from jprm.methods.evaluate.first_bad import agent_of, failed_of, first_bad_report
@@ -127,30 +126,3 @@ def test_figures_of_agents_are_shown_and_need_no_model(tmp_path):
     (solved,) = findings({"agents": report})
     assert solved.figure == report["trials"]["chosen"]["lowest"]
     assert solved.difference == report["trials"]["ahead"]["lowest"]
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "field"),
-    [
-        ("tau_bench", {"traj": 3}, "traj"),
-        ("tau_bench", {"traj": [3]}, "traj[0]"),
-        ("tau_bench", {"traj": [{"role": "assistant", "tool_calls": [{}]}]}, "traj[0].tool_calls[0].function.name"),
-        ("tau_bench", {"reward": None}, "reward"),
-        ("who_and_when", {"mistake_step": "2"}, "mistake_step"),
-        ("who_and_when", {"mistake_step": "x"}, "mistake_step"),
-        ("who_and_when", {"mistake_step": "0"}, "mistake_step"),
-        ("who_and_when", {"history": [{"role": "human"}] * 2}, "history[0].content"),
-        ("who_and_when", {"system_prompt": {"A": None}}, "system_prompt.A"),
-    ],
-)
-def test_a_run_of_another_form_names_its_field(name, change, field):
-    items = {
-        "tau_bench": {"traj": [{"role": "user", "content": "a"}], "reward": 1.0, "task_id": 0,
-                      "info": {"task": {"instruction": "i"}}},
-        "who_and_when": {"history": [{"role": "human", "content": "q"}, {"role": "A", "content": "b"}],
-                         "question": "q", "mistake_step": "1", "mistake_agent": "A"},
-    }  # fmt: skip
-    reader = find(name)
-    with pytest.raises(RecordError) as caught:
-        list(reader.parse(items[name] | change, "f:1", reader.options()))
-    assert caught.value.field == field

@@ -115,39 +115,6 @@ def test_a_subagents_own_file_and_a_stream_are_read(tmp_path):
     assert [m["role"] for m in record["messages"]] == ["assistant", "tool", "assistant"]
 
 
-def with_event(events, place, change):
-    return [*events[:place], {**events[place], **change}, *events[place + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line", "field"),
-    [
-        ("swe_agent", {**SWE_AGENT, "history": 3}, 1, "history"),
-        ("swe_agent", {**SWE_AGENT, "history": [{"role": "user", "content": [{"type": "image_url"}]}]}, 1,
-         "history[0].content[0]"),
-        ("mini_swe_agent", {**MINI, "messages": [{"object": "response", "output": []}]}, 1, "messages[0].role"),
-        ("openhands", [{"x": 1}], 1, "events[0]"),
-        ("openhands", with_event(OPENHANDS_0, 6, {"content": None}), 7, "events[6].content"),
-        ("openhands", with_event(OPENHANDS_0, 4, {"observation": "condensation"}), 5, "events[4]"),
-        ("openhands", with_event(OPENHANDS_0, 1, {"action": "dance"}), 2, "events[1].action"),
-        ("openhands", with_event(OPENHANDS_1, 1, {"kind": "DanceEvent"}), 2, "events[1].kind"),
-        ("openhands", with_event(OPENHANDS_1, 4, {"observation": {"kind": "x"}}), 5, "events[4].observation"),
-        ("claude_code", with_event(CLAUDE, 7, {"message": {"content": [{"type": "image"}]}}), 8, "message.content[0]"),
-        ("claude_code", with_event(CLAUDE, 2, {"type": "dance"}), 3, "type"),
-        ("claude_code", CLAUDE[:3], 1, "line"),
-        ("codex", with_event(CODEX, 2, {"payload": {"type": "dance"}}), 3, "payload.type"),
-        ("codex", with_event(CODEX, 7, {"payload": {"type": "function_call_output", "output": 3}}), 8,
-         "payload.output"),
-        ("codex", with_event(CODEX, 6, {"payload": {"type": "function_call", "name": "b", "arguments": "{"}}), 1,
-         "messages[2].tool_calls[0].function.arguments"),
-    ],
-)  # fmt: skip
-def test_a_log_of_another_form_names_its_line_and_field(name, content, line, field, tmp_path):
-    with pytest.raises(RecordError) as caught:
-        read(name, content, tmp_path / "log.jsonl")
-    assert (caught.value.where, caught.value.field) == (f"{tmp_path}/log.jsonl:{line}", field)
-
-
 def test_a_cut_transcript_is_refused_whole_or_skipped_whole(tmp_path):
     from jprm.io.jsonl import Rejects
 

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 from jprm.apps.report.collect import chains, turns_alone
-from jprm.io.jsonl import RecordError
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.agents import agents_report, best_thresholds, classes_at, f1, tables, turns_of
 from jprm.tree import record_of, tree_of, with_scores
 
-SCHEMA = {"name": "search", "description": "Finds.", "parameters": {"type": "object", "properties": {}}}
-TOOL = {"type": "function", "function": SCHEMA}
 WANTED = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Where?"},
@@ -55,30 +52,6 @@ def test_a_log_is_the_trajectory_that_it_tells(name, item):
         assert record["outcome"] == 0 and record["problem"] == "Where?" and record["semantics"] == "rating"
     if name == "verifiers":
         assert record["outcome"] == 0.5 and record["example_id"] == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "item", "field"),
-    [
-        ("openai", {"messages": 3}, "messages"),
-        ("openai", {"request": {"messages": WANTED[:2]}, "response": {"choices": []}}, "response.choices"),
-        ("openai", {"input": [{"type": "computer_call"}], "output": []}, "items[0].type"),
-        ("openai", {"input": [{"type": "web_search_call"}], "output": []}, "items[0]"),
-        ("openai", {"input": [{"type": "function_call_output", "output": "1"}], "output": []}, "items[0]"),
-        ("anthropic", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
-        ("anthropic", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
-        ("verifiers", {"prompt": [], "completion": []}, "reward"),
-        ("otel", {"attributes": {"gen_ai.request.model": "m"}}, "attributes"),
-        ("agent_process_bench", BENCH | {"step_labels": {"3": 1}}, "step_labels['3']"),
-        ("agent_process_bench", BENCH | {"step_labels": {"2": 1}}, "step_labels"),
-        ("agent_process_bench", BENCH | {"step_labels": {"2": 2, "4": 1}}, "messages[2].label"),
-        ("agent_process_bench", BENCH | {"final_label": 3}, "final_label"),
-    ],
-)
-def test_a_log_of_another_form_names_its_field(name, item, field):
-    with pytest.raises(RecordError) as caught:
-        read(name, json.loads(json.dumps(item)))
-    assert caught.value.field == field
 
 
 def agent(seed, labels, scores, outcome=1):

@@ -4,14 +4,13 @@ import ast
 import json
 
 import pytest
-from refusing import refused
 
 from jprm.apps import cli
 from jprm.methods.data.readers import find
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.programs import program_of
 from jprm.methods.verify.verifiers import VERIFIERS
-from jprm.tree import RecordError, tree_of
+from jprm.tree import tree_of
 
 CODE = """def total(xs):
 
@@ -81,24 +80,6 @@ def test_published_layouts_pass_their_tests(tmp_path):
 def test_pools_of_programs_stay(tmp_path):
     pool = {"problem": "p", "tests": ["f()"], "samples": [{"steps": ["def f():", "    return 1"]}]}
     assert read(tmp_path, pool) == [pool] and tree_of(pool).kind == "pool"
-
-
-@pytest.mark.parametrize(("change", "message"), [
-    ({"tests": []}, "f.jsonl:2: tests"),
-    ({"tests": "assert 1"}, "f.jsonl:2: tests"),
-    ({"tests": [" "]}, "f.jsonl:2: tests"),
-    ({"prelude": 1}, "f.jsonl:2: prelude"),
-    ({"solution": "def f(:"}, "f.jsonl:2: solution"),
-    ({"solution": None}, "f.jsonl:2: solution"),
-    ({"solution": TEXT}, "f.jsonl:2: solution"),
-    ({"problem": 3}, "f.jsonl:2: problem"),
-    ({"solution": "   "}, "f.jsonl:2: steps"),
-    (HUMAN_EVAL | {"test": None}, "f.jsonl:2: test"),
-    (MBPP | {"test_list": [1]}, "f.jsonl:2: test_list"),
-    (MBPP | {"test_imports": "math"}, "f.jsonl:2: test_imports"),
-])  # fmt: skip
-def test_errors_name_file_line_field_and_fix(tmp_path, change, message):
-    refused(RecordError, message, read, tmp_path, OWN, OWN | change)
 
 
 def test_statements_keep_texts_whole(tmp_path):

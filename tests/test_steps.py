@@ -1,6 +1,5 @@
 """Free text is split at the places that a reader would choose, loses no character, and is read as chains."""
 
-import json
 import time
 
 import pytest
@@ -14,7 +13,7 @@ from jprm.methods.data.readers import find
 from jprm.methods.label.monte_carlo import prefixes_of
 from jprm.token_tree import token_tree
 from jprm.tokenizer import TemplateLayout, load_tokenizer, native_layout
-from jprm.tree import RecordError, record_of, tree_of
+from jprm.tree import record_of, tree_of
 
 PIECES = [
     *("Step 1: ", "step 2\n", "1. ", "2) ", "**3.** ", "\n\n", "\n", " ", ". ", "? ", "e.g. ", "3.5", "$", "$$"),
@@ -122,28 +121,3 @@ def test_a_system_message_reaches_the_tokens_or_is_refused(tmp_path):
 
 def test_a_record_chooses_its_rule():
     assert tree_of(RESPONSE | {"segmentation": "paragraphs"}).nodes[0].text == "2+3 = 5\n5+4 = 9"
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (RESPONSE | {"response": " "}, "response"),
-        (RESPONSE | {"response": 3}, "response"),
-        (RESPONSE | {"segmentation": "words"}, "'words'"),
-        (CHAT | {"problem": "p"}, "`problem`"),
-        ({"messages": CHAT["messages"][:2]}, "messages: lacks"),
-        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\].content"),
-        ({"messages": ["hi"]}, r"messages\[0\]"),
-        (said(refusal="No."), r"messages\[1\].refusal"),
-        (said(reasoning="A.", reasoning_content="B."), r"messages\[1\].reasoning_content"),
-        (said(reasoning=["A."]), r"messages\[1\].reasoning"),
-        (said(reasoning="A.", content="<think>B.</think>C."), r"messages\[1\].reasoning"),
-        (said(content=None, reasoning_content="Cut off"), r"messages\[1\].content"),
-        (said(content=[{"type": "image_url"}]), r"messages\[1\].content\[0\]"),
-        (said() | {"functions": [{"name": "run"}]}, "functions"),
-        (CHAT | {"system": "Be long."}, "system"),
-        ({"messages": [ASK | {"reasoning": "A."}, REPLY]}, r"messages\[0\].reasoning"),
-    ],
-)
-def test_bad_free_text_names_its_field(record, message):
-    refused(RecordError, message, tree_of, json.loads(json.dumps(record)), "f:1")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from trajectories import TOOLS, branched, labelled, trajectory
 
-from jprm.io.jsonl import RecordError
 from jprm.methods.agents.records import as_messages, as_steps, read_trajectory, trajectories_of, tree_of_trajectories
 from jprm.tree import chains_of, record_of, scored, tree_of, with_labels
 
@@ -106,65 +105,3 @@ def test_long_trajectories_empty_contents_and_errors_of_tools_are_read():
     record = good(messages=[USER] + [TURN, ANSWER | {"content": ""}] * 200 + [LAST])
     assert len(tree_of(record).steps) == 201
     assert record_of(tree_of(record)) == record
-
-
-BAD = {
-    "not an object": (["a"], "record"),
-    "no turn": (good(messages=[USER]), "messages"),
-    "messages null": (good(messages=None), "messages"),
-    "message a string": (good(messages=[USER, "hi", LAST]), "messages[1]"),
-    "no role": (with_message(1, role=None), "messages[1].role"),
-    "unknown role": (with_message(0, role="developer"), "messages[0].role"),
-    "content a number": (with_message(3, content=3), "messages[3].content"),
-    "user's content null": (with_message(0, content=None), "messages[0].content"),
-    "tool's content an object": (with_message(2, content={"price": 12}), "messages[2].content"),
-    "half a surrogate pair": (with_message(3, content="\ud83d"), "messages[3].content"),
-    "an image": (with_message(0, content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0]"),
-    "a part without text": (with_message(0, content=[{"type": "text"}]), "messages[0].content[0].text"),
-    "a part that is a string": (with_message(0, content=["hi"]), "messages[0].content[0]"),
-    "thoughts a list": (with_message(3, reasoning_content=["so"]), "messages[3].reasoning_content[0]"),
-    "thoughts of a user": (with_message(0, reasoning_content="so"), "messages[0].reasoning_content"),
-    "the older call": (with_message(3, function_call={"name": "f"}), "messages[3].function_call"),
-    "calls an object": (with_message(1, tool_calls=CALL), "messages[1].tool_calls"),
-    "a call of a tool": (with_message(2, tool_calls=[CALL]), "messages[2].tool_calls"),
-    "a call a string": (with_message(1, tool_calls=["lookup"]), "messages[1].tool_calls[0]"),
-    "a call without a name": (
-        with_message(1, tool_calls=[{"function": {}}]),
-        "messages[1].tool_calls[0].function.name",
-    ),
-    "arguments a list": (
-        with_message(1, tool_calls=[{"function": {"name": "f", "arguments": [1]}}]),
-        "messages[1].tool_calls[0].function.arguments",
-    ),
-    "call id a number": (with_message(1, tool_calls=[CALL | {"id": 1}]), "messages[1].tool_calls[0].id"),
-    "two calls of one id": (with_message(1, tool_calls=[CALL, CALL]), "messages[1].tool_calls[1].id"),
-    "answer to another call": (with_message(2, tool_call_id="c2"), "messages[2].tool_call_id"),
-    "answer before a turn": (good(messages=[USER, ANSWER, LAST]), "messages[1].role"),
-    "label of a user": (with_message(0, label=1), "messages[0].label"),
-    "label beyond 1": (with_message(1, label=2), "messages[1].label"),
-    "label a boolean": (with_message(1, label=True), "messages[1].label"),
-    "a rating of a half": (with_message(1, label=0.5) | {"semantics": "rating"}, "messages[1].label"),
-    "labels of a turn": (with_message(1, labels=[1]), "messages[1].labels"),
-    "label where a rule cuts": (with_message(1, label=1) | {"segment": "lines"}, "messages[1].label"),
-    "too few labels": (with_message(3, labels=[1, 1]) | {"segment": "lines"}, "messages[3].labels"),
-    "score not finite": (with_message(1, score=float("nan")), "messages[1].score"),
-    "score of a tool": (with_message(2, score=0.5), "messages[2].score"),
-    "outcome text": (good(outcome="won"), "outcome"),
-    "unknown segment": (good(segment="words"), "segment"),
-    "unknown semantics": (good(semantics="stars"), "semantics"),
-    "tools an object": (good(tools=TOOLS[0]), "tools"),
-    "a tool without a name": (good(tools=[{"type": "function", "function": {}}]), "tools[0]"),
-    "a child before its parent": ({"nodes": [USER | {"parent": 1}, LAST | {"parent": 0}]}, "nodes[0].parent"),
-    "a node without a role": ({"nodes": [USER | {"parent": -1}, {"parent": 0, "text": "a"}]}, "nodes[1].role"),
-    "steps and messages": (good(steps=["a"]), "record"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_malformed_trajectories_are_one_error_that_names_the_field(name):
-    record, field = BAD[name]
-    with pytest.raises(RecordError) as caught:
-        tree_of(record, "file.jsonl:7")
-    assert (caught.value.where, caught.value.field) == ("file.jsonl:7", field)
-    assert caught.value.remedy
-    assert len(str(caught.value).splitlines()) == 1

@@ -169,59 +169,6 @@ def test_a_tree_of_100_000_steps(shape):
 
 
 CHAIN = {"problem": "p", "steps": ["a", "b"]}
-TREE = {"problem": "p", "nodes": [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}]}
-
-
-def tree_with(**keys):
-    return {"problem": "p", "nodes": [TREE["nodes"][0], TREE["nodes"][1] | keys]}
-
-
-@pytest.mark.parametrize(
-    ("record", "field"),
-    [
-        ([], "record"),
-        ({"problem": "p"}, "record"),
-        (CHAIN | TREE, "record"),
-        ({"steps": ["a"]}, "problem"),
-        (CHAIN | {"problem": " "}, "problem"),
-        (CHAIN | {"steps": []}, "steps"),
-        (CHAIN | {"steps": "ab"}, "steps"),
-        (CHAIN | {"steps": ["a", ""]}, "steps[1]"),
-        (CHAIN | {"steps": ["a", 3]}, "steps[1]"),
-        (CHAIN | {"steps": ["a", "\ud800"]}, "steps[1]"),
-        (CHAIN | {"labels": [1]}, "labels"),
-        (CHAIN | {"labels": None}, "labels"),
-        (CHAIN | {"labels": [1, True]}, "labels[1]"),
-        (CHAIN | {"labels": [1, float("nan")]}, "labels[1]"),
-        (CHAIN | {"labels": [1, 10**400], "semantics": "implicit"}, "labels[1]"),
-        (CHAIN | {"labels": [1, -1]}, "labels[1]"),
-        (CHAIN | {"labels": [1, 1.5], "semantics": "value"}, "labels[1]"),
-        (CHAIN | {"labels": [1, 0.5], "semantics": "rating"}, "labels[1]"),
-        (CHAIN | {"semantics": "quality"}, "semantics"),
-        (CHAIN | {"semantics": ["value"]}, "semantics"),
-        (CHAIN | {"scores": [0.5, None]}, "scores[1]"),
-        (CHAIN | {"correct": 1}, "correct"),
-        (CHAIN | {"answer": True}, "answer"),
-        ({"problem": "p", "samples": []}, "samples"),
-        ({"problem": "p", "samples": [{"steps": ["a"]}, 3]}, "samples[1]"),
-        ({"problem": "p", "samples": [{"steps": ["a"]}, {"steps": []}]}, "samples[1].steps"),
-        ({"problem": "p", "samples": [{"steps": ["a"], "labels": [2]}]}, "samples[0].labels[0]"),
-        ({"problem": "p", "nodes": []}, "nodes"),
-        (tree_with(parent=1), "nodes[1].parent"),
-        (tree_with(parent=-2), "nodes[1].parent"),
-        (tree_with(parent=True), "nodes[1].parent"),
-        (tree_with(text=None), "nodes[1].text"),
-        (tree_with(label=7), "nodes[1].label"),
-        (tree_with(score=float("inf")), "nodes[1].score"),
-        ({"prompt": "p", "completions": ["a"], "labels": ["yes"]}, "labels[0]"),
-        ({"completions": ["a"]}, "prompt"),
-    ],
-)
-def test_bad_records_name_the_field(record, field):
-    with pytest.raises(RecordError) as caught:
-        tree_of(record, "f.jsonl:7")
-    assert str(caught.value).startswith(f"f.jsonl:7: {field}: ")
-    assert caught.value.remedy
 
 
 def test_what_a_chain_has_no_place_for_is_refused_and_not_lost():
