@@ -144,8 +144,12 @@ def main() -> None:
         cells = []
         for run in runs:
             each = plan["programs"][run]
-            by = {"compute": "", "hbm": " h", "interconnect": " i", "network": " n"}.get(each.get("by", ""), "")
-            cells.append(f"{time(each['seconds'])}{by} x {each['times']:,}" if each["program"] else "does not fit")
+            if not each["program"]:
+                cells.append("does not fit")
+                continue
+            bounds = each["bounds"]
+            by = {"compute": "", "hbm": " h", "interconnect": " i", "network": " n"}[bounds["by"]]
+            cells.append(f"{time(bounds['step'])}{by} x {each['times']:,}")
         cells += [time(plan["host"]["packing_seconds"]), time(plan["update_seconds"]), time(plan["expected_seconds"])]
         print(f"| {name} | {' | '.join(cells)} |")
 

@@ -183,7 +183,7 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     tpu("v5e-8")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it
     out = tmp_path / "plan.json"
-    line = f"plan {file} --topology v5e-8 --tokens-per-epoch 1e6 --labels-per-epoch 5e4 --output {out}"
+    line = f"plan {file} --topology v5e-8 --output {out}"
     with optimised():
         assert cli.main(line.split()) == 0
     report = json.loads(out.read_text())
@@ -200,8 +200,6 @@ def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     assert bounds["step"] == max(bounds["compute"], bounds["hbm"], bounds["interconnect"]) and bounds["network"] == 0
     assert bounds["tokens_per_second"] == pytest.approx(8 * 256 / bounds["step"])
     assert report["input"] == {"hosts": 1, "packers": 1, "tokens_per_second": bounds["tokens_per_second"]}
-    assert report["epoch"]["chip_hours"] == pytest.approx(8 * 1e6 / bounds["tokens_per_second"] / 3600)
-    assert report["epoch"]["labels_per_second"] == pytest.approx(bounds["tokens_per_second"] / 20)
 
 
 @pytest.mark.slow
@@ -260,7 +258,7 @@ def test_a_search_keeps_the_best_of_every_stage(monkeypatch, file):
     """Without a compiler: 2 x fsdp does not fit, `dots` is faster than `full`, two rows a device are faster still."""
     from jprm.experiment import load
 
-    def plan(experiment, topology, say):
+    def plan(experiment, topology, scoring, say):
         mesh, data = experiment.mesh, experiment.data
         fits = mesh.data == 1 and experiment.model.remat != "nothing" and data.micro_rows <= 16
         speed = data.micro_rows + (experiment.model.remat == "dots") - mesh.tensor

@@ -56,7 +56,7 @@ def test_a_plan_of_an_update(file, tmp_path, capsys, monkeypatch):
     assert programs["push"]["program"]["flops"] == 0
     push = programs["push"]  # of each layer
     assert push["times"] == model.layers and push["program"]["received"] * model.layers <= resident["sampler"]
-    total = sum(program["times"] * program["seconds"] for program in programs.values())
+    total = sum(program["times"] * program["bounds"]["step"] for program in programs.values())
     packing = report["host"]["packing_seconds"]
     assert report["update_seconds"] == pytest.approx(total + packing) and "an update takes" in printed
     assert report["expected_seconds"] == pytest.approx(total / 0.6 + packing)
@@ -73,7 +73,7 @@ def test_hosts_that_sample_take_their_time_while_the_others_learn(file, monkeypa
 
     def measure(name, program, layers, resident, *_):
         beside[name] = resident, {device.process_index for device in program.mesh.devices.flat}
-        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "seconds": took[name]}
+        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "bounds": {"step": took[name]}}
 
     monkeypatch.setattr(rl, "measure", measure)
     monkeypatch.setattr(rl, "packing_seconds", lambda *_: 0.5)
@@ -134,7 +134,7 @@ def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
             found.append(rl.measure("prefill", prefill, 8, stays, {}, lambda line: None))
     foretold, whole = found
     assert foretold["compiled_layers"] == [2, 4] and whole["compiled_layers"] is None
-    assert foretold["program"] == whole["program"] and foretold["seconds"] == whole["seconds"]
+    assert foretold["program"] == whole["program"] and foretold["bounds"] == whole["bounds"]
     assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.05)
 
 
@@ -146,7 +146,7 @@ def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
         if name in stops:
             raise KeyboardInterrupt
         compiled.append(name)
-        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "seconds": 2.0}
+        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "bounds": {"step": 2.0}}
 
     monkeypatch.setattr(rl, "measure", measure)
     arguments = load(file, (), RLExperiment), find("v5e-8"), lambda line: None, tmp_path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from jprm.apps.cli.arguments import Distributed, Folder, Number, Settings, run_of
+from jprm.apps.cli.arguments import Distributed, Folder, Settings, run_of
 from jprm.io.storage import Place, path_of
 
 if TYPE_CHECKING:
@@ -253,8 +253,6 @@ def plan(
     scoring: FlagCreatePairsOff[bool] = False,
     search: FlagCreatePairsOff[bool] = False,
     rl: FlagCreatePairsOff[bool] = False,
-    tokens_per_epoch: Number = None,
-    labels_per_epoch: Number = None,
     to: Json = None,
     set_: Settings = (),
 ) -> None:
@@ -286,8 +284,6 @@ def plan(
         scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
         search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
         rl: Plan an update of `jprm rl`, whose experiment the file describes: learner, reference, sampler and PRM.
-        tokens_per_epoch: Tokens of the packed data, for hours and chip-hours per epoch.
-        labels_per_epoch: Labelled steps among them, for labels per second.
         to: A file for the figures, with every candidate of a search.
         set_: Values that replace the experiment's, by their path in its configuration.
     """
@@ -315,20 +311,19 @@ def plan(
         raise ValueError("jprm plan: name an experiment file and --topology, or --fits")
     if to is not None:
         check_output(to, experiment)
-    if rl and (scoring or search or tokens_per_epoch):
-        raise ValueError("--rl plans one update: leave out --scoring, --search and --tokens-per-epoch")
+    if rl and (scoring or search):
+        raise ValueError("--rl plans one update: leave out --scoring and --search")
     there = find(topology, slices)
-    options = {"scoring": scoring, "epoch_tokens": tokens_per_epoch, "epoch_labels": labels_per_epoch}
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
         if rl:
             planned = updates.plan(load(experiment, set_, RLExperiment), there, say)
             shown = updates.tables(planned)
         elif search:
-            plans, best = steps.search(loaded(experiment, set_), there, say=say, **options)
+            plans, best = steps.search(loaded(experiment, set_), there, say=say, scoring=scoring)
             planned, shown = {"plans": plans, "best": best}, steps.tables_of_search(plans, best)
         else:
-            planned = steps.plan(loaded(experiment, set_), there, say=say, **options)
+            planned = steps.plan(loaded(experiment, set_), there, say=say, scoring=scoring)
             shown = steps.tables(planned)
     show(shown)
     if to is not None:

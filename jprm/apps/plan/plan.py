@@ -35,14 +35,12 @@ def plan(
     topology: Topology,
     *,
     scoring: bool = False,
-    epoch_tokens: float | None = None,
-    epoch_labels: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Compiles the experiment's training step, or with `scoring` its scoring step, and measures the program.
 
-    Returns plain JSON values; bytes and FLOPs are of one device and one step. `program`, `bounds` and `epoch` are None
-    where the program does not fit, and `epoch` where `epoch_tokens` is None. `say` receives progress messages.
+    Returns plain JSON values; bytes and FLOPs are of one device and one step. `program` and `bounds` are None where the
+    program does not fit. `say` receives progress messages.
 
     Raises ValueError where the mesh does not divide the model or the rows, or attention is for other machines, and
     FileNotFoundError without the devices' compiler.
@@ -77,14 +75,18 @@ def plan(
         "attention": model.attention,
         "memory": dataclasses.asdict(memory) | {"fits": memory.fits},
         "model_flops": needed / topology.devices,
-        **dict.fromkeys(("program", "bounds", "epoch", "input")),
+        **dict.fromkeys(("program", "bounds", "input")),
     }
     if text is not None:
         say("reading the compiled program")
         at_once = micro_rows // row_parts(mesh)  # rows of a device
         kernels = layers.kernels(model, at_once, data.tokens, mesh.shape)
         program = counts.count(hlo.parse(text), layer_sizes(params, mesh), kernels, node(topology))
-        result |= _measured(program, topology, needed, rows * data.tokens, epoch_tokens, epoch_labels)
+        result |= measured(program, topology)
+        result["program"]["flops_over_model"] = program.flops * topology.devices / needed
+        step = result["bounds"]["step"]
+        result["bounds"]["tokens_per_second"] = rows * data.tokens / step
+        result["bounds"]["mfu"] = needed / topology.chips / topology.chip.flops / step
         if not scoring:
             packers = min(data.streams, topology.hosts) or topology.hosts
             result["input"] = {"hosts": topology.hosts, "packers": packers,
@@ -92,39 +94,21 @@ def plan(
     return result | {"seconds_to_plan": time.monotonic() - start}
 
 
-def _measured(
-    program: counts.ProgramCounts, topology: Topology, needed: float, tokens: int, epoch_tokens: float | None,
-    epoch_labels: float | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Returns the fields `program`, `bounds` and `epoch` of a plan; `needed`: the model's FLOPs for a step."""
+def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any]:
+    """Returns the fields `program`, what a device does in one run of a program, and `bounds`, its least seconds."""
     bound = counts.bounds(program, topology)
-    per_second = tokens / bound.step
-    hours = (epoch_tokens or 0) / per_second / 3600
     return {
         "program": {
             "flops": program.flops,
-            "flops_over_model": program.flops * topology.devices / needed,
             "hbm_bytes": program.bytes,
+            "received": program.received(network=False),
+            "between_slices": program.received(network=True),
             "collectives": counts.totals(program.collectives),
             "others_in_layers": sorted({c.name for c in program.collectives if c.in_layers and c.moves == "other"}),
             "uncounted_kernels": list(program.uncounted),
         },
         "bounds": dataclasses.asdict(bound)
-        | {
-            "step": bound.step,
-            "expected": expected(bound.step, topology),
-            "by": bound.by,
-            "tokens_per_second": per_second,
-            "mfu": needed / topology.chips / topology.chip.flops / bound.step,
-        },
-        "epoch": {
-            "tokens": epoch_tokens,
-            "labels_per_second": epoch_labels and per_second * epoch_labels / epoch_tokens,
-            "hours": hours,
-            "chip_hours": hours * topology.chips,
-        }
-        if epoch_tokens
-        else None,
+        | {"step": bound.step, "expected": expected(bound.step, topology), "by": bound.by},
     }
 
 
@@ -263,7 +247,11 @@ def overflow(message: str) -> Memory:
 
 
 def search(
-    experiment: Experiment, topology: Topology, *, say: Callable[[str], None] = lambda line: None, **options: Any
+    experiment: Experiment,
+    topology: Topology,
+    *,
+    scoring: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[dict], dict | None]:
     """Returns all plans, and the fitting one with the most tokens a second, or None.
 
@@ -274,13 +262,13 @@ def search(
     """
     tried: dict[Experiment, dict] = {}
     best = experiment
-    for candidates in (meshes,) if options.get("scoring") else (meshes, remats, micro_rows):
+    for candidates in (meshes,) if scoring else (meshes, remats, micro_rows):
         for candidate in candidates(best, topology):
             if candidate not in tried:
                 sizes = " x ".join(str(getattr(candidate.mesh, axis)) for axis in MESH_AXES)
                 name = f"mesh {sizes}, remat {candidate.model.remat}, {candidate.data.micro_rows} rows"
                 tried[candidate] = plan(
-                    candidate, topology, say=lambda line, name=name: say(f"{name}: {line}"), **options
+                    candidate, topology, scoring=scoring, say=lambda line, name=name: say(f"{name}: {line}")
                 )
         if not tried:
             raise ValueError(
@@ -364,8 +352,8 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         ["compiled FLOPs", ratio, *times(bounds["compute"])],
         ["HBM bytes", f"{program['hbm_bytes']:.4g}", *times(bounds["hbm"])],
     ]
-    for name, between_slices in (("interconnect", False), ("network", True))[: 1 + (plan["slices"] > 1)]:
-        received = sum(row["received"] for row in program["collectives"] if row["network"] == between_slices)
+    for name, of_program in (("interconnect", "received"), ("network", "between_slices"))[: 1 + (plan["slices"] > 1)]:
+        received = program[of_program]
         least = times(bounds[name]) if bounds[name] or not received else ["no published rate", ""]
         rows.append([f"{name} bytes", f"{received:.4g}", *least])
     yield Table("work", ("a step, a device", "", "at least", "expected"), rows)
@@ -398,13 +386,6 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         yield (
             f"input: {need['packers']} of {need['hosts']} hosts pack up to {rate:,.0f} tokens/s each; a core packed"
             f" {RECORDS:,.0f} from records and {SHARDS:,.0f} from shards of tokens, so that this takes {way}"
-        )
-    if plan["epoch"]:
-        epoch = plan["epoch"]
-        labels = f", {epoch['labels_per_second']:,.0f} labels/s at most" if epoch["labels_per_second"] else ""
-        yield (
-            f"epoch of {epoch['tokens']:,.0f} tokens: at least {epoch['hours']:.3g} hours,"
-            f" {epoch['chip_hours']:.3g} chip-hours{labels}"
         )
     yield f"planned in {plan['seconds_to_plan']:.0f} s"
 

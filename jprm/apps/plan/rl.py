@@ -34,7 +34,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jprm.apps.plan import counts, hlo
 from jprm.apps.plan.counts import Collective
-from jprm.apps.plan.plan import compiled, expected, layer_sizes, node, placed, scoring_step, seconds, training_step
+from jprm.apps.plan.plan import compiled, layer_sizes, measured, node, placed, scoring_step, seconds, training_step
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.outputs import write_json
@@ -99,22 +99,22 @@ def plan(
     check_mesh(model, mesh, data.micro_rows, data.tokens)
     say(f"tracing {experiment.name} for {topology.devices} devices")
     runs, resident = programs(config, experiment, mesh, topology)
-    measured, at_once = {}, data.micro_rows // row_parts(mesh)  # rows of a device
+    figures_of, at_once = {}, data.micro_rows // row_parts(mesh)  # rows of a device
     for name, program in runs.items():
         file = keep and keep / f"{name}.json"
         if file and file.exists():
-            measured[name] = json.loads(file.read_text())
+            figures_of[name] = json.loads(file.read_text())
             continue
         beside = [size for part, size in resident.items() if together(config, part, name)]
         kernels = layers.kernels(model, at_once, data.tokens, mesh.shape) if name == "update" else {}
-        measured[name] = measure(name, program, model.layers, sum(beside), kernels, say)
+        figures_of[name] = measure(name, program, model.layers, sum(beside), kernels, say)
         if file:
-            write_json(file, measured[name])
+            write_json(file, figures_of[name])
     say("packing rows")
     host = packing_seconds(config, experiment)
-    fits, work = all(figures["program"] for figures in measured.values()), {}
+    fits, work = all(figures["program"] for figures in figures_of.values()), {}
     if fits:  # seconds of what hosts do for an update; packing is the processor's
-        took = {name: figures["times"] * figures["seconds"] for name, figures in measured.items()}
+        took = {name: figures["times"] * figures["bounds"]["step"] for name, figures in figures_of.items()}
         work = {"sampling": sum(s for name, s in took.items() if name in SAMPLED), "push": took["push"]}
         work["learning"] = took["update"]
     apart = config.sampling_hosts > 0
@@ -124,8 +124,8 @@ def plan(
         "sampling_hosts": config.sampling_hosts,
         "host": {"chips": topology.host.chips, "mesh": dict(runs["decode"].mesh.shape), "packing_seconds": host},
         "parameters": sum(x.size for x in jax.tree.leaves(params_of(*runs["update"].variants.values()))),
-        "resident": resident, "available": chip.allotted, "programs": measured, "work": work,
-        "fits": all(figures["fits"] for figures in measured.values()),
+        "resident": resident, "available": chip.allotted, "programs": figures_of, "work": work,
+        "fits": all(figures["fits"] for figures in figures_of.values()),
         "update_seconds": in_all(work, host, apart) if fits else None,
         "expected_seconds": in_all(work, host, apart, chip.reached) if fits and chip.reached else None,
         "seconds_to_plan": time.monotonic() - start,
@@ -158,13 +158,13 @@ def measure(
             of_text = counts.count(hlo.parse(text), sizes, kernels, node(program.topology))
             counted[size] = dataclasses.replace(of_text, collectives=of_text.collectives + program.sent)
     peak = total_at(totals, layers) + resident - program.stays
-    measured = {
+    figures = {
         "times": program.times, "peak": peak, "fits": peak <= available, "program": None,
         "compiled_layers": [*totals] if len(totals) > 1 else None,
     }  # fmt: skip
     if len(counted) < len(totals):
-        return measured
-    return measured | _measured(program_at(counted, layers), program.topology)
+        return figures
+    return figures | measured(program_at(counted, layers), program.topology)
 
 
 def longest(config: RLExperiment) -> Experiment:
@@ -338,19 +338,6 @@ def params_of(lowered: tuple[Callable, tuple[Any, ...]]) -> Any:
     return getattr(first, "params", first)
 
 
-def _measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any]:
-    bounds = counts.bounds(program, topology)
-    return {
-        "program": {
-            "flops": program.flops, "hbm_bytes": program.bytes,
-            "received": program.received(network=False), "between_slices": program.received(network=True),
-            "collectives": counts.totals(program.collectives), "uncounted_kernels": list(program.uncounted),
-        },
-        "bounds": dataclasses.asdict(bounds), "by": bounds.by, "seconds": bounds.step,
-        "expected": expected(bounds.step, topology),
-    }  # fmt: skip
-
-
 def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     mesh, host_mesh = (
         " ".join(f"{axis}={size}" for axis, size in sizes.items()) for sizes in (plan["mesh"], plan["host"]["mesh"])
@@ -378,8 +365,9 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
         if program := figures["program"]:
             received = program["received"] + program["between_slices"]
             cells += [f"{x:.4g}" for x in (program["flops"], program["hbm_bytes"], received)]
-            hoped = seconds(figures["expected"]) if figures["expected"] else ""
-            cells += [seconds(figures["seconds"]), hoped, figures["by"]]
+            bounds = figures["bounds"]
+            hoped = seconds(bounds["expected"]) if bounds["expected"] else ""
+            cells += [seconds(bounds["step"]), hoped, bounds["by"]]
         rows.append(cells + [""] * (len(columns) - len(cells)))
     packing = seconds(plan["host"]["packing_seconds"])
     rows.append(["packing", "1", "", "", "", "", packing, packing, "this machine's processor"])
