@@ -102,27 +102,6 @@ def test_scores_come_from_the_engine_and_reuse_what_is_kept(engine, prm):  # noq
     assert [*one, two[0]] == pytest.approx(prm.score("p", ["good 1", "bad 2"]).tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"n": 2}, "n"),
-        ({"tools": [{}]}, "tools"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "a"}, *QUESTION]}, "messages"),
-        ({"search": {"method": "os:system"}}, "search"),
-        ({"search": {"method": "beam", "n": 3}}, "search"),
-        ({"search": {"method": "beam", "width": 0}}, "search"),
-        ({"search": {"method": "beam", "width": "2"}}, "search"),
-        ({"search": {"budget": 10**9}}, "search"),
-        ({"search": {"choose": "worst"}}, "search"),
-        ({"search": {"error_rate": 2}}, "search"),
-    ],
-)
-def test_refusals_name_the_field(engine, body, param):  # noqa: F811
-    got = ask(engine, **body)
-    assert got.status_code == 400 and got.json()["error"]["param"] == param, got.text
-
-
 def test_a_policy_that_is_absent_or_fails_is_said(engine):  # noqa: F811
     (none,) = call(engine, post("/v1/chat/completions", {"messages": QUESTION}))
     assert none.status_code == 400

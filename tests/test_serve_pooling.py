@@ -98,16 +98,3 @@ def test_activation_is_softmax_or_the_sigmoid_of_one():
     np.testing.assert_allclose(activated(np.array([[0.0, np.log(3)]])), [[0.25, 0.75]])
     np.testing.assert_allclose(activated(np.array([[-np.log(3)]])), [[0.25]])
     np.testing.assert_allclose(activated(np.array([[1e4, 0.0, -1e4]])), [[1, 0, 0]])
-
-
-def test_what_would_not_be_exact_is_refused_with_the_reason(engine, prm):  # noqa: F811
-    ids, _ = ids_of(prm)
-    assert "token_classify" in refused(engine, input=ids, task="embed")
-    assert "send its text" in refused(engine, messages=[{"role": "user", "content": "q"}])
-    assert "never cut" in refused(engine, input=ids, truncate_prompt_tokens=4)
-    assert "float32" in refused(engine, input=ids, embed_dtype="float16")
-    assert "none of them empty" in refused(engine, input=[])
-    assert "none of them empty" in refused(engine, input=[[1, True]])
-    assert "each from 0 to" in refused(engine, input=[10**6])
-    assert "takes 256" in refused(engine, input=[1] * 257)
-    assert "input is absent" in refused(engine)

@@ -176,34 +176,6 @@ def test_the_gate_keeps_incorrect_samples_from_being_paid(engine):  # noqa: F811
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "outcome"
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "samples"),
-        ({"samples": [3]}, "samples"),
-        ({"samples": [{"problem": "p"}]}, "samples"),
-        ({"samples": [{"response": "a"}]}, "samples"),
-        ({"samples": [{"problem": "p", "prompt": "p", "response": "a"}]}, "samples"),
-        ({"samples": [{"problem": "p", "response": "a", "reward": 1}]}, "samples"),
-        ({"samples": [{"problem": "p", "response": "a", "outcome": "1"}]}, "outcome"),
-        ({"samples": [{"problem": "p", "response": "abc", "offsets": [[0, 1]]}]}, "offsets"),
-        ({"samples": [{"problem": "p", "response": "abc", "offsets": [[0, 4]]}]}, "offsets"),
-        ({"samples": [{"problem": "p", "ids": [97, 10**6]}]}, "ids"),
-        ({"samples": [{"problem": "p", "ids": [97.0]}]}, "ids"),
-        ({"samples": [{"problem": "p", "ids": [97], "response": "b"}]}, "ids"),
-        ({"samples": [], "tokenizer": "other"}, "tokenizer"),
-        ({"samples": [], "credit": "os:system"}, "credit"),
-        ({"samples": [], "credit": {"name": "sum", "advantage": "grpo"}}, "credit"),
-        ({"samples": [], "credit": {"name": "implicit"}}, "credit"),
-        ({"samples": [], "rule": "best"}, "rule"),
-        ({"samples": [{"messages": [{"role": "user", "content": "a"}]}]}, "messages"),
-    ],
-)
-def test_refusals_name_the_field(engine, callers, body, param):  # noqa: F811
-    (got,) = call(engine, post("/v1/rewards", body), tokenizers=callers)
-    assert got.status_code == 400 and got.json()["error"]["param"] == param, got.text
-
-
 def test_no_samples_are_no_work(engine):  # noqa: F811
     (got,) = call(engine, post("/v1/rewards", {"samples": []}), config=ServeConfig(longest=256))
     assert got.json()["samples"] == [] and got.json()["usage"]["prompt_tokens"] == 0
