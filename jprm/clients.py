@@ -189,15 +189,15 @@ class AsyncClient:
             batches[-1].append(group)
         rewarded: dict[int, dict[str, Any]] = {}
 
-        async def send(some: list[list[int]]) -> None:
-            places = [i for group in some for i in group]
+        async def send(groups: list[list[int]]) -> None:
+            places = [i for group in groups for i in group]
             try:
                 body = asked | {"samples": [dict(samples[i]) for i in places]}
                 answer = await self._post("/v1/rewards", body)
             except ServerError as error:
-                if error.status != 413 or len(some) == 1:
+                if error.status != 413 or len(groups) == 1:
                     raise
-                await _together(send(half) for half in (some[: len(some) // 2], some[len(some) // 2 :]))
+                await _together(send(half) for half in (groups[: len(groups) // 2], groups[len(groups) // 2 :]))
                 return
             rewarded.update(zip(places, answer["samples"], strict=True))
 
@@ -214,7 +214,7 @@ class AsyncClient:
         if places:
             body = {"query": problem, "documents": [solutions[i] for i in places], "rule": rule}
             answer = await self._post("/v1/rerank", self._with(body))
-            ranked = [(places[one["index"]], one["relevance_score"]) for one in answer["results"]]
+            ranked = [(places[result["index"]], result["relevance_score"]) for result in answer["results"]]
         return [*ranked, *blank][: len(solutions) if top is None else top]
 
     async def continue_(

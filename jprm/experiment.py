@@ -263,7 +263,7 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
         if not isinstance(place, dict) or (leaf not in place and parents != ["objective_options"]):
             known = place if isinstance(place, dict) else tree
             near = [path for path in _paths(tree) if path.rpartition(".")[2] == leaf]
-            near = near or [".".join([*parents, each]) for each in difflib.get_close_matches(leaf, known)]
+            near = near or [".".join([*parents, match]) for match in difflib.get_close_matches(leaf, known)]
             meant = f"did you mean {' or '.join(near)}?" if near else f"the fields there are {', '.join(known)}"
             raise ValueError(f"--set {assignment!r}: {key} is no field; {meant}")
         place[leaf] = value
@@ -317,9 +317,9 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
     names = dict(model if isinstance(model, dict) else {})
     names |= {} if objective.rpartition(":")[0].endswith(".py") else {"objective": objective}
     for field, name in names.items():
-        for one in name if isinstance(name, list) else [name]:  # a pattern of layers names several
-            if isinstance(one, str):
-                check_foreign(one, path_of(path).parent, f"{path}: {field}")
+        for entry in name if isinstance(name, list) else [name]:  # a pattern of layers names several
+            if isinstance(entry, str):
+                check_foreign(entry, path_of(path).parent, f"{path}: {field}")
 
 
 def semantics(experiment: Experiment, log_ratio: float | None) -> str:
@@ -366,7 +366,7 @@ class OptimizerConfig:
             "freeze": [self.freeze],
             "rate_factors": [p for p, _ in self.rate_factors],
         }
-        for field, pattern in ((field, pattern) for field, some in patterns.items() for pattern in some):
+        for field, pattern in ((field, pattern) for field, regexes in patterns.items() for pattern in regexes):
             try:
                 re.compile(pattern)
             except re.error as error:

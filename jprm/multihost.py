@@ -202,7 +202,7 @@ def spread(
     """
     if count() == 1:
         return list(do(items))
-    part = parts(costs or [1.0] * len(items), count())
+    indices = parts(costs or [1.0] * len(items), count())
     said, raised = {}, None
     try:
         said = {"values": list(do(assigned)) if (assigned := own_part(items, costs)) else []}
@@ -211,9 +211,9 @@ def spread(
     told = shared(said)
     if raised is not None:
         raise raised
-    if failed := [i for i, each in enumerate(told) if "error" in each]:
+    if failed := [i for i, answer in enumerate(told) if "error" in answer]:
         raise ValueError(f"process {members()[failed[0]]} failed: {told[failed[0]]['error']}")
-    value = {i: each for some, one in zip(part, told, strict=True) for i, each in zip(some, one["values"], strict=True)}
+    value = {i: x for part, sent in zip(indices, told, strict=True) for i, x in zip(part, sent["values"], strict=True)}
     return [value[i] for i in range(len(items))]
 
 

@@ -81,7 +81,7 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
             return float(value)
     if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and type(value) is kind:
         return value
-    if not isinstance(value, list | dict) and any(typing.get_origin(each) is tuple for each in (kind, *args)):
+    if not isinstance(value, list | dict) and any(typing.get_origin(part) is tuple for part in (kind, *args)):
         raise OptionError(where, f"{value!r} is no list: write {where}='{json.dumps([value])}'")
     wanted = (
         f"one of {', '.join(map(str, args))}"

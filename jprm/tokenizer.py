@@ -351,7 +351,7 @@ def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> Ch
     if template in (None, "", [], {}):
         return None
     if isinstance(template, list):  # of {"name", "template"}
-        template = {str(one.get("name")): one.get("template") for one in template if isinstance(one, Mapping)}
+        template = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, Mapping)}
     named = template if isinstance(template, Mapping) else {"default": template}
     for name, text in named.items():
         if not isinstance(text, str) or len(text) > LONGEST_TEMPLATE:

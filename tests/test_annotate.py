@@ -21,7 +21,7 @@ def simulated(folder, rounds, clock=None):
         for name in stored.config.annotators:
             while event := tasks.next(name, next(times)):
                 tasks.apply(event)
-            task = next((task for task in tasks.of(name) if not task.finish), None)
+            task = next((task for task in tasks.opened_by(name) if not task.finish), None)
             if task is None:
                 continue
             ratings = [truth(node.text) for node in tasks.tree(task).nodes]
@@ -108,7 +108,7 @@ def test_double_gold_and_repeated_chains_come_as_often_as_set(tmp_path):
     pairs = collections.Counter((task.index, task.annotator) for task in fresh)
     assert max(pairs.values()) == 1  # two labellings are of two annotators
     for name in ("ana", "ben"):
-        mine = tasks.of(name)
+        mine = tasks.opened_by(name)
         assert 0.03 < sum(task.pool == "gold" for task in mine) / len(mine) < 0.07
         again = [i for i, task in enumerate(mine) if task.again]
         assert 0.01 < len(again) / len(mine) < 0.035
@@ -244,7 +244,7 @@ def test_studies_are_made_once_and_take_new_annotators(tmp_path):
 def test_a_conflict_changes_nothing(tmp_path):
     tasks = Tasks(study.read(make(tmp_path)))
     tasks.apply(tasks.next("ana", 0.0))
-    (task,) = tasks.of("ana")
+    (task,) = tasks.opened_by("ana")
     before = dict(tasks.by_id)
     event = {"uuid": "x", "kind": "rate", "annotator": "ana", "task": task.id, "step": 3, "rating": 1}
     with pytest.raises(Conflict):

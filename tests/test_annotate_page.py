@@ -126,7 +126,7 @@ def test_a_full_disk_is_said_and_what_the_server_refuses_is_taken_back(page, mon
     monkeypatch.setattr(page.desk.log, "append", append)
     assert len(page.stored()) == 1  # tried again without a key being pressed
     page.wait("document.getElementById('alert').hidden")
-    task = page.desk.tasks.of("ana")[0]
+    task = page.desk.tasks.opened_by("ana")[0]
     page.desk.tasks.apply({"uuid": "elsewhere", "kind": "rate", "annotator": "ana", "task": task.id, "step": 1,
                            "rating": 1, "seconds": 1.0, "time": 1.0})  # fmt: skip
     page.browser.press("1")  # the same step, in this window

@@ -123,12 +123,12 @@ def test_commands_that_drop_or_add_results_are_merged_by_problem(tmp_path):
     results = {f"p{i}": [{"problem": f"p{i}", "k": k} for k in range(i % 3)] for i in range(30)}
     for index in range(4):
         shard = Shard(index, 4)
-        out = shard.of(tmp_path / "out.jsonl")
+        out = shard.part_of(tmp_path / "out.jsonl")
         own = shards.write_input(shard, shards.lines_of(tmp_path / "in.jsonl"), source, out)
         problems = [json.loads(line)["problem"] for line in own.read_bytes().splitlines()]
         write_records(out, itertools.chain.from_iterable(results[problem] for problem in problems))
         shards.write_manifest(shard, out, {}, {"kept": 1, "name": "text"}, seconds=2.0, devices="cpu")
-    merged = shards.merge([Shard(i, 4).of(tmp_path / "out.jsonl") for i in range(4)])
+    merged = shards.merge([Shard(i, 4).part_of(tmp_path / "out.jsonl") for i in range(4)])
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
     assert list(map(json.loads, lines)) == list(itertools.chain.from_iterable(results.values()))
     assert (merged.records, merged.counts, merged.seconds, merged.devices) == (30, {"kept": 4}, 8.0, {"cpu": 4})

@@ -63,8 +63,8 @@ class MLflow:
             self.id = run.id
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "jprm")
-        there = self._client.get_experiment_by_name(name)
-        experiment = there.experiment_id if there else self._client.create_experiment(name)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
         commit = run.config["versions"]["commit"]
         tags = {"mlflow.source.git.commit": commit} if commit else {}
         self.id = self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id

@@ -80,10 +80,10 @@ def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> N
             raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
 
 
-def check_layers(path: str | os.PathLike, there: int, changes: Mapping) -> None:
+def check_layers(path: str | os.PathLike, count: int, changes: Mapping) -> None:
     """Raises ValueError where `changes` requests more layers than the file has."""
-    if changes.get("layers", there) > there:
-        raise ValueError(f"{path}: has {there} layers, not {changes['layers']}")
+    if changes.get("layers", count) > count:
+        raise ValueError(f"{path}: has {count} layers, not {changes['layers']}")
 
 
 def load(

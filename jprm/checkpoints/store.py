@@ -161,8 +161,8 @@ def load_params(
         with _newest(checkpoints) as latest:
             metadata = checkpoints.checkpointables_metadata(latest).metadata["params"]
         wanted = {path: x for path, x in wanted.items() if path not in base}
-        there = wanted if metadata is None else flatten_dict(metadata, sep="/")  # None: damaged, as `restore` says
-        left_out = new_parameters(folder, wanted.keys() - there.keys(), new)
+        present = wanted if metadata is None else flatten_dict(metadata, sep="/")  # None: damaged, as `restore` says
+        left_out = new_parameters(folder, wanted.keys() - present.keys(), new)
         wanted = join({path: x for path, x in wanted.items() if path not in left_out})
         params = restore(checkpoints, {"params": wanted})["params"]
         return join(flatten_dict(params, sep="/"), base), checkpoints.latest.step
@@ -267,8 +267,8 @@ class Staged:
         steps = committed(self.directory)
         kept = {s for s in steps if self._keep_every and s % self._keep_every == 0}
         kept |= set(steps[-self._keep :] if self._keep else steps)
-        there = {file.url.removeprefix(f"{self.directory}/").partition("/")[0] for file in self.directory.files()}
-        for other in there - set(map(str, kept)):
+        uploaded = {file.url.removeprefix(f"{self.directory}/").partition("/")[0] for file in self.directory.files()}
+        for other in uploaded - set(map(str, kept)):
             (self.directory / other).remove_folder(first=MARK)
 
 

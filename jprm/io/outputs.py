@@ -128,10 +128,10 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns which parts of two requests differ, those of a part as `PART.NAME`: none where they ask for the same."""
     names = []
     for name in {**now, **before}:
-        one, other = before.get(name), now.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            names += [f"{name}.{each}" for each in differing(one, other)]
-        elif one != other:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            names += [f"{name}.{inner}" for inner in differing(old, new)]
+        elif old != new:
             names.append(name)
     return names
 
@@ -139,12 +139,12 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def cut(file: Growing, chunk: int) -> int:
     """Cuts the file after its last whole chunk of so many lines; returns how many lines stay."""
     file.seek(0)
-    there = end = 0
+    whole = end = 0
     for count, line in enumerate(iter(file.readline, b""), start=1):
         if count % chunk == 0 and line.endswith(b"\n"):
-            there, end = count, file.tell()
+            whole, end = count, file.tell()
     file.truncate(end)
-    return there
+    return whole
 
 
 def stored_request(output: str | os.PathLike) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class _Walk:
         if isinstance(value, set | frozenset):
             return ["set", sorted(map(self.told, value), key=json.dumps)]
         if isinstance(value, list | tuple):
-            return [self.told(each) for each in value]
+            return [self.told(item) for item in value]
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if isinstance(value, enum.Enum):
@@ -300,7 +300,7 @@ class _Walk:
         if code is None and isinstance(part, types.FunctionType) and name == "__main__":  # of a notebook
             code = _compiled(part.__code__)
         elif code is None and isinstance(part, type) and name == "__main__":
-            code = [_compiled(each.__code__) for each in vars(part).values() if isinstance(each, types.FunctionType)]
+            code = [_compiled(item.__code__) for item in vars(part).values() if isinstance(item, types.FunctionType)]
         if code is not None:
             name = ""  # a file may be copied with its run
         elif name.partition(".")[0] == PACKAGE.name:
@@ -319,8 +319,8 @@ class _Walk:
             return code
         self.files[file] = code
         used = {value if isinstance(value, types.ModuleType) else _home(value) for value in vars(module).values()}
-        modules = [each for each in used if each is not None and not _file(each).startswith(LIBRARIES)]
-        return _hashed([code, [self._module(each) for each in sorted(modules, key=lambda each: each.__name__)]])
+        modules = [other for other in used if other is not None and not _file(other).startswith(LIBRARIES)]
+        return _hashed([code, [self._module(other) for other in sorted(modules, key=lambda other: other.__name__)]])
 
 
 def _hashed(value: Any) -> str:
@@ -350,7 +350,7 @@ def _contents(cell: types.CellType) -> Any:
 
 def _compiled(code: types.CodeType) -> str:
     """Returns a digest of a function that no file holds."""
-    inner = [_compiled(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
+    inner = [_compiled(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return _hashed([code.co_code.hex(), code.co_names, inner])
 
 

@@ -56,7 +56,7 @@ class Shard:
         if not 0 <= self.index < self.count:
             raise ValueError(f"shard {self.index}/{self.count}: the first is 0, the last {self.count - 1}")
 
-    def of(self, path: str | os.PathLike) -> Place:
+    def part_of(self, path: str | os.PathLike) -> Place:
         """Returns the shard's own name of a file."""
         path = path_of(path)
         return path.with_name(f"{path.name}.{self.index:05d}-of-{self.count:05d}")
@@ -75,7 +75,7 @@ def problem_of(line: bytes) -> bytes:
         if isinstance(problem := record.get("problem"), str):
             return problem.encode()
         if isinstance(messages := record.get("messages"), list):
-            return json.dumps([each for each in messages if not _written(each)][:2], sort_keys=True).encode()
+            return json.dumps([message for message in messages if not _written(message)][:2], sort_keys=True).encode()
     return line.strip()
 
 
@@ -180,9 +180,9 @@ def merge(
                         if results[index].rejects(line):
                             rejects.add(line, RecordError(os.fspath(paths[index]), "line", "was rejected", ""))
                         else:
-                            file.write(b"".join(results[index].of(line)))
-                for each in results:
-                    each.check_end()
+                            file.write(b"".join(results[index].results_of(line)))
+                for shard in results:
+                    shard.check_end()
             except ValueError:
                 file.truncate(0)  # leaves nothing
                 raise
@@ -221,7 +221,7 @@ class _Results:
         self._rejects[line] -= refused
         return refused
 
-    def of(self, line: bytes) -> Iterator[bytes]:
+    def results_of(self, line: bytes) -> Iterator[bytes]:
         """Yields the results of a line of the input."""
         problem = problem_of(line)
         while self._next is not None and problem_of(self._next) == problem:
@@ -257,7 +257,7 @@ def _complete(shards: Sequence[str | os.PathLike]) -> tuple[Place, list[Place]]:
         raise ValueError(f"{named[0][1]}: is one of {count:,} shards, and {MOST:,} at most are merged")
     if twice := [index for index, times in doubles.items() if times > 1]:
         raise ValueError(f"{stem}.{twice[0]}-of-{count:05d}: given twice")
-    paths = [Shard(index, count).of(stem) for index in range(count)]
+    paths = [Shard(index, count).part_of(stem) for index in range(count)]
     missing = [path for path in paths if not (path.exists() and _beside(path, ".manifest.json").exists())]
     if missing:
         begun = [path.name for path in missing if _beside(path, ".part").exists() or path.exists()]
@@ -276,8 +276,8 @@ def _beside(path: Place, end: str) -> Place:
 
 def _manifest(path: Place) -> dict[str, Any]:
     file = _beside(path, ".manifest.json")
-    for each in (file, path):
-        each.check_readable()
+    for input_file in (file, path):
+        input_file.check_readable()
     try:
         content = json.loads(file.read_bytes())
         check_version(content["version"], MANIFEST_VERSION, file)
@@ -313,9 +313,9 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
             settings = {"settings": manifest["settings"]}
             about |= settings | {"request": {key: value for key, value in request.items() if key not in stamps}}
         asked.append(about)
-    whole = next((each for each in asked if "request" in each), asked[0])
-    for path, each in zip(paths, asked, strict=True):
-        if differ := differing({key: whole[key] for key in each}, each):
+    whole = next((request for request in asked if "request" in request), asked[0])
+    for path, of_shard in zip(paths, asked, strict=True):
+        if differ := differing({key: whole[key] for key in of_shard}, of_shard):
             raise ValueError(
                 f"{path}: is of another request than the first shard ({', '.join(differ)}). Remove it and its manifest,"
                 " and run its command again"

@@ -75,8 +75,8 @@ def check_named(file: str | os.PathLike, field: str, name: str | os.PathLike, pl
 
     Raises ValueError.
     """
-    bucket, own = (os.fspath(path).split("/")[:3] for path in (name, place or file))
-    if is_remote(name) and bucket != own:
+    bucket, file_bucket = (os.fspath(path).split("/")[:3] for path in (name, place or file))
+    if is_remote(name) and bucket != file_bucket:
         raise ValueError(
             f"{os.fspath(file)}: {field} is the address {os.fspath(name)}, and nothing is downloaded because a file"
             " says so. Copy it to this machine and name its path there, or keep both in one bucket"

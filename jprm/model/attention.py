@@ -216,14 +216,14 @@ def attend_in_blocks(
 def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
     """Attends where tokens are split: each device gathers all keys and values of its rows for its own queries."""
 
-    def own(q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
+    def on_device(q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
         k_BKSH, v_BKSH = (jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in (k_BKTH, v_BKTH))
         return blocks(q_BKGTH, k_BKSH, v_BKSH, rows, first=jax.lax.axis_index("context") * q_BKGTH.shape[3])
 
     queries, keys = spec("batch", "kv_heads", None, "tokens"), spec("batch", "kv_heads", "tokens")
     places = queries, keys, keys, jax.tree.map(lambda x: spec("batch") if x.ndim else spec(), rows)
     arguments = jax.tree.map(jax.sharding.reshard, (q_BKGTH, k_BKTH, v_BKTH, rows), places)
-    return jax.shard_map(own, in_specs=places, out_specs=queries)(*arguments)
+    return jax.shard_map(on_device, in_specs=places, out_specs=queries)(*arguments)
 
 
 def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once: bool, first=0):

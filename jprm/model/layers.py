@@ -169,8 +169,8 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
     """Returns the FLOPs of a call of each kernel that a model's layers use (`Kind.kernels`)."""
-    each = (find(name).kernels(config, rows, tokens, split) for name in names(config))
-    return {name: flops for some in each for name, flops in some.items()}
+    by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
+    return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
 
 def weight_of(role: str) -> Weight:

@@ -298,14 +298,14 @@ def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     if place is None or whole or table_VD.shape[1] == 1 or mesh.size == mesh.shape["data"]:
         return table_VD.at[tokens_BT].get(out_sharding=place)
 
-    def own(table_VD, tokens_BT):
+    def on_device(table_VD, tokens_BT):
         V = table_VD.shape[0]
         index_BT = tokens_BT - jax.lax.axis_index("tensor") * V
         mine_BT1 = ((index_BT >= 0) & (index_BT < V))[..., None]
         return jax.lax.psum(jnp.where(mine_BT1, table_VD[jnp.clip(index_BT, 0, V - 1)], 0), "tensor")
 
     places = spec("vocab", "embed"), spec("replicas")
-    x_BTD = jax.shard_map(own, in_specs=places, out_specs=spec("replicas", None, "embed"))(
+    x_BTD = jax.shard_map(on_device, in_specs=places, out_specs=spec("replicas", None, "embed"))(
         table_VD, jax.sharding.reshard(tokens_BT, places[1])
     )
     for turn in [P(("data", "fsdp"), None, "context"), place] if parts(tokens_BT) > 1 else [place]:
@@ -323,7 +323,7 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
     if parts(x_BTX) == 1:
         return at_slots(x_BTX, index_BS)
 
-    def own(x_BTX, index_BS):
+    def on_device(x_BTX, index_BS):
         T = x_BTX.shape[1]
         index_BS -= jax.lax.axis_index("context") * T
         mine_BSX = jnp.expand_dims((index_BS >= 0) & (index_BS < T), rest)
@@ -331,7 +331,7 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
         return jax.lax.psum(jnp.where(mine_BSX, x_BSX, 0), "context")
 
     places = spec("batch", "tokens"), spec("batch")
-    return jax.shard_map(own, in_specs=places, out_specs=spec("batch"))(
+    return jax.shard_map(on_device, in_specs=places, out_specs=spec("batch"))(
         x_BTX, jax.sharding.reshard(index_BS, places[1])
     )
 

@@ -181,8 +181,8 @@ def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, s
     """Returns a parameter of the layers `at`, stacked."""
     shape = (len(at), *(size[axis] for axis in weight.axes))
     scale = math.prod(size[axis] for axis in weight.inputs) ** -0.5 if weight.inputs else None
-    one = 0.0 if c.centred_norms else 1.0  # the parameter of a norm with factor 1
-    return _param(module, role, shape, scale, one if weight.value is None else weight.value, weight.places)
+    neutral = 0.0 if c.centred_norms else 1.0  # the parameter of a norm with factor 1
+    return _param(module, role, shape, scale, neutral if weight.value is None else weight.value, weight.places)
 
 
 def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, stop: int) -> list[Part]:
@@ -197,15 +197,15 @@ def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, s
 def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
     """Returns what applies a layer to whole rows, for `walk`."""
 
-    def one(x_BTD, layer: Mapping[str, Any], index: int):
+    def body(x_BTD, layer: Mapping[str, Any], index: int):
         def apply(name: str, y_BTD, w):
             return layers.find(name).apply(y_BTD, w, plans[name], layer[name], config)
 
         return block(x_BTD, layer, apply, config, index)
 
     if config.remat == "nothing":
-        return one
-    return jax.checkpoint(one, policy=REMAT[config.remat], prevent_cse=False, static_argnums=2)  # a scan needs no guard
+        return body
+    return jax.checkpoint(body, policy=REMAT[config.remat], prevent_cse=False, static_argnums=2)  # scans need no guard
 
 
 def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]):
@@ -216,7 +216,7 @@ def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]
     Returns x, and the numbers summed over layers.
     """
     places, totals = layers.places(config, parts[0][0], parts[-1][1]), {}
-    for first, stop, one in parts:
+    for first, stop, body in parts:
         period = layers.period(config, first, stop)
         rest = stop - (stop - first) % period
         for start, end, length in ((first, rest, period), (rest, stop, stop - rest)):
@@ -226,15 +226,15 @@ def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]
             inputs = {name: _cut(w, places[name], having[name]) for name, w in stack.items() if name in having}
             if length > 1:
                 inputs = jax.tree.map(lambda x, count=(end - start) // length: _periods(x, count), inputs)
-            x, sums = jax.lax.scan(functools.partial(_period, one, config, start, length), x, inputs)
+            x, sums = jax.lax.scan(functools.partial(_period, body, config, start, length), x, inputs)
             totals |= {name: totals.get(name, 0) + jnp.sum(numbers, axis=0) for name, numbers in sums.items()}
     return x, totals
 
 
-def _cut(w, places: tuple[int, ...], some: tuple[int, ...]):
-    """Returns the part over the layers `some` of a stack over the layers `places`."""
-    start = places.index(some[0])
-    return w if some == places else jax.tree.map(lambda x: x[start : start + len(some)], w)
+def _cut(w, places: tuple[int, ...], kept: tuple[int, ...]):
+    """Returns the part over the layers `kept` of a stack over the layers `places`."""
+    start = places.index(kept[0])
+    return w if kept == places else jax.tree.map(lambda x: x[start : start + len(kept)], w)
 
 
 def _periods(x: Array, count: int) -> Array:
@@ -243,14 +243,14 @@ def _periods(x: Array, count: int) -> Array:
     return jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:]), out_sharding=place)
 
 
-def _period(one: Callable, config: ModelConfig, first: int, length: int, x, stack: Mapping[str, Any]):
+def _period(body: Callable, config: ModelConfig, first: int, length: int, x, stack: Mapping[str, Any]):
     """Carries `x` through one period of the pattern, as `walk` does."""
     if length == 1:
-        return one(x, stack, first)
+        return body(x, stack, first)
     places, totals = layers.places(config, first, first + length), {}
     for index in range(first, first + length):
         at = {name: places[name].index(index) for name in stack if index in places[name]}
-        x, numbers = one(x, {name: jax.tree.map(lambda x, i=i: x[i], stack[name]) for name, i in at.items()}, index)
+        x, numbers = body(x, {name: jax.tree.map(lambda x, i=i: x[i], stack[name]) for name, i in at.items()}, index)
         totals |= {name: totals.get(name, 0) + number for name, number in numbers.items()}
     return x, totals
 
@@ -397,9 +397,9 @@ def init(config: ModelConfig, key: Array) -> dict:
     """Returns random parameters, each created in its place on the mesh that is set."""
     mesh = jax.sharding.get_abstract_mesh()
     shape = (1 if mesh.empty else row_parts(mesh), 1)
-    one = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
-    real = one.astype(jnp.float32)
-    rows = Rows(one, one, one + 1, one, real, real, one, one, one, one > 0, real, one > 0)
+    zeros = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
+    real = zeros.astype(jnp.float32)
+    rows = Rows(zeros, zeros, zeros + 1, zeros, real, real, zeros, zeros, zeros, zeros > 0, real, zeros > 0)
     # Only the reference attention takes rows of one token; parameters do not depend on attention.
     return dict(Model(dataclasses.replace(config, attention="reference")).init(key, rows)["params"])
 

@@ -45,7 +45,7 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
     """
     if not isinstance(rule, str) or rule not in RULES:
         raise ValueError(f"rule is {rule!r}: it must be one of {', '.join(RULES)}")
-    several = bool(len(scores)) and all(np.ndim(each) for each in scores)
+    several = bool(len(scores)) and all(np.ndim(score) for score in scores)
     value_N = chain_scores(scores if several else [scores], rule)[0]
     return value_N if several else float(str(np.float32(value_N[0])))  # 0.8, not float32's 0.800000011920929
 

@@ -161,10 +161,10 @@ class PRM:
         rows.until[0, : len(ids)] = len(ids)
         parts = []
         for first in range(0, max(len(places), 1), size // 2):
-            some = places[first : first + size // 2]
-            rows.step_end[0, : len(some)] = some
+            part = places[first : first + size // 2]
+            rows.step_end[0, : len(part)] = part
             (batch,) = self._batches(rows, rows.step_end, rows.tree, rows.tree)
-            parts.append(np.asarray(self._run(batch, _logits)["logits"])[0, : len(some)])
+            parts.append(np.asarray(self._run(batch, _logits)["logits"])[0, : len(part)])
         return np.concatenate(parts)
 
     def _check_logits(self) -> None:
@@ -290,12 +290,12 @@ class PRM:
     def _prepared(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
         turns = [self.ratio is not None and tree.of_messages for tree in trees]
         token_trees = [
-            token_tree(tree, self.layout, extras=(BEGIN,) * own) for tree, own in zip(trees, turns, strict=True)
+            token_tree(tree, self.layout, extras=(BEGIN,) * turn) for tree, turn in zip(trees, turns, strict=True)
         ]
         for tree in token_trees:
             self.check_length(longest_chain(tree), f"problem {tree.name!r}")
         start = [
-            np.full(len(tree.nodes), own.length_R[0], np.int32) for tree, own in zip(trees, token_trees, strict=True)
+            np.full(len(tree.nodes), flat.length_R[0], np.int32) for tree, flat in zip(trees, token_trees, strict=True)
         ]
         for i in np.flatnonzero(turns).tolist():  # a log ratio is summed only over the turn: see `_sums_of_turns`
             start[i][token_trees[i].node_M] = token_trees[i].extras[BEGIN]
@@ -303,8 +303,8 @@ class PRM:
         start_N, first_K = np.concatenate([*start, [0]]), np.cumsum([0, *map(len, start)])
         rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees, min(row or LONGEST, LONGEST))
         batches = (
-            self._batches(some, start_N[np.where(tree_BS >= 0, first_K[tree_BS] + node_BS, -1)], tree_BS, node_BS)
-            for some, tree_BS, node_BS in rows
+            self._batches(packed, start_N[np.where(tree_BS >= 0, first_K[tree_BS] + node_BS, -1)], tree_BS, node_BS)
+            for packed, tree_BS, node_BS in rows
         )
         return Prepared(trees, token_trees, itertools.chain.from_iterable(batches))
 
@@ -650,9 +650,9 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
 def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
     """Raises MemoryError where a device cannot hold the temporaries of `rows` rows of so many tokens."""
     parts = mesh.size // row_parts(mesh)  # the devices that share a row
-    needed, there = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
-    if there is not None and needed > there:
-        raise MemoryError(f"{needed:,} bytes at least for temporaries, and a device has {there:,}")
+    needed, memory = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
+    if memory is not None and needed > memory:
+        raise MemoryError(f"{needed:,} bytes at least for temporaries, and a device has {memory:,}")
 
 
 def least_bytes(config: ModelConfig, tokens: int, rows: int) -> int:

@@ -222,10 +222,10 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
 
 def _check_reference(tree: ReasoningTree, reference: str) -> None:
     """Raises ValueError where a tree has not this reference's log-probabilities."""
-    there, wanted = tree.extra.get(REFERENCE), pathlib.Path(reference).name
+    recorded, wanted = tree.extra.get(REFERENCE), pathlib.Path(reference).name
     whole = all(REFERENCE in node.extra for node in tree.nodes)
-    if there != wanted or not whole:
-        has = f"log-probabilities of {there!r}" if there and whole else "no log-probabilities of a reference"
+    if recorded != wanted or not whole:
+        has = f"log-probabilities of {recorded!r}" if recorded and whole else "no log-probabilities of a reference"
         raise ValueError(
             f"problem {tree.problem[:60]!r}: it has {has}, and data.extras and `reference` name those of {wanted!r}:"
             " run `jprm label reference` with that model"
@@ -387,7 +387,7 @@ class Streams:
 
     def _shared(self, of_stream: dict[int, Any]) -> list[Any]:
         """Returns what each stream has, of all processes'; two may own one stream, and have the same."""
-        of_all = {int(k): value for some in multihost.shared(of_stream) for k, value in some.items()}
+        of_all = {int(k): value for part in multihost.shared(of_stream) for k, value in part.items()}
         return [of_all[k] for k in range(self._count)]
 
 

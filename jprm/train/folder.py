@@ -56,9 +56,9 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     tokenizer.save(workdir)
 
 
-def check_experiment(path: Place, there: Any, here: Any, free: Collection[str]) -> None:
+def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
     """Raises ValueError where two experiments differ in a field that is not free, as JSON values."""
-    old, new = (flatten_dict(each, sep=".") for each in (there, here))
+    old, new = (flatten_dict(config, sep=".") for config in (recorded, here))
     names = [name for name in sorted(differing(old, new)) if not {name, name.split(".")[0]} & set(free)]
     if names:
         detail = "; ".join(f"{name}: {old.get(name)} there, {new.get(name)} here" for name in names)
@@ -74,15 +74,15 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
     What an earlier release has not written is taken as it is.
     """
     path = workdir / store.DIGESTS
-    there = parse(path.read_bytes(), str(path)) if path.exists() else {}
-    changed = [part for part in differing(there, {**there, **digests}) if part in there]
+    recorded = parse(path.read_bytes(), str(path)) if path.exists() else {}
+    changed = [part for part in differing(recorded, {**recorded, **digests}) if part in recorded]
     if changed and store.saved(workdir):
         raise ValueError(
             f"{path}: {', '.join(changed)} changed since the run started. Restore what the run started with (copies of"
             f" code are in {workdir}), or use another --workdir"
         )
     workdir.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**there, **digests})
+    write_json(path, {**recorded, **digests})
 
 
 def data_digest(path: str) -> str:
@@ -101,9 +101,9 @@ def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:
     with tempfile.TemporaryDirectory() as folder:  # compared as files: they hold all that a tokenizer is
         tokenizer.save(folder)
         for file in sorted(pathlib.Path(folder).iterdir()):
-            there = workdir / file.name
-            if not there.is_file() or there.read_bytes() != file.read_bytes():
+            stored = workdir / file.name
+            if not stored.is_file() or stored.read_bytes() != file.read_bytes():
                 raise ValueError(
-                    f"{there}: is not the tokenizer that {path} holds, and the parameters were trained with it. Set"
+                    f"{stored}: is not the tokenizer that {path} holds, and the parameters were trained with it. Set"
                     f" tokenizer={workdir}, or use another --workdir"
                 )

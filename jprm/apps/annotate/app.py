@@ -175,7 +175,7 @@ async def _next(request: Request) -> Response:
     async with state.one_at_a_time:
         while event := tasks.next(annotator, state.clock()):
             await _store(state, event)
-    mine = tasks.of(annotator)
+    mine = tasks.opened_by(annotator)
     finished = [task for task in mine if task.finish]
     screening = tasks.screening(annotator)
     if screening["passed"] is None:

@@ -63,7 +63,7 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
     """
     state_of = {}
     for name in tasks.study.config.annotators:
-        mine = tasks.of(name)
+        mine = tasks.opened_by(name)
         begun = [task for task in mine if task.acts or task.finish or task.comments]
         opened = [task for task in mine if not task.finish]
         last = max((task.touched for task in mine), default=None)
@@ -131,7 +131,7 @@ def _apart(tasks: Tasks, pair: Sequence[Task]) -> dict[str, Any] | None:
 
 
 def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
-    mine = [task for task in tasks.of(name) if task.finish]
+    mine = [task for task in tasks.opened_by(name) if task.finish]
     work = [task for task in mine if task.pool == "work" and not task.again]
     before = {task.index: task for task in work if task.rated}
     known = [task for task in mine if task.pool == "gold"]

@@ -280,17 +280,19 @@ def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
     return {i: node.label < limit for i, node in enumerate(tree.nodes) if node.label is not None}
 
 
-def alike(tree: ReasoningTree, one: Mapping[int, bool], other: Mapping[int, bool]) -> float:
+def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, bool]) -> float:
     """Returns how far two labellings, of steps as wrong or not, agree.
 
     For a chain that is 1 or 0, whether they have the same first error or none; for a trajectory or a tree with
     alternatives the fraction of the steps that both label, 0 where there is none.
     """
     if ends_at_error(tree):
-        first = (min((step for step, wrong in wrong_at.items() if wrong), default=None) for wrong_at in (one, other))
+        first = (
+            min((step for step, wrong in wrong_at.items() if wrong), default=None) for wrong_at in (labels, others)
+        )
         return float(next(first) == next(first))
-    both = one.keys() & other.keys()
-    return sum(one[step] == other[step] for step in both) / len(both) if both else 0.0
+    both = labels.keys() & others.keys()
+    return sum(labels[step] == others[step] for step in both) / len(both) if both else 0.0
 
 
 class LogFailed(OSError):

@@ -141,7 +141,7 @@ class Tasks:
         for event in events:
             self.apply(event)
 
-    def of(self, annotator: str) -> list[Task]:
+    def opened_by(self, annotator: str) -> list[Task]:
         """Returns the annotator's tasks in the order in which they were opened."""
         return [self.by_id[id] for id in self._of.get(annotator, ())]
 
@@ -188,7 +188,7 @@ class Tasks:
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
         """Returns the event that opens the annotator's next task; None where there are enough, or no more."""
-        mine = self.of(annotator)
+        mine = self.opened_by(annotator)
         if sum(task.finish is None for task in mine) >= AHEAD:
             return None
         place = self._place(annotator, mine, now)
@@ -210,7 +210,7 @@ class Tasks:
         `passed` is None until all are done.
         """
         trees = self.study.trees["screening"]
-        done = [task for task in self.of(annotator) if task.pool == "screening" and task.finish]
+        done = [task for task in self.opened_by(annotator) if task.pool == "screening" and task.finish]
         right = round(sum(map(self.as_known, done)), 2)
         passed = right >= self.study.config.pass_screening * len(trees) if len(done) == len(trees) else None
         return {"tasks": len(trees), "done": len(done), "right": right, "passed": passed}

@@ -177,12 +177,12 @@ def is_required(field: dataclasses.Field) -> bool:
 
 
 def _positional(marks: Sequence[Any]) -> bool:
-    return any(mark is each for mark in marks for each in cast(Any, Positional[int]).__metadata__)
+    return any(mark is marker for mark in marks for marker in cast(Any, Positional[int]).__metadata__)
 
 
 def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -> list[str]:
     """Returns a command's words with today's names of its options."""
-    words, given, last, more = [], set(), None, f"; `{command} --help` explains all"
+    words, passed, last, more = [], set(), None, f"; `{command} --help` explains all"
     for word in args:
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or name == "help" or name.startswith("tyro-"):
@@ -200,13 +200,13 @@ def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -
             near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
             meant = f". Did you mean {' or '.join(f'--{option}' for option in near)}?" if near else more
             raise ValueError(f"{command} has no option {word.partition('=')[0]}{meant}")
-        given.add(name)
+        passed.add(name)
         words.append(f"--{name}{equals}{value}")
         if equals:
             last.check(value)
             last = None
     if not {"-h", "--help"} & set(args):
-        missing = [f"--{x.name} {x.metavar}".strip() for x in options.values() if x.required and x.name not in given]
+        missing = [f"--{x.name} {x.metavar}".strip() for x in options.values() if x.required and x.name not in passed]
         if missing:
             raise ValueError(f"{command}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing{more}")
     return words

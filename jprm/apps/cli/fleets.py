@@ -122,7 +122,9 @@ def _in_shards(
         workers = how.workers or (1, 1)
         for _ in run_shards(lambda number: run(shards.Shard(number, count)), count, workers=workers, **resources):
             bar.add()
-    merge(tuple(os.fspath(shards.Shard(number, count).of(output)) for number in range(count)), input=source["input"])
+    merge(
+        tuple(os.fspath(shards.Shard(number, count).part_of(output)) for number in range(count)), input=source["input"]
+    )
 
 
 def _counted(work: Work, part: Part) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def _run_shard(
 ) -> None:
     """Does a shard and writes its manifest. One without a record has an empty output."""
     begun = time.monotonic()
-    part = Part(None, shard.of(output), [shard.of(path) for path in more])
+    part = Part(None, shard.part_of(output), [shard.part_of(path) for path in more])
     part.input = shards.write_input(shard, _lines(path_of(source["input"])), source, part.output, unit)
     empty = next(shards.lines_of(part.input), None) is None
     if empty:

@@ -173,7 +173,7 @@ def grid(settings: Sequence[str]) -> dict[str, Point]:
         raise ValueError("--set gives no field several values: write a.b=value,value,..., or use `jprm train`")
     points = {}
     for point in itertools.product(*axes):
-        varied = [one for one, axis in zip(point, axes, strict=True) if len(axis) > 1]
+        varied = [field for field, axis in zip(point, axes, strict=True) if len(axis) > 1]
         points[re.sub(r"[^\w.,=+-]", "_", ",".join(varied))] = point
     if len(points) < len(list(itertools.product(*axes))):
         raise ValueError("--set: two values differ only in characters that a folder's name does not hold; rename one")
@@ -236,10 +236,10 @@ def finished(folder: Place, experiment: Experiment) -> bool:
     result = folder / "result.json"
     if not result.is_file() or not (folder / RUN).is_file():
         return False
-    there = read(folder / RUN)
-    streams = experiment.data.streams or there.data.streams  # a run writes how many it has where none are named
+    recorded = read(folder / RUN)
+    streams = experiment.data.streams or recorded.data.streams  # a run writes how many it has where none are named
     experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, streams=streams))
-    return json.loads(result.read_bytes())["step"] >= experiment.steps and there == experiment
+    return json.loads(result.read_bytes())["step"] >= experiment.steps and recorded == experiment
 
 
 # ------------------------------------------------------------------------------------------------------------ jprm plan
@@ -313,17 +313,17 @@ def plan(
         check_output(to, experiment)
     if rl and (scoring or search):
         raise ValueError("--rl plans one update: leave out --scoring and --search")
-    there = find(topology, slices)
+    slice_ = find(topology, slices)
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
         if rl:
-            planned = updates.plan(load(experiment, set_, RLExperiment), there, say)
+            planned = updates.plan(load(experiment, set_, RLExperiment), slice_, say)
             shown = updates.tables(planned)
         elif search:
-            plans, best = steps.search(loaded(experiment, set_), there, say=say, scoring=scoring)
+            plans, best = steps.search(loaded(experiment, set_), slice_, say=say, scoring=scoring)
             planned, shown = {"plans": plans, "best": best}, steps.tables_of_search(plans, best)
         else:
-            planned = steps.plan(loaded(experiment, set_), there, say=say, scoring=scoring)
+            planned = steps.plan(loaded(experiment, set_), slice_, say=say, scoring=scoring)
             shown = steps.tables(planned)
     show(shown)
     if to is not None:

@@ -80,12 +80,12 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
     Raises FileNotFoundError without XLA's compiler for GPUs.
     """
     mesh = make_mesh(MeshConfig(), devices(find("h100-1")))
-    there = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
+    stored = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
     report = {"compiled_for": "h100-1", "cards": CARDS, "usable": USABLE, "cells": {}}
     for size, way, tokens in itertools.product(SHAPES, WAYS, TOKENS):
         config = experiment(size, way, tokens)
         name, asked = f"{config.name}, {tokens}", digest(repr(config))
-        cell = there.get("cells", {}).get(name)
+        cell = stored.get("cells", {}).get(name)
         if not cell or cell["asked"] != asked:
             say(f"compiling {name} tokens")
             scoring = way.startswith("scoring")

@@ -132,9 +132,9 @@ def plan(
     }  # fmt: skip
 
 
-def together(config: RLExperiment, one: str, other: str) -> bool:
+def together(config: RLExperiment, first: str, second: str) -> bool:
     """Says whether a device holds or runs both: two parts or programs of an update."""
-    return not config.sampling_hosts or (one in SAMPLED) == (other in SAMPLED)
+    return not config.sampling_hosts or (first in SAMPLED) == (second in SAMPLED)
 
 
 def in_all(work: Mapping[str, float], packing: float, apart: bool, reached: float = 1.0) -> float:
@@ -207,12 +207,12 @@ def programs(
         times = -(-tokens // (width.size * prm.data.tokens))
         runs["scoring"] = PlannedProgram({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
     for name, sizes in {"prefill": depths(sampler_model), "decode": (sampler_model.layers,)}.items():
-        some = [
+        of_depths = [
             _sampling(config, *shallow(copied, sampler_model, layers), sampler_mesh, problems)[name] for layers in sizes
         ]
-        variants = {layers: layers_of[:2] for layers, layers_of in zip(sizes, some, strict=True)}
+        variants = {layers: layers_of[:2] for layers, layers_of in zip(sizes, of_depths, strict=True)}
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
-        runs[name] = PlannedProgram(variants, resident["sampler"] - unused, some[0][2], sampler_mesh, host)
+        runs[name] = PlannedProgram(variants, resident["sampler"] - unused, of_depths[0][2], sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
@@ -310,7 +310,7 @@ def _sampling(
     rows_B = prompts * m
     prompt = params, model, rows(distinct, size), rows(distinct), rows(prompts)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        past = jax.eval_shape(lambda params, *some: decode.prefill(params, model, *some), params, *prompt[2:])
+        past = jax.eval_shape(lambda params, *inputs: decode.prefill(params, model, *inputs), params, *prompt[2:])
         cache = jax.eval_shape(lambda: decode.empty_cache(model, rows_B, room))
         key_B = jax.eval_shape(decode.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
     samples = decode.Samples(

@@ -170,17 +170,17 @@ def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str
     orders.append(np.random.default_rng(0).permutation(len(items)))
     size = [len(dump(item).encode()) for item in items]
     taken: set[int] = set()
-    there: set[int] = set()
+    shown: set[int] = set()
     room = BYTES
     for i in itertools.chain.from_iterable(zip(*orders, strict=True)):
         i = int(i)
         p: int = items[i]["p"]
-        cost = size[i] + (0 if p in there else len(problems[p].encode()))
+        cost = size[i] + (0 if p in shown else len(problems[p].encode()))
         if i not in taken and cost <= room:
             taken.add(i)
-            there.add(p)
+            shown.add(p)
             room -= cost
-    place = {p: new for new, p in enumerate(sorted(there))}
+    place = {p: new for new, p in enumerate(sorted(shown))}
     return {
         "problems": [problems[p] for p in place],
         "items": [items[i] | {"p": place[items[i]["p"]]} for i in sorted(taken)],

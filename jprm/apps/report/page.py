@@ -154,8 +154,10 @@ def embedded(data: Any) -> str:
 
 def glance(models: Sequence[Model]) -> list[str | Table]:
     """Returns what the page says before all else, by the benchmarks that all models have."""
-    there = [benchmark for name, benchmark in registered().items() if all(name in model.results for model in models)]
-    return [block for benchmark in there for block in benchmark.glance(models)]
+    everywhere = [
+        benchmark for name, benchmark in registered().items() if all(name in model.results for model in models)
+    ]
+    return [block for benchmark in everywhere for block in benchmark.glance(models)]
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:

@@ -89,9 +89,11 @@ def _rows(groups: Sequence[Group], figure: str) -> Iterator[Row]:
         else:
             same = sorted(first[0].seeds) == sorted(group.seeds)
             sides = (first[1], first[0].seeds), (runs, group.seeds)
-            one, other = ([x for _, x in sorted(zip(s, r, strict=True), key=lambda p: p[0])] for r, s in sides)
-            less = difference_of_runs(other, one, same_seeds=same)
-            less_over = _over(min(len(one), len(other)), runs[0].groups)
+            first_runs, group_runs = (
+                [x for _, x in sorted(zip(s, r, strict=True), key=lambda p: p[0])] for r, s in sides
+            )
+            less = difference_of_runs(group_runs, first_runs, same_seeds=same)
+            less_over = _over(min(len(first_runs), len(group_runs)), runs[0].groups)
         values = [run.value for run in runs]
         spread = float(np.std(values, ddof=1)) if len(runs) > 1 else math.nan
         over = _over(len(runs), runs[0].groups)

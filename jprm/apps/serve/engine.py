@@ -151,8 +151,8 @@ class Programs:
             with self._one:
                 cache.warm_up()
         self.prefixes = True
-        there = ", ".join(f"{tokens:,}" for tokens in self.lengths if tokens in self.seconds)
-        say(f"compiled for rows of {there} tokens in {sum(self.seconds.values()):.1f} s")
+        lengths = ", ".join(f"{tokens:,}" for tokens in self.lengths if tokens in self.seconds)
+        say(f"compiled for rows of {lengths} tokens in {sum(self.seconds.values()):.1f} s")
 
     def _compile(self, tokens: int) -> None:
         if tokens in self.seconds or tokens in self.failed:

@@ -196,13 +196,13 @@ def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
     """
     if not sent:
         return None
-    given = {"name": sent} if isinstance(sent, str) else sent
-    if given.get("name") not in [*CREDITS]:
-        raise Refusal(400, f"credit.name is {given.get('name')!r}: use {', '.join(CREDITS)}", "credit")
-    if unknown := sorted(given.keys() - {"name", *OPTIONS}):
+    settings = {"name": sent} if isinstance(sent, str) else sent
+    if settings.get("name") not in [*CREDITS]:
+        raise Refusal(400, f"credit.name is {settings.get('name')!r}: use {', '.join(CREDITS)}", "credit")
+    if unknown := sorted(settings.keys() - {"name", *OPTIONS}):
         raise Refusal(400, f"credit.{unknown[0]} is not known: options are {', '.join(OPTIONS)}", "credit")
     try:
-        config = from_json(CreditConfig, {"advantage": "reinforce", "norm": "sequence"} | given, "credit")
+        config = from_json(CreditConfig, {"advantage": "reinforce", "norm": "sequence"} | settings, "credit")
         config.check(prm.scale, prm.name)
         return config
     except ValueError as error:
@@ -212,8 +212,8 @@ def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
 def _tokenizer(tokenizers: Mapping[str, Tokenizer], name: str) -> Tokenizer | None:
     """Returns the tokenizer of a name, the first one for ""; None where the server has none."""
     if name and name not in tokenizers:
-        there = f"use {', '.join(tokenizers)}" if tokenizers else "start the server with --tokenizer"
-        raise Refusal(400, f"there is no tokenizer {name!r}: {there}", "tokenizer")
+        remedy = f"use {', '.join(tokenizers)}" if tokenizers else "start the server with --tokenizer"
+        raise Refusal(400, f"there is no tokenizer {name!r}: {remedy}", "tokenizer")
     return tokenizers[name] if name else next(iter(tokenizers.values()), None)
 
 
@@ -354,11 +354,11 @@ def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree],
     trees: list[ReasoningTree] = []
     chains: list[Place] = [(-1, np.zeros(0, np.int64))] * len(samples)
     for in_tree in members.values():
-        own = [tree for i in in_tree if (tree := samples[i].tree) is not None]
-        if own[0].of_messages:  # its chat template reads a whole path
-            tree, node_N = own[0], np.array(own[0].steps, np.int64)
+        own_trees = [tree for i in in_tree if (tree := samples[i].tree) is not None]
+        if own_trees[0].of_messages:  # its chat template reads a whole path
+            tree, node_N = own_trees[0], np.array(own_trees[0].steps, np.int64)
         else:
-            tree, node_N = one_tree(own)
+            tree, node_N = one_tree(own_trees)
         ends = np.cumsum([len(samples[i].steps) for i in in_tree])
         for i, node_P in zip(in_tree, np.split(node_N, ends[:-1]), strict=True):
             chains[i] = len(trees), node_P

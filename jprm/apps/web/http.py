@@ -211,11 +211,11 @@ def json_in(text: bytes, where: str) -> Any:
     value = parse(text, where)
     inner, count = [value], 0
     for _ in range(DEEPEST):
-        parents = [one for one in inner if isinstance(one, dict | list)]
+        parents = [value for value in inner if isinstance(value, dict | list)]
         if (count := count + len(parents)) > MOST:
             raise Refusal(413, f"{where}: holds more than {MOST:,} objects and lists: send it in parts")
         inner = [child for parent in parents for child in (parent.values() if isinstance(parent, dict) else parent)]
-    if any(isinstance(one, dict | list) for one in inner):
+    if any(isinstance(value, dict | list) for value in inner):
         raise Refusal(400, f"{where}: objects and lists are nested more than {DEEPEST} deep")
     return value
 
@@ -271,13 +271,13 @@ def read_request(kind: type[A], sent: Mapping[str, Any], within: str = "") -> A:
     Raises Refusal (400), naming the field, for one that is absent, of another type, out of bounds or unknown.
     """
     fields, kinds = fields_of(kind), {}
-    given = {name: value for name, value in sent.items() if value is not None and (kind.closed or name in fields)}
+    present = {name: value for name, value in sent.items() if value is not None and (kind.closed or name in fields)}
     for name, (choices, _, default) in fields.items():
         kinds[name] = functools.reduce(operator.or_, (list if typing.get_origin(x) is Sequence else x for x in choices))
-        if default is dataclasses.MISSING and name not in given:
+        if default is dataclasses.MISSING and name not in present:
             raise Refusal(400, f"{name} is absent", within or name)
     try:
-        values = values_of(kinds, given, within)
+        values = values_of(kinds, present, within)
     except OptionError as error:
         raise Refusal(400, str(error), within or error.field) from None
     for name, value in values.items():

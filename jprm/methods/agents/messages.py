@@ -52,8 +52,8 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
         normal["content"] = refusal
     for key, said in (("refusal", refusal), ("reasoning_content", thoughts)):
         if said and message.get("role") != "assistant":
-            given = next((name for name in THOUGHTS if message.get(name)), key) if key == "reasoning_content" else key
-            raise RecordError(where, f"{field}.{given}", f"is of the {message.get('role')}",
+            sent_as = next((name for name in THOUGHTS if message.get(name)), key) if key == "reasoning_content" else key
+            raise RecordError(where, f"{field}.{sent_as}", f"is of the {message.get('role')}",
                               "Only the assistant's is read.")  # fmt: skip
     if thoughts or message.get("reasoning_content") is not None:
         normal["reasoning_content"] = thoughts
@@ -163,11 +163,11 @@ def _normal_call(call: Any, where: str, field: str) -> Any:
     if not isinstance(function := call.get("function"), Mapping):
         return call
     place = field + ".function.arguments"
-    given = function.get("arguments")
-    arguments = decoded(given, where, place)
+    sent = function.get("arguments")
+    arguments = decoded(sent, where, place)
     arguments = {} if arguments is None else arguments
     if not isinstance(arguments, Mapping):
-        reason = f"is JSON text of {type_name(arguments)}" if isinstance(given, str) else f"is {type_name(arguments)}"
+        reason = f"is JSON text of {type_name(arguments)}" if isinstance(sent, str) else f"is {type_name(arguments)}"
         raise RecordError(where, place, f"{reason}, not an object", "Write an object of the tool's parameters.")
     try:
         dump(arguments).encode()

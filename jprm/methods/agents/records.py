@@ -217,8 +217,8 @@ def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where
     if marks and message["role"] != "assistant":
         reason = f"is of the {message['role']}, whose messages are context"
         raise RecordError(where, f"{field}.{marks[0]}", reason, "Only turns of the assistant have one.")
-    one, many = ("label", "score"), ("labels", "scores")
-    for key, other in zip(many, one, strict=True) if segment == "turn" else zip(one, many, strict=True):
+    single, many = ("label", "score"), ("labels", "scores")
+    for key, other in zip(many, single, strict=True) if segment == "turn" else zip(single, many, strict=True):
         if key in message:
             reason = f"is there, and `segment` is {segment!r}"
             raise RecordError(where, f"{field}.{key}", reason, f"Write `{other}`, or another `segment`.")
@@ -445,11 +445,11 @@ def _nodes_of_message(message: Mapping[str, Any], parent: int, start: int, segme
         return [Node(parent, content_of(message), extra=extra or NONE, role=role)]
     texts = steps_of(message, segment)
     columns: dict[str, list] = {}
-    for one, many in (("label", "labels"), ("score", "scores")):
-        key = one if segment == "turn" else many
+    for single, many in (("label", "labels"), ("score", "scores")):
+        key = single if segment == "turn" else many
         values = [message.get(key)] if segment == "turn" else message.get(key) or []
-        columns[one] = list(values) or [None] * len(texts)
-        if any(value is not None for value in columns[one]):
+        columns[single] = list(values) or [None] * len(texts)
+        if any(value is not None for value in columns[single]):
             del extra[key]
     outputs: Mapping[str, Any] = NONE
     if are_outputs(extra.get("outputs"), None if segment == "turn" else len(texts)):
@@ -475,12 +475,12 @@ def _record_of_message(parts: Sequence[Node], segment: str) -> dict[str, Any]:
     text = "".join(part.text for part in parts)
     content = [{"type": "text", "text": part.text} for part in parts] if segment == "parts" and last.continues else text
     record: dict[str, Any] = {"role": first.role, "content": first.extra.get("content", content)}
-    for one, many in (("label", "labels"), ("score", "scores")):
-        values = [getattr(part, one) for part in parts]
+    for single, many in (("label", "labels"), ("score", "scores")):
+        values = [getattr(part, single) for part in parts]
         if any(value is not None for value in values):
-            if one == "score" and None in values:
+            if single == "score" and None in values:
                 raise ValueError("a turn has a score at every step or at none")
-            record |= {one: values[0]} if segment == "turn" else {many: values}
+            record |= {single: values[0]} if segment == "turn" else {many: values}
     if first.outputs:
         names = first.outputs
         record["outputs"] = {n: names[n] if segment == "turn" else [p.outputs[n] for p in parts] for n in names}

@@ -117,15 +117,15 @@ def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: st
     if isinstance(message, Mapping):
         key, within = response.get("id"), field + ".tool_call_metadata.model_response"
         calls = list_of(message.get("tool_calls") or [], where, within)
-        made = next((call for call in calls if isinstance(call, Mapping) and call.get("id") == call_id), None)
-        if made is None:
+        called = next((call for call in calls if isinstance(call, Mapping) and call.get("id") == call_id), None)
+        if called is None:
             raise RecordError(where, within, f"has no call {call_id!r}", "Is the file whole?")
         if said.holds(key):
-            said.write(key, call=made)
+            said.write(key, call=called)
         else:
             content = message.get("content")
             text = "" if content is None else text_of_parts(content, where, within)
-            said.write(key, text, str(message.get("reasoning_content") or ""), made)
+            said.write(key, text, str(message.get("reasoning_content") or ""), called)
         return []
     thought = str(arguments.get("thought") or "")
     if kind == "message":

@@ -108,9 +108,9 @@ def send(kind: str, input: str | os.PathLike, output: str | os.PathLike, to: str
     with continued(output, request) as part:
         if part is None:
             return f"{output}: all {total} trajectories were sent before"
-        done = there = cut(part, 1)
-        with Bar(f"sending to {to}", total, there) as bar:
-            for trace in islice(traces_of(input), there, None):
+        done = sent_before = cut(part, 1)
+        with Bar(f"sending to {to}", total, sent_before) as bar:
+            for trace in islice(traces_of(input), sent_before, None):
                 try:
                     sender(trace)
                 except OSError as error:
@@ -122,7 +122,9 @@ def send(kind: str, input: str | os.PathLike, output: str | os.PathLike, to: str
                 done += 1
                 bar.add()
         finish(part, path_of(output), request)
-    return f"{output}: {done - there} trajectories sent" + (f" ({there} were sent before)" if there else "")
+    return f"{output}: {done - sent_before} trajectories sent" + (
+        f" ({sent_before} were sent before)" if sent_before else ""
+    )
 
 
 def traces_of(path: str | os.PathLike, known: bool = False) -> Iterator[Trace]:

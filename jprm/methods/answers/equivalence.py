@@ -91,29 +91,29 @@ Same = Callable[[str, str], bool]
 
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
     """Returns whether an answer equals the true one; False if either is absent. Thread-safe."""
-    one, two = forms.canonical_answer(truth), forms.canonical_answer(answer)
-    if one is None or two is None:
+    left, right = forms.canonical_answer(truth), forms.canonical_answer(answer)
+    if left is None or right is None:
         return False
-    if one == two and not (isinstance(truth, str) and isinstance(answer, str)):
+    if left == right and not (isinstance(truth, str) and isinstance(answer, str)):
         return True
-    one = truth.strip() if isinstance(truth, str) else one
-    two = answer.strip() if isinstance(answer, str) else two
-    return one == two or _same(one, two, limit_s)
+    left = truth.strip() if isinstance(truth, str) else left
+    right = answer.strip() if isinstance(answer, str) else right
+    return left == right or _same(left, right, limit_s)
 
 
 @functools.lru_cache(1 << 16)
-def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0) -> bool:
-    def same(one: str | float, two: str | float) -> bool:
-        return _same(one, two, limit_s, depth + 1)
+def _same(truth: str | float, answer: str | float, limit_s: float, depth: int = 0) -> bool:
+    def same(left: str | float, right: str | float) -> bool:
+        return _same(left, right, limit_s, depth + 1)
 
-    one, two = forms.number_of(truth), forms.number_of(given)
-    if one and two:
-        return _same_number(one, two)
-    if one and isinstance(given, str) and _COMMA.fullmatch(given):
-        return same(truth, given.replace(".", "").replace(",", "."))
-    text, other = str(truth), str(given)
+    left, right = forms.number_of(truth), forms.number_of(answer)
+    if left and right:
+        return _same_number(left, right)
+    if left and isinstance(answer, str) and _COMMA.fullmatch(answer):
+        return same(truth, answer.replace(".", "").replace(",", "."))
+    text, other = str(truth), str(answer)
     if max(len(text), len(other)) > forms.LONGEST:
-        return forms.canonical_answer(truth) == forms.canonical_answer(given)
+        return forms.canonical_answer(truth) == forms.canonical_answer(answer)
     text, other = forms.normal(text), forms.normal(other)
     if forms.squeezed(text) == forms.squeezed(other):
         return bool(text)
@@ -137,16 +137,16 @@ def _same(truth: str | float, given: str | float, limit_s: float, depth: int = 0
     return bool(library.compare(text, other, limit_s))
 
 
-def _same_number(one: forms.Number, two: forms.Number) -> bool:
-    if forms.clash(one.unit, two.unit):
-        (base, size), (base2, size2) = forms.size_of(one.unit), forms.size_of(two.unit)
+def _same_number(left: forms.Number, right: forms.Number) -> bool:
+    if forms.clash(left.unit, right.unit):
+        (base, size), (base2, size2) = forms.size_of(left.unit), forms.size_of(right.unit)
         if base != base2:
             return False
-        one, two = one._replace(value=one.value * size), two._replace(value=two.value * size2)
-    rounded = one.rounded or two.rounded
-    if one.percent == two.percent:
-        return _near(one.value, two.value, rounded)
-    percentage, other = (one.value, two.value) if one.percent else (two.value, one.value)
+        left, right = left._replace(value=left.value * size), right._replace(value=right.value * size2)
+    rounded = left.rounded or right.rounded
+    if left.percent == right.percent:
+        return _near(left.value, right.value, rounded)
+    percentage, other = (left.value, right.value) if left.percent else (right.value, left.value)
     return _near(percentage, other, rounded) or _near(percentage / 100, other, rounded)
 
 
@@ -166,17 +166,17 @@ def _near(a: Fraction, b: Fraction, rounded: bool) -> bool:
 def _times(text: str, other: str, same: Same) -> bool | None:
     """Compares times of day, of which one at least says which half of the day it is in."""
     text, other = _NOON.get(text.lower(), text), _NOON.get(other.lower(), other)
-    one, two = _TIME.fullmatch(text), _TIME.fullmatch(other)
-    if one and two:
-        return _minutes(one) == _minutes(two)
-    half = one or two
+    left, right = _TIME.fullmatch(text), _TIME.fullmatch(other)
+    if left and right:
+        return _minutes(left) == _minutes(right)
+    half = left or right
     if half is None:
         return None
-    if clock := _CLOCK.fullmatch(other if one else text):
+    if clock := _CLOCK.fullmatch(other if left else text):
         minutes = 60 * int(clock[1]) + int(clock[2])
         if int(clock[1]) in (0, *range(13, 24)):
             return _minutes(half) == minutes
-        if two:  # a true 7:05 may be in either half, and a true 7 pm is no 7:00
+        if right:  # a true 7:05 may be in either half, and a true 7 pm is no 7:00
             return (_minutes(half) - minutes) % (12 * 60) == 0
     return None if half[2] else False
 
@@ -194,20 +194,20 @@ def _letters(text: str, other: str, same: Same) -> bool | None:
 
 def _choices(text: str, other: str, same: Same) -> bool | None:
     """Compares letters of a multiple choice, with or without the text of the choice."""
-    truth, given = _choice(text), _choice(other)
+    truth, answer = _choice(text), _choice(other)
     if truth is None:
         return _text_of_choice(text, other, same)
     letter, rest = _letter(truth), truth[4].strip()
-    if given is None:
+    if answer is None:
         return same(rest, other) if rest and len(other) > 1 else None
-    behind = given[4].strip()
+    behind = answer[4].strip()
     if re.match(r"(?:or|and|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_])", behind) and text != letter + rest:
         return None if rest else False
     if not rest and re.match(r"(?:or|and|nor|not)\b|\(?[A-J]\)?(?![a-zA-Z])|[-+*/=^<>_]", behind):
         return False
-    if rest and behind and given[3]:
+    if rest and behind and answer[3]:
         return None  # lists: A, B
-    return letter == _letter(given)
+    return letter == _letter(answer)
 
 
 def _choice(text: str) -> re.Match[str] | None:
@@ -221,9 +221,9 @@ def _letter(choice: re.Match[str]) -> str:
 
 def _text_of_choice(text: str, other: str, same: Same) -> bool | None:
     """Compares the true text of a choice with a letter and its text: 15 and "(C) 15"."""
-    given = _CHOICE.match(other)
-    if given and not given[3] and _letter(given) <= "J" and given[4].strip() and re.match(r"\(?[A-J]", other):
-        return same(text, given[4].strip())
+    choice = _CHOICE.match(other)
+    if choice and not choice[3] and _letter(choice) <= "J" and choice[4].strip() and re.match(r"\(?[A-J]", other):
+        return same(text, choice[4].strip())
     return None
 
 
@@ -245,16 +245,16 @@ def _bare_words(text: str) -> list[str]:
 
 _NO_SOLUTION = {
     "\\emptyset",
-    *(f"no {of}{what}{s}" for of in ("", "real ") for what in ("solution", "root") for s in ("", "s")),
+    *(f"no {kind}{what}{s}" for kind in ("", "real ") for what in ("solution", "root") for s in ("", "s")),
 }
 
 
 def _bases(text: str, other: str, same: Same) -> bool | None:
     """Compares numerals in a base: by digits and base, which must be written in both."""
-    one, two = _BASE.fullmatch(text), _BASE.fullmatch(other)
-    if one and two:
-        return _numeral(one) == _numeral(two)
-    return False if one or two else None
+    left, right = _BASE.fullmatch(text), _BASE.fullmatch(other)
+    if left and right:
+        return _numeral(left) == _numeral(right)
+    return False if left or right else None
 
 
 def _numeral(m: re.Match[str]) -> tuple[str, str]:
@@ -264,19 +264,19 @@ def _numeral(m: re.Match[str]) -> tuple[str, str]:
 
 def _relations(text: str, other: str, same: Same) -> bool | None:
     """Compares `> 5`: the sign of the relation must be written in both."""
-    one, two = _RELATION.match(text), _RELATION.match(other)
-    if one and two:
-        return one[1] == two[1] and same(one[2], two[2])
-    return False if one or two else None
+    left, right = _RELATION.match(text), _RELATION.match(other)
+    if left and right:
+        return left[1] == right[1] and same(left[2], right[2])
+    return False if left or right else None
 
 
 def _ranges(text: str, other: str, same: Same) -> bool | None:
     """Compares inequalities of one symbol with intervals, and with others. A true (1,2) may be a point, and is none."""
-    (one, symbol), (two, symbol2) = _intervals(text), _intervals(other)
-    if one and two:
-        return same(one, two) if symbol == symbol2 else None
-    if one and _INTERVALS.fullmatch(other) or two and _INTERVALS.fullmatch(text) and not _POINT.fullmatch(text):
-        return same(one or text, two or other)
+    (left, symbol), (right, symbol2) = _intervals(text), _intervals(other)
+    if left and right:
+        return same(left, right) if symbol == symbol2 else None
+    if left and _INTERVALS.fullmatch(other) or right and _INTERVALS.fullmatch(text) and not _POINT.fullmatch(text):
+        return same(left or text, right or other)
     return None
 
 
@@ -313,16 +313,16 @@ def _intervals(text: str) -> tuple[str, str]:
 
 def _assignments(text: str, other: str, same: Same) -> bool | None:
     """Compares `x = 2, y = 5` with (2,5) and with `y = 5, x = 2`; and `x = 1, x = 2` with 1, 2."""
-    one, two = _values_of(text), _values_of(other)
-    if not one and not two or not (one and two) and "=" in (other if one else text):
+    left, right = _values_of(text), _values_of(other)
+    if not left and not right or not (left and right) and "=" in (other if left else text):
         return None
-    if one and two:
-        if dict(one).keys() != dict(two).keys():
+    if left and right:
+        if dict(left).keys() != dict(right).keys():
             return None
-        if len(dict(one)) == len(one) == len(two):
-            return all(same(a[1], b[1]) for a, b in zip(sorted(one), sorted(two), strict=True))
-    as_tuple = "(" in (text[:1], other[:1]) and len(one or two) == len(dict(one or two))
-    return same(_bare(one, as_tuple) or text, _bare(two, as_tuple) or other)
+        if len(dict(left)) == len(left) == len(right):
+            return all(same(a[1], b[1]) for a, b in zip(sorted(left), sorted(right), strict=True))
+    as_tuple = "(" in (text[:1], other[:1]) and len(left or right) == len(dict(left or right))
+    return same(_bare(left, as_tuple) or text, _bare(right, as_tuple) or other)
 
 
 def _values_of(text: str) -> list[tuple[str, str]]:
@@ -342,13 +342,13 @@ def _alternatives(text: str, other: str, same: Same) -> bool | None:
     if not _JOIN.search(text) and not _JOIN.search(other):
         return None
     parts = [part for part in _JOIN.split(other)[::2] if part]
-    one, two = (
+    left, right = (
         _NAME_OF_EACH.sub("", _JOIN.sub(", ", re.sub(r"\A(?:either|both)\s+", "", side))) for side in (text, other)
     )
-    if _PROSE.search(_unworded(two)) and not all(map(forms.number_of, parts)):
+    if _PROSE.search(_unworded(right)) and not all(map(forms.number_of, parts)):
         return False
-    if "," in one or "\\pm" in text:
-        return same(one, two)
+    if "," in left or "\\pm" in text:
+        return same(left, right)
     return len(parts) > 1 and all(same(text, part) for part in parts)
 
 
@@ -384,13 +384,13 @@ def _names(text: str, other: str, same: Same) -> bool | None:
         text, other = _LETTERED.sub("", text), _LETTERED.sub("", other)
         if text[:1] + other[:1] == "((":
             return same(text, other)
-    one, two = _NAMED.match(text), _NAMED.match(other)
-    if one and two and forms.squeezed(text[: one.start(1)]) == forms.squeezed(other[: two.start(1)]):
-        return same(one[1], two[1])
-    if one and not _RELATED.search(other):
-        return same(one[1], other)
-    if two and not _RELATED.search(text):
-        return same(text, two[1])
+    left, right = _NAMED.match(text), _NAMED.match(other)
+    if left and right and forms.squeezed(text[: left.start(1)]) == forms.squeezed(other[: right.start(1)]):
+        return same(left[1], right[1])
+    if left and not _RELATED.search(other):
+        return same(left[1], other)
+    if right and not _RELATED.search(text):
+        return same(text, right[1])
     return None
 
 

@@ -339,10 +339,10 @@ def _last_value(text: str) -> int:
     return last
 
 
-def clash(one: str, two: str) -> bool:
+def clash(left: str, right: str) -> bool:
     """Returns whether two units are known and differ."""
-    degrees = "deg" in (one, two) and one[:3] == two[:3]
-    return bool(one and two and one != two and not degrees)
+    degrees = "deg" in (left, right) and left[:3] == right[:3]
+    return bool(left and right and left != right and not degrees)
 
 
 # ---- Numbers.
@@ -422,7 +422,7 @@ def number_of(answer: str | float) -> Number | None:
     if several := _summed(text):
         return several
     scale, percent, unit = Fraction(1), False, ""
-    if (found := _plain(text)) is None:
+    if (number := _plain(text)) is None:
         if not (m := _PERCENT.search(text)):
             text, unit = without_unit(text)
             m = _PERCENT.search(text)
@@ -440,19 +440,19 @@ def number_of(answer: str | float) -> Number | None:
             unit = unit or unit_of(rest) or ""
             scale *= 12 if m[1].lower() == "dozen" else 10 ** _SCALES[m[1].lower()]
             text = text[: m.start()] + (rest if _SCALE.fullmatch(rest) else "")
-        found = _plain(text) if text else None
-        if found is None and not percent:
-            found, name = _in_words(written), ""
-            if not found and scale != 1 and (counted := _in_words(text)):  # two dozen
+        number = _plain(text) if text else None
+        if number is None and not percent:
+            number, name = _in_words(written), ""
+            if not number and scale != 1 and (counted := _in_words(text)):  # two dozen
                 return Number(counted[0] * scale, False, False, unit)
             words = written.split(" ")
             for i in range(1, min(len(words), 9)):  # five apples
-                if found or written[:1].isdigit() or not written.isascii():
+                if number or written[:1].isdigit() or not written.isascii():
                     break
                 name = unit_of(rest) if (rest := " ".join(words[-i:])).islower() else None
-                found = _in_words(" ".join(words[:-i])) if name is not None else None
-            scale, unit = (Fraction(1), unit or name or "") if found else (scale, unit)
-    return found and Number(found[0] * scale, found[1], percent, unit)
+                number = _in_words(" ".join(words[:-i])) if name is not None else None
+            scale, unit = (Fraction(1), unit or name or "") if number else (scale, unit)
+    return number and Number(number[0] * scale, number[1], percent, unit)
 
 
 def _ungrouped(m: re.Match[str]) -> str:

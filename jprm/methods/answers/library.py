@@ -26,9 +26,9 @@ _DIGITS = 120  # to which exact numbers are compared
 _worker = Worker("jprm.methods.answers.library")
 
 
-def compare(truth: str, given: str, limit_s: float) -> bool | None:
+def compare(truth: str, answer: str, limit_s: float) -> bool | None:
     """Returns whether two answers in LaTeX are equal; None if one does not parse or there was no time."""
-    return _worker.ask([truth, given], limit_s)
+    return _worker.ask([truth, answer], limit_s)
 
 
 def _prepare() -> Callable[[Any], Any]:
@@ -43,16 +43,16 @@ def _prepare() -> Callable[[Any], Any]:
         return None if "%" in text or "percent" in text else _numbers(parsed(text)[0])
 
     def reply(pair: list[str]) -> bool | None:
-        truth, given = map(parsed, pair)
-        if len(truth) < 2 or len(given) < 2:  # only the text, or nothing: our own comparison is as good
+        truth, answer = map(parsed, pair)
+        if len(truth) < 2 or len(answer) < 2:  # only the text, or nothing: our own comparison is as good
             return None
-        one, two = map(coarse, pair)
-        if one is not None and two is not None and _apart(one, two, 1e-4, 1e-6):  # much faster than `verify`
+        left, right = map(coarse, pair)
+        if left is not None and right is not None and _apart(left, right, 1e-4, 1e-6):  # much faster than `verify`
             return False
-        if verify(truth, given, timeout_seconds=None):
-            return not _differ(truth[0], given[0])
-        one, two = (_with_imaginary(side[0]) for side in (truth, given))
-        return (one is not truth[0] or two is not given[0]) and verify(one, two, timeout_seconds=None)
+        if verify(truth, answer, timeout_seconds=None):
+            return not _differ(truth[0], answer[0])
+        left, right = (_with_imaginary(side[0]) for side in (truth, answer))
+        return (left is not truth[0] or right is not answer[0]) and verify(left, right, timeout_seconds=None)
 
     return reply
 
@@ -92,32 +92,32 @@ def _numbers(parsed: Any) -> list[complex] | None:
     return numbers if all(math.isfinite(x.real) and math.isfinite(x.imag) for x in numbers) else None
 
 
-def _apart(one: list[Any], two: list[Any], absolute: Any, relative: Any) -> bool:
+def _apart(left: list[Any], right: list[Any], absolute: Any, relative: Any) -> bool:
     """Returns whether a number of one answer is near none of the other's."""
     return any(
         all(abs(x - y) > absolute + relative * max(abs(x), abs(y)) for y in others)
-        for numbers, others in ((one, two), (two, one))
+        for numbers, others in ((left, right), (right, left))
         for x in numbers
     )
 
 
-def _differ(truth: Any, given: Any) -> bool:
+def _differ(truth: Any, answer: Any) -> bool:
     """Returns whether the numbers of two answers that the library finds equal differ, relative to their size."""
     import sympy
 
-    one, two = _members(truth), _members(given)
-    if one is None or two is None or any(side.free_symbols or not side.is_number for side in one + two):
+    left, right = _members(truth), _members(answer)
+    if left is None or right is None or any(side.free_symbols or not side.is_number for side in left + right):
         return False
-    if any(side.has(sympy.Float) for side in one + two):
-        of_one, of_two = _numbers(sympy.Tuple(*one)), _numbers(sympy.Tuple(*two))
+    if any(side.has(sympy.Float) for side in left + right):
+        of_one, of_two = _numbers(sympy.Tuple(*left)), _numbers(sympy.Tuple(*right))
         return of_one is not None and of_two is not None and _apart(of_one, of_two, 1e-300, ROUNDED)
-    one, two = ([side.doit() for side in sides] for sides in (one, two))
-    if all(side.is_Rational for side in one + two):
-        return set(one) != set(two)
-    one, two = ([side.evalf(_DIGITS) for side in sides] for sides in (one, two))
-    if not all(side.is_number and side.is_finite for side in one + two):
+    left, right = ([side.doit() for side in sides] for sides in (left, right))
+    if all(side.is_Rational for side in left + right):
+        return set(left) != set(right)
+    left, right = ([side.evalf(_DIGITS) for side in sides] for sides in (left, right))
+    if not all(side.is_number and side.is_finite for side in left + right):
         return False
-    return _apart(one, two, 0, sympy.Float(10) ** -(_DIGITS - 20))
+    return _apart(left, right, 0, sympy.Float(10) ** -(_DIGITS - 20))
 
 
 if __name__ == "__main__":

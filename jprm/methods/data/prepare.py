@@ -119,11 +119,11 @@ def prepare(
     request = dataclasses.replace(_request(name, source, exclude, on_error, options), duplicates=duplicates, near=near)
     if duplicates not in ("keep", "drop"):
         raise ValueError(f"duplicates is {duplicates!r}: use 'keep' or 'drop'")
-    there = _report_of(out) if is_whole(out) else None
+    stored = _report_of(out) if is_whole(out) else None
     if inside := [path for path in request.sha256 if str(path_of(path).resolve()).startswith(f"{out.resolve()}/")]:
         raise ValueError(f"{inside[0]}: is in {out}, the folder to write: move it, or name another folder")
-    if there is not None and not overwrite:
-        return _unchanged(out, there, request, console)
+    if stored is not None and not overwrite:
+        return _unchanged(out, stored, request, console)
     reader = readers.find(name)
     files = [_local(path, reader, out, sha256, console) for path in request.source]
     with whole_folder(out, replace=overwrite, last=REPORT) as work:
@@ -167,15 +167,15 @@ def _report_of(out: Place) -> PrepareReport:
 
 
 def _unchanged(
-    out: Place, there: PrepareReport, request: PrepareRequest, console: rich.console.Console
+    out: Place, stored: PrepareReport, request: PrepareRequest, console: rich.console.Console
 ) -> PrepareReport:
     """Returns the report of an existing folder, if it is of the same request."""
-    differ = differing({name: getattr(there, name) for name in vars(request)}, vars(request))
+    differ = differing({name: getattr(stored, name) for name in vars(request)}, vars(request))
     if differ:
         raise ValueError(f"{out} holds another preparation ({', '.join(differ)} differ): use another name or overwrite")
     tidy(out)
-    console.print(f"{out}: is there already, with {there.kept} records; nothing to do", markup=False)
-    return there
+    console.print(f"{out}: is there already, with {stored.kept} records; nothing to do", markup=False)
+    return stored
 
 
 def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], console: rich.console.Console) -> Place:

@@ -241,7 +241,7 @@ def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
         return None
     lists = list(value.values())
     if (len(lists) > 1 or _LISTS.intersection(value)) and all(
-        isinstance(each, list) and each and all(isinstance(x, dict) for x in each) for each in lists
+        isinstance(part, list) and part and all(isinstance(item, dict) for item in part) for part in lists
     ):
         items = [item for part in lists for item in part]
         return [(number, json.dumps(item, ensure_ascii=False).encode()) for number, item in enumerate(items, start=1)]

@@ -109,8 +109,8 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
     try:
         fields = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
     except RecordError as error:
-        there = ", ".join(f"{key}={value!r:.60}" for key, value in item.items()) if isinstance(item, dict) else item
-        raise RecordError(where, error.field, error.reason, f"This record has {shortened(str(there), 600)}.") from None
+        shown = ", ".join(f"{key}={value!r:.60}" for key, value in item.items()) if isinstance(item, dict) else item
+        raise RecordError(where, error.field, error.reason, f"This record has {shortened(str(shown), 600)}.") from None
     for chain in _in_lists(fields, columns, where):
         if "labels" in chain:
             chain["labels"] = [label_of(label, where, options.labels) for label in chain["labels"]]

@@ -448,8 +448,8 @@ def _claimed(out: Place, request: dict[str, Any]) -> bool:
             raise ValueError(f"{out}: holds other files; name a new folder")
         out.mkdir(parents=True, exist_ok=True)
         write_json(mark, request)
-    there = json.loads(mark.read_bytes())
-    if other := differing(there, request):
+    recorded = json.loads(mark.read_bytes())
+    if other := differing(recorded, request):
         names = " and another ".join(other)
         raise ValueError(f"{out}: was begun with another {names}: give the same, or name another folder")
     return (out / SHARDS).is_file()

@@ -155,7 +155,7 @@ def forward(
     tokens_BT: Int[Array, "B T"],
     position_BT: Int[Array, "B T"],
     past: Past | None = None,
-    own: Cache | None = None,
+    fresh: Cache | None = None,
     start: Int[Array, ""] | int = 0,
     length_B: Int[Array, " B"] | None = None,
     age_B: Int[Array, " B"] | None = None,
@@ -169,17 +169,17 @@ def forward(
       own: the cache of B rows, into which the new keys and values are written at `start`; None for rows that begin
         with the new tokens.
       length_B: how many new tokens of each row are no padding, for recurrent states; None: all of them.
-      age_B: tokens of each row in its own cache, where rows began at different times: `own` is then a ring, in which
+      age_B: tokens of each row in its own cache, where rows began at different times: `fresh` is then a ring, in which
         they are the last ones before `start`, and there is one new token.
     """
     decoder = params["decoder"]
     x_BTD, cache = embed(tokens_BT, decoder["embed"], config), []
     plain = dataclasses.replace(config, remat="nothing")  # no backward pass: nothing is gathered or cut for it
     where = NewTokens(*transformer.positions(position_BT, config), position_BT, start, age_B)
-    own = empty_cache(config, *tokens_BT.shape) if own is None else own
+    fresh = empty_cache(config, *tokens_BT.shape) if fresh is None else fresh
     length_B = jnp.sum(jnp.ones_like(tokens_BT), axis=1) if length_B is None else length_B
 
-    def one(group: int, carry, layer: Mapping[str, Any], index: int):
+    def body(group: int, carry, layer: Mapping[str, Any], index: int):
         x_BTD, of_group = carry
 
         def apply(name: str, y_BTD, w):
@@ -204,15 +204,15 @@ def forward(
         places, settings = layers.places(config, first, stop), settings_of(config, first, stop)
         at = {name: None if len(places[name]) == 1 else jnp.arange(len(places[name])) for name in settings}
         stack = dict(decoder[f"layers_{group}"]) | {name: (settings[name], at[name]) for name in settings}
-        parts = [(first, stop, functools.partial(one, group))]
-        (x_BTD, of_group), _ = walk((x_BTD, own[group]), stack, config, parts)
+        parts = [(first, stop, functools.partial(body, group))]
+        (x_BTD, of_group), _ = walk((x_BTD, fresh[group]), stack, config, parts)
         cache.append(of_group)
     return rms_norm(x_BTD, norm_scale(decoder["final_norm"], config), config.norm_eps), tuple(cache)
 
 
-def _state(past: Past | None, of_group, index, own: tuple[Array, ...], place: NewTokens) -> tuple[Array, ...]:
+def _state(past: Past | None, of_group, index, fresh: tuple[Array, ...], place: NewTokens) -> tuple[Array, ...]:
     """Returns the recurrent state that each row starts from: its own where it has any."""
-    rows, before = len(own[0]), jax.tree.map(jnp.zeros_like, own)
+    rows, before = len(fresh[0]), jax.tree.map(jnp.zeros_like, fresh)
     if past is not None:
 
         def of_rows(x):
@@ -231,7 +231,7 @@ def _state(past: Past | None, of_group, index, own: tuple[Array, ...], place: Ne
         age = place.start if place.age_B is None else reshape(place.age_B, (rows, *[1] * (first.ndim - 1)), "batch")
         return jnp.where(age == 0, first, later)
 
-    return jax.tree.map(own_or_past, tuple(before), tuple(own))
+    return jax.tree.map(own_or_past, tuple(before), tuple(fresh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,12 +245,12 @@ class NewTokens:
     age_B: Array | None = None
 
 
-def _attention(y_BTD, w: Mapping[str, Array], settings, before, own, place: NewTokens, config: ModelConfig):
+def _attention(y_BTD, w: Mapping[str, Array], settings, before, fresh, place: NewTokens, config: ModelConfig):
     """Returns attention's output, and the rows' keys and values."""
     rotation = transformer.rotation_of(settings, place.rotations, config)
     q_BTKGH, *kv = transformer.project_heads(y_BTD, w, rotation, place.growth, config)
     kv = tuple(x.swapaxes(1, 2) for x in kv)
-    kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, place.start, 2), own, kv)
+    kv = jax.tree.map(lambda cache, x: jax.lax.dynamic_update_slice_in_dim(cache, x, place.start, 2), fresh, kv)
     # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
     T = y_BTD.shape[1]
     y_BTKGH = [
@@ -431,11 +431,11 @@ def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int
 def stored_rest(params: Mapping, dtype: Dtype) -> dict:
     """Returns copies of what is in no layer: embedding, last norm and head. The head's matrix is no int8."""
 
-    def one(path, x: Array) -> Array | Int8:
+    def stored(path, x: Array) -> Array | Int8:
         of_head = path[-1].key not in ("embed", "final_norm")
         return held(path[-1].key, jnp.copy(x), "bfloat16" if of_head and dtype == "int8" else dtype)
 
-    return jax.tree_util.tree_map_with_path(one, dict(params))
+    return jax.tree_util.tree_map_with_path(stored, dict(params))
 
 
 def _repeated(role: str, w: Array, times: int) -> Array:

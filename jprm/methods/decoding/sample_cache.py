@@ -101,7 +101,7 @@ class KeptPolicy:
     def _keep(self, samples: dict[Place, Sample]) -> None:
         self._kept |= samples
         self.sampled += len(samples)
-        self._file.write("".join(dump(self._record(*each)) + "\n" for each in samples.items()).encode())
+        self._file.write("".join(dump(self._record(*entry)) + "\n" for entry in samples.items()).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -402,12 +402,12 @@ def compare_curves(
     rows = []
     for first in range(0, len(pairs), at_once):
         part = pairs[first : first + at_once]
-        columns = [a[one][:, n - 1] - b[other][:, n - 1] for one, other in part]
+        columns = [a[name][:, n - 1] - b[other][:, n - 1] for name, other in part]
         columns_of_pairs = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
         rows += [
-            {"a": one, "b": other, "n": n.tolist()}
+            {"a": name, "b": other, "n": n.tolist()}
             | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in columns_of_pairs.items()}
-            for i, (one, other) in enumerate(part)
+            for i, (name, other) in enumerate(part)
         ]
     return rows
 

@@ -40,8 +40,8 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
                 continue
             names = {label} if isinstance(label, str) else set(label) if isinstance(label, list) else {None}
             if unknown := names - node.outputs.keys():
-                there = ", ".join(node.outputs) or "none"
-                raise ScoreError(f"record {i}, step {j}: class {unknown.pop()!r} is no output; the outputs are {there}")
+                known = ", ".join(node.outputs) or "none"
+                raise ScoreError(f"record {i}, step {j}: class {unknown.pop()!r} is no output; the outputs are {known}")
             nodes.append(node)
             labels.append(names)
             problems.append(tree.problem)

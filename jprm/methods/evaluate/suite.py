@@ -86,13 +86,13 @@ def standard_suite(folder: PathLike) -> Suite:
     folder = path_of(folder)
     sections: dict[str, Any] = {}
     names = [name for benchmark in registered().values() for name in benchmark.standard]
-    there = {name for name in names if (folder / name).is_file()}
+    present = {name for name in names if (folder / name).is_file()}
     for section, benchmark in registered().items():
-        if data := [name for name in benchmark.standard if name in there]:
+        if data := [name for name in benchmark.standard if name in present]:
             sections[section] = {"data": data} | ({"calibrate": data[0]} if "calibrate" in benchmark.needs else {})
     if not sections:
         raise FileNotFoundError(f"{folder}: has none of the standard suite's files, such as {names[0]}")
-    absent = tuple(os.fspath(folder / name) for name in names if name not in there)
+    absent = tuple(os.fspath(folder / name) for name in names if name not in present)
     return dataclasses.replace(suite_of({"neutral": "positive", **sections}, folder / "standard"), absent=absent)
 
 

@@ -55,8 +55,8 @@ def _place(answer: str | float) -> tuple[bool, bool, float, str]:
     return "%" in text or "percent" in text.lower(), not plain, answer if plain else 0, "" if plain else text
 
 
-def _same(one: str | float, two: str | float) -> bool:
-    return equivalent(one, two) or equivalent(two, one)  # 1<x<2 accepts (1,2), and not the reverse
+def _same(left: str | float, right: str | float) -> bool:
+    return equivalent(left, right) or equivalent(right, left)  # 1<x<2 accepts (1,2), and not the reverse
 
 
 class Votes(NamedTuple):

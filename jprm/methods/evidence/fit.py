@@ -60,7 +60,7 @@ class PolicyPools:
     seconds: dict[str, float]  # by source, what reading the evidence took
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # by source, of its model or written by its judge
 
-    def of(self, keep: Callable[[str], bool]) -> Chains:
+    def chains_where(self, keep: Callable[[str], bool]) -> Chains:
         """Returns the chains of the problems that `keep` chooses."""
         kept_P = np.array([keep(problem) for problem in self.problems])
         return self.chains.where(kept_P[self.chains.problem_M])
@@ -113,7 +113,9 @@ def fit_calibrated(policies: Sequence[PolicyPools], keep: Callable[[str], bool] 
     """
 
     def part(tenths: Sequence[int], what: str) -> Chains:
-        chosen = [policy.of(lambda problem: keep(problem) and bucket(problem, 10) in tenths) for policy in policies]
+        chosen = [
+            policy.chains_where(lambda problem: keep(problem) and bucket(problem, 10) in tenths) for policy in policies
+        ]
         chosen = [chains for chains in chosen if len(chains.problem_M)]
         chains = joined(chosen) if chosen else None
         if chains is None or not mixed_problems(chains):
@@ -176,7 +178,7 @@ def choose_vote(
     for policy, fold in itertools.product(policies, range(FOLDS)):
         others = [other for other in policies if other is not policy]
         ranker = fit_calibrated(others, lambda problem, fold=fold: keep(problem) and bucket(problem, FOLDS) != fold)
-        held = policy.of(lambda problem, fold=fold: keep(problem) and bucket(problem, FOLDS) == fold)
+        held = policy.chains_where(lambda problem, fold=fold: keep(problem) and bucket(problem, FOLDS) == fold)
         for kept in KEPT:
             chains = stronger(held, kept, seed)
             scenarios.setdefault((policy.name, kept), []).append([gains(ranker, vote, chains) for vote in VOTES])
@@ -218,7 +220,7 @@ def fit(
       ScoreError, RecordError: a record that is no pool, or whose outcome is not known.
     """
     for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
-        if twice := [each for each in names if names.count(each) > 1]:
+        if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"the {what} {twice[0]} is there twice: name each once")
     if not sources:
         raise ValueError("no source: name at least one")
@@ -253,7 +255,7 @@ def fit(
 
 def _auroc(ranker: Ranker, policy: PolicyPools) -> float | None:
     """Returns the in-problem AUROC on the problems that calibrated the ranker."""
-    chains = policy.of(lambda problem: bucket(problem, 10) in (8, 9))
+    chains = policy.chains_where(lambda problem: bucket(problem, 10) in (8, 9))
     return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if mixed_problems(chains) else None
 
 

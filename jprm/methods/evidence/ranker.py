@@ -32,8 +32,8 @@ class Chains(NamedTuple):
 
     def where(self, chosen_M: np.ndarray) -> Chains:
         """Returns some of the chains, with pools numbered anew."""
-        some = Chains(*(column[chosen_M] for column in self))
-        return some._replace(problem_M=np.unique(some.problem_M, return_inverse=True)[1].reshape(-1))
+        kept = Chains(*(column[chosen_M] for column in self))
+        return kept._replace(problem_M=np.unique(kept.problem_M, return_inverse=True)[1].reshape(-1))
 
 
 class Pairs(NamedTuple):

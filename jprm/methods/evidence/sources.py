@@ -91,14 +91,14 @@ def labels_of(steps: Sequence[str]) -> list[int | None]:
     Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next: the second is held against the first.
     As labels of steps these would be too bold, since a name may come to mean something else.
     """
-    labels, given = [], {}
+    labels, known = [], {}
     for step in steps:
         of_step = [label_of(step)]
         if named := _quantity(step):
             name, value = named
-            if given.get(name, value) != value:
-                of_step.append(label_of(f"{given[name]} = {value}"))
-            given[name] = value
+            if known.get(name, value) != value:
+                of_step.append(label_of(f"{known[name]} = {value}"))
+            known[name] = value
         labels.append(min((label for label in of_step if label is not None), default=None))
     return labels
 

@@ -61,9 +61,9 @@ def folder(address: str, names: Sequence[str] = ()) -> Local:
         if not names:
             _check_weights(address, listing)
         wanted = sorted(file for file in listing if (file in names if names else FETCHED.fullmatch(file)))
-        there = HfApi().snapshot_download(repository, revision=commit, allow_patterns=wanted or ["-"])
-    _check_digests(address, pathlib.Path(there), commit, {name: listing[name] for name in wanted})
-    return Local(there)
+        snapshot = HfApi().snapshot_download(repository, revision=commit, allow_patterns=wanted or ["-"])
+    _check_digests(address, pathlib.Path(snapshot), commit, {name: listing[name] for name in wanted})
+    return Local(snapshot)
 
 
 def name_of(place: Place) -> str:
@@ -143,7 +143,7 @@ def _check_weights(address: str, names: Collection[str]) -> None:
     raise ValueError(f"{address}: has no weights as safetensors in its first folder")
 
 
-def _check_digests(address: str, there: pathlib.Path, commit: str, listing: dict[str, Any]) -> None:
+def _check_digests(address: str, snapshot: pathlib.Path, commit: str, listing: dict[str, Any]) -> None:
     """Compares files with the Hub's digests, but those that were compared before and are the same files since.
 
     Raises OSError for one that differs, which is removed from the cache.
@@ -151,7 +151,7 @@ def _check_digests(address: str, there: pathlib.Path, commit: str, listing: dict
     mark = Local(cache_folder("hub") / f"{commit}.json")
     checked = json.loads(mark.read_bytes()) if mark.is_file() else {}
     for name, about in listing.items():
-        blob = Local((there / name).resolve())
+        blob = Local((snapshot / name).resolve())
         if checked.get(name) == (stamp := blob.stamp()):
             continue
         if about.lfs:
@@ -160,7 +160,7 @@ def _check_digests(address: str, there: pathlib.Path, commit: str, listing: dict
             content = blob.read_bytes()
             same = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == about.blob_id
         if not same:
-            (there / name).unlink()
+            (snapshot / name).unlink()
             blob.unlink(missing_ok=True)
             raise OSError(f"{address}: {name} arrived damaged, and was removed. Run the same command again")
         checked[name] = stamp

@@ -41,9 +41,9 @@ def rebased(experiment: Experiment, settings: Sequence[str]) -> Experiment:
         ) from None
     after, model = model_config(changed.base), {}
     for field in dataclasses.fields(after):
-        own = getattr(changed.model, field.name)
-        chosen = f"model.{field.name}" in named or own != getattr(before, field.name)
-        model[field.name] = own if chosen else getattr(after, field.name)
+        value = getattr(changed.model, field.name)
+        chosen = f"model.{field.name}" in named or value != getattr(before, field.name)
+        model[field.name] = value if chosen else getattr(after, field.name)
     keeps = "tokenizer" in named or experiment.tokenizer != experiment.base
     tokenizer = changed.tokenizer if keeps else changed.base
     return dataclasses.replace(changed, model=type(after)(**model), tokenizer=tokenizer)

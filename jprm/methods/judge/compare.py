@@ -149,19 +149,19 @@ def _means(count: int, read_of: Sequence[tuple[Sequence[int], Critique, Reading]
     """Returns the mean score of each of `count` texts; a half of a single one, NaN where nothing could be read."""
     if count < 2:
         return [0.5] * count
-    given: list[list[float]] = [[] for _ in range(count)]
+    scores: list[list[float]] = [[] for _ in range(count)]
     for order, _, reading in read_of:
         for i, score in zip(order, reading.scores, strict=False):
-            given[i].append(score)
-    return [float(np.mean(values)) if values else np.nan for values in given]
+            scores[i].append(score)
+    return [float(np.mean(values)) if values else np.nan for values in scores]
 
 
 def _of_nodes(
     tree: ReasoningTree, chains: Sequence[Sequence[int]], score_K: Sequence[float]
 ) -> Float[np.ndarray, " N"]:
     """Returns the mean score of the chains through each step, NaN for context."""
-    given: list[list[float]] = [[] for _ in tree.nodes]
+    scores: list[list[float]] = [[] for _ in tree.nodes]
     for chain, score in zip(chains, score_K, strict=True):
         for node in chain:
-            given[node].append(score)
-    return np.array([np.mean(values) if values else np.nan for values in given], np.float32)
+            scores[node].append(score)
+    return np.array([np.mean(values) if values else np.nan for values in scores], np.float32)

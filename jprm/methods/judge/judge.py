@@ -172,7 +172,7 @@ class Judge(ByCritiques):
             rounds = [paths]
         for at_depth in rounds:
             said = [{path[-1]: a.critiques[0].text for a in of_tree for path in a.paths} for of_tree in answers]
-            asked = [self._questions(*each) for each in zip(trees, at_depth, said, strict=True)]
+            asked = [self._questions(*question) for question in zip(trees, at_depth, said, strict=True)]
             written = iter(self.ask([question for questions in asked for question in questions]))
             for answer, questions in zip(answers, asked, strict=True):
                 answer += [Asked(question, about, next(written)) for question, about in questions.items()]

@@ -36,7 +36,7 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
     """
     axis = kinds["keys"].index("tokens")
 
-    def own(blocks, heads):
+    def on_device(blocks, heads):
         in_part = heads["keys"][0].shape[axis] < blocks.until.shape[1]
         if in_part:
             keys = [jax.lax.all_gather(x, "context", axis=axis, tiled=True) for x in heads["keys"]]
@@ -50,7 +50,7 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
         )
 
     if jax.sharding.get_abstract_mesh().empty:
-        return own(blocks, heads)
+        return on_device(blocks, heads)
     tokens = "tokens" if split else None
     place = {kind: spec(*(tokens if name == "tokens" else name for name in axes)) for kind, axes in kinds.items()}
     of_blocks = dataclasses.replace(
@@ -60,7 +60,7 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
     places = of_blocks, {kind: [place[kind]] * len(arrays) for kind, arrays in heads.items()}
     arguments = jax.tree.map(jax.sharding.reshard, (blocks, heads), places)
     out = tuple(place[kind] for kind in results)
-    return jax.shard_map(own, in_specs=places, out_specs=out, check_vma=False)(*arguments)
+    return jax.shard_map(on_device, in_specs=places, out_specs=out, check_vma=False)(*arguments)
 
 
 def saved(*arrays):

@@ -78,10 +78,10 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
     return y_BTKGH, (q_BTKGH, k_BTKH, v_BTKH, paths, y_BTKGH, log_NBKX)
 
 
-def _merged(one, other):
+def _merged(first, second):
     """Merges partial softmaxes over two sets of keys, each (largest logits, sums of weights, weighted values)."""
-    top_BKX = jnp.maximum(one[0], other[0])
-    (a_BKX, total_BKX, y_BKXH), (b_BKX, more_BKX, z_BKXH) = ((jnp.exp(x[0] - top_BKX), *x[1:]) for x in (one, other))
+    top_BKX = jnp.maximum(first[0], second[0])
+    (a_BKX, total_BKX, y_BKXH), (b_BKX, more_BKX, z_BKXH) = ((jnp.exp(x[0] - top_BKX), *x[1:]) for x in (first, second))
     y_BKXH = a_BKX[..., None] * y_BKXH + b_BKX[..., None] * z_BKXH
     return top_BKX, a_BKX * total_BKX + b_BKX * more_BKX, y_BKXH
 

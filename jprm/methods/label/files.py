@@ -334,9 +334,9 @@ def _continued(
     with continued(output, request) as part:
         if part is None:
             return
-        there, due = cut(part, chunk), 0.0
-        with _bar(output, total, there) as bar:
-            trees = islice(trees_in(input), there, None)
+        written, due = cut(part, chunk), 0.0
+        with _bar(output, total, written) as bar:
+            trees = islice(trees_in(input), written, None)
             while batch := list(islice(trees, chunk)):
                 part.write("".join(f"{dump(record_of(tree))}\n" for tree in label(batch)).encode())
                 if time.monotonic() >= due:
@@ -411,19 +411,19 @@ def threshold_of(tree: ReasoningTree, threshold: float | None) -> float:
 
 
 def consensus(
-    one: Iterable[ReasoningTree],
+    source: Iterable[ReasoningTree],
     other: Iterable[ReasoningTree],
     *,
     thresholds: tuple[float | None, float | None] = (None, None),
     counts: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
-    """Yields the chains of `one` on whose first error `other` agrees, each once, as one branch with `one`'s labels.
+    """Yields the chains of `source` on whose first error `other` agrees, each once, as one branch with its labels.
 
     Two chains are the same if their problems and steps are equal. A kept chain's `consensus` is the first error's
     index, or -1.
 
     Args:
-      one, other: the two sources. Every sample of a pool and every path of a tree is a chain.
+      source, other: where the chains are from. Every sample of a pool and every path of a tree is a chain.
       thresholds: for each source, the value below which a label is an error; None for the default of its semantics.
       counts: receives the number of chains by outcome: kept, disagree, unlabelled (the first error is unknown in
         either source), repeated, not in the other.
@@ -437,7 +437,7 @@ def consensus(
             if errors.setdefault(key, first) != first:
                 errors[key] = None  # the source disagrees with itself
     seen = set()
-    for tree in one:
+    for tree in source:
         for key, path, first in _chains(tree, thresholds[0]):
             if key in seen:
                 counts["repeated"] += 1

@@ -109,8 +109,8 @@ def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.nd
     if config.tokens is None:
         budgets = [int(adaptive.mean * (~counted.known_N).sum()) - int(counted.asked_N.sum()) for counted in counts]
         return [allocate(_open(config, c), c.asked_N, budget=b, **limits) for c, b in zip(counts, budgets, strict=True)]
-    each = [(c.total_N, c.tokens_N, c.asked_N, c.known_N, _open(config, c)) for c in counts]
-    total_S, tokens_S, asked_S, known_S, open_S = map(np.concatenate, zip(*each, strict=True))
+    columns = [(c.total_N, c.tokens_N, c.asked_N, c.known_N, _open(config, c)) for c in counts]
+    total_S, tokens_S, asked_S, known_S, open_S = map(np.concatenate, zip(*columns, strict=True))
     mean = tokens_S.sum() / max(1, total_S.sum())
     budget = int((config.tokens * (~known_S).sum() - tokens_S.sum()) / max(1.0, mean))
     granted_S = allocate(open_S, asked_S, budget=budget, **limits)
@@ -430,8 +430,8 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
         drawn = rollouts.draw(requests, tolerated=FAILED_IN_A_ROW) if asks else []
         completions = [(search.record, prefix, said) for (search, _, prefix), said in zip(asks, drawn, strict=True)]
         right = verifier.accepts(completions)
-        judged = [list(zip(*each, strict=True)) for each in zip(drawn, right, strict=True)]
-        waiting = [(search, steps, each) for (search, steps, _), each in zip(asks, judged, strict=True)]
+        judged = [list(zip(*pair, strict=True)) for pair in zip(drawn, right, strict=True)]
+        waiting = [(search, steps, judgements) for (search, steps, _), judgements in zip(asks, judged, strict=True)]
 
 
 def _search(search: Search, config: OmegaConfig) -> Steps[None]:

@@ -168,12 +168,12 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: ChunkPlan,
     start = jnp.zeros(shape, jnp.float32, out_sharding=sharding("batch", "kv_heads", None, None, None))
     inputs, gate_BTKGV = _projected(x_BTD, w, config)
 
-    def own(inputs, small, plan: ChunkPlan, start):
+    def on_device(inputs, small, plan: ChunkPlan, start):
         q, k, v = (_convolved(x, small[name], plan.back) for name, x in zip(_CONVOLVED, inputs[:3], strict=True))
         return _rule(q, k, v, *_rates(inputs[3], inputs[4], small), plan, start, config)[0]
 
     small = {role: w[role] for role in _SMALL}
-    y_BTKGV = local(own, [_INPUTS, _SMALL, _PLAN, _STATE], _HEADS)(inputs, small, plan, start)
+    y_BTKGV = local(on_device, [_INPUTS, _SMALL, _PLAN, _STATE], _HEADS)(inputs, small, plan, start)
     return _out(y_BTKGV, gate_BTKGV, w, x_BTD, config), {}
 
 
@@ -451,7 +451,7 @@ def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, 
     state_BKGHV, inputs_BKWX = state
     (q, k, v, rate, decay), gate_BTKGV = _projected(x_BTD, w, config)
 
-    def own(inputs, small, state, before, length_B):
+    def on_device(inputs, small, state, before, length_B):
         (B, T), W = inputs[0].shape[:2], config.deltanet.conv
         until_BT = jnp.full((B, T), T) + 0 * length_B[:, None]
         plan = _plan(until_BT, config, length_B - 1)
@@ -471,7 +471,7 @@ def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, 
 
     small = {role: w[role] for role in _SMALL}
     places = [_INPUTS, _SMALL, _STATE, _STATE, ("batch",)]
-    y, state, after = local(own, places, (_HEADS, _STATE, _STATE))(
+    y, state, after = local(on_device, places, (_HEADS, _STATE, _STATE))(
         (q, k, v, rate, decay), small, state_BKGHV, inputs_BKWX, length_B
     )
     return _out(y, gate_BTKGV, w, x_BTD, config), (state, after)

@@ -367,8 +367,8 @@ class RemoteSampler(Sampler):
 
     def _drawn_somewhere(self, job: tuple[list[int], int]) -> Drawn | None:
         """Returns a sample by the server with the least to do; None where none answers."""
-        while there := [url for url in self.engine.urls if url not in self._out]:
-            with self._between_pushes(min(there, key=lambda url: self._busy[url])) as url:
+        while answering := [url for url in self.engine.urls if url not in self._out]:
+            with self._between_pushes(min(answering, key=lambda url: self._busy[url])) as url:
                 try:
                     return self._draw(url, job)
                 except ConnectionError as error:

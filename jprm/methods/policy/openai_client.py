@@ -218,7 +218,7 @@ class ServerPolicy:
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=config.request_timeout_s) as client:
 
-            async def one(prefix: Prefix, number: int) -> Sample:
+            async def draw(prefix: Prefix, number: int) -> Sample:
                 async with slots:
                     try:
                         return await self._draw(client, prefix, until, number)
@@ -230,7 +230,7 @@ class ServerPolicy:
                     await self._check_continuing(client)
                 except _Refused as error:
                     return [[Sample((), 0, "error", error=str(error))] * n for _ in prefixes]
-            drawn = await asyncio.gather(*(one(prefix, seed + j) for prefix in prefixes for j in range(n)))
+            drawn = await asyncio.gather(*(draw(prefix, seed + j) for prefix in prefixes for j in range(n)))
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _key(self) -> str:

@@ -34,8 +34,8 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
     """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
     path = workdir / CONFIG
     if path.exists() and store.saved(workdir):
-        there = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
-        check_experiment(path, to_json(there), to_json(config), FREE)
+        recorded = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
+        check_experiment(path, to_json(recorded), to_json(config), FREE)
     judges: dict[str, Any] = {"working": verifiers.find_working(config.working)}
     if config.environment:
         judges["environment"] = environment.find(config.environment.name)

@@ -246,17 +246,19 @@ def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[Token
         weight = sampled_weights(samples, config.credit)
         for prompt, of_prompt in prompts.items():
             for drawn_by in dict.fromkeys(samples[i].drawn_by for i in of_prompt):
-                some = [i for i in of_prompt if samples[i].drawn_by == drawn_by]  # a shared token has one probability
-                parts = [advantage[i] for i in some], [weight[i] for i in some]
-                yield group_tree(name, prompt, [samples[i] for i in some], *parts)
+                indices = [
+                    i for i in of_prompt if samples[i].drawn_by == drawn_by
+                ]  # a shared token has one probability
+                parts = [advantage[i] for i in indices], [weight[i] for i in indices]
+                yield group_tree(name, prompt, [samples[i] for i in indices], *parts)
     elif METHODS[config.method].pairs:
         alternatives = of_chains if config.method == "dpo" else of_steps
-        for prompt, some in prompts.items():
-            for pair in alternatives(prompt, [samples[i] for i in some], group.reward_G[some]):
+        for prompt, indices in prompts.items():
+            for pair in alternatives(prompt, [samples[i] for i in indices], group.reward_G[indices]):
                 yield from preference_trees(name, pair, config.tokens)
     else:
-        for prompt, some in prompts.items():
-            if kept := [samples[i] for i in some if group.reward_G[i] >= 1]:
+        for prompt, indices in prompts.items():
+            if kept := [samples[i] for i in indices if group.reward_G[i] >= 1]:
                 yield neutral_tree(name, prompt, kept, sampled_weights(kept, config.credit))
 
 

@@ -71,10 +71,10 @@ class SampleSource:
         if self.prm is not None and self.second is not None:
             check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
         self._world: tuple[World, TurnLayout, Limits] | None = None
-        if there := config.environment:
-            world = World(there.name, at_once=there.at_once, seconds=there.seconds, processes=there.processes)
-            layout = TurnLayout(tokenizer, *template_of(there.template or config.policy))
-            self._world = world, layout, Limits(there.turns, config.tokens)
+        if env := config.environment:
+            world = World(env.name, at_once=env.at_once, seconds=env.seconds, processes=env.processes)
+            layout = TurnLayout(tokenizer, *template_of(env.template or config.policy))
+            self._world = world, layout, Limits(env.turns, config.tokens)
 
     def sample(
         self, records: Sequence[Record], n: int, update: int, costs: Sequence[float] = ()
@@ -259,5 +259,5 @@ class Carrying(Here):
         )
 
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
-        tokens = [behind_T(one, update) for samples in ahead.drawn for one in samples]
+        tokens = [behind_T(sample, update) for samples in ahead.drawn for sample in samples]
         return {"behind": float(np.concatenate(tokens).mean())}

@@ -180,7 +180,7 @@ def _draw(
             [run.tree.add(ask.node, sample, ask.until) for sample in samples.get((run.index, place), ())]
             for place, ask in enumerate(run.asks)
         ]
-        by_problem[run.index] = [[draw for draw in each if draw and not draw.over_budget] for each in draws]
+        by_problem[run.index] = [[draw for draw in row if draw and not draw.over_budget] for row in draws]
         run.last |= run.tree.overspent > 0
     return by_problem
 

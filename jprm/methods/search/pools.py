@@ -51,12 +51,12 @@ def sample_file(
             problems = [problem for _, problem in read_problems(input, on_error, rejects)]
             part.seek(0)
             whole = sum(line.endswith(b"\n") for line in part) == len(problems)  # the last block may be short
-            there = len(problems) if whole else cut(part, at_once)
-            with Bar(f"sampling {output.name}", len(problems), there, "compiling") as bar:
+            done = len(problems) if whole else cut(part, at_once)
+            with Bar(f"sampling {output.name}", len(problems), done, "compiling") as bar:
                 seen = _Seen(bar)
                 if hasattr(policy, "watch"):
                     policy.watch = seen.within  # pyright: ignore[reportAttributeAccessIssue]
-                left = iter(problems[there:])
+                left = iter(problems[done:])
                 while block := list(islice(left, at_once)):
                     records = pools(policy, block, n, seed)
                     part.write("".join(f"{dump(record)}\n" for record in records).encode())

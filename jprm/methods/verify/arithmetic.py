@@ -207,8 +207,8 @@ def _identical(left: tuple, right: tuple) -> bool:
         with contextlib.suppress(Irrational, ZeroDivisionError):
             if exact(left, point) != exact(right, point):
                 return False
-    one, two = sympy_of(left, {}), sympy_of(right, {})
-    return bool(one.free_symbols | two.free_symbols) and sympy.cancel(sympy.together(one - two)) == 0
+    first, second = sympy_of(left, {}), sympy_of(right, {})
+    return bool(first.free_symbols | second.free_symbols) and sympy.cancel(sympy.together(first - second)) == 0
 
 
 _FRESH = re.compile(
@@ -222,29 +222,29 @@ def _derivations(claims: Sequence[Equation], tokens: Sequence[Token]) -> list[tu
     An equation holds if its roots are among the previous one's, and is false if both are linear with other roots.
     """
     results = []
-    for one, two in itertools.pairwise(claims):
-        unknown = symbols_of(one.left) | symbols_of(one.right)
-        if len(unknown) != 1 or unknown != symbols_of(two.left) | symbols_of(two.right):
+    for a, b in itertools.pairwise(claims):
+        unknown = symbols_of(a.left) | symbols_of(a.right)
+        if len(unknown) != 1 or unknown != symbols_of(b.left) | symbols_of(b.right):
             continue
-        if two.shared or one.left == two.left or {one.relation, two.relation} != {"="} or one.doubtful or two.doubtful:
+        if b.shared or a.left == b.left or {a.relation, b.relation} != {"="} or a.doubtful or b.doubtful:
             continue
-        between = " ".join(token.text.lower() for token in tokens[one.end : two.start])
-        if one.left[0] == "sym" and _printed(one.right) is not None or _FRESH.search(between):
+        between = " ".join(token.text.lower() for token in tokens[a.end : b.start])
+        if a.left[0] == "sym" and _printed(a.right) is not None or _FRESH.search(between):
             continue
         try:
-            results.append((_follows(one, two, unknown.pop()), f"{one.text} ; {two.text}"))
+            results.append((_follows(a, b, unknown.pop()), f"{a.text} ; {b.text}"))
         except (Unread, ZeroDivisionError, OverflowError):
             continue
     return results
 
 
-def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
+def _follows(earlier: Equation, later: Equation, unknown: str) -> bool | None:
     import sympy
 
-    _check_size(one.left, one.right, two.left, two.right)
+    _check_size(earlier.left, earlier.right, later.left, later.right)
     x = sympy.Symbol(unknown)
     numerators = []
-    for equation in (one, two):
+    for equation in (earlier, later):
         difference = sympy_of(equation.left, {}) - sympy_of(equation.right, {})
         numerator = sympy.fraction(sympy.cancel(sympy.together(difference)))[0]
         if not numerator.is_polynomial(x) or not numerator.has(x):
@@ -258,7 +258,7 @@ def _follows(one: Equation, two: Equation, unknown: str) -> bool | None:
         return True
     if first.degree() == second.degree() == 1:
         root, printed = (-p.nth(0) / p.nth(1) for p in (first, second))
-        unit = sympy.Rational(str(_printed(two.right) or 0))
+        unit = sympy.Rational(str(_printed(later.right) or 0))
         return None if abs(root - printed) <= max(abs(root) / 100, unit) else False
     return None
 

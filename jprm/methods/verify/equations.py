@@ -63,10 +63,10 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
 
 def _renamed(left: Sequence[Token], right: Sequence[Token]) -> bool:
     """Returns whether both sides have units, and different ones: 60 minutes = 1 hour."""
-    one, two = (
+    units, others = (
         {t.text.lower().rstrip("s") for t in side if t.kind == "W" or t.text[0] == "$"} for side in (left, right)
     )
-    return bool(one and two and not one & two)
+    return bool(units and others and not units & others)
 
 
 def _applied(tokens: Sequence[Token], at: int) -> bool:

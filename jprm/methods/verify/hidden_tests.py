@@ -388,7 +388,7 @@ def _global_names(code):
             stores.add(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, type(code)):
-            reads, stores = (one | two for one, two in zip((reads, stores), _global_names(inner), strict=True))
+            reads, stores = (known | more for known, more in zip((reads, stores), _global_names(inner), strict=True))
     return reads, stores
 
 
@@ -424,7 +424,7 @@ def _proxy(pipe, number):
             items = iter(self)
         except TypeError:
             raise Undecided from None
-        return any(item is one or item == one for one in items)
+        return any(item is value or item == value for value in items)
 
     methods = {f"__{name}__": ask(name) for name in (*_UNARY, "call", "getitem", "setitem", "delitem", "enter")}
     methods |= {f"__{name}__": among(name) for name in (*_BINARY, *_ORDER, "eq", "ne")}

@@ -154,8 +154,8 @@ def _thing(text: str) -> frozenset[str]:
     return frozenset(word for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in skipped)
 
 
-def _alike(one: frozenset[str], other: frozenset[str]) -> bool:
-    return one <= other or other <= one
+def _alike(first: frozenset[str], second: frozenset[str]) -> bool:
+    return first <= second or second <= first
 
 
 # ---------------------------------------------------------------------------------------------------------- words
@@ -171,7 +171,7 @@ def words(problem: str, steps: Sequence[str]) -> int:
 
     The words are those that the first step reads: the benchmark's people let a word stand that it misspells there.
     """
-    given = sorted(problem.split())
+    expected = sorted(problem.split())
     for i, step in enumerate(steps):
         place = next((k for k, name in enumerate(_LETTERS) if f"{name} letter" in step), None)
         read = re.findall(r'"([^"]+)": "(\w)" \((\d+)\)', step)
@@ -180,17 +180,17 @@ def words(problem: str, steps: Sequence[str]) -> int:
             if letter != right or ord(letter) - ord("a") + 1 != int(number):
                 return i
         if i == 0 and read:
-            if len(read) != len(given):
+            if len(read) != len(expected):
                 return i
-            given = sorted(word for word, _, _ in read)
+            expected = sorted(word for word, _, _ in read)
         for before, order in re.findall(rf"(.*?)({_PART}(?: < {_PART})+)", step):
             parts = [re.findall(r'"([^"]+)"', part) for part in order.split(" < ")]
-            if not all(parts) or any(max(one) > min(after) for one, after in zip(parts, parts[1:], strict=False)):
+            if not all(parts) or any(max(part) > min(after) for part, after in zip(parts, parts[1:], strict=False)):
                 return i
             whole = "Hence" in before or "We now have" in before and "subpart" not in step
-            if whole and sorted(word for part in parts for word in part) != given:
+            if whole and sorted(word for part in parts for word in part) != expected:
                 return i
-        if (answer := re.search(r"answer is (.+?)\.?$", step)) and answer[1].split() != given:
+        if (answer := re.search(r"answer is (.+?)\.?$", step)) and answer[1].split() != expected:
             return i
     return -1
 

@@ -55,8 +55,10 @@ def load(
     a = labelled(a, folder) if a.labels else a
     usual: Dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     model = _Model(folder, a, dtype or usual, attention or suited("blocked"))
-    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))  # a LoRA may have none
-    tokenizer = load_tokenizer(folder if own else model.place, model.config.vocab_size, of_model=True)
+    has_tokenizer = any(
+        (folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")
+    )  # a LoRA may have none
+    tokenizer = load_tokenizer(folder if has_tokenizer else model.place, model.config.vocab_size, of_model=True)
     a = in_chat(a, folder, tokenizer) if a.chat else a
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
@@ -65,7 +67,10 @@ def load(
     fields: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
     if other is None:
         factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
-        rows = {name: tuple(float(of.get(channel, 0.0)) for channel in a.channels) for name, of in factors.items()}
+        rows = {
+            name: tuple(float(by_channel.get(channel, 0.0)) for channel in a.channels)
+            for name, by_channel in factors.items()
+        }
         fields["readout"] = Readout(**{name: Weighted(cast(Any, a.activation), row) for name, row in rows.items()})
     else:
         fields["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)

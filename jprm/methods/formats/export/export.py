@@ -168,10 +168,10 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
     about |= {"request": hashlib.sha256(asked.encode()).hexdigest()}
     if is_whole(out):
         try:
-            there = json.loads((out / EXPORT).read_bytes())
+            exported = json.loads((out / EXPORT).read_bytes())
         except (OSError, ValueError):  # there is none, or it was cut short
-            there = None
-        if there != about:
+            exported = None
+        if exported != about:
             raise FileExistsError(f"{out}: is there already, and not this export; name another folder or remove it")
         check_sums(local_copy(out))
         tidy(out)

@@ -104,8 +104,8 @@ CLASSES = {
 
 def _family(name: str, c: ModelConfig) -> str:
     """Returns the family whose class computes a model. Raises ValueError where jprm knows none."""
-    if own := sorted({*c.mixers, *c.mlps} - set(KINDS)):
-        raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(own)}")
+    if foreign := sorted({*c.mixers, *c.mlps} - set(KINDS)):
+        raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(foreign)}")
     mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
     next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"
     for family, its_own, plain in (
