@@ -2,7 +2,6 @@
 
 import threading
 import time
-import types
 
 import jax
 import numpy as np
@@ -21,8 +20,6 @@ from jprm.tree import tree_of
 
 class Slow:
     """A model whose device waits for `go`. It keeps what was prepared, by problem, and scores steps by their length."""
-
-    layout = types.SimpleNamespace(problem=lambda text: [0] * (BATCH_TOKENS // 2 if text == "long" else 1))
 
     def __init__(self):
         self.prepared, self.go, self.packed = [], threading.Event(), threading.Semaphore(0)
@@ -92,10 +89,11 @@ def test_equal_problems_count_once_in_a_full_batch(slow):
     prm, engine = slow
     futures = [ask(engine, "first")]
     assert prm.packed.acquire(timeout=60)
-    futures += [ask(engine, "long", BATCH_TOKENS // 2 + 10) for _ in range(64)]  # with 640 tokens of their own
+    long = "long" * (BATCH_TOKENS // 2)  # a token for four characters
+    futures += [ask(engine, long, BATCH_TOKENS // 2 + 10) for _ in range(64)]  # with 640 tokens of their own
     futures += [ask(engine, "other", BATCH_TOKENS // 4) for _ in range(2)]
     assert prm.packed.acquire(timeout=60)
-    assert prm.prepared == [["first"], ["long", "other"]]
+    assert prm.prepared == [["first"], [long, "other"]]
     prm.go.set()
     assert all(future.result(60) for future in futures)
     assert prm.prepared[2:] == [["other"]] and engine.waiting_tokens == engine.busy_tokens == 0

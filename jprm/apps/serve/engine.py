@@ -25,7 +25,7 @@ from jprm.methods.agents.tokens import least_tokens
 from jprm.methods.decoding.cache import PrefixCache
 from jprm.rows import padded_size
 from jprm.score.scorer import FILLED, PRM, SHORTEST, Batch, Prepared, row_lengths
-from jprm.token_tree import chain_lengths, geometry, problem_ids, token_tree
+from jprm.token_tree import chain_lengths, geometry, token_tree
 from jprm.tokenizer import JsonTokenizer
 from jprm.tree import Node, ReasoningTree, chain_tree
 
@@ -38,9 +38,6 @@ Callers who ask again when they have an answer would else form two groups, whose
 
 SHORT = BATCH_TOKENS // 4
 """Tokens of work that is let in between the rows of longer work."""
-
-PROBLEMS = 4096
-"""Problems whose tokens are counted once."""
 
 Outputs = dict[str, np.ndarray]
 
@@ -65,41 +62,26 @@ class _Job:
     future: Work
     run: Callable[[], Any] | None = None
     alone: bool = False  # shares no batch with others
-    problems: dict[Problem, int] = dataclasses.field(default_factory=dict)  # to their tokens, which a batch has once
+    kept: int = 0  # of the tokens, those of a kept prefix, which were not computed
+
+    @functools.cached_property
+    def problems(self) -> dict[Problem, int]:
+        """The tokens of every problem, which a batch has once; four characters are taken for a token."""
+        return {problem_of(tree): sum(map(len, problem_of(tree))) // 4 for tree in self.trees if not self.alone}
 
 
-@dataclasses.dataclass
-class _Gathered:
-    """Counts of the jobs that wait, or of a batch."""
+def _merged(jobs: Sequence[_Job]) -> Iterator[int]:
+    """Yields the tokens of a batch of the first job, of the first two and so on, with equal problems once."""
+    size, problems = 0, set()
+    for job in jobs:
+        shared = sum(tokens for problem, tokens in job.problems.items() if problem in problems)
+        size += max(0, job.tokens - shared)
+        problems |= job.problems.keys()
+        yield size
 
-    tokens: int = 0
-    short: int = 0  # of these, tokens of short jobs
-    shared: int = 0  # tokens of problems that an earlier job has too
-    jobs: collections.Counter[Problem] = dataclasses.field(default_factory=collections.Counter)  # by problem
 
-    @property
-    def merged(self) -> int:
-        """Tokens with equal problems once."""
-        return self.tokens - self.shared
-
-    def extra(self, job: _Job) -> int:
-        """Returns by how many tokens the job would make the batch longer."""
-        return job.tokens - sum(tokens for problem, tokens in job.problems.items() if self.jobs[problem])
-
-    def add(self, job: _Job) -> None:
-        self.shared += job.tokens - self.extra(job)
-        self.tokens += job.tokens
-        self.short += job.tokens if job.tokens <= SHORT else 0
-        self.jobs.update(job.problems.keys())
-
-    def remove(self, job: _Job) -> None:
-        for problem in job.problems:
-            self.jobs[problem] -= 1
-            if not self.jobs[problem]:
-                del self.jobs[problem]
-        self.tokens -= job.tokens
-        self.short -= job.tokens if job.tokens <= SHORT else 0
-        self.shared -= job.tokens - self.extra(job)
+def _tokens(jobs: Iterable[_Job]) -> int:
+    return sum(job.tokens for job in jobs)
 
 
 class Programs:
@@ -109,7 +91,6 @@ class Programs:
       lengths: what `compile_all` compiles, the shortest first.
       seconds: that a length's program took, by length, once it is there.
       failed: why a length could not be compiled, by length.
-      waited: seconds for which the device thread waited for programs.
       prefixes: whether the programs of kept prefixes are there.
     """
 
@@ -117,7 +98,7 @@ class Programs:
         self.prm, self.lengths = prm, list(lengths)
         self.seconds: dict[int, float] = {}
         self.failed: dict[int, str] = {}
-        self.waited, self.prefixes, self.ended = 0.0, not lengths, False
+        self.prefixes, self.ended = not lengths, False
         self._one = threading.Lock()  # a compiler takes all cores
 
     @property
@@ -135,18 +116,11 @@ class Programs:
             row = tokens
         return row
 
-    def need(self, prepared: Prepared) -> None:
-        """Compiles what prepared trees need and is not compiled. For the device thread."""
-        began = time.monotonic()
-        for batch in prepared.batches:
-            self._compile(batch.rows.tokens.shape[1])
-        self.waited += time.monotonic() - began
-
     def compile_all(self, cache: PrefixCache | None, say: Callable[[str], None]) -> None:
         for tokens in self.lengths:
             if self.ended:
                 return
-            self._compile(tokens)
+            self.compile(tokens)
         if cache is not None and not self.ended:
             with self._one:
                 cache.warm_up()
@@ -154,7 +128,8 @@ class Programs:
         lengths = ", ".join(f"{tokens:,}" for tokens in self.lengths if tokens in self.seconds)
         say(f"compiled for rows of {lengths} tokens in {sum(self.seconds.values()):.1f} s")
 
-    def _compile(self, tokens: int) -> None:
+    def compile(self, tokens: int) -> None:
+        """Compiles rows of so many tokens, unless that is done or has failed."""
         if tokens in self.seconds or tokens in self.failed:
             return
         with self._one:
@@ -195,15 +170,13 @@ class Engine:
         self.programs = Programs(prm)
         self.counts: dict[str, float] = collections.defaultdict(float)
         self.busy_tokens = 0
-        self._waiting = _Gathered()
-        self._problem_sizes: dict[Problem, int] = {}
         self.rate = 0.0  # tokens a second, measured
         self._pause = self._longest_pause = 0.0  # times until which the free device waits
         self._jobs: collections.deque[_Job] = collections.deque()
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
         self._running = self._closed = self._all_packed = self._trying = self._letting_in = False
-        self._let_in_seconds = self._let_in_kept = 0.0  # of work that was let in so far
+        self._elsewhere = 0.0  # seconds in which the device thread compiled, or ran what was let in
         self._packing = 0  # tokens of the batch that is being packed
         self._current: list[_Job] = []  # the batch that runs, without what is let in
         self._threads = self._started()
@@ -256,18 +229,7 @@ class Engine:
                 limit = f"{most:,} tokens and {self.longest // 2:,} steps"
                 raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
             total += max(len(packed.tokens_N), 2 * len(packed.node_M))
-            if not (alone or tree.of_messages) and len(self._problem_sizes) < PROBLEMS:
-                self._problem_sizes[problem_of(tree)] = packed.problem
         return total
-
-    def _problem_tokens(self, tree: ReasoningTree) -> int:
-        """Returns the tokens of a tree's problem, which `tokens_of` has counted before."""
-        if (size := self._problem_sizes.get(problem_of(tree))) is None:
-            size = len(problem_ids(tree, self.prm.layout))
-            if len(self._problem_sizes) > PROBLEMS:
-                self._problem_sizes.clear()
-            self._problem_sizes[problem_of(tree)] = size
-        return size
 
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
@@ -276,9 +238,7 @@ class Engine:
 
         `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
         """
-        alone = alone or any(tree.of_messages for tree in trees)
-        problems = {} if alone else {problem_of(tree): self._problem_tokens(tree) for tree in trees}
-        return self._add(_Job(trees, tokens, Work(), alone=alone, problems=problems))
+        return self._add(_Job(trees, tokens, Work(), alone=alone or any(tree.of_messages for tree in trees)))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
         """Returns the future of what a function returns on the device thread."""
@@ -295,21 +255,25 @@ class Engine:
             return self.run(lambda: (self._outputs(self.prm.prepare([tree], self.programs.row))[0], 0), tokens)
         cache = self.cache
         merged, node_N = one_tree([tree])
+        job = _Job((), tokens, Work(), alone=True)
 
         def run() -> tuple[Outputs, int]:
             if cache is None or tokens > cache.slots or not self.programs.prefixes:
                 outputs, cached = self._outputs(self.prm.prepare([merged], self._row([merged])))[0], 0
             else:
                 outputs, cached = cache.outputs_of(merged, caller)
+            job.kept = cached
             self.counts["cached_tokens"] += cached
             return _taken(outputs, node_N), cached
 
-        return self.run(run, tokens)
+        job.run = run
+        return self._add(job)
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens of the work that waits."""
-        return self._waiting.tokens
+        with self._changed:
+            return _tokens(self._jobs)
 
     def wait_seconds(self, tokens: int = 0) -> float:
         """Returns how long new work of so many tokens would wait, by the measured rate; 0 before anything was measured.
@@ -319,7 +283,7 @@ class Engine:
         with self._changed:
             before = self.waiting_tokens + self.busy_tokens
             if tokens <= SHORT:
-                before = self._waiting.short + min(self.busy_tokens, BATCH_TOKENS)
+                before = _tokens(job for job in self._jobs if job.tokens <= SHORT) + min(self.busy_tokens, BATCH_TOKENS)
             return before / self.rate if self.rate else 0.0
 
     def close(self) -> None:
@@ -336,7 +300,6 @@ class Engine:
             if self._closed:
                 raise Closed
             self._jobs.append(job)
-            self._waiting.add(job)
             if (now := time.monotonic()) < self._pause:
                 self._pause = min(now + PAUSE, self._longest_pause)
             self._changed.notify_all()
@@ -359,7 +322,7 @@ class Engine:
         """Returns whether the next batch is to be packed now: a later one might have more jobs to merge."""
         if self._packed is not None or not self._jobs:
             return self._closed and not self._jobs
-        if self._jobs[0].alone or self._waiting.merged >= BATCH_TOKENS:
+        if self._jobs[0].alone or any(size >= BATCH_TOKENS for size in _merged(self._jobs)):
             return True
         return not self._running and time.monotonic() >= self._pause
 
@@ -373,19 +336,15 @@ class Engine:
                     self._changed.wait(left if left > 0 and not self._running else None)
                 if not self._jobs:
                     return []
-                taken = _Gathered()
-                while self._jobs:
-                    job = self._jobs[0]
-                    full = taken.merged + taken.extra(job) > BATCH_TOKENS
-                    if batch and (job.alone or batch[0].alone or full):
+                waiting = list(self._jobs)
+                for job, size in zip(waiting, _merged(waiting), strict=True):
+                    if batch and (job.alone or batch[0].alone or size > BATCH_TOKENS):
                         break
                     self._jobs.popleft()
-                    self._waiting.remove(job)
                     if job.future.set_running_or_notify_cancel():
                         batch.append(job)
-                        taken.add(job)
-            self.busy_tokens += taken.tokens
-            self._packing = taken.tokens
+            self._packing = _tokens(batch)
+            self.busy_tokens += self._packing
             return batch
 
     def _prepared(self, batch: list[_Job]) -> Callable[[], Any]:
@@ -423,7 +382,10 @@ class Engine:
         return min(row, max(FILLED, padded_size(2 * characters, SHORTEST)))
 
     def _outputs(self, prepared: Prepared) -> list[Outputs]:
-        self.programs.need(prepared)
+        began = time.monotonic()
+        for batch in prepared.batches:
+            self.programs.compile(batch.rows.tokens.shape[1])
+        self._elsewhere += time.monotonic() - began
         return self.prm.outputs_of(dataclasses.replace(prepared, batches=self._between(prepared.batches)))
 
     def _between(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -439,29 +401,26 @@ class Engine:
         """Runs short work that waits: up to SHORT tokens a job, and a batch of it in all."""
         taken, size, packed = [], 0, None
         with self._changed:
-            if self._packed and sum(job.tokens for job in self._packed[0]) <= BATCH_TOKENS:
+            if self._packed and _tokens(self._packed[0]) <= BATCH_TOKENS:
                 packed, self._packed = self._packed, None
                 self._changed.notify_all()
             for job in [job for job in self._jobs if job.tokens <= SHORT]:
                 if size + job.tokens > BATCH_TOKENS:
                     break
                 self._jobs.remove(job)
-                self._waiting.remove(job)
                 if job.future.set_running_or_notify_cancel():
                     taken.append(job)
                     size += job.tokens
             self.busy_tokens += size
         if not taken and packed is None:
             return
-        began, kept, self._letting_in = time.monotonic(), self.counts["cached_tokens"], True
+        began, elsewhere, self._letting_in = time.monotonic(), self._elsewhere, True
         if packed is not None:
             self._ran(*packed)
         for batch in ([job for job in taken if not job.alone], *([job] for job in taken if job.alone)):
             if batch:
                 self._ran(batch, lambda batch=batch: self._prepared(batch)())
-        self._letting_in = False
-        self._let_in_seconds += time.monotonic() - began
-        self._let_in_kept += self.counts["cached_tokens"] - kept
+        self._elsewhere, self._letting_in = elsewhere + time.monotonic() - began, False
 
     def _work(self) -> None:
         while taken := self._next():
@@ -473,15 +432,11 @@ class Engine:
 
     def _ran(self, batch: list[_Job], run: Callable[[], Any]) -> None:
         """Runs a batch, and counts what it took."""
-        began, waited, let_in = time.monotonic(), self.programs.waited, self._let_in_seconds
-        cached = self.counts["cached_tokens"] - self._let_in_kept
+        began, elsewhere = time.monotonic(), self._elsewhere
         self._settle(batch, run)
         with self._changed:
-            now = time.monotonic()
-            tokens = sum(job.tokens for job in batch)
-            # Compiling is no part of the rate, nor is the work of others
-            seconds = now - began - (self.programs.waited - waited) - (self._let_in_seconds - let_in)
-            kept = self.counts["cached_tokens"] - self._let_in_kept - cached
+            now, tokens, kept = time.monotonic(), _tokens(batch), sum(job.kept for job in batch)
+            seconds = now - began - (self._elsewhere - elsewhere)
             self.counts["batches"] += 1
             self.counts["device_seconds"] += seconds
             self.counts["tokens"] += tokens - kept
