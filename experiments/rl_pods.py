@@ -130,26 +130,26 @@ def main() -> None:
     print(f"\n| slice | available | stays | {', '.join(parts)} | {' | '.join(runs)} | fits |")
     print("|" + "---|" * (len(runs) + 5))
     for name, plan in plans.items():
-        of = plan["resident"]
+        resident = plan["resident"]
         sides = [
-            sum(of[part] for part in some if part in of) for some in (parts[:3], parts[3:])
+            sum(resident[part] for part in side if part in resident) for side in (parts[:3], parts[3:])
         ]  # who learn, who sample
         stays = sides if plan["sampling_hosts"] else [sum(sides)]
         cells = [f"{plan['available'] / gib:.2f}", " and ".join(f"{size / gib:.2f}" for size in stays)]
-        cells += [", ".join(f"{of[part] / gib:.2f}" for part in parts)]
+        cells += [", ".join(f"{resident[part] / gib:.2f}" for part in parts)]
         cells += [f"{plan['programs'][run]['peak'] / gib:.2f}" for run in runs]
         print(f"| {name} | {' | '.join(cells)} | {'yes' if plan['fits'] else 'no'} |")
     print(f"\n| slice | {' | '.join(runs)} | packing | in all | expected |\n|" + "---|" * (len(runs) + 4))
     for name, plan in plans.items():
         cells = []
         for run in runs:
-            each = plan["programs"][run]
-            if not each["program"]:
+            program = plan["programs"][run]
+            if not program["program"]:
                 cells.append("does not fit")
                 continue
-            bounds = each["bounds"]
+            bounds = program["bounds"]
             by = {"compute": "", "hbm": " h", "interconnect": " i", "network": " n"}[bounds["by"]]
-            cells.append(f"{time(bounds['step'])}{by} x {each['times']:,}")
+            cells.append(f"{time(bounds['step'])}{by} x {program['times']:,}")
         cells += [time(plan["host"]["packing_seconds"]), time(plan["update_seconds"]), time(plan["expected_seconds"])]
         print(f"| {name} | {' | '.join(cells)} |")
 

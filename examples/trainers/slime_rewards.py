@@ -21,9 +21,9 @@ async def reward(args, samples, **options):
     body = {"credit": os.environ.get("JPRM_CREDIT", "min_form"), "tokenizer": os.environ.get("JPRM_TOKENIZER", "")}
     rewarded = (await asyncio.to_thread(post, body | {"samples": sent}))["samples"]
     rewards = [
-        {"score": one["score"] or 0.0, "token_rewards": one["token_rewards"],
-         "lowest_step": min((step["score"] for step in one["steps"]), default=0.0)}
-        for one in rewarded
+        {"score": sample["score"] or 0.0, "token_rewards": sample["token_rewards"],
+         "lowest_step": min((step["score"] for step in sample["steps"]), default=0.0)}
+        for sample in rewarded
     ]  # fmt: skip
     return rewards if several else rewards[0]
 

@@ -28,15 +28,15 @@ async def step_reward_async(prompts, completions, completion_ids, log_metric=Non
 
 def samples(prompts, completions):
     """Returns what TRL passes, texts or messages, as samples of a problem."""
-    found = []
+    records = []
     for prompt, completion in zip(prompts, completions, strict=True):
         if isinstance(completion, str):
-            found.append({"problem": prompt, "response": completion})
+            records.append({"problem": prompt, "response": completion})
         else:
             system = [message["content"] for message in prompt if message["role"] == "system"]
-            found.append({"problem": prompt[-1]["content"], "response": completion[-1]["content"]})
-            found[-1].update({"system": system[0]} if system else {})
-    return found
+            records.append({"problem": prompt[-1]["content"], "response": completion[-1]["content"]})
+            records[-1].update({"system": system[0]} if system else {})
+    return records
 
 
 def scores(rewarded, log_metric):

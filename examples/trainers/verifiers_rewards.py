@@ -29,7 +29,7 @@ class StepRewards:
             raise ValueError(f"one sampled turn is supported, and the trace has {len(sampled)}")
         node = nodes[sampled[0]]
         texts = {other.message.role: text_of(other.message.content) for other in nodes[: sampled[0]]}
-        ids = [token for token, own in zip(node.token_ids, node.mask, strict=True) if own]
+        ids = [token for token, drawn in zip(node.token_ids, node.mask, strict=True) if drawn]
         sample = {"problem": texts["user"], **({"system": texts["system"]} if "system" in texts else {})}
         sample.update({"ids": ids} if ids else {"response": text_of(node.message.content)})
         body = {"credit": os.environ.get("JPRM_CREDIT", "min_form"), "tokenizer": os.environ.get("JPRM_TOKENIZER", "")}

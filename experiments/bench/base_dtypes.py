@@ -24,9 +24,9 @@ import time
 
 def peak_mib() -> float:
     """Returns the most memory that was resident in this process."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) / 1024
+    line = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+    assert line
+    return int(line[1]) / 1024
 
 
 def experiment(model: str, prepared: str, dtype: str, tokens: int, steps: int, probe: bool = False):
@@ -107,14 +107,14 @@ def scores(arguments: argparse.Namespace) -> None:
 
     run = pathlib.Path(arguments.model)
     chains = json.loads(pathlib.Path(arguments.data).read_text())[: arguments.chains]
-    found: dict[str, np.ndarray] = {}
+    read_scores: dict[str, np.ndarray] = {}
     for dtype in arguments.dtype:
         kept = run / f"scores_{dtype}_{len(chains)}.json"
         if not kept.exists():
             prm = jprm.load(run, dtype=dtype)
             every = [prm.score(chain["problem"], chain["steps"]).tolist() for chain in chains]
             kept.write_text(json.dumps(every))
-        found[dtype] = np.concatenate([np.asarray(x) for x in json.loads(kept.read_text())])
+        read_scores[dtype] = np.concatenate([np.asarray(x) for x in json.loads(kept.read_text())])
     right, counts = [], []
     for chain in chains:
         count, first = len(chain["steps"]), chain["label"]
@@ -122,8 +122,8 @@ def scores(arguments: argparse.Namespace) -> None:
         right += [i != first for i in range(count)]
         counts += [i < last for i in range(count)]
     right_N, counts_N = np.array(right), np.array(counts)
-    exact_N = found[arguments.dtype[0]]
-    for dtype, score_N in found.items():
+    exact_N = read_scores[arguments.dtype[0]]
+    for dtype, score_N in read_scores.items():
         off_N = np.abs(score_N - exact_N)
         print(json.dumps({
             "dtype": dtype, "steps": int(counts_N.sum()), "auroc": float(auroc(score_N[counts_N], right_N[counts_N])),

@@ -56,8 +56,8 @@ def main() -> None:
                 seconds, programs = started(pathlib.Path(scratch) / "pod", asked.processes, f"{place}/cache{number}")
                 times[name].append(seconds)
                 print(f"round {number}, {name}: {seconds:.1f} s; compiled, read: {programs}", flush=True)
-    for name, some in times.items():
-        print(f"{name}: {statistics.median(some):.1f} s ({min(some):.1f} to {max(some):.1f})")
+    for name, measured in times.items():
+        print(f"{name}: {statistics.median(measured):.1f} s ({min(measured):.1f} to {max(measured):.1f})")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:
     start, busy = time.perf_counter(), time.process_time()
     rows = [rows for rows, _ in batches_of(config, config.data.train, layout, once=True)]
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}
-    tokens = sum(int(yardsticks.real_tokens(some).sum()) for some in rows)
+    tokens = sum(int(yardsticks.real_tokens(batch).sum()) for batch in rows)
     return rows, {"tokens_per_s": tokens / spent["seconds"], "tokens_per_cpu_s": tokens / spent["cpu_seconds"]}
 
 
@@ -64,20 +64,20 @@ def main() -> None:
         tokenise(plain, f"{folder}/tokens", shards=8, workers=1)
         shards = dataclasses.replace(plain, data=dataclasses.replace(plain.data, train=(f"{folder}/tokens",)))
         for _ in range(args.rounds):
-            (slow, one), (fast, other) = epoch(plain, layout), epoch(stored, layout)
+            (slow, records), (fast, cached) = epoch(plain, layout), epoch(stored, layout)
             jax.tree.map(np.testing.assert_array_equal, fast, slow)
-            rounds.append((other, one))
+            rounds.append((cached, records))
             sharded.append(epoch(shards, layout)[1])
-            print({"cache": other, "records": one, "shards": sharded[-1]}, flush=True)
+            print({"cache": cached, "records": records, "shards": sharded[-1]}, flush=True)
         (place,) = (pathlib.Path(folder) / "cache").iterdir()
         size = sum(file.stat().st_size for file in place.iterdir())
         trees = TokenTrees(place)
-        ours, theirs = ({key: statistics.median(pair[i][key] for pair in rounds) for key in one} for i in (0, 1))
+        ours, theirs = ({key: statistics.median(pair[i][key] for pair in rounds) for key in records} for i in (0, 1))
         yardsticks.report(
             "host_speed", ours.pop("tokens_per_s"), theirs["tokens_per_s"], unit="tokens a second", **ours,
             write_seconds=written, cache_bytes_a_token=size / sum(len(tree.tokens_N) for tree in trees),
             packing=packing(trees, plain), rounds=args.rounds,
-            shards={key: statistics.median(one[key] for one in sharded) for key in sharded[0]},
+            shards={key: statistics.median(figures[key] for figures in sharded) for key in sharded[0]},
         )  # fmt: skip
 
 

@@ -99,8 +99,8 @@ def main() -> None:
         print(name, runs[name][-1], flush=True)
     medians = {name: yardsticks.medians(values) for name, values in runs.items()}
     first = medians["cross_entropy"]
-    for one in medians.values():
-        one["slower"] = one["cpu_seconds"] / first["cpu_seconds"]
+    for figures in medians.values():
+        figures["slower"] = figures["cpu_seconds"] / first["cpu_seconds"]
     print(json.dumps({"bench": "objective_speed", "layers": args.layers, "tokens": args.tokens, **medians}))
 
 

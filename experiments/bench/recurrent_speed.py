@@ -48,7 +48,7 @@ def by_tokens(q, k, v, g, b):
     """The rule of a chain, a token at a time."""
     q, k = deltanet._unit(q) * q.shape[-1] ** -0.5, deltanet._unit(k)
 
-    def one(state, inputs):
+    def token(state, inputs):
         q, k, v, g, b = inputs
         state = state * jnp.exp(g)[..., None, None]
         new = (v - jnp.einsum("BKH,BKGHV->BKGV", k, state)) * b[..., None]
@@ -56,7 +56,7 @@ def by_tokens(q, k, v, g, b):
         return state, jnp.einsum("BKH,BKGHV->BKGV", q, state)
 
     start = jnp.zeros((len(q), *v.shape[2:4], k.shape[-1], v.shape[-1]))
-    y = jax.lax.scan(one, start, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (q, k, v, g, b)))[1]
+    y = jax.lax.scan(token, start, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (q, k, v, g, b)))[1]
     return jnp.swapaxes(y, 0, 1)
 
 
@@ -102,7 +102,7 @@ def rows_of(data) -> dict:
             chains.append(token_tree(dataclasses.replace(tree, nodes=tuple(nodes)), layout))
         if len(trees) == TREES:
             break
-    return {name: pack(some, ROW, ROW // 8, too_long="error").rows for name, some in
+    return {name: pack(trees_of, ROW, ROW // 8, too_long="error").rows for name, trees_of in
             (("trees", trees), ("chains", chains))}  # fmt: skip
 
 
@@ -120,15 +120,15 @@ def main() -> None:
     def seconds(name: str) -> float:
         start = time.process_time()
         for at in range(len(rows[name].tokens)):
-            one = jax.tree.map(lambda x, at=at: x[at : at + 1], rows[name])
-            jax.block_until_ready(step(params, one))
+            row = jax.tree.map(lambda x, at=at: x[at : at + 1], rows[name])
+            jax.block_until_ready(step(params, row))
         return time.process_time() - start
 
     jax.block_until_ready(step(params, jax.tree.map(lambda x: x[:1], rows["trees"])))  # compiles
     times = [(seconds("trees"), seconds("chains")) for _ in range(args.rounds)]
     ours, theirs = np.median(times, axis=0)
-    counts = {f"{name}_{what}": int(count) for name, of in rows.items() for what, count in
-              (("tokens", yardsticks.real_tokens(of).sum()), ("cells", of.tokens.size))}  # fmt: skip
+    counts = {f"{name}_{what}": int(count) for name, packed in rows.items() for what, count in
+              (("tokens", yardsticks.real_tokens(packed).sum()), ("cells", packed.tokens.size))}  # fmt: skip
     yardsticks.report("recurrent_speed", float(ours), float(theirs), unit="processor seconds", rule=rules, **counts,
                       rounds=args.rounds)  # fmt: skip
 

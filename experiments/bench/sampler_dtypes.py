@@ -63,7 +63,7 @@ def compared(exact: Sampler, copies: dict[str, Sampler], answers: list[Answer], 
             for name, copy in copies.items():
                 far = distances(exact_BSV, log_softmax_BSV(copy.params, copy.config, rows), token_BS)
                 logits[name].append(np.stack([np.asarray(x_BS)[used_BS] for x_BS in far]))
-    return {name: np.concatenate(some, axis=1) for name, some in logits.items()}
+    return {name: np.concatenate(parts, axis=1) for name, parts in logits.items()}
 
 
 def main() -> None:
@@ -79,16 +79,16 @@ def main() -> None:
         options = SamplerConfig(temperature, max_tokens=asked.tokens, rows=32, dtype="float32", chat=True)
         exact = load_sampler(asked.model, options)
         drawn = exact.draw(problems, 1, until="end", seed=0)
-        answers[kind] = [(exact.prompt(p), one.ids) for p, [one] in zip(problems, drawn, strict=True)]
-    size = padded_size(max(len(prompt) + len(ids) for some in answers.values() for prompt, ids in some))
+        answers[kind] = [(exact.prompt(p), sample.ids) for p, [sample] in zip(problems, drawn, strict=True)]
+    size = padded_size(max(len(prompt) + len(ids) for sampled in answers.values() for prompt, ids in sampled))
     copies = {
         dtype: load_sampler(asked.model, SamplerConfig(max_tokens=asked.tokens, dtype=dtype, chat=True))
         for dtype in ("bfloat16", "int8")
     }
     for dtype, copy in copies.items():
         print(f"{dtype}: {sum(x.nbytes for x in jax.tree.leaves(copy.params)) / 2**20:.0f} MiB", flush=True)
-    for kind, some in answers.items():
-        for dtype, (kl_N, own_N, same_N) in compared(exact, copies, some, size).items():
+    for kind, sampled in answers.items():
+        for dtype, (kl_N, own_N, same_N) in compared(exact, copies, sampled, size).items():
             moved = f"moved {np.abs(own_N).mean():.4f}, at most {np.abs(own_N).max():.2f}"
             print(f"{kind}, {dtype}: {len(kl_N)} tokens, KL {kl_N.mean():.5f}, {moved}, agree {same_N.mean():.4f}",
                   flush=True)  # fmt: skip

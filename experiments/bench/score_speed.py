@@ -85,8 +85,8 @@ def main() -> None:
     pools = [json.loads(line) for line in random.Random(0).sample(lines, args.problems)]  # those that the peer draws
     prm = made_up_prm()
     fewer = {n: [pool | {"samples": pool["samples"][:n]} for pool in pools] for n in SAMPLES}
-    for some in fewer.values():
-        score(prm, some)  # compiles
+    for subset in fewer.values():
+        score(prm, subset)  # compiles
 
     def peer() -> dict:
         theirs = yardsticks.peer(script, "--data", file, "--problems", args.problems)
@@ -94,7 +94,7 @@ def main() -> None:
         return theirs
 
     speeds, theirs = yardsticks.in_turns(args.rounds, lambda: score(prm, pools), peer if script else None)
-    growth = [{"samples": n, **score(prm, some)} for n, some in fewer.items()]
+    growth = [{"samples": n, **score(prm, subset)} for n, subset in fewer.items()]
     yardsticks.report(
         "score_speed", speeds.pop("chains_per_s"), theirs.get("chains_per_s"), unit="chains a second",
         **speeds, chain_tokens=chain_tokens(prm, pools), peer_tokens_per_s=theirs.get("tokens_per_s"),

@@ -131,8 +131,8 @@ def loads(
             rows_of[count].append(got | score | {"cpu": cpu} | ratios)
             print(count, rows_of[count][-1], flush=True)
     return {
-        f"{count} clients": {name: statistics.median(one[name] for one in rows) for name in rows[0]}
-        | {"ratios": sorted(one["ratio"] for one in rows), "errors": sum(one["errors"] for one in rows)}
+        f"{count} clients": {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        | {"ratios": sorted(row["ratio"] for row in rows), "errors": sum(row["errors"] for row in rows)}
         for count, rows in rows_of.items()
     }
 
@@ -147,13 +147,13 @@ def until(began: float, record: dict) -> dict[str, float]:
     """Returns the seconds from the start until the port is open, a chain is scored, and nothing is left to compile."""
     seconds = {}
     for name, path in (("port", "/health"), ("score", "/v1/score"), ("ready", "/ready")):
-        while not there(name, path, record):
+        while not served(name, path, record):
             time.sleep(0.02)
         seconds[name] = time.perf_counter() - began
     return seconds
 
 
-def there(name: str, path: str, record: dict) -> bool:
+def served(name: str, path: str, record: dict) -> bool:
     try:
         status, body = ask(http.client.HTTPConnection("127.0.0.1", PORT, timeout=300), path, record)
     except OSError:

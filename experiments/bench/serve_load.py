@@ -45,11 +45,11 @@ def main(data: pathlib.Path = yardsticks.REPOSITORY.parent / "shared" / "data", 
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, _, **__: compiled.append(event))
     pools = [tree_of(record) for record in itertools.islice(read_records(data / "pools/gsm8k_chatgpt_n19.jsonl"), 256)]
-    one = [chain for tree in pools for chain in chains_of_pool(tree, prm)[:1]]
+    single = [chain for tree in pools for chain in chains_of_pool(tree, prm)[:1]]
     eight = [chain for tree in pools for chain in chains_of_pool(tree, prm)[:8]]
-    result = {"alone": one_at_a_time(prm, one, seconds), "offline": offline(prm, one[:64])}
+    result = {"alone": one_at_a_time(prm, single, seconds), "offline": offline(prm, single[:64])}
     result["alone_samples"] = one_at_a_time(prm, eight, seconds)
-    for name, chains, clients in (("1", one, 1), ("8", one, 8), ("64", one, 64), ("64_samples", eight, 64)):
+    for name, chains, clients in (("1", single, 1), ("8", single, 8), ("64", single, 64), ("64_samples", eight, 64)):
         engine = Engine(prm, LONGEST, "model")
         result[name] = closed_loop(engine, chains, clients, seconds)
         base = result["alone_samples" if "samples" in name else "alone"]

@@ -77,9 +77,11 @@ def main(
     for number, pool in enumerate(pools):
         chains = [[node.text for node in tree.nodes] for tree in chains_of_pool(pool, prm)[:samples]]
         texts = [{"problem": pool.problem, "response": "\n".join(chain), "segmentation": "lines"} for chain in chains]
-        each = [{"problem": pool.problem, "steps": c[: k + 1], "rule": "last"} for c in chains for k in range(len(c))]
+        prefixes = [
+            {"problem": pool.problem, "steps": c[: k + 1], "rule": "last"} for c in chains for k in range(len(c))
+        ]
         sides = [("dense", "/v1/rewards", [{"credit": "min_form", "samples": texts}])]
-        sides += [("at_once", "/v1/score", each), ("in_turn", "/v1/score", each)]
+        sides += [("at_once", "/v1/score", prefixes), ("in_turn", "/v1/score", prefixes)]
         got = {side: timed(side, path, bodies) for side, path, bodies in (sides if number % 2 else sides[::-1])}
         dense = [step["score"] for sample in got["dense"][0]["samples"] for step in sample["steps"]]
         single = [answer["chains"][0]["score"] for answer in got["in_turn"]]

@@ -65,9 +65,9 @@ def share(pool: Pool, weight_N: Float[np.ndarray, " N"] | None = None) -> Float[
     """
     sums: dict[str, float] = collections.defaultdict(float)
     behaviour = [sample["behaviour"] for sample in pool["samples"]]
-    for one, weight in zip(behaviour, np.ones(len(behaviour)) if weight_N is None else weight_N, strict=True):
-        sums[one] += weight
-    return np.array([0 if one is None else sums[one] for one in behaviour], float)
+    for outcome, weight in zip(behaviour, np.ones(len(behaviour)) if weight_N is None else weight_N, strict=True):
+        sums[outcome] += weight
+    return np.array([0 if outcome is None else sums[outcome] for outcome in behaviour], float)
 
 
 def length(pool: Pool) -> Float[np.ndarray, " N"]:
@@ -101,14 +101,22 @@ def report(
     def drawn(values: Sequence[float]) -> Any:
         return draws(lambda w: weighted_mean(np.array(values), w), problems, seed=seed)
 
-    at = {k: drawn([pass_at(one, k) for one in correct]) for k in (1, 2, 5, 10, 100)}
-    of = {
-        name: drawn([chosen(one, right) for one, right in zip(key, correct, strict=True)]) for name, key in keys.items()
+    at = {k: drawn([pass_at(outcomes, k) for outcomes in correct]) for k in (1, 2, 5, 10, 100)}
+    by_choice = {
+        name: drawn([chosen(behaviours, right) for behaviours, right in zip(key, correct, strict=True)])
+        for name, key in keys.items()
     }
-    rows = {name: interval(one).json() | {"gain": difference(one, at[1]).json()} for name, one in of.items()}
-    for name in rows.keys() - {"share"} if "share" in of else ():
-        rows[name]["over_share"] = difference(of[name], of["share"]).json()
-    return {"n": len(pools), "pass_at": {str(k): interval(one).json() for k, one in at.items()}, "chosen": rows}
+    rows = {
+        name: interval(accuracy).json() | {"gain": difference(accuracy, at[1]).json()}
+        for name, accuracy in by_choice.items()
+    }
+    for name in rows.keys() - {"share"} if "share" in by_choice else ():
+        rows[name]["over_share"] = difference(by_choice[name], by_choice["share"]).json()
+    return {
+        "n": len(pools),
+        "pass_at": {str(k): interval(accuracy).json() for k, accuracy in at.items()},
+        "chosen": rows,
+    }
 
 
 def main() -> None:
@@ -119,25 +127,25 @@ def main() -> None:
     options = parser.parse_args()
     pools = list(read_records(options.pools))
     results = {"all": report(pools, {name: [key(pool) for pool in pools] for name, key in CHOICES.items()})}
-    for name, path in (each.split("=", 1) for each in options.scores):
+    for name, path in (argument.split("=", 1) for argument in options.scores):
         by_problem = {record["problem"]: record["samples"] for record in read_records(path)}
-        some = [pool for pool in pools if pool["problem"] in by_problem]
-        keys = {other: [key(pool) for pool in some] for other, key in CHOICES.items()}
-        last = [np.array([sample["scores"][-1] for sample in by_problem[pool["problem"]]]) for pool in some]
-        keys |= {name: last, f"{name} vote": [share(pool, score_N) for pool, score_N in zip(some, last, strict=True)]}
-        results[name] = report(some, keys)
+        scored = [pool for pool in pools if pool["problem"] in by_problem]
+        keys = {other: [key(pool) for pool in scored] for other, key in CHOICES.items()}
+        last = [np.array([sample["scores"][-1] for sample in by_problem[pool["problem"]]]) for pool in scored]
+        keys |= {name: last, f"{name} vote": [share(pool, score_N) for pool, score_N in zip(scored, last, strict=True)]}
+        results[name] = report(scored, keys)
     write_json(options.out, results)
     for name, result in results.items():
         print(f"{name}: {result['n']} problems")
-        for k, one in result["pass_at"].items():
-            print(f"  pass@{k:8} {_said(one)}")
-        for choice, one in result["chosen"].items():
-            over = f", over shares {_said(one['over_share'])}" if "over_share" in one else ""
-            print(f"  {choice:15} {_said(one)}, gain {_said(one['gain'])}{over}")
+        for k, figures in result["pass_at"].items():
+            print(f"  pass@{k:8} {_said(figures)}")
+        for choice, figures in result["chosen"].items():
+            over = f", over shares {_said(figures['over_share'])}" if "over_share" in figures else ""
+            print(f"  {choice:15} {_said(figures)}, gain {_said(figures['gain'])}{over}")
 
 
-def _said(one: Mapping[str, float]) -> str:
-    return f"{100 * one['value']:.1f} [{100 * one['low']:.1f}, {100 * one['high']:.1f}]"
+def _said(figures: Mapping[str, float]) -> str:
+    return f"{100 * figures['value']:.1f} [{100 * figures['low']:.1f}, {100 * figures['high']:.1f}]"
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ def main() -> None:
     with continued(options.out, request) as part:
         if part is None:
             sys.exit(f"{options.out}: is whole")
-        there = cut(part, 1)
-        with Bar("problems", len(problems), there) as bar:
-            for problem in problems[there:]:
+        done = cut(part, 1)
+        with Bar("problems", len(problems), done) as bar:
+            for problem in problems[done:]:
                 part.write(dump(judged(problem)).encode() + b"\n")
                 part.flush()
                 bar.add()
@@ -84,16 +84,19 @@ def read(folder: pathlib.Path) -> list[Problem]:
         path = folder / name
         return (parse(line, f"{path}:{number}") for number, line in read_lines(path))
 
-    programs = {one["prompt"].strip(): one["samples"] for one in records("humaneval_codegen16b_n100.jsonl")}
+    programs = {record["prompt"].strip(): record["samples"] for record in records("humaneval_codegen16b_n100.jsonl")}
     end = "    pass\n\n# check the correctness of"
-    texts = {one["prompt"].split(end)[0].strip(): one["samples"] for one in records("humaneval_codegen16b_tests.jsonl")}
+    texts = {
+        record["prompt"].split(end)[0].strip(): record["samples"]
+        for record in records("humaneval_codegen16b_tests.jsonl")
+    }
     return [
         Problem(
-            one["prompt"], one["entry_point"], one["test"] + f"\ncheck({one['entry_point']})\n",
-            [cut_off(body) for body in programs[one["prompt"].strip()]],
-            tests_of(texts[one["prompt"].strip()], one["entry_point"]),
+            record["prompt"], record["entry_point"], record["test"] + f"\ncheck({record['entry_point']})\n",
+            [cut_off(body) for body in programs[record["prompt"].strip()]],
+            tests_of(texts[record["prompt"].strip()], record["entry_point"]),
         )
-        for one in records("humaneval.jsonl")
+        for record in records("humaneval.jsonl")
     ]  # fmt: skip
 
 
@@ -130,10 +133,10 @@ def judged(problem: Problem) -> dict[str, Any]:
     of_body = dict(zip(bodies, zip(hidden, asked, strict=True), strict=True))
     samples = []
     for body in problem.programs:
-        verdict, own = of_body[body]
+        verdict, program = of_body[body]
         samples.append({
             "steps": [line for line in body.splitlines() if line.strip()] or [NOTHING], "correct": verdict.passed,
-            "undecided": "undecided" in verdict.results, "passes": passes[body], "behaviour": own.behaviour,
+            "undecided": "undecided" in verdict.results, "passes": passes[body], "behaviour": program.behaviour,
         })  # fmt: skip
     return {
         "problem": problem.prompt,
@@ -148,7 +151,7 @@ def passed(code: str, tests: Sequence[str], report: Report) -> list[int]:
     results = report.results
     if report.late:
         alone = run_programs([Program(code, (test,)) for test in tests], ALONE)
-        results = [one.results[0] if one.results else "late" for one in alone]
+        results = [verdict.results[0] if verdict.results else "late" for verdict in alone]
     return [i for i, result in enumerate(results) if result == "passes"]
 
 

@@ -43,10 +43,12 @@ def halves(problems: Sequence[str]) -> tuple[list[int], list[int]]:
     return sorted(dealt[: len(dealt) // 2]), sorted(dealt[len(dealt) // 2 :])
 
 
-def half_of(known: heads.Known, some: Sequence[int]) -> heads.Known:
+def half_of(known: heads.Known, indices: Sequence[int]) -> heads.Known:
     """Returns the trees with these indices and their states."""
     parts = np.split(known.state_ND, np.cumsum(known.size_K)[:-1])
-    return heads.Known([known.trees[i] for i in some], known.size_K[some], np.concatenate([parts[i] for i in some]))
+    return heads.Known(
+        [known.trees[i] for i in indices], known.size_K[indices], np.concatenate([parts[i] for i in indices])
+    )
 
 
 def experiment(pools: pathlib.Path, objective: str) -> Experiment:

@@ -190,7 +190,7 @@ def drawn(chains: Chains, problems: np.ndarray) -> Chains:
     """Returns the chains of some problems, each as often as it is there, every time a pool of its own."""
     rows = [some_K for problem in problems if len(some_K := np.flatnonzero(chains.problem_M == problem))]
     index_M = np.concatenate(rows)
-    number_M = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
+    number_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     return Chains(*(x[index_M] for x in chains))._replace(problem_M=number_M)
 
 
@@ -229,7 +229,7 @@ def fitted(train: Chains, valid: Chains, calibrate: Chains, state_F: np.ndarray)
                 options={"maxiter": 100},
             ).x * scale_F  # fmt: skip
             candidates.append((pair_loss(weight_F, valid_x_MF, valid_pairs)[0], strength, scale, weight_F))
-        return min(candidates, key=lambda each: each[0])
+        return min(candidates, key=lambda candidate: candidate[0])
 
     mixed = state_F.any() and not state_F.all()
     _, strength, _, weight_F = best([(strength, 0.0 if mixed else 1.0) for strength in STRENGTHS])
@@ -249,7 +249,9 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
         "evidence": ~state_F, "evidence + state": np.ones(width, bool), "state": state_F,
         "text": text_F, "text + state": text_F | state_F,
     }  # fmt: skip
-    tests = {policy: drawn(each, np.arange(len(train), len(train) + len(test))) for policy, each in chains.items()}
+    tests = {
+        policy: drawn(of_policy, np.arange(len(train), len(train) + len(test))) for policy, of_policy in chains.items()
+    }
     gain = {(arm, power): np.zeros((SEEDS, len(POLICIES), len(test))) for arm in arms for power in POWERS}
     area = {arm: np.zeros((SEEDS, len(POLICIES))) for arm in arms}
     for seed in range(SEEDS):
@@ -257,7 +259,7 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
         split = split_of(chains, len(train), rng)
         for p, policy in enumerate(POLICIES):
             others = [chains[other] for other in POLICIES if other != policy]
-            train_, valid, calibrate = (joined([drawn(other, some) for other in others]) for some in split)
+            train_, valid, calibrate = (joined([drawn(other, part) for other in others]) for part in split)
             for arm, column_F in arms.items():
                 only = [part._replace(x_MF=part.x_MF[:, column_F]) for part in (once(train_), once(valid), calibrate)]
                 ranker = fitted(only[0], only[1], only[2], state_F[column_F])
@@ -268,7 +270,10 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
                     gain[arm, power][seed, p] = vote_correct(held, weight_M) - vote_correct(held, one_M)
                 area[arm][seed, p] = auroc_in_problems(log_odds_M, pairs_of(held))
         print(f"seed {seed} is done", flush=True)
-    base = {policy: float(vote_correct(each, np.ones(len(each.x_MF))).mean()) for policy, each in tests.items()}
+    base = {
+        policy: float(vote_correct(of_policy, np.ones(len(of_policy.x_MF))).mean())
+        for policy, of_policy in tests.items()
+    }
     results: dict[str, Any] = {"train": len(train), "test": len(test), "majority": base, "arms": {}, "differences": {}}
     for arm in arms:
         results["arms"][arm] = {
@@ -319,17 +324,17 @@ def steps(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     """Returns the figures of first errors."""
     del shared
     known = {name: computed(out, name) for name in ("prm800k", "gsm8k", "math")}
-    rows = {name: np.concatenate(rows_of_steps(each.trees)) for name, each in known.items()}
-    states = {name: np.nan_to_num(each.state_ND.astype(np.float64)) for name, each in known.items()}
+    rows = {name: np.concatenate(rows_of_steps(data.trees)) for name, data in known.items()}
+    states = {name: np.nan_to_num(data.state_ND.astype(np.float64)) for name, data in known.items()}
     trained = known["prm800k"]
     of_N = np.repeat(np.arange(len(trained.trees)), trained.size_K)
     label_N = np.array([np.nan if node.label is None else node.label for t in trained.trees for node in t.nodes])
     right_N, some_N, valid_N = (label_N >= 0).astype(float), ~np.isnan(label_N), of_N % 5 == 4
 
     def regression(x: dict[str, np.ndarray], train_N: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        one, other = train_N & some_N & ~valid_N, train_N & some_N & valid_N
-        of = x["prm800k"]
-        return logistic(of[one], right_N[one], of[other], right_N[other])
+        fit_N, stop_N = train_N & some_N & ~valid_N, train_N & some_N & valid_N
+        x_NF = x["prm800k"]
+        return logistic(x_NF[fit_N], right_N[fit_N], x_NF[stop_N], right_N[stop_N])
 
     everything = np.ones(len(of_N), bool)
     by_state = regression(states, everything)
@@ -364,10 +369,10 @@ def steps(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
         results["arms"][arm] = processbench_report(scored, "gsm8k", 0)
         draws[arm] = f1_draws(scored, "gsm8k", 0)
     for kind, by_file in draws["both"].items():
-        for name, each in by_file.items():
+        for name, joint in by_file.items():
             for less in ("text", "state"):
                 results["differences"][f"both less {less}, {name}, {kind}"] = difference(
-                    each, draws[less][kind][name]
+                    joint, draws[less][kind][name]
                 ).json()
     return results
 

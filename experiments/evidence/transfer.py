@@ -89,7 +89,7 @@ def transfer(policies: Sequence[PolicyPools]) -> tuple[dict, dict[str, tuple[Ran
         others = [other for other in policies if other is not policy]
         ranker = fit_calibrated(others, training)
         vote, _ = choose_vote(others, 0, training)
-        test = policy.of(testing)
+        test = policy.chains_where(testing)
         gain_P = gains(ranker, vote, test)
         names = [problem for problem in policy.problems if testing(problem)]
         fitted[policy.name] = ranker, vote
@@ -121,7 +121,7 @@ def trivial(policies: Sequence[PolicyPools], names: Sequence[str]) -> dict:
         row = {}
         for policy in policies:
             for part, keep in (("test", testing), ("all", lambda problem: True)):
-                chains = policy.of(keep)
+                chains = policy.chains_where(keep)
                 value_M = sign * np.nan_to_num(chains.x_MF[:, names.index(number)])
                 size_P = np.bincount(chains.problem_M)
                 mean_P = np.bincount(chains.problem_M, value_M) / size_P
@@ -189,16 +189,16 @@ def with_labels(policies: Sequence[PolicyPools], fitted: dict[str, tuple[Ranker,
     for policy in policies:
         others = [other for other in policies if other is not policy]
         ranker, vote = fitted[policy.name]
-        old = joined([other.of(training) for other in others])
+        old = joined([other.chains_where(training) for other in others])
         names = [problem for problem in policy.problems if testing(problem)]
         pool = sorted(problem for problem in policy.problems if training(problem))
-        test, row = policy.of(testing), {}
+        test, row = policy.chains_where(testing), {}
         base_P = gains(ranker, vote, test)
         for k in LABELS:
             gains_of = []
             for seed in range(seeds):
                 chosen = set(np.random.default_rng(seed).choice(pool, k, replace=False).tolist())
-                gains_of.append(gains(*adapted(ranker, vote, old, policy.of(chosen.__contains__), k), test))
+                gains_of.append(gains(*adapted(ranker, vote, old, policy.chains_where(chosen.__contains__), k), test))
             gain_P = np.mean(gains_of, axis=0)
             row[str(k)] = {"gain": summary(gain_P, names), "more": summary(gain_P - base_P, names)}
         rows[policy.name] = row

@@ -68,7 +68,7 @@ class Scaling(NamedTuple):
     std_D: Float[np.ndarray, " D"]
 
     @classmethod
-    def of(cls, state_ND: np.ndarray) -> Scaling:
+    def fitted(cls, state_ND: np.ndarray) -> Scaling:
         x_ND = state_ND.astype(np.float32)
         return cls(np.nanmean(x_ND, 0), np.nanstd(x_ND, 0) + 1e-6)
 
@@ -115,7 +115,7 @@ def _load(of_tokens: bool) -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
 
 def fitted(experiment: Experiment, train: Known, fit: Fit) -> Callable[[Known], list[ReasoningTree]]:
     """Returns a function that scores trees by a head trained on others."""
-    scaling = Scaling.of(train.state_ND)
+    scaling = Scaling.fitted(train.state_ND)
     params = trained(experiment, labelled(train, scaling, experiment), fit)
     return lambda test: scored(params, experiment, test.trees, scaling(test.state_ND))
 
@@ -123,9 +123,9 @@ def fitted(experiment: Experiment, train: Known, fit: Fit) -> Callable[[Known], 
 def labelled(train: Known, scaling: Scaling, experiment: Experiment) -> Labelled:
     """Packs whole trees as the objective wants them, and puts their scaled states into their slots."""
     data, layout = experiment.data, native_layout(load_tokenizer(experiment.tokenizer))
-    of = [token_tree(tree, layout, data.supervise, data.extras, data.weight) for tree in train.trees]
+    token_trees = [token_tree(tree, layout, data.supervise, data.extras, data.weight) for tree in train.trees]
     slots = TOKEN_SLOTS if data.supervise == "outcome_tokens" else SLOTS
-    packed = pack(of, TOKENS, slots, too_long="truncate", siblings=data.siblings)
+    packed = pack(token_trees, TOKENS, slots, too_long="truncate", siblings=data.siblings)
     first_K, some_RS = np.cumsum(train.size_K) - train.size_K, packed.tree_BS >= 0
     x_RSD = np.zeros((*some_RS.shape, train.state_ND.shape[-1]), np.float32)
     x_RSD[some_RS] = scaling(train.state_ND[first_K[packed.tree_BS[some_RS]] + packed.node_BS[some_RS]])
@@ -150,20 +150,20 @@ def logits(params: dict[str, Array], x: Float[Array, "*B D"], key: Array | None 
     return y @ params["kernel"] + params["bias"]
 
 
-def trained(experiment: Experiment, of: Labelled, fit: Fit) -> dict[str, Array]:
+def trained(experiment: Experiment, labelled: Labelled, fit: Fit) -> dict[str, Array]:
     """Returns a head trained by the experiment's objective; the seed is of its start and of the order of rows."""
     objective: Any = objectives.find(experiment.objective, experiment.objective_options)
-    count = len(of.x_RSD)
+    count = len(labelled.x_RSD)
     total = fit.epochs * -(-count // fit.rows)
     rate = optax.warmup_cosine_decay_schedule(0.0, fit.learning_rate, max(total // 20, 1), total)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=fit.weight_decay))
     key = jax.random.key(experiment.seed)
-    params = initial(key, of.x_RSD.shape[-1], find(experiment.model.head).size(0), fit)
+    params = initial(key, labelled.x_RSD.shape[-1], find(experiment.model.head).size(0), fit)
     state, rng = optimizer.init(params), np.random.default_rng(experiment.seed)
     update = jax.jit(functools.partial(_update, optimizer, objective, experiment.task, fit.dropout))
-    for step, some in enumerate(itertools.chain.from_iterable(orders(rng, count, fit.epochs, fit.rows))):
-        rows = jax.tree.map(lambda x, some=some: x[some], of.rows)
-        params, state = update(params, state, rows, of.x_RSD[some], jax.random.fold_in(key, step))
+    for step, rows_B in enumerate(itertools.chain.from_iterable(orders(rng, count, fit.epochs, fit.rows))):
+        rows = jax.tree.map(lambda x, rows_B=rows_B: x[rows_B], labelled.rows)
+        params, state = update(params, state, rows, labelled.x_RSD[rows_B], jax.random.fold_in(key, step))
     return params
 
 

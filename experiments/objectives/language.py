@@ -126,21 +126,21 @@ def with_layers(params: dict[str, Any], layers: Any) -> dict[str, Any]:
     return {**params, "decoder": {**params["decoder"], "layers_1": layers}}
 
 
-def _batch(of: Known, some: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray, np.ndarray]:
-    rows = [jax.tree.map(lambda x, i=i: x[i], of.packed[k].rows) for k, i in some]
-    x_BTD, reference_BT = (np.stack([x[k][i] for k, i in some]) for x in (of.x_KRTD, of.reference_KRT))
+def _batch(known: Known, places: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray, np.ndarray]:
+    rows = [jax.tree.map(lambda x, i=i: x[i], known.packed[k].rows) for k, i in places]
+    x_BTD, reference_BT = (np.stack([x[k][i] for k, i in places]) for x in (known.x_KRTD, known.reference_KRT))
     return jax.tree.map(lambda *x: np.stack(x), *rows), x_BTD, reference_BT
 
 
-def scored(params: dict[str, Any], beta: float, of: Known) -> list[ReasoningTree]:
+def scored(params: dict[str, Any], beta: float, known: Known) -> list[ReasoningTree]:
     """Returns the trees with the summed log ratios as scores; `filled` says what a step beyond a row gets."""
     results = []
-    with Bar("scoring", len(of.packed)) as bar:
-        for k, packed in enumerate(bar.follow(of.packed)):
-            trees = of.trees[k * states.CHUNK : (k + 1) * states.CHUNK]
+    with Bar("scoring", len(known.packed)) as bar:
+        for k, packed in enumerate(bar.follow(known.packed)):
+            trees = known.trees[k * states.CHUNK : (k + 1) * states.CHUNK]
             scores = [np.full(len(tree.nodes), np.nan) for tree in trees]
             for i, (tree_S, node_S) in enumerate(zip(packed.tree_BS, packed.node_BS, strict=True)):
-                rows, x_BTD, reference_BT = _batch(of, [(k, i)])
+                rows, x_BTD, reference_BT = _batch(known, [(k, i)])
                 ratio_BT = log_probs(params, frozen().config, rows, x_BTD, of_steps(rows)) - reference_BT
                 score_S = np.asarray(path_sum(beta * ratio_BT, rows, rows.problem))[0]
                 for s in np.nonzero(tree_S >= 0)[0]:

@@ -58,8 +58,8 @@ def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
     some_PN, results = _with_steps(pools), {}
     for name, chosen in baselines.of_pools(trees).items():
         key_PN, weight_PN = np.full(some_PN.shape, -np.inf), np.zeros(some_PN.shape)
-        key_PN[some_PN] = np.concatenate([each.key_K for each in chosen])
-        weight_PN[some_PN] = np.concatenate([each.weight_K for each in chosen])
+        key_PN[some_PN] = np.concatenate([part.key_K for part in chosen])
+        weight_PN[some_PN] = np.concatenate([part.weight_K for part in chosen])
         results[name] = _of_pools(pools, key_PN, weight_PN)
     return results
 
@@ -146,10 +146,10 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
         return of_values(first["problems"], [np.array(s[name]) - (np.array(s[less]) if less else 0.0) for s in seeds])
 
     def area(score: str, right_N: np.ndarray, group_N: np.ndarray) -> dict[str, Any]:
-        def of(w_RN: np.ndarray) -> np.ndarray:
+        def areas(w_RN: np.ndarray) -> np.ndarray:
             return np.mean([auroc(np.array(s[score]), right_N, w_RN) for s in seeds], axis=0)
 
-        return over_both(draws(of, group_N, seed=0), [float(auroc(np.array(s[score]), right_N)) for s in seeds])
+        return over_both(draws(areas, group_N, seed=0), [float(auroc(np.array(s[score]), right_N)) for s in seeds])
 
     def within() -> dict[str, Any]:
         value_SP = np.array([_within(np.array(s["chain_key"]), right_N, chain_N) for s in seeds])
@@ -182,10 +182,10 @@ def figures(seeds: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any
     return results
 
 
-def apart(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+def apart(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     """Returns one objective's figure less the other's on one test, paired by seed and problem, as `figures` does."""
-    value = [np.array(a[name]) - np.array(b[name]) for a, b in zip(one, other, strict=False)]
-    return of_values(one[0]["problems"], value)
+    value = [np.array(a[name]) - np.array(b[name]) for a, b in zip(first, second, strict=False)]
+    return of_values(first[0]["problems"], value)
 
 
 def of_values(problems: Sequence[str], values: Sequence[np.ndarray] | np.ndarray) -> dict[str, Any]:
@@ -226,9 +226,9 @@ def mean_over_tests(tests: Sequence[Sequence[Mapping[str, Any]]], name: str, les
 
 def _within(key_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray) -> np.ndarray:
     """Returns every problem's AUROC over its own chains, NaN where all are right or none is."""
-    some = [problem_N == i for i in np.unique(problem_N)]
-    mixed = [0 < right_N[m_N].sum() < m_N.sum() for m_N in some]
-    return np.array([auroc(key_N[m_N], right_N[m_N]) if ok else np.nan for m_N, ok in zip(some, mixed, strict=True)])
+    masks = [problem_N == i for i in np.unique(problem_N)]
+    mixed = [0 < right_N[m_N].sum() < m_N.sum() for m_N in masks]
+    return np.array([auroc(key_N[m_N], right_N[m_N]) if ok else np.nan for m_N, ok in zip(masks, mixed, strict=True)])
 
 
 def _recalibrated(score_N: np.ndarray, valid: Mapping[str, Any]) -> np.ndarray:

@@ -81,8 +81,8 @@ def changed(plain: Experiment, changes: dict[str, Any]) -> Experiment:
     names = {f.name for f in dataclasses.fields(Experiment)}
     parts = {"data": DataConfig, "target": TargetConfig, "model": type(plain.model)}
     for part, kind in parts.items():
-        some = {k: v for k, v in changes.items() if k in {f.name for f in dataclasses.fields(kind)} - names}
-        plain = dataclasses.replace(plain, **{part: dataclasses.replace(getattr(plain, part), **some)})
+        fields = {k: v for k, v in changes.items() if k in {f.name for f in dataclasses.fields(kind)} - names}
+        plain = dataclasses.replace(plain, **{part: dataclasses.replace(getattr(plain, part), **fields)})
     return dataclasses.replace(plain, **{k: v for k, v in changes.items() if k in names})
 
 

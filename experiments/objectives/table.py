@@ -50,21 +50,23 @@ def cells(out: pathlib.Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
 def tables(out: pathlib.Path) -> Iterator[Table]:
     """Yields a table for every data set and test."""
     finished = cells(out)
-    tests = dict.fromkeys((source, test) for (source, _), of in finished.items() for test in of[0]["tests"])
+    tests = dict.fromkeys((source, test) for (source, _), runs in finished.items() for test in runs[0]["tests"])
     for source, test in tests:
-        some = {name: of for (other, name), of in finished.items() if other == source and test in of[0]["tests"]}
+        by_name = {
+            name: runs for (other, name), runs in finished.items() if other == source and test in runs[0]["tests"]
+        }
         if test == "valid":
             continue
         kinds = {
-            kind for kind in ("chain_key", "steps", "covered") if kind in next(iter(some.values()))[0]["tests"][test]
+            kind for kind in ("chain_key", "steps", "covered") if kind in next(iter(by_name.values()))[0]["tests"][test]
         }
         title = f"trained on {source}, tested on {test}"
         if "chain_key" in kinds:
-            yield _of_pools(title, some, test, out / source / f"data/{test}.jsonl")
+            yield _of_pools(title, by_name, test, out / source / f"data/{test}.jsonl")
         elif "covered" in kinds:
-            yield _of_bounds(title, some, test)
+            yield _of_bounds(title, by_name, test)
         else:
-            yield _of_steps(title, some, test)
+            yield _of_steps(title, by_name, test)
 
 
 def differences(out: pathlib.Path) -> Iterator[Table]:
@@ -75,12 +77,12 @@ def differences(out: pathlib.Path) -> Iterator[Table]:
         for test in dict.fromkeys(test for pair in pairs for test in finished[source, pair[0]][0]["tests"]):
             rows = []
             for pair in pairs:
-                one, other = (
+                first, second = (
                     {cell["seed"]: cell["tests"].get(test, {}) for cell in finished[source, name]} for name in pair
                 )
-                both = [seed for seed in one if "best_of_n" in one[seed] and "best_of_n" in other.get(seed, {})]
+                both = [seed for seed in first if "best_of_n" in first[seed] and "best_of_n" in second.get(seed, {})]
                 if both and test != "valid":
-                    figures = [measure.apart([one[s] for s in both], [other[s] for s in both], name)
+                    figures = [measure.apart([first[s] for s in both], [second[s] for s in both], name)
                                for name in ("best_of_n", "weighted_vote")]  # fmt: skip
                     rows.append([*pair, *map(_worded, figures)])
             if rows:
@@ -95,9 +97,9 @@ def over_policies(out: pathlib.Path) -> Table | None:
     """
     finished = cells(out)
     trained = {
-        "the policy itself": [(f"gsm8k_{one}", one) for one in POLICIES],
-        "one other policy": [(f"gsm8k_{one}", test) for one in POLICIES for test in POLICIES if one != test],
-        "the two other policies": [(f"gsm8k_but_{one}", one) for one in POLICIES],
+        "the policy itself": [(f"gsm8k_{policy}", policy) for policy in POLICIES],
+        "one other policy": [(f"gsm8k_{policy}", test) for policy in POLICIES for test in POLICIES if policy != test],
+        "the two other policies": [(f"gsm8k_but_{policy}", policy) for policy in POLICIES],
     }
     rows = []
     for name in recipes.OBJECTIVES:
@@ -111,47 +113,47 @@ def over_policies(out: pathlib.Path) -> Table | None:
     return Table("on all policies' chains, the mean of a problem over them", columns, rows) if rows else None
 
 
-def _of_pools(title: str, some: dict[str, list[dict]], test: str, data: pathlib.Path) -> Table:
+def _of_pools(title: str, by_name: dict[str, list[dict]], test: str, data: pathlib.Path) -> Table:
     """Returns a row for every objective, and for every trivial baseline on the same problems."""
     rows, first = [], None
-    for name, of in some.items():
+    for name, runs in by_name.items():
         for label, key in ((name, None), (f"{name}, by low", "by_low")):
-            seeds = [cell["tests"][test] for cell in of]
+            seeds = [cell["tests"][test] for cell in runs]
             if key and key not in seeds[0]:
                 continue
-            valid = [cell["tests"]["valid"] for cell in of]
+            valid = [cell["tests"]["valid"] for cell in runs]
             seeds, valid = ([part[key] for part in parts] if key else parts for parts in (seeds, valid))
             figures = measure.figures(seeds, valid if "chain_key" in valid[0] else None)  # PRM800K's are no pools
             first = first or figures
-            drifts = ", ".join(dict.fromkeys(cell["tests"][test].get("drift", "-") for cell in of))
-            rows.append([label, str(len(of)), *(_worded(figures.get(column)) for column in COLUMNS), drifts])
+            drifts = ", ".join(dict.fromkeys(cell["tests"][test].get("drift", "-") for cell in runs))
+            rows.append([label, str(len(runs)), *(_worded(figures.get(column)) for column in COLUMNS), drifts])
     assert first is not None  # a title has cells
     if data.is_file():
-        count = len(next(iter(some.values()))[0]["tests"][test]["problems"])
+        count = len(next(iter(by_name.values()))[0]["tests"][test]["problems"])
         for name, numbers in measure.trivial(list(itertools.islice(read_trees(data), count))).items():
             figures = measure.figures([numbers], None)
             shown = [None if column.startswith("ece") else figures.get(column) for column in COLUMNS]
             rows.append([f"baseline: {words(name)}", "", *map(_worded, shown), "-"])
-    n = next(iter(some.values()))[0]["tests"][test]["n"]
+    n = next(iter(by_name.values()))[0]["tests"][test]["n"]
     about = f"{title}, n = {n}: one sample {_worded(first['one_sample'])}, majority {_worded(first['majority'])}"
     return Table(about, ("%", "seeds", *COLUMNS.values(), "drift"), rows)
 
 
-def _of_steps(title: str, some: dict[str, list[dict]], test: str) -> Table:
+def _of_steps(title: str, by_name: dict[str, list[dict]], test: str) -> Table:
     names = ("auroc", "average_precision_of_errors", "alternatives", "accuracy")
     rows = [
         [name, str(cell["seed"]), *(_worded(cell["tests"][test]["steps"][figure]) for figure in names)]
-        for name, of in some.items()
-        for cell in of
+        for name, runs in by_name.items()
+        for cell in runs
     ]
     return Table(title, ("%", "seed", "step AUROC", "precision of errors", "alternatives", "accuracy"), rows)
 
 
-def _of_bounds(title: str, some: dict[str, list[dict]], test: str) -> Table:
+def _of_bounds(title: str, by_name: dict[str, list[dict]], test: str) -> Table:
     rows = [
         [name, str(cell["seed"]), _worded(cell["tests"][test]["covered"]), percent(cell["tests"][test]["width"])]
-        for name, of in some.items()
-        for cell in of
+        for name, runs in by_name.items()
+        for cell in runs
     ]
     return Table(f"{title}: labels between low and high", ("%", "seed", "covered", "mean width"), rows)
 

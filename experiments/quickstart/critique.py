@@ -145,14 +145,14 @@ def judged(trees: list[ReasoningTree], judge: Judge, layout: Layout, seed: int) 
     """Returns `accuracy` of a judge, and its cost a step: generated tokens, and all that the model computes."""
     judgements = judge.judgements(trees)
     steps = sum(len(tree.nodes) for tree in trees)
-    generated = sum(each.report["tokens"] for each in judgements)
+    generated = sum(judgement.report["tokens"] for judgement in judgements)
     read = 0
     for tree in trees:
         for end in range(1, len(tree.nodes) + 1):
             question = judge.prompt.filled(tree.problem, [node.text for node in tree.nodes[:end]])
             read += len(layout.problem(question))
     cost = {"generated": generated / steps, "computed": (read + generated) / steps}
-    return accuracy(trees, [each.score_N for each in judgements], seed) | cost
+    return accuracy(trees, [judgement.score_N for judgement in judgements], seed) | cost
 
 
 def main(quickstart: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> None:

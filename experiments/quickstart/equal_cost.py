@@ -45,12 +45,16 @@ def report(trees: Sequence[ReasoningTree], prm: PRM, judges: dict[str, Judge], s
     cost_n, unread = {"PRM": computed_n}, {}
     for name, judge in judges.items():
         results = judge.judgements(trees)
-        models[name], scores[name] = judge, [np.nan_to_num(each.score_N, nan=0.5) for each in results]
-        unread[name] = int(sum(np.isnan(each.score_N).sum() for each in results))
-        cost_n[name] = critique_tokens(trees, judge, prm.layout, sum(each.report["tokens"] for each in results), n_max)
+        models[name], scores[name] = judge, [np.nan_to_num(judgement.score_N, nan=0.5) for judgement in results]
+        unread[name] = int(sum(np.isnan(judgement.score_N).sum() for judgement in results))
+        cost_n[name] = critique_tokens(
+            trees, judge, prm.layout, sum(judgement.report["tokens"] for judgement in results), n_max
+        )
     pools = {
-        name: pools_of([with_scores(tree, x.tolist()) for tree, x in zip(trees, of, strict=True)], models[name].scale)
-        for name, of in scores.items()
+        name: pools_of(
+            [with_scores(tree, x.tolist()) for tree, x in zip(trees, values, strict=True)], models[name].scale
+        )
+        for name, values in scores.items()
     }
     policy_n = written * np.arange(1, n_max + 1)
     choosers = [
@@ -80,10 +84,10 @@ def critique_tokens(
                 question = judge.prompt.filled(tree.problem, steps[:end])
                 count[question] = count.get(question, 0) + 1
         samples_of.append(count)
-    each, cost_n = generated / sum(map(len, samples_of)), np.zeros(n_max)
+    per_critique, cost_n = generated / sum(map(len, samples_of)), np.zeros(n_max)
     for tree, count in zip(trees, samples_of, strict=True):
         size = len(chains_of(tree))
-        token_Q = [judge.samples * len(layout.problem(question)) + each for question in count]
+        token_Q = [judge.samples * len(layout.problem(question)) + per_critique for question in count]
         cost_n += np.bincount(list(count.values()), token_Q, minlength=size + 1) @ drawn_probability(size, n_max)
     return cost_n / len(trees)
 

@@ -101,8 +101,8 @@ def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> 
 def check_seed(out: pathlib.Path, seed: int) -> None:
     """Raises SystemExit where the folder holds a run of another seed, whose outputs would be taken for this one's."""
     file = out / "seed.json"
-    if file.is_file() and (there := json.loads(file.read_text())) != seed:
-        sys.exit(f"{out}: holds a run of seed {there}, not {seed}: name another --out")
+    if file.is_file() and (stored := json.loads(file.read_text())) != seed:
+        sys.exit(f"{out}: holds a run of seed {stored}, not {seed}: name another --out")
     file.write_text(f"{seed}\n")
 
 

@@ -120,7 +120,7 @@ def curve(pool: Chains, test: Chains, seed: int, active: bool, error: float) -> 
         if active:
             score_of = scores(pool, head)
             offered = [tree_of(pool.records[i] | {"scores": score_of[i].tolist(), "index": i}) for i in left]
-            chosen += [one.extra["index"] for one in select(offered, SelectConfig(ROUND, seed=1000 * seed + round_))]
+            chosen += [tree.extra["index"] for tree in select(offered, SelectConfig(ROUND, seed=1000 * seed + round_))]
         else:
             chosen += rng.permutation(left)[:ROUND].tolist()
     return points

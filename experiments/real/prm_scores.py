@@ -42,7 +42,7 @@ def main(name: str, scored: tuple[pathlib.Path, ...], output: pathlib.Path) -> N
     print(f"{name}: {chosen}, of AUROC in problems", {rule: round(100 * area, 1) for rule, area in areas.items()})
     write_records(output, [
         {"pool": pool, "problem": states.name_of(tree), "scores": {name: [float(f"{x:.5g}") for x in by(tree, chosen)]}}
-        for pool, some in trees.items() for tree in some
+        for pool, of_pool in trees.items() for tree in of_pool
     ])  # fmt: skip
 
 

@@ -128,8 +128,8 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
     scorers = {m: {s: split.step[m] for s, split in splits.items()} for m in models}
     scorers["number of the step"] = {s: number_of_step(split) for s, split in splits.items()}
     tuned = {
-        m: best_threshold(splits[TUNED_ON].first_error_C, splits[TUNED_ON].by_chain(of[TUNED_ON]))
-        for m, of in scorers.items()
+        m: best_threshold(splits[TUNED_ON].first_error_C, splits[TUNED_ON].by_chain(by_split[TUNED_ON]))
+        for m, by_split in scorers.items()
     }
     result: dict[str, Any] = {}
     drawn_of: dict[tuple[str, str, str], Any] = {}
@@ -138,8 +138,8 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
         right_C = split.first_error_C < 0
         C = len(right_C)
         result[s] = {"chains": C, "right": int(right_C.sum()), "steps": len(split.right_N), "models": {}}
-        for m, of in scorers.items():
-            score_N = of[s]
+        for m, by_split in scorers.items():
+            score_N = by_split[s]
             area = draws(lambda w, x=score_N, sp=split: auroc(x, sp.right_N, w), split.chain_N, seed=seed)
             hit_C = right_at(split.first_error_C, split.by_chain(score_N), tuned[m])
             f1_of = functools.partial(lambda hit, sp, w: weighted_f1(hit, sp.first_error_C, w).f1, hit_C, split)
@@ -165,9 +165,9 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
                     s: difference(drawn_of[key, s, a], drawn_of[key, s, b]).json() for s in splits
                 }
     averages = {m: average for m in scorers if (average := average_draws(apart[m], list(splits))) is not None}
-    for pair, of in pairs["f1"].items():
+    for pair, by_split in pairs["f1"].items():
         a, b = pair.split(" less ")
-        of["average"] = difference(averages[a], averages[b]).json()
+        by_split["average"] = difference(averages[a], averages[b]).json()
     average = {m: interval(drawn).json() for m, drawn in averages.items()}
     filters = {m: _filtered(splits, m, seed) for m in models}
     return {"splits": result, "pairs": pairs, "tuned": tuned, "average_f1_tuned_on_gsm8k": average, "filter": filters}
@@ -204,9 +204,9 @@ def main(shared: pathlib.Path, out: pathlib.Path) -> None:
     result = figures(splits)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, result)
-    for s, of in result["splits"].items():
-        print(f"\n{s}: {of['chains']} chains, {of['right']} right")
-        for m, row in of["models"].items():
+    for s, split in result["splits"].items():
+        print(f"\n{s}: {split['chains']} chains, {split['right']} right")
+        for m, row in split["models"].items():
             area, f1 = row["step_auroc"], row["f1_tuned_on_gsm8k"]
             print(
                 f"  {m:34} AUROC {100 * area['value']:.1f} [{100 * area['low']:.1f}, {100 * area['high']:.1f}]"

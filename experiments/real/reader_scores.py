@@ -122,9 +122,9 @@ def reading(
 
 def fit(trees: Sequence[ReasoningTree], by_problem: Sequence[list[Any]], bar: Bar) -> dict[str, list[readers.Score]]:
     """Returns, of every reader, the scores of the fit on all training problems and of those without one fold each."""
-    samples = [sample for some in by_problem for sample in some]
+    samples = [sample for samples in by_problem for sample in samples]
     right_M = np.array([right for tree in trees for right in rights(tree)])
-    sizes = [len(some) for some in by_problem]
+    sizes = [len(samples) for samples in by_problem]
     tenth_M = np.repeat([bucket(tree.problem, 10) for tree in trees], sizes)
     fold_M = np.repeat([fold_of(tree) for tree in trees], sizes)
     fits = [readers.Fit(tenth_M < 7, tenth_M == 7)]

@@ -84,7 +84,7 @@ def of_sampler(
     compiling.clear()
     start = time.perf_counter()
     drawn = policy.sample([Prefix(text) for text in texts], samples, until="end", seed=0)
-    seconds, total = time.perf_counter() - start, sum(sample.tokens for some in drawn for sample in some)
+    seconds, total = time.perf_counter() - start, sum(sample.tokens for samples in drawn for sample in samples)
     return {
         "tokens": total, "seconds": seconds, "compiling": sum(compiling),
         "tokens_per_s": total / (seconds - sum(compiling)), "tokens_per_s_with_compiling": total / seconds,

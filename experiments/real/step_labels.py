@@ -49,9 +49,9 @@ def main(shared: pathlib.Path, scored: pathlib.Path = KEPT) -> None:
         areas[name], won[name] = auroc_draws(trees, "positive", seed=0), alternatives_of(trees)
     for what, by_arm in (("step AUROC", areas), ("alternatives", won)):
         less = difference(by_arm["PRM"], by_arm["position and length"])
-        shown = {name: interval(of) for name, of in by_arm.items()} | {"PRM less position and length": less}
-        for name, of in shown.items():
-            print(f"{what}: {name} {100 * of.value:.1f} [{100 * of.low:.1f}, {100 * of.high:.1f}]")
+        shown = {name: interval(values) for name, values in by_arm.items()} | {"PRM less position and length": less}
+        for name, figure in shown.items():
+            print(f"{what}: {name} {100 * figure.value:.1f} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]")
 
 
 def read(path: pathlib.Path) -> list[ReasoningTree]:

@@ -73,13 +73,13 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
     """
     name, trees = path.name.split(".")[0], list(states.answered(path))
     of_trees = [scores.get((name, states.name_of(tree)), {}) for tree in trees]
-    readers = {reader for of in of_trees for reader in of}
+    readers = {reader for of_tree in of_trees for reader in of_tree}
 
-    def lacking(tree: ReasoningTree, of: Mapping[str, Any]) -> set[str]:
+    def lacking(tree: ReasoningTree, of_tree: Mapping[str, Any]) -> set[str]:
         fitting = name == "own_train" and not states.calibrates(tree)
-        return readers - of.keys() - (set(ALONE) if fitting else set())
+        return readers - of_tree.keys() - (set(ALONE) if fitting else set())
 
-    scored = (i for i, of in enumerate(of_trees) if (of or not readers) and not lacking(trees[i], of))
+    scored = (i for i, of_tree in enumerate(of_trees) if (of_tree or not readers) and not lacking(trees[i], of_tree))
     last = max(scored, default=-1)
     if last < 0:
         raise SystemExit(f"error: {path}: no problem has all readers' scores; make them with reader_scores.py")
@@ -92,7 +92,9 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
     unscored = [np.full(len(chains_of(tree)), np.nan) for tree in trees]
     by_reader = {}
     for reader in sorted(readers):
-        of_problems = [np.atleast_2d(of.get(reader, nan_M)) for of, nan_M in zip(of_trees, unscored, strict=True)]
+        of_problems = [
+            np.atleast_2d(of_tree.get(reader, nan_M)) for of_tree, nan_M in zip(of_trees, unscored, strict=True)
+        ]
         by_reader[reader] = np.concatenate(of_problems, axis=1)
     bucket_M = np.array([bucket(tree.problem, 10) for tree in trees])[policy.chains.problem_M]
     return Pool(policy.chains, by_reader, bucket_M, lost)
@@ -130,12 +132,12 @@ def of_number(name: str, seed: int, calibration: Pool) -> Arm:
     return lambda pool: ranker.log_odds(column(pool).x_MF)
 
 
-def arms(own: Pool, seed: int) -> dict[str, Arm]:
+def arms(policy_pool: Pool, seed: int) -> dict[str, Arm]:
     """Returns all arms, fitted on the policy's training problems."""
-    parts = {what: own.where(np.isin(own.bucket_M, tenths)) for what, tenths in
+    parts = {what: policy_pool.where(np.isin(policy_pool.bucket_M, tenths)) for what, tenths in
              (("train", range(7)), ("valid", [7]), ("calibration", [8, 9]))}  # fmt: skip
     train, valid, calibration = parts["train"], parts["valid"], parts["calibration"]
-    result = {name: of_number(name, seed, calibration) for name in own.score_SM}
+    result = {name: of_number(name, seed, calibration) for name in policy_pool.score_SM}
 
     def ranked(columns: Callable[[Pool], Sequence[np.ndarray]]) -> Arm:
         def chains(pool: Pool) -> Chains:
@@ -146,7 +148,7 @@ def arms(own: Pool, seed: int) -> dict[str, Arm]:
 
     result["text"] = ranked(lambda pool: [pool.chains.x_MF[:, :TEXT]])
     result["text and log-probability"] = ranked(lambda pool: [pool.chains.x_MF])
-    if readers := [name for name in own.score_SM if name not in ALONE]:
+    if readers := [name for name in policy_pool.score_SM if name not in ALONE]:
         result["fused"] = ranked(
             lambda pool: [pool.chains.x_MF[:, :TEXT], *(pool.score(name, seed) for name in readers)]
         )
@@ -241,10 +243,10 @@ def show(result: dict[str, Any]) -> None:
     def text(x: dict[str, float]) -> str:
         return f"{x['value']:5.1f} [{x['low']:.1f}, {x['high']:.1f}]"
 
-    for name, of in result.items():
-        print(f"\n{name}: {of['problems']} problems, majority {text(of['majority'])}")
-        print(f"  of any {of['any']:.1f}; points:")
-        for arm, row in of["arms"].items():
+    for name, of_pool in result.items():
+        print(f"\n{name}: {of_pool['problems']} problems, majority {text(of_pool['majority'])}")
+        print(f"  of any {of_pool['any']:.1f}; points:")
+        for arm, row in of_pool["arms"].items():
             less, best, over = (
                 text(row[key]) for key in ("vote less majority", "best less majority", "vote less text")
             )

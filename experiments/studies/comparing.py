@@ -70,7 +70,7 @@ class Simulated:
         elif len(seen) == 2 and "Which solution is better" in question:
             verdict = "1" if seen[0] + PLACE > seen[1] else "2"
         else:
-            verdict = ", ".join(f"{1 / (1 + np.exp(-each)):.3f}" for each in seen)
+            verdict = ", ".join(f"{1 / (1 + np.exp(-score)):.3f}" for score in seen)
         return Sample((f"\\boxed{{{verdict}}}",), WRITTEN, "stop")
 
 
@@ -132,9 +132,9 @@ def main() -> None:
     for k, asked in enumerate(ways(0.0)):
         cells = []
         for wander in WANDERS:
-            base, found = every[wander][1][1], every[wander][k][1]
-            gap = f"; {points(_json(difference(found, base)))}" if k != 1 else ""
-            cells.append(interval(_json(interval_of(found))) + gap)
+            base, estimate = every[wander][1][1], every[wander][k][1]
+            gap = f"; {points(_json(difference(estimate, base)))}" if k != 1 else ""
+            cells.append(interval(_json(interval_of(estimate))) + gap)
         rows.append([asked.name, f"{asked.tokens:,}", *cells])
     columns = ("", "tokens", *(f"wander {wander:g}" for wander in WANDERS))
     show([Table("best of 8, %, and points from pointwise 1 to 5", columns, rows)], Console(width=160))
@@ -142,8 +142,8 @@ def main() -> None:
     print(json.dumps({"any": np.mean(any_P), "one": CORRECT}))
 
 
-def _json(found: Any) -> dict[str, float]:
-    return {"value": found.value, "low": found.low, "high": found.high}
+def _json(estimate: Any) -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 if __name__ == "__main__":

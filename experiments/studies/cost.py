@@ -121,7 +121,7 @@ def accuracies_of(
 ) -> list[tuple[str, str | None, Float[np.ndarray, "P n"]]]:
     """(name, the model that scores, accuracy) of every chooser; the majority vote is first."""
     first = next(iter(pools.values()))
-    if depends := [name for name, of in pools.items() if of.of_pool]:
+    if depends := [name for name, source in pools.items() if source.of_pool]:
         raise ValueError(f"{depends[0]}: its scores depend on the whole pool, and budgets take a part of it")
     if first.class_PN is None:
         raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
@@ -144,8 +144,8 @@ def parameters(prm: PRM) -> int:
     """
     models = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
     used = [
-        [{k: v for k, v in of["decoder"].items() if k != "embed" or not of.get("head")}, of.get("head", {})]
-        for of in models
+        [{k: v for k, v in params["decoder"].items() if k != "embed" or not params.get("head")}, params.get("head", {})]
+        for params in models
     ]
     return sum(x.size for x in jax.tree.leaves(used))
 
@@ -195,11 +195,11 @@ def _seconds(prm: PRM, trees: Sequence[ReasoningTree], n_max: int, seed: int) ->
     """Returns the measured seconds of scoring n random samples of a pool, interpolated between `shown_n`."""
     rng, measured = np.random.default_rng(seed), []
     for n in shown_n(n_max):
-        some = [{"problem": tree.problem, "samples": _drawn_steps(tree, n, rng)} for tree in trees[:TIMED]]
-        some = [record for record in some if record["samples"]]
+        records = [{"problem": tree.problem, "samples": _drawn_steps(tree, n, rng)} for tree in trees[:TIMED]]
+        records = [record for record in records if record["samples"]]
         for _ in range(2):  # the first compiles
             began = time.perf_counter()
-            list(prm.score_many(some))
+            list(prm.score_many(records))
             elapsed = time.perf_counter() - began
         measured.append(elapsed / min(TIMED, len(trees)))
     return np.interp(np.arange(1, n_max + 1), shown_n(n_max), np.maximum.accumulate(measured))

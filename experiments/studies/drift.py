@@ -71,12 +71,12 @@ def drift(
     report |= (moved := _calibration(sides, ends, seed))
     if moved["calibration_of"] and moved["calibration_gap"] > calibration_margin and moved["calibration_p"] < level:
         report["verdict"] = "recalibrate"
-    of, (one, other) = "steps", (_area(side, seed) for side in sides)
-    if one is None or other is None:
-        of, (one, other) = "chains", (_area(side, seed) for side in ends)
-    if one is not None and other is not None:
-        report |= {"auroc_of": of, "auroc_before": one.json(), "auroc_after": other.json()}
-        if other.high < one.low and other.value < one.value - auroc_margin:
+    what, (old, new) = "steps", (_area(side, seed) for side in sides)
+    if old is None or new is None:
+        what, (old, new) = "chains", (_area(side, seed) for side in ends)
+    if old is not None and new is not None:
+        report |= {"auroc_of": what, "auroc_before": old.json(), "auroc_after": new.json()}
+        if new.high < old.low and new.value < old.value - auroc_margin:
             report["verdict"] = "retrain"
         elif report["verdict"] == "shifted":
             report["verdict"] = "recalibrate"
@@ -92,8 +92,8 @@ class _Scores(NamedTuple):
 
     def known(self) -> _Scores:
         """Returns those with a label."""
-        some = [i for i, label in enumerate(self.label) if label is not None]
-        return _Scores(self.score_N[some], [self.label[i] for i in some], [self.problem[i] for i in some])
+        labelled = [i for i, label in enumerate(self.label) if label is not None]
+        return _Scores(self.score_N[labelled], [self.label[i] for i in labelled], [self.problem[i] for i in labelled])
 
 
 def _steps(which: str, trees: Sequence[ReasoningTree]) -> _Scores:
@@ -131,10 +131,10 @@ def _distances(sides: Sequence[_Scores], seed: int) -> Float[np.ndarray, " R"]:
 
 def _calibration(sides: Sequence[_Scores], ends: Sequence[_Scores], seed: int) -> dict[str, Any]:
     """Returns what `drift` reports of the calibration, by steps, or else by the ends of chains; None without labels."""
-    for of, some in (("steps", sides), ("chains", ends)):
-        if gaps := _calibration_gaps([side.known() for side in some], seed):
+    for what, pair in (("steps", sides), ("chains", ends)):
+        if gaps := _calibration_gaps([side.known() for side in pair], seed):
             gap_R, statistic_R = gaps
-            return {"calibration_of": of, "calibration_gap": float(gap_R[0]), "calibration_p": _p_value(statistic_R),
+            return {"calibration_of": what, "calibration_gap": float(gap_R[0]), "calibration_p": _p_value(statistic_R),
                     "calibration_gap_if_unchanged": float(gap_R[1:].mean())}  # fmt: skip
     names = ("calibration_of", "calibration_gap", "calibration_p", "calibration_gap_if_unchanged")
     return dict.fromkeys(names)

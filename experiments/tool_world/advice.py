@@ -163,13 +163,13 @@ def _tested(out: pathlib.Path, policy: str, arm: str, records: Sequence[dict], s
     drawn = sample_episodes(sampler, place, layout, study.LIMITS, records, TESTED_SAMPLES, seed=seed, update=0)
     if place.failures:
         raise RuntimeError(f"{arm}: the world lost episodes: {dict(place.failures)}")
-    episodes = [one for some in drawn for one in some]
-    read = [_read(one.messages()) for one in episodes] if arm == "critic" else [0]
+    episodes = [episode for samples in drawn for episode in samples]
+    read = [_read(episode.messages()) for episode in episodes] if arm == "critic" else [0]
     return {
-        "outcome_PN": [[one.reward if one.ended else 0.0 for one in some] for some in drawn],
-        "answer_PN": [[shop.answer_of(one.messages()) for one in some] for some in drawn],
-        "turns": float(np.mean([len(one.steps) for one in episodes])),
-        "tokens": float(np.mean([len(one.prompt) + len(one.ids) for one in episodes])),
+        "outcome_PN": [[episode.reward if episode.ended else 0.0 for episode in samples] for samples in drawn],
+        "answer_PN": [[shop.answer_of(episode.messages()) for episode in samples] for samples in drawn],
+        "turns": float(np.mean([len(episode.steps) for episode in episodes])),
+        "tokens": float(np.mean([len(episode.prompt) + len(episode.ids) for episode in episodes])),
         "critic_tokens": float(np.mean(read)),
     }
 
@@ -213,17 +213,13 @@ def table(runs: Annotated[tuple[pathlib.Path, ...], tyro.conf.Positional]) -> No
         runs: Folders of finished runs.
     """
     loaded = [json.loads((path / "results.json").read_text()) for path in runs]
-    arms = {
-        (policy, told): [each[policy][told] for each in loaded] for policy in loaded[0] for told in loaded[0][policy]
-    }
-    figures = {arm: [_figures(each) for each in results] for arm, results in arms.items()}
+    arms = {(policy, told): [run[policy][told] for run in loaded] for policy in loaded[0] for told in loaded[0][policy]}
+    figures = {arm: [_figures(result) for result in results] for arm, results in arms.items()}
     rows = []
     for arm, results in arms.items():
-        tokens = np.mean([[each["tokens"], each["critic_tokens"], _votes(each)] for each in results], 0)
-        told = [
-            _interval(mean_of_runs([each[name] for each in figures[arm]], fraction=True)) for name in ("one", "vote")
-        ]
-        rows.append([*arm, *map(interval, told), f"{np.mean([each['turns'] for each in results]):.2f}",
+        tokens = np.mean([[result["tokens"], result["critic_tokens"], _votes(result)] for result in results], 0)
+        told = [_interval(mean_of_runs([row[name] for row in figures[arm]], fraction=True)) for name in ("one", "vote")]
+        rows.append([*arm, *map(interval, told), f"{np.mean([result['turns'] for result in results]):.2f}",
                      f"{tokens[0]:.0f} + {tokens[1]:.0f}", f"{tokens[2]:.0f}"])  # fmt: skip
     columns = ("policy of", "told", "solved, %", "vote, %", "turns", "tokens", "votes")
     show([Table(f"{len(runs)} seeds; vote of {VOTE_TOKENS} tokens", columns, rows)], console)
@@ -238,9 +234,9 @@ def table(runs: Annotated[tuple[pathlib.Path, ...], tyro.conf.Positional]) -> No
     show([Table("differences, paired", ("", "less", "one episode [95 %]", "vote [95 %]"), rows)], console)
 
 
-def _interval(some: Any) -> dict[str, float]:
-    found = some.interval()
-    return {"value": found.value, "low": found.low, "high": found.high}
+def _interval(draws: Any) -> dict[str, float]:
+    estimate = draws.interval()
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 if __name__ == "__main__":

@@ -108,12 +108,12 @@ def _table(worlds: list[pathlib.Path] | tuple[pathlib.Path, ...], arms: tuple[st
         results = [json.loads((world / f"rl_{arm}/rl.json").read_text()) for world in worlds]
         for when, at in (("start", 0), ("end", -1)):
             runs = [result["evaluations"][at] for result in results]
-            mean = mean_of_runs([_draws(each["gold_P"]) for each in runs], fraction=True).interval()
+            mean = mean_of_runs([_draws(run["gold_P"]) for run in runs], fraction=True).interval()
             gold = {"value": mean.value, "low": mean.low, "high": mean.high}
             rows.append([
-                f"{arm}, {when}", interval(gold), percent(float(np.mean([each["working"] for each in runs]))),
-                percent(float(np.mean([each["right_with_wrong_working"] for each in runs]))),
-                f"{np.mean([each['steps'] for each in runs]):.2f}",
+                f"{arm}, {when}", interval(gold), percent(float(np.mean([run["working"] for run in runs]))),
+                percent(float(np.mean([run["right_with_wrong_working"] for run in runs]))),
+                f"{np.mean([run['steps'] for run in runs]):.2f}",
                 f"{np.mean([result['sampled_tokens'] for result in results]):,.0f}" if at else "",
             ])  # fmt: skip
     columns = ("arm", "solved, %", "all turns correct, %", "of solved with a bad turn, %", "turns", "tokens")
@@ -158,7 +158,7 @@ def speed(world: pathlib.Path = pathlib.Path("runs/tool_world_0"), repeats: int 
         alone += [group_tree("one", prompt, [x], [a]) for x, a in zip(samples, advantage, strict=True)]
     with Trainer(learner(config)) as trainer:
         packs = {"trees": (trees, False), "one row a trajectory": (alone, True)}
-        rows = {name: rollout.packed(some, trainer.experiment.data, chains) for name, (some, chains) in packs.items()}
+        rows = {name: rollout.packed(trees, trainer.experiment.data, chains) for name, (trees, chains) in packs.items()}
         times: dict[str, list[float]] = {name: [] for name in packs}
         for name in packs:
             jax.block_until_ready(trainer.step(rows[name][0]))

@@ -123,10 +123,10 @@ def act(out: pathlib.Path, name: str, records: Sequence[dict], samples: int, see
     world = World(shop.SHOP)
     drawn = sample_episodes(policy, world, layout, LIMITS, records, samples, seed=seed, update=0)
     write_records(out / f"{name}_acted.jsonl", (
-        {**record, "messages": shop.labelled(record, one.messages()), "outcome": one.reward if one.ended else 0.0,
-         "submitted": shop.answer_of(one.messages())}
-        for record, some in zip(records, drawn, strict=True)
-        for one in some
+        {**record, "messages": shop.labelled(record, episode.messages()),
+         "outcome": episode.reward if episode.ended else 0.0, "submitted": shop.answer_of(episode.messages())}
+        for record, episodes in zip(records, drawn, strict=True)
+        for episode in episodes
     ))  # fmt: skip
 
 
@@ -150,14 +150,14 @@ def turns_of(record: Mapping[str, Any]) -> list[dict]:
 
 def readers(trajectories: Sequence[dict]) -> dict[str, list[np.ndarray]]:
     """Returns the scores of readers that learn nothing, of every turn: high where they take a turn for correct."""
-    of: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    by_reader: dict[str, list[np.ndarray]] = collections.defaultdict(list)
     for record in trajectories:
         calls = [tuple(shop.call_of(turn)) for turn in turns_of(record)]
-        of["no repeated call"].append(np.array([float(call not in calls[:i]) for i, call in enumerate(calls)]))
-        of["early turns"].append(-np.arange(len(calls)) / 100.0)
-        of["not the last"].append(np.arange(len(calls)) < len(calls) - 1.0)
-        of["all"].append(np.ones(len(calls)))
-    return dict(of)
+        by_reader["no repeated call"].append(np.array([float(call not in calls[:i]) for i, call in enumerate(calls)]))
+        by_reader["early turns"].append(-np.arange(len(calls)) / 100.0)
+        by_reader["not the last"].append(np.arange(len(calls)) < len(calls) - 1.0)
+        by_reader["all"].append(np.ones(len(calls)))
+    return dict(by_reader)
 
 
 def measure(trajectories: Sequence[dict], models: Mapping[str, list[np.ndarray]], seed: int) -> dict[str, Draws]:
@@ -227,14 +227,14 @@ def table(runs: Annotated[tuple[pathlib.Path, ...], tyro.conf.Positional]) -> No
     loaded = [np.load(path / "draws.npz") for path in runs]
     names = [key.removesuffix("|value") for key in loaded[0] if key.endswith("|value")]
 
-    def of(name: str) -> list[Draws]:
+    def draws_of(name: str) -> list[Draws]:
         return [Draws(x[f"{name}|value"], x[f"{name}|drawn_R"], int(x[f"{name}|groups"])) for x in loaded]
 
     rows = []
     for name in names:
-        mean = mean_of_runs(of(name), fraction=True).interval()
-        each = " ".join(percent(float(x.value)) for x in of(name))
-        rows.append([name, interval({"value": mean.value, "low": mean.low, "high": mean.high}), each])
+        mean = mean_of_runs(draws_of(name), fraction=True).interval()
+        by_seed = " ".join(percent(float(x.value)) for x in draws_of(name))
+        rows.append([name, interval({"value": mean.value, "low": mean.low, "high": mean.high}), by_seed])
     show([Table(f"means of {len(runs)} seeds", ("%", "mean [95 %]", "by seed"), rows)], console)
     pairs = [("turns AUROC, prm", "turns AUROC, orm"), ("first bad turn F1, prm", "first bad turn F1, orm"),
              ("turns AUROC, prm", "turns AUROC, no repeated call")]  # fmt: skip
@@ -244,7 +244,7 @@ def table(runs: Annotated[tuple[pathlib.Path, ...], tyro.conf.Positional]) -> No
     pairs += [(f"{last}, PRM, worst turn", f"{vote}, majority"), (f"{vote}, PRM, worst turn", f"{vote}, majority")]
     rows = []
     for a, b in pairs:
-        gap = difference_of_runs(of(a), of(b), same_seeds=True).interval()
+        gap = difference_of_runs(draws_of(a), draws_of(b), same_seeds=True).interval()
         rows.append([a, b, points({"value": gap.value, "low": gap.low, "high": gap.high})])
     show([Table("differences, paired", ("", "less", "points [95 %]"), rows)], console)
 
