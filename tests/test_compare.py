@@ -104,17 +104,6 @@ def test_equal_samples_are_not_compared_and_one_chain_is_refused(serve):
         comparison(server, "pairwise").outputs_of([tree_of({"problem": "p", "steps": ["a"]})])
 
 
-@pytest.mark.parametrize(
-    ("section", "word"),
-    [({"compare": "trios"}, "trios"), ({"compare": "pairwise", "rounds": -1}, "rounds"),
-     ({"compare": "listwise", "rounds": 2}, "rounds"), ({"compare": "pairwise", "prompt": "plain"}, "prompt")],
-)  # fmt: skip
-def test_bad_sections_are_refused(tmp_path, section, word):
-    settings = {"url": "http://localhost:1/v1", "model": "m", "judge": section}
-    (tmp_path / "judge.json").write_text(json.dumps(settings))
-    refused(RecordError, word, load_judge, tmp_path / "judge.json")
-
-
 def test_a_file_names_a_comparison(tmp_path):
     settings = {"url": "http://localhost:1/v1", "model": "m", "judge": {"compare": "pairwise", "rounds": 2}}
     (tmp_path / "judge.json").write_text(json.dumps(settings))

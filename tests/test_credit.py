@@ -263,24 +263,6 @@ def test_a_prm_alone_is_asked_for_by_name():
         assert np.allclose(one_way, other_way) == (name in alone), name
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (dict(name="prm"), "'prm'"),
-        (dict(advantage="reinforce", baseline="step"), "advantage='reinforce'"),
-        (dict(name="sum", advantage="grpo", baseline="to_go"), "advantage='grpo'"),
-        (dict(name="shaping", advantage="grpo"), "rewards"),
-        (dict(name="implicit", offset=-1.0), "constant"),
-        (dict(length=0), "norm='constant'"),
-        (dict(gamma=1.1), "gamma=1.1"),
-        (dict(name="shaping", gate=True), "'shaping'"),
-        (dict(name="progress", norm="last"), "norm='last'"),
-    ],
-)
-def test_configurations_that_mean_nothing_are_refused(values, message):
-    refused(ValueError, message, config, **values)
-
-
 def test_rewards_that_mean_nothing_are_refused():
     assert set(ADVANTAGES) == {"reinforce", "dr_grpo", "rloo", "grpo"}
     refused(ValueError, "not finite", credit.token_advantages, GROUP, np.array([np.nan, 0, 0, 0]), SCORES, config())

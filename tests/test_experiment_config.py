@@ -87,33 +87,6 @@ def test_one_group_of_layers_follows_their_number():
     refused(ValueError, "layer_groups .*layers=5", override, EXPERIMENT, ["model.layers=5"])
 
 
-@pytest.mark.parametrize(
-    "assignment, message",
-    [
-        ("model.laers=3", "model.laers is no field; did you mean model.layers"),
-        ("learning_rate=1", "did you mean optimizer.learning_rate"),
-        ("modl.layers=3", "did you mean model.layers"),
-        ("steps", "KEY=VALUE"),
-        ("steps=ten", "steps: 'ten'"),
-        ("steps=0", "steps=0"),
-        ("optimizer.decay=never", "optimizer.decay"),
-        ("optimizer.rate_factors=[[\"head\"]]", "optimizer.rate_factors"),
-        ("data.train=c", "'c' is no list: write data.train='\\[\"c\"\\]'"),
-        ("data.micro_rows=3", "data.rows=8"),
-        ("model={\"layers\": 2}", ".*missing.*vocab_size"),
-        ("model={\"lairs\": 2}", "model.lairs"),
-        ("seed=99999999999999999999", "seed=99999999999999999999"),
-        ("optimizer.learning_rate=NaN", "optimizer.learning_rate=nan"),
-        ("optimizer.freeze=(", "optimizer.freeze='\\('"),
-        ("optimizer.rate_factors=[[\"*\", 1]]", "optimizer.rate_factors='\\*'"),
-        ("objective_options.beta.x=1", "no field"),
-        ("target.neutral=none", "labels='rating'"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_named_by_its_field(assignment, message):
-    refused(ValueError, message, override, EXPERIMENT, [assignment])
-
-
 def test_an_experiment_file(tmp_path):
     """It may define dataclasses of its own."""
     file = tmp_path / "run.py"

@@ -317,36 +317,6 @@ def test_published_gemma_configs(tmp_path):
     assert model_config(tmp_path, layers=2).windows == config.windows
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(model_type="gemma"), "model_type"),
-        (dict(attention_bias=True), "attention_bias"),
-        (dict(hidden_act="gelu"), "hidden_act"),
-        (dict(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
-        (dict(quantization_config={"bits": 4}), "quantization_config"),
-        (dict(model_type="gemma2", hidden_act="gelu"), "hidden_act"),
-        (dict(model_type="gemma3_text", head_dim=8, sliding_window_pattern=0), "sliding_window_pattern"),
-        (dict(model_type="mistral", sliding_window=-4), "sliding_window"),
-        (dict(layer_types=["sliding_attention"] * 2), "layer_types"),
-        (dict(model_type="mistral", layer_types=["full_attention"] * 2), "layer_types"),
-        (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling.rope_type"),
-        (dict(rope_scaling={"type": "yarn", "factor": 2.0, "mscale": 0.7}), "rope_scaling.mscale"),
-        (dict(rope_scaling={"type": "linear", "factor": 0}), "rope_scaling.factor"),
-        (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 9.0}), "low=9.0 < high=4.0"),
-        (dict(hidden_size="absent"), "hidden_size"),
-        (dict(num_key_value_heads=3), "num_key_value_heads"),
-        (dict(head_dim=7), "head_dim"),
-        (dict(rms_norm_eps="1e-5"), "rms_norm_eps"),
-        (dict(tie_word_embeddings=1), "tie_word_embeddings"),
-        (dict(attention_is_odd=True), "attention_is_odd .*Remove it from the file if it does not"),
-    ],
-)  # fmt: skip
-def test_what_is_not_supported_is_refused_by_name(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
-        model_config(configured(tmp_path, **changes))
-
-
 ODD = (
     st.none()
     | st.booleans()

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from refusing import refused
 from stub_server import reply
 from test_sampler import make
 
@@ -16,7 +15,7 @@ from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Prefix
-from jprm.tree import RecordError, tree_of
+from jprm.tree import tree_of
 
 CHAIN = {"problem": "What is {steps} plus 2?", "steps": ["{problem} is 1.", "1 + 2 = 4.", "So 4."], "id": 7}
 NODES = [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}, {"parent": 0, "text": "c"}]
@@ -281,26 +280,6 @@ def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkey
     assert not cli.main(args) and len(server.requests) == asked
     write_judge(tmp_path / "judge.json", server, prompt="plain", samples=2)
     assert cli.main(args) == 2  # scores of another judge
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        (None, "judge"),
-        ({"prompt": "none"}, "judge.prompt"),
-        ({"samples": 0}, "judge.samples"),
-        ({"votes": 3}, "judge.votes"),
-        ({"prompt": {"like": "x"}}, "judge.prompt.like"),
-        ({"prompt": {"like": "plain", "verdict": "("}}, "expression"),
-        ({"prompt": {"like": "plain", "words": []}}, "judge.prompt.words"),
-        ({"prompt": {"like": "plain", "text": "{problem}"}}, "must hold"),
-        ({"prompt": {"name": "mine"}}, "text"),
-    ],
-)
-def test_bad_sections_are_refused(tmp_path, section, message):
-    settings = {"url": "http://localhost:1/v1", "model": "m"} | ({} if section is None else {"judge": section})
-    (tmp_path / "judge.json").write_text(json.dumps(settings))
-    refused(RecordError, message, load_judge, tmp_path / "judge.json")
 
 
 def test_a_prompt_can_be_like_another(tmp_path):

@@ -8,8 +8,7 @@ from stub_server import reply
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.data.prepare import prepare
-from jprm.methods.policy.load import load_policy
-from jprm.tree import RecordError, read_records
+from jprm.tree import read_records
 
 
 def arithmetic(number, body):
@@ -112,24 +111,6 @@ def test_bad_input_costs_no_rollout(folder, capsys, change, message):
     run(folder, "mc", "--estimate", "soft", status=2)
     assert message in capsys.readouterr().err
     assert not server.requests and not (folder / "out.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        ("[]", "policy"),
-        ('{"url": "http://a/v1", "model": "m", "api_key": "x"}', "api_key"),
-        ('{"url": "http://a/v1", "model": "m", "temperature": "hot"}', "temperature"),
-        ('{"url": "http://a/v1", "model": "m", "endpoint": "v2"}', "endpoint"),
-        ("{", "line"),
-    ],
-)
-def test_bad_policy_files_are_named(tmp_path, text, field):
-    path = tmp_path / "policy.json"
-    path.write_text(text)
-    with pytest.raises(RecordError) as error:
-        load_policy(path)
-    assert error.value.field == field and str(path) in str(error.value)
 
 
 LENGTH = """

@@ -122,24 +122,13 @@ def test_messages_are_of_bounded_length(capsys):
     assert len(capsys.readouterr().err) < 3000
 
 
-@pytest.mark.parametrize(
-    ("settings", "field"),
-    [
-        ({"url": "http://\0/"}, "policy"),
-        ({"url": "http://a:99999999/"}, "policy"),
-        ({"url": "http://" + "a" * 70_000}, "policy"),
-        ({"url": 5}, "url"),
-        ({"extra": [1]}, "extra"),
-        ({"temperature": 10**400}, "temperature"),
-        ({"prompt": "{problem}" + "x" * 1_000_000}, "policy"),
-    ],
-)
-def test_odd_policies_are_refused(tmp_path, settings, field):
-    path = tmp_path / "policy.json"
-    path.write_text(json.dumps({"url": "http://localhost:1/v1", "model": "m", **settings}))
+@pytest.mark.parametrize("settings", [{"url": "http://" + "a" * 70_000}, {"prompt": "{problem}" + "x" * 1_000_000},
+                                      {"temperature": 10**400}])  # fmt: skip
+def test_messages_of_long_settings_are_short(tmp_path, settings):
+    (tmp_path / "policy.json").write_text(json.dumps({"url": "http://localhost:1/v1", "model": "m"} | settings))
     with pytest.raises(RecordError) as error:
-        load_policy(path)
-    assert error.value.field == field and len(str(error.value)) < 1500
+        load_policy(tmp_path / "policy.json")
+    assert len(str(error.value)) < 1500
 
 
 def test_a_pipe_as_policy_is_refused_and_not_waited_for(tmp_path):

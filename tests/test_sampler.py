@@ -236,21 +236,6 @@ class Strict(Letters):
         return super().encode(text)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"temperature": -1.0}, "-1.0"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"prompt": "no place"}, "{problem}"),
-        ({"delimiter": "\n\n"}, "prompt"),
-        ({"delimiter": "###", "prompt": "{problem}"}, "break"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    refused(ValueError, message, SamplerConfig, **options)
-
-
 def test_a_reward_model_is_no_policy(tiny_run):
     refused(ValueError, "'binary'", load_policy, tiny_run.folder)
 

@@ -21,7 +21,6 @@ from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.parameters import LoraConfig
-from jprm.model.transformer import check_model
 from jprm.rows import at_slots
 from jprm.train.batches import check_supervision
 from jprm.train.start import initial_state
@@ -129,19 +128,6 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     based = dataclasses.replace(run, base=str(tmp_path / "run"), lora=LoraConfig())
     with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):  # decoder, layer and head go on
         np.testing.assert_array_equal(initial_state(based).trained["steps/kernel"], prm.params["steps"]["kernel"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(steps=STEPS, head="language"), "'language'"),
-        (dict(steps="test_step_layer:STEPS"), "builtins.type"),
-        (dict(steps="dataclasses:Field"), "flax.linen.Module"),
-        (dict(steps="look_back.py:LookBack"), "PYTHONPATH"),
-    ],
-)
-def test_what_is_no_layer_of_steps_is_refused(changes, message):
-    refused(ValueError, message, check_model, dataclasses.replace(TINY, **changes))
 
 
 def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):

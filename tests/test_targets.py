@@ -150,16 +150,3 @@ def test_consensus_keeps_steps_up_to_the_first_disagreement():
         assert weight == all(agree) and target == (trees[t].nodes[n].label > 0.25)
         kept += int(weight)
     assert 0 < kept < 72
-
-
-@pytest.mark.parametrize(("changes", "message"), [
-    (dict(labels="correctness", soft="progress"), "soft='progress'"),
-    (dict(soft="relative"), "needs target.threshold"),
-    (dict(soft="hard", threshold=-0.1), "threshold=-0.1"),
-    (dict(soft="entropy", eta=0.0), "eta=0.0"),
-    (dict(smoothing=1.0), "smoothing=1.0"),
-    (dict(labels="rating", neutral="third", smoothing=0.1), "neutral='third'"),
-])  # fmt: skip
-def test_targets_that_make_no_sense_are_refused(changes, message):
-    values = dict(labels="value", neutral="none", after_error="keep") | changes
-    refused(ValueError, message, TargetConfig, **values)
