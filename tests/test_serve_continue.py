@@ -7,7 +7,7 @@ from refusing import refused
 from test_serve import CHAIN, CONFIG, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
 from toy_policy import Markov
 
-from jprm.apps.serve import score
+from jprm.apps.serve import call as calls
 from jprm.apps.serve.app import make_app
 from jprm.methods.policy.protocol import Prefix, Sample
 
@@ -56,7 +56,7 @@ def test_a_policy_that_is_absent_or_fails_is_said(engine):  # noqa: F811
 
 
 def test_requests_beyond_those_that_may_wait_are_told_to_come_back(engine, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(score, "WAITING", 2)
+    monkeypatch.setattr(calls, "WAITING", 2)
     answers = ask(engine, Slow(), *[{"problem": PROBLEM, "n": 1}] * 3)
     assert sorted(a.status_code for a in answers) == [200, 200, 503]
     assert [a.headers["retry-after"] for a in answers if a.status_code == 503] == ["5"]

@@ -13,7 +13,8 @@ from test_serve_faults import Running
 from test_serve_pooling import ids_of
 from toy_policy import Markov
 
-from jprm.apps.serve import ServeConfig, score
+from jprm.apps.serve import ServeConfig
+from jprm.apps.serve import call as calls
 from jprm.apps.serve.engine import BATCH_TOKENS, SHORT, Engine
 from jprm.apps.serve.judges import JudgeEngine
 from jprm.apps.serve.pieces import PIECE, InPieces, Stopped, Work
@@ -50,7 +51,7 @@ def test_chains_that_are_long_together_are_not_listed(engine, monkeypatch):  # n
     nodes = [{"parent": i - 1, "text": f"x{i}"} for i in range(10)]
     nodes += [{"parent": 9, "text": f"y{i}"} for i in range(10)]
     for lengths, status in ((11, 200), (10, 413)):  # of 10 chains of 11 steps, and at most so many times 10
-        monkeypatch.setattr(score, "LENGTHS", lengths / 3)
+        monkeypatch.setattr(calls, "LENGTHS", lengths / 3)
         (got,) = call(
             engine, post("/v1/score", {"problem": "a", "nodes": nodes}), config=ServeConfig(longest=256, items=30)
         )

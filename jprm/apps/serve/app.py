@@ -25,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.apps.serve import ServeConfig, Served, openapi, runs
+from jprm.apps.serve.call import Server, Writer, server_of
 from jprm.apps.serve.chat import chat
 from jprm.apps.serve.engine import Engine, TextEngine
 from jprm.apps.serve.judges import JudgeEngine
@@ -32,7 +33,7 @@ from jprm.apps.serve.openrlhf import View, get_reward, read_view
 from jprm.apps.serve.pooling import classify, pooling
 from jprm.apps.serve.rewards import rewards
 from jprm.apps.serve.runs import Runs
-from jprm.apps.serve.score import Server, Writer, alternatives, rerank, score, server_of
+from jprm.apps.serve.score import alternatives, rerank, score
 from jprm.apps.web import text_of_file
 from jprm.apps.web.http import (
     HANDLERS,

@@ -22,8 +22,10 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from jprm.apps.serve.call import Call, server_of
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import EXAMPLE, OF_MODEL, Counted, Model, RuleName, admit, answer, check_items, server_of
+from jprm.apps.serve.pieces import InPieces
+from jprm.apps.serve.score import EXAMPLE, OF_MODEL, Model, RuleName
 from jprm.apps.web.http import LAST_EVENT, Refusal, RequestFields, event, fields_of, json_of, read_request
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.decoding.sample_cache import PolicyError
@@ -85,28 +87,28 @@ async def chat(request: Request) -> Response:
     """Answers a problem with the chain that a search chooses."""
     body = await json_of(request)
     server = server_of(request)
-    if server.writer is None:
-        raise Refusal(400, "this server has no policy: start it with --policy", "model")
+    writer = server.policy
     for name in _REFUSED:
         if body.get(name):
             raise Refusal(400, f"{name}: a search answers with text, and does not follow it", name)
     if body.get("n") not in (None, 1):
         raise Refusal(400, "n: a search gives one answer; its own n is search.n", "n")
     sent = read_request(ChatRequest, body)
-    engine = server.engine(sent.model)
-    check_items(request, [body])
+    call = Call(request, sent.model)
+    engine = call.engine
+    call.check_items([body])
     problem, asked, config = _question(sent, engine)
     if asked.error_rate is not None and server.calibration is None:
         raise Refusal(400, "error_rate needs results with known answers: start the server with --calibrate", "search")
-    admit(request, engine)
+    call.admit()
     loop, progress = asyncio.get_running_loop(), asyncio.Queue()
-    future = server.writer.run(
+    future = writer.run(
         lambda policy: _searched(problem, asked, config, policy, engine, server.calibration),
         lambda state: loop.call_soon_threadsafe(progress.put_nowait, state),
     )
 
     async def result() -> dict[str, Any]:  # late, or the client has gone: the search ends before its next samples
-        return await answer(request, future)
+        return await call.answer(future)
 
     if sent.stream:
         counts = bool(sent.stream_options and sent.stream_options.get("include_usage"))
@@ -215,7 +217,7 @@ class _Scores:
 
 
 def _searched(
-    problem: str, asked: SearchRequest, config: SearchConfig, policy: Counted, engine: Engine,
+    problem: str, asked: SearchRequest, config: SearchConfig, policy: InPieces, engine: Engine,
     known: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the answer's fields. Raises Refusal where the policy gives nothing."""

@@ -15,19 +15,9 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jprm.apps.serve.score import (
-    EXAMPLE,
-    Model,
-    RuleName,
-    admit,
-    answer,
-    chains,
-    check_items,
-    naming,
-    server_of,
-    tokens_of,
-)
-from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request, worked
+from jprm.apps.serve.call import Call
+from jprm.apps.serve.score import EXAMPLE, Model, RuleName
+from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request
 from jprm.experiment import from_json
 from jprm.io.storage import path_of
 from jprm.tree import ReasoningTree, tree_of
@@ -103,38 +93,25 @@ class QueriesRequest(RequestFields):
 async def get_reward(request: Request) -> Response:
     """Rewards each query by its chain's score. A blank response gets 0, or the lowest reward of all if that is less."""
     asked = read_request(QueriesRequest, await json_of(request))
-    view, engine = request.app.state.view, server_of(request).engine(asked.model)
-    queries, prompts, rule = asked.query, asked.prompts, asked.rule or engine.prm.rule
-    check_items(request, queries, "query", "query[{}]")
+    call, view, queries, prompts = (
+        Call(request, asked.model, asked.rule),
+        request.app.state.view,
+        asked.query,
+        asked.prompts,
+    )
+    call.check_items(queries, "query", "query[{}]")
     if len(queries) != len(prompts) or not all(isinstance(text, str) for text in [*queries, *prompts]):
         raise Refusal(400, "query and prompts are two lists of texts, of the same length", "query")
-    admit(request, engine)
+    call.admit()
 
-    def read() -> tuple[list[ReasoningTree | None], int]:
-        trees = [
-            view.tree(prompt, query, f"query[{i}]")
-            for i, (prompt, query) in enumerate(zip(prompts, queries, strict=True))
-        ]
-        with naming(request, engine, "query", lambda: trees):
-            return trees, tokens_of(request, engine, [tree for tree in trees if tree])
+    def chain(i: int) -> ReasoningTree | None:
+        return view.tree(prompts[i], queries[i], f"query[{i}]")
 
-    trees, tokens = await worked(request, read, len(queries))
-    outputs = iter(await answer(request, engine.score([tree for tree in trees if tree], tokens)))
-    scores = [next(outputs)["score"] if tree else None for tree in trees]
-
-    def response() -> Response:
-        known: list[float | None] = []
-        for i, (tree, score_N) in enumerate(zip(trees, scores, strict=True)):
-            value = None if tree is None or score_N is None else chains(engine.prm, tree, score_N, rule)[0]["score"]
-            if tree is not None and value is None:
-                raise Refusal(502, f"query[{i}]: no critique of a step could be read", "query")
-            known.append(value)
-        lowest = min([0.0, *(value for value in known if value is not None)])
-        rewards = [lowest if value is None else value for value in known]
-        logs = {
-            "lowest_step": [lowest if score_N is None else float(score_N.min()) for score_N in scores],
-            "steps": [0.0 if score_N is None else float(len(score_N)) for score_N in scores],
-        }
-        return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": logs})
-
-    return await worked(request, response, len(queries))
+    chains, _ = await call.single_chains("query", range(len(queries)), chain)
+    lowest = min([0.0, *(scored[0] for scored in chains if scored)])
+    rewards = [scored[0] if scored else lowest for scored in chains]
+    logs = {
+        "lowest_step": [float(scored[1].min()) if scored else lowest for scored in chains],
+        "steps": [float(len(scored[1])) if scored else 0.0 for scored in chains],
+    }
+    return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": logs})

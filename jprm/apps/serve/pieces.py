@@ -48,15 +48,16 @@ def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Wor
 class InPieces:
     """A policy that draws PIECE samples at a time, and raises `Stopped` where nobody waits for the next.
 
-    Samples have their numbers, so they are those of one call.
+    Samples have their numbers, so they are those of one call. After every piece `tell` gets the counts of what is drawn
+    so far.
     """
 
     policy: Policy
     work: Work
-    drawn: Callable[[Sequence[Sequence[Sample]]], Any] = lambda samples: None  # told of every piece
+    tell: Callable[[dict[str, int]], Any] = lambda counts: None
 
     def __post_init__(self):
-        self.name = self.policy.name
+        self.name, self.samples, self.tokens = self.policy.name, 0, 0
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Any, seed: int) -> list[list[Sample]]:
         samples: list[list[Sample]] = [[] for _ in prefixes]
@@ -66,7 +67,9 @@ class InPieces:
                 if self.work.stopped:
                     raise Stopped
                 piece = self.policy.sample(prefixes[i : i + step], m, until=until, seed=seed + first)
-                self.drawn(piece)
                 for place, drawn in enumerate(piece, start=i):
                     samples[place] += drawn
+                    self.samples += len(drawn)
+                    self.tokens += sum(sample.tokens for sample in drawn)
+                self.tell({"samples": self.samples, "completion_tokens": self.tokens})
         return samples

@@ -21,9 +21,10 @@ from jaxtyping import Float
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jprm.apps.serve.call import Call, usage
 from jprm.apps.serve.engine import Engine
-from jprm.apps.serve.score import OF_MODEL, Model, admit, check_items, check_size, in_turn, server_of, usage
-from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request, worked
+from jprm.apps.serve.score import OF_MODEL, Model
+from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request
 from jprm.model.heads import Weighted, find
 from jprm.score.scorer import PRM, SHORTEST
 from jprm.tokenizer import JsonTokenizer, TemplateLayout
@@ -114,26 +115,27 @@ async def _outputs(
     request: Request, asked: PoolingRequest, places: Callable[[PRM, Sequence[int]], list[int]]
 ) -> tuple[Engine, list[list[int]], list[np.ndarray]]:
     """Returns the engine, the chains of `input`, and each one's outputs at its `places`, (P, C) float32."""
-    engine = server_of(request).engine(asked.model)
+    call = Call(request, asked.model)
+    engine = call.engine
     _check(asked, engine.prm)
     several = [asked.input] if isinstance(asked.input, str) else asked.input
     if not all(type(x) is int for x in several[: engine.longest + 1]):
-        check_items(request, several, "input", "input[{}]")
-    admit(request, engine)
+        call.check_items(several, "input", "input[{}]")
+    call.admit()
     places_of: dict[tuple[int, ...], int] = {}  # equal chains are computed once
 
     def read() -> tuple[list[list[int]], list[int]]:
         chains = _chains(engine, asked)
         return chains, [places_of.setdefault(tuple(ids), len(places_of)) for ids in chains]
 
-    chains, place_of = await worked(request, read, len(several))
+    chains, place_of = await call.worked(read, len(several))
     tokens = {ids: max(len(ids), SHORTEST) for ids in places_of}  # each takes a row of its own
-    check_size(request, engine, sum(tokens.values()))
+    call.check_size(sum(tokens.values()))
 
     def run(ids: tuple[int, ...]) -> Future:
         return engine.run(lambda: engine.prm.token_logits(ids, places(engine.prm, ids)), tokens[ids])
 
-    outputs = await in_turn(request, [functools.partial(run, ids) for ids in places_of])
+    outputs = await call.in_turn([functools.partial(run, ids) for ids in places_of])
     outputs = outputs if asked.raw else list(map(activated, outputs))
     return engine, chains, [outputs[place] for place in place_of]
 

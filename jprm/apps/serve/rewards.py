@@ -27,24 +27,11 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from jprm.apps.serve.call import Call, finite, usage
 from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
-from jprm.apps.serve.score import (
-    EXAMPLE,
-    OF_MODEL,
-    OF_RULE,
-    Model,
-    RuleName,
-    admit,
-    answer,
-    check_items,
-    finite,
-    naming,
-    server_of,
-    tokens_of,
-    usage,
-)
-from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request, worked
+from jprm.apps.serve.score import EXAMPLE, OF_MODEL, OF_RULE, Model, RuleName
+from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.agents.records import content_of, is_trajectory
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
@@ -121,14 +108,13 @@ class RewardsRequest(RequestFields):
 async def rewards(request: Request) -> Response:
     """`POST /v1/rewards`."""
     asked = read_request(RewardsRequest, await json_of(request))
-    server, view, sent = server_of(request), request.app.state.view, asked.samples
-    engine = server.engine(asked.model)
-    rule, config = asked.rule or engine.prm.rule, _credit(asked.credit, engine.prm)
-    tokenizer = _tokenizer(server.tokenizers, asked.tokenizer)
-    check_items(request, sent, "samples", "samples[{}]")
-    if (ids := sum(_tokens(item) for item in sent)) > (most := TOKENS * server.config.items):
+    call, view, sent = Call(request, asked.model, asked.rule), request.app.state.view, asked.samples
+    engine, config = call.engine, _credit(asked.credit, call.engine.prm)
+    tokenizer = _tokenizer(call.server.tokenizers, asked.tokenizer)
+    call.check_items(sent, "samples", "samples[{}]")
+    if (ids := sum(_tokens(item) for item in sent)) > (most := TOKENS * call.config.items):
         raise Refusal(413, f"the samples have {ids:,} tokens, and {most:,} at most: send them in parts", "samples")
-    admit(request, engine)
+    call.admit()
 
     def read() -> tuple[list[Sample], list[list[int] | None], list[ReasoningTree], list[Place], int]:
         samples = [_sample(item, view, tokenizer, f"samples[{i}]") for i, item in enumerate(sent)]
@@ -137,13 +123,13 @@ async def rewards(request: Request) -> Response:
                 if sample.outcome is None:
                     raise Refusal(400, f"samples[{i}].outcome is absent, and credit.gate looks at it", "outcome")
         trees, chains = _one_tree_a_problem(samples)
-        with naming(request, engine, "samples", lambda: [sample.tree for sample in samples]):
-            tokens = tokens_of(request, engine, trees, alone=of_messages(trees))
+        with call.naming("samples", lambda: [sample.tree for sample in samples]):
+            tokens = call.tokens_of(trees, alone=of_messages(trees))
         places = [sample.places(f"samples[{i}]") for i, sample in enumerate(samples)]
         return samples, places, trees, chains, tokens
 
-    samples, places, trees, chains, tokens = await worked(request, read, len(sent))
-    outputs = await answer(request, engine.score(trees, tokens, alone=of_messages(trees)))
+    samples, places, trees, chains, tokens = await call.worked(read, len(sent))
+    outputs = await call.answer(engine.score(trees, tokens, alone=of_messages(trees)))
 
     def response() -> Response:
         none = {name: np.zeros(0, np.float32) for name in engine.prm.output_names}
@@ -157,10 +143,10 @@ async def rewards(request: Request) -> Response:
         content = {
             "object": "rewards",
             "model": engine.name,
-            "rule": rule,
+            "rule": call.rule,
             "credit": None if config is None else {name: getattr(config, name) for name in ("name", *OPTIONS)},
             "samples": [
-                _written(sample, outputs_P, at, reward_P1, config, rule, engine.prm)
+                _written(sample, outputs_P, at, reward_P1, config, call.rule, engine.prm)
                 for sample, outputs_P, at, reward_P1 in zip(samples, rewards, places, paid, strict=True)
             ],
             "usage": usage(tokens),
@@ -168,7 +154,7 @@ async def rewards(request: Request) -> Response:
         return JSONResponse(content)
 
     try:
-        return await worked(request, response, len(sent))
+        return await call.worked(response, len(sent))
     except ValueError as error:
         raise Refusal(400, str(error)) from None
 
