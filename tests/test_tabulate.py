@@ -15,7 +15,7 @@ from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.data import tables
 from jprm.methods.evaluate import calibration
-from jprm.methods.evaluate.best_of_n import chains_of_tables, chains_of_trees, pooled
+from jprm.methods.evaluate.best_of_n import chains_of_trees, pooled
 from jprm.tree import chains_of, tree_of
 
 POOL = {
@@ -76,7 +76,7 @@ def test_half_a_folder_is_not_read(tmp_path, harm):
     tables.write(chains(2), tmp_path / "out")
     (tmp_path / "out" / tables.MARK).unlink()
     with pytest.raises(ValueError, match="tabulate"):
-        list(tables.read(tmp_path / ("out" if harm == "no mark" else "other"), ["problem"]))
+        list(tables.trees(tmp_path / ("out" if harm == "no mark" else "other")))
 
 
 def scored_pools(count, seed=0):
@@ -100,11 +100,9 @@ def test_best_of_n_of_tables_is_that_of_the_records(tmp_path):
     records = scored_pools(40)
     tables.write(records, tmp_path / "tables", rows=7)
     of_trees = chains_of_trees(map(tree_of, records), probability=True)
-    of_tables = chains_of_tables(tmp_path / "tables", probability=True)
+    of_tables = chains_of_trees(tables.trees(tmp_path / "tables"), probability=True)
     for name, one, other in zip(of_trees._fields, of_trees, of_tables, strict=True):
-        if name == "score_M":
-            np.testing.assert_array_equal(one, np.asarray(other, np.float32), name)
-        elif name != "answers":
+        if name != "answers":
             np.testing.assert_array_equal(one, other, name)
     assert [x and str(x) for x in of_trees.answers] == of_tables.answers
     for one, other in zip(pooled(of_trees), pooled(of_tables), strict=True):
@@ -115,11 +113,7 @@ def test_best_of_n_of_tables_is_that_of_the_records(tmp_path):
         out = tmp_path / f"{input}.report.json"
         assert cli.main(["eval", "best-of-n", "--input", str(tmp_path / input), "--output", str(out)]) == 0
         reports.append(json.loads(out.read_text()))
-    assert reports[0]["rules"].keys() == reports[1]["rules"].keys()
-    for key in ("majority", "pass_at_n", "mean_accuracy", "n_samples", "without_answer", "without_steps", "paired"):
-        assert reports[0][key] == reports[1][key], key
-    for name in ("fewest_steps", "shortest", "random"):
-        assert reports[0]["baselines"][name] == reports[1]["baselines"][name]
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize("harm", ["no score", "no pool", "no probability"])
@@ -138,7 +132,7 @@ def test_tables_without_what_best_of_n_needs_are_refused(tmp_path, harm, capsys)
 
 
 def rated(count, first, kind):
-    """Returns scored and labelled chains, or pools of them, whose problems are in the order of their names."""
+    """Returns scored and labelled chains, or pools of them, of problems that are not in the order of their names."""
     draw = random.Random(first)
     records = []
     for i in range(first, first + count):
@@ -150,7 +144,7 @@ def rated(count, first, kind):
             samples.append({"steps": steps, "scores": scores, "labels": labels})
         samples[0] = samples[0] if i % 5 else {key: x for key, x in samples[0].items() if key != "labels"}
         body = samples[0] if kind == "chain" else {"samples": samples}
-        records.append({"problem": f"p{i:04}", "semantics": "rating", **body})
+        records.append({"problem": f"p{i * 7 % 1009}", "semantics": "rating", **body})
     return records
 
 
@@ -162,10 +156,9 @@ def test_calibration_of_tables_is_that_of_the_records(tmp_path, kind):
     tables.write(fitted, tmp_path / "fitted", rows=11)
     expected = calibration.calibration_report({"data": trees[0]}, trees[1], "negative", 0)
     paths = tmp_path / "data", tmp_path / "fitted"
-    assert calibration.tables_report([paths[0]], [paths[1]], "negative", 0) == expected
     command = ["eval", "calibration", "--input", str(paths[0]), "--calibrate", str(paths[1]), "--neutral", "negative"]
     assert cli.main([*command, "--json", str(tmp_path / "out.json")]) == 0
-    assert json.loads((tmp_path / "out.json").read_text())["raw"] == expected["raw"]
+    assert json.loads((tmp_path / "out.json").read_text()) == expected | {"too_long": 0}
 
 
 @pytest.mark.parametrize("harm", ["no score", "no probability", "tree", "column", "store"])

@@ -1,4 +1,4 @@
-"""Records as Parquet: what DuckDB, pandas and `datasets` read without parsing JSON, and evaluations without trees.
+"""Records as Parquet: what DuckDB, pandas and `datasets` read without parsing JSON, and evaluations as they go.
 
 A folder of tables has one row a chain: a chain's record, a sample of a pool, also one without steps, or a leaf of a
 tree. Its files hold the rows of whole records, in the records' order.
@@ -11,20 +11,17 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from jaxtyping import Float, Int
 
 from jprm.io.folders import whole_folder
 from jprm.io.jsonl import dump
 from jprm.io.outputs import check_version
 from jprm.io.storage import path_of
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.tree import Node, chains_of, tree_of
+from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 
 SCHEMA = pa.schema(
     [
@@ -104,21 +101,49 @@ def rows_of(record: Mapping[str, Any], number: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def read(path: str | os.PathLike, columns: list[str], rows: int = 65_536) -> Iterator[pa.Table]:
-    """Yields some columns of a folder of tables, some rows at a time. Whole records stay in one file, not in one table.
+def trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
+    """Yields the chains and pools of a folder of tables, some rows of which are in memory at a time.
 
-    Raises ValueError for a folder that is none.
+    A step has its text, score and label, a sample its answer, its outcome and the weight of its vote: what evaluations
+    read. Raises ValueError for a folder that is none, and for a tree, of which a table repeats what chains share.
     """
     scale_of(path)  # a whole folder
+    for number, rows in itertools.groupby(_rows(path), lambda row: row["record"]):
+        yield _tree_of(list(rows), f"{os.fspath(path)}, record {number}")
+
+
+_READ = ["record", "kind", "problem", "gold", "steps", "scores", "labels", "semantics", "answer", "correct", "rest"]
+
+
+def _rows(path: str | os.PathLike, at_once: int = 8192) -> Iterator[dict[str, Any]]:
     for file in path_of(path).files():
         if not file.name.endswith(".parquet"):
             continue
         table = pq.ParquetFile(str(file))
-        if lacking := set(columns) - set(table.schema_arrow.names):
+        if lacking := set(_READ) - set(table.schema_arrow.names):
             names = ", ".join(sorted(lacking))
             raise ValueError(f"{file}: has no column {names}. Write the folder with `jprm tabulate` again")
-        for batch in table.iter_batches(rows, columns=columns):
-            yield pa.Table.from_batches([batch])
+        for batch in table.iter_batches(at_once, columns=_READ):
+            yield from batch.to_pylist()
+
+
+def _tree_of(rows: list[dict[str, Any]], where: str) -> ReasoningTree:
+    """Returns the record of its rows."""
+    first, nodes = rows[0], []
+    if first["kind"] == "tree":
+        raise ValueError(f"{where}: a tree, of which a table repeats shared steps: give the JSON Lines file")
+    for row in rows:
+        steps, start = row["steps"], len(nodes)
+        scores, labels = (row[name] or [None] * len(steps) for name in ("scores", "labels"))
+        parents = [-1, *range(start, start + len(steps) - 1)]
+        nodes += map(Node, parents, steps, labels, itertools.repeat(None), itertools.repeat(None), scores)
+        if steps:
+            answer = {} if row["answer"] is None else {"answer": row["answer"]}
+            vote = json.loads(row["rest"]).get("vote") if row["rest"] and '"vote"' in row["rest"] else None
+            outputs = {} if vote is None else {"vote": vote}
+            nodes[-1] = dataclasses.replace(nodes[-1], correct=row["correct"], extra=answer, outputs=outputs)
+    extra = {"empty_samples": empty} if (empty := sum(not row["steps"] for row in rows)) else {}
+    return ReasoningTree(first["problem"], tuple(nodes), first["gold"], first["semantics"], first["kind"], extra)
 
 
 def scale_of(path: str | os.PathLike) -> Scale:
@@ -130,20 +155,6 @@ def scale_of(path: str | os.PathLike) -> Scale:
         raise ValueError(f"{os.fspath(path)}: is no folder of `jprm tabulate`, or one that is not whole") from None
     check_version(version, VERSION, path_of(path) / MARK)
     return scale
-
-
-def characters_of(table: pa.Table) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " M"]]:
-    """Returns how many steps each row has, and each step's characters."""
-    steps = cast(pa.ListArray, table["steps"].combine_chunks())
-    count_B = steps.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return count_B, pc.call_function("utf8_length", [steps.flatten()]).to_numpy(zero_copy_only=False)
-
-
-def numbers_of(table: pa.Table, name: str) -> tuple[Int[np.ndarray, " B"], Float[np.ndarray, " M"]]:
-    """Returns how many numbers a column of lists has in each row, and all of them, NaN where one is absent."""
-    lists = cast(pa.ListArray, table[name].combine_chunks())
-    count_B = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return count_B, lists.flatten().to_numpy(zero_copy_only=False).astype(float)
 
 
 def _text(value: Any) -> str | None:

@@ -11,11 +11,8 @@ would have other scores. Curves of such scores have n = 1, where nothing is chos
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
-import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -157,63 +154,19 @@ def chains_of_trees(
             vote.append(leaf.outputs.get("vote", np.nan))
     if not problem:
         raise NothingToMeasure("no pool records: best-of-n needs {problem, samples} records with scores")
-    flat = {"pool": pool, "steps": steps, "length": length, "correct": correct, "vote": vote}
-    score_M = np.concatenate([*scores, np.zeros(0, np.float32)])
-    return _samples(problem, np.array(empty, int), answers if with_answers else None, flat | {"score": score_M})
-
-
-def _samples(
-    problem: list[str], empty_P: np.ndarray, answers: list[Any] | None, flat: Mapping[str, Any]
-) -> PoolSamples:
-    pool_B, steps_B, length_B = (np.asarray(flat[name], int) for name in ("pool", "steps", "length"))
-    correct_B, vote_B = (np.asarray(flat[name], float) for name in ("correct", "vote"))
-    vote_B = None if np.isnan(vote_B).any() else vote_B
-    return PoolSamples(problem, empty_P, pool_B, steps_B, length_B, flat["score"], answers, correct_B, vote_B)
-
-
-def chains_of_tables(path: str | os.PathLike, *, probability: bool) -> PoolSamples:
-    """Reads the pools of a folder of `jprm tabulate`, a column at a time, without a tree."""
-    from jprm.methods.data import tables as tables_of_chains  # the extra `parquet`
-
-    lists = ("kind", "problem", "gold", "answer", "correct", "rest")
-    problem: list[str] = []
-    answers: list[Any] = []
-    parts: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-    seen = -1
-    for table in tables_of_chains.read(path, [*lists, "record", "steps", "scores"]):
-        record_B = table["record"].to_numpy()
-        kind, problem_of, gold, answer, correct, rest = (table[name].to_pylist() for name in lists)
-        if (odd_B := np.array(kind) != "pool").any():
-            raise ScoreError(f"record {record_B[odd_B][0]}: no samples: best-of-n needs pool records")
-        new_B = np.diff(record_B, prepend=seen) > 0
-        seen = int(record_B[-1])
-        problem += [text for text, new in zip(problem_of, new_B, strict=True) if new]
-        steps_B, length_M = tables_of_chains.characters_of(table)
-        scored_B, score_M = tables_of_chains.numbers_of(table, "scores")
-        low, high = (0.0, 1.0) if probability else (-np.finfo(float).max, np.finfo(float).max)
-        if (scored_B != steps_B).any() or not ((score_M >= low) & (score_M <= high)).all():
-            wanted = "a probability in [0, 1]" if probability else "a finite score"
-            where = f"{os.fspath(path)}, records {record_B[0]} to {record_B[-1]}"
-            raise ScoreError(f"{where}: a step lacks {wanted}. Score the file with `jprm score` before `jprm tabulate`")
-        kept = np.flatnonzero(steps_B)
-        answers += [answer[i] for i in kept]
-        parts["pool"].append(record_B[kept])
-        parts["empty"].append(record_B[steps_B == 0])
-        parts["steps"].append(steps_B[kept])
-        parts["length"].append(np.bincount(np.repeat(np.arange(len(steps_B)), steps_B), length_M, len(steps_B))[kept])
-        parts["score"].append(score_M)
-        outcomes = [outcome_of(gold[i], correct[i], answer[i], f"record {record_B[i]}") for i in kept]
-        parts["correct"].append(np.array(outcomes, float))
-        parts["vote"].append(np.array([_vote(rest[i]) for i in kept], float))
-    if not problem:
-        raise NothingToMeasure("no pool records: best-of-n needs {problem, samples} records with scores")
-    whole = {name: np.concatenate(columns) for name, columns in parts.items()}
-    empty_P = np.bincount(whole["empty"].astype(int), minlength=len(problem))
-    return _samples(problem, empty_P, answers if any(answer is not None for answer in answers) else None, whole)
-
-
-def _vote(rest: str | None) -> float:
-    return float(json.loads(rest).get("vote", np.nan)) if rest and '"vote"' in rest else np.nan
+    pool_B, steps_B, length_B = (np.array(column, int) for column in (pool, steps, length))
+    score_M, vote_B = np.concatenate([*scores, np.zeros(0, np.float32)]), np.array(vote, float)
+    return PoolSamples(
+        problem=problem,
+        empty_P=np.array(empty, int),
+        pool_B=pool_B,
+        steps_B=steps_B,
+        length_B=length_B,
+        score_M=score_M,
+        answers=answers if with_answers else None,
+        correct_B=np.array(correct, float),
+        vote_B=None if np.isnan(vote_B).any() else vote_B,
+    )
 
 
 def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
@@ -308,24 +261,7 @@ def best_of_n_report(
     first: list[ReasoningTree] = []
     chains = chains_of_trees(trees, probability=scale.weight == "score", first=first)
     few = len(chains.pool_B) <= baselines.MOST_SAMPLES
-    return report_of(chains, scale, seed, trials, baselines.of_pools(first) if few else by_length(chains))
-
-
-def by_length(chains: PoolSamples) -> dict[str, list[baselines.Chosen]]:
-    """Returns the baselines that need no text, of all pools at once."""
-    numbers = {"fewest_steps": -chains.steps_B.astype(float), "shortest": -chains.length_B.astype(float)}
-    return {name: [baselines.doubted(key_B, chains.pool_B)] for name, key_B in numbers.items()}
-
-
-def report_of(
-    chains: PoolSamples,
-    scale: Scale,
-    seed: int,
-    trials: int | None = None,
-    trivial: Mapping[str, Sequence[baselines.Chosen]] | None = None,
-) -> dict[str, Any]:
-    """Returns the report of `best_of_n_report`, with the baselines `trivial` in place of those of text."""
-    pools, trivial = pooled(chains, scale), by_length(chains) if trivial is None else trivial
+    pools, trivial = pooled(chains, scale), baselines.of_pools(first) if few else _by_length(chains)
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
     curves, errors = _curves(pools, trivial, n_max, trials, seed)
@@ -382,6 +318,12 @@ def report_of(
         "best_baseline": {"name": best, "value": float(curves[best][:, -1].mean())},
         "paired": paired,
     }
+
+
+def _by_length(chains: PoolSamples) -> dict[str, list[baselines.Chosen]]:
+    """Returns the baselines that need no text, of all pools at once."""
+    numbers = {"fewest_steps": -chains.steps_B.astype(float), "shortest": -chains.length_B.astype(float)}
+    return {name: [baselines.doubted(key_B, chains.pool_B)] for name, key_B in numbers.items()}
 
 
 def compare_curves(
@@ -471,15 +413,13 @@ def run(options: BestOfN) -> Report:
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
-    scale = adapter_of(options.adapter).score_scale if options.adapter else None
-    if not path_of(options.input).is_dir():
-        scale = scale or stored_scale(options.input)
-        return best_of_n_report(read_trees(options.input), seed=0, scale=scale) | {"too_long": 0}
-    from jprm.methods.data.tables import scale_of  # the extra `parquet`
+    trees, scale_of = read_trees, stored_scale
+    if path_of(options.input).is_dir():
+        from jprm.methods.data import tables  # the extra `parquet`
 
-    scale = scale or scale_of(options.input)
-    chains = chains_of_tables(options.input, probability=scale.weight == "score")
-    return report_of(chains, scale, seed=0) | {"too_long": 0}
+        trees, scale_of = tables.trees, tables.scale_of
+    scale = adapter_of(options.adapter).score_scale if options.adapter else scale_of(options.input)
+    return best_of_n_report(trees(options.input), seed=0, scale=scale) | {"too_long": 0}
 
 
 def figures(request: Request) -> Report:

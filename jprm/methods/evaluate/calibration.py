@@ -11,8 +11,9 @@ would show (`ece_if_calibrated`) is a finding. A perfect scorer exceeds it in 5 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from jprm.methods.evaluate.options import Calibration
 from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.run import load_and_score
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
-from jprm.methods.evaluate.steps import UNLABELLED, label_class, labelled
+from jprm.methods.evaluate.steps import UNLABELLED, labelled
 from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, interval, jsonable, mean_draws, ratio
 from jprm.tree import ReasoningTree
 
@@ -43,6 +44,9 @@ NULL_DRAWS = 500
 LEVEL = 0.95
 FOLDS = 5
 """Folds of problems by which a map is chosen."""
+
+AT_ONCE = 1024
+"""Records that are read together."""
 
 DEPTHS = 8
 """Step indices with a group of their own; later steps share one."""
@@ -184,7 +188,7 @@ def reliability_curve(
 
 
 def calibration_report(
-    files: Mapping[str, Sequence[ReasoningTree]], calibrate: Sequence[ReasoningTree], neutral: str, seed: int
+    files: Mapping[str, Iterable[ReasoningTree]], calibrate: Iterable[ReasoningTree], neutral: str, seed: int
 ) -> dict[str, Any]:
     """Returns how far scores are probabilities on scored trees by file, before and after maps fitted on `calibrate`.
 
@@ -196,13 +200,12 @@ def calibration_report(
     `conformal` lists thresholds from the chains of `calibrate`, one a problem, by their lowest score: the JSON of
     `Threshold`, and `held_out`, the `n` chains of the files and the `rate` among them that `alpha` bounds.
     """
-    fitted = _Judged.of_trees(calibrate, neutral, "calibrate")
-    judged = {name: _Judged.of_trees(scored, neutral, name, i) for i, (name, scored) in enumerate(files.items())}
-    return _report(judged, fitted, neutral, seed)
-
-
-def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed: int) -> dict[str, Any]:
-    fitted, steps = calibrate.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in files.values()), strict=True)))
+    numbers: dict[str, int] = {}
+    judged = [_Judged.of_trees(calibrate, neutral, "calibrate", 0, numbers)]
+    judged += [_Judged.of_trees(scored, neutral, name, i, numbers) for i, (name, scored) in enumerate(files.items())]
+    rank_U = np.argsort(sorted(range(len(numbers)), key=list(numbers).__getitem__))  # of a problem among all texts
+    fitting, *judged = (part.numbered(rank_U) for part in judged)
+    fitted, steps = fitting.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in judged), strict=True)))
     if not (len(fitted.score_N) and len(steps.score_N)):
         raise NothingToMeasure("the records hold no labelled step")
     if len(set(fitted.right_N)) < 2:
@@ -213,7 +216,7 @@ def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed
     left_out, steps = int((~apart_N).sum()), steps.only(apart_N)
     maps = {kind: fit(kind, fitted.score_N, fitted.right_N) for kind in KINDS}
     recalibrated = {kind: _figures(steps.mapped(fitted_map), seed) for kind, fitted_map in maps.items()}
-    first = _First(*map(np.concatenate, zip(*(x.first for x in files.values()), strict=True)))
+    first = _First(*map(np.concatenate, zip(*(x.first for x in judged), strict=True)))
     held_out = first.only(~np.isin(first.problem_C, fitted.problem_N)).of_each_problem()
     return {
         "neutral": neutral,
@@ -227,17 +230,8 @@ def _report(files: Mapping[str, _Judged], calibrate: _Judged, neutral: str, seed
             for kind, figures in recalibrated.items()
         },
         "chosen": choose_map(fitted.score_N, fitted.right_N, fitted.problem_N, seed),
-        "conformal": _conformal(calibrate.first.of_each_problem(), held_out),
+        "conformal": _conformal(fitting.first.of_each_problem(), held_out),
     }
-
-
-def tables_report(
-    data: Sequence[str | os.PathLike], calibrate: Sequence[str | os.PathLike], neutral: str, seed: int
-) -> dict[str, Any]:
-    """Returns `calibration_report` of folders of `jprm tabulate`, without a tree. Trees that branch are refused."""
-    numbers: dict[str, int] = {}
-    files = {path_of(path).name: _Judged.of_tables([path], neutral, i, numbers) for i, path in enumerate(data)}
-    return _report(files, _Judged.of_tables(calibrate, neutral, 0, numbers), neutral, seed)
 
 
 def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
@@ -305,7 +299,7 @@ class _Steps(NamedTuple):
 
     score_N: Float[np.ndarray, " N"]
     right_N: Bool[np.ndarray, " N"]
-    problem_N: np.ndarray  # text, or numbers of texts
+    problem_N: Int[np.ndarray, " N"]
     file_N: Int[np.ndarray, " N"]
     depth_N: Int[np.ndarray, " N"]
     length_N: Int[np.ndarray, " N"]
@@ -320,7 +314,7 @@ class _Steps(NamedTuple):
 class _First(NamedTuple):
     """Chains that labels judge, by their lowest score and whether they have no wrong step."""
 
-    problem_C: np.ndarray
+    problem_C: Int[np.ndarray, " C"]
     lowest_C: Float[np.ndarray, " C"]
     right_C: Bool[np.ndarray, " C"]
 
@@ -339,76 +333,38 @@ class _Judged(NamedTuple):
     first: _First
 
     @classmethod
-    def of_trees(cls, scored: Sequence[ReasoningTree], neutral: str, name: str, file: int = 0) -> _Judged:
-        parts, chains = [], []
-        for i, tree in enumerate(labelled(scored, neutral)):
-            score_N, class_N, size = tree.score_N, tree.class_N, len(tree.score_N)
-            _check_probabilities(score_N, f"{name}: record {i}")
-            same = np.full(size, tree.problem), np.full(size, file)
-            steps = _Steps(score_N, class_N == 1, *same, tree.depth_N, tree.length_N)
-            parts.append(steps.only(class_N != UNLABELLED))
-            chain = size > 0 and (tree.parent_N == np.arange(size) - 1).all()
-            if chain and ((class_N == 0).any() or (class_N == 1).all()):
-                chains.append((tree.problem, score_N.min(), (class_N == 1).all()))
-        none = [np.zeros(0, kind) for kind in (float, bool, str, int, int, int)]
+    def of_trees(
+        cls, scored: Iterable[ReasoningTree], neutral: str, name: str, file: int, numbers: dict[str, int]
+    ) -> _Judged:
+        """Reads trees, some at a time. `numbers` is given the number of each problem that it lacks."""
+        steps = [_Steps(*(np.zeros(0, kind) for kind in (float, bool, int, int, int, int)))]
+        chains, trees = [], iter(scored)
+        for start in itertools.count(step=AT_ONCE):
+            arrays = labelled(list(itertools.islice(trees, AT_ONCE)), neutral, start)
+            if not arrays:
+                break
+            parts = []
+            for i, tree in enumerate(arrays, start):
+                score_N, class_N, size = tree.score_N, tree.class_N, len(tree.score_N)
+                _check_probabilities(score_N, f"{name}: record {i}")
+                problem = numbers.setdefault(tree.problem, len(numbers))
+                same = np.full(size, problem), np.full(size, file)
+                all_steps = _Steps(score_N, class_N == 1, *same, tree.depth_N, tree.length_N)
+                parts.append(all_steps.only(class_N != UNLABELLED))
+                chain = size > 0 and (tree.parent_N == np.arange(size) - 1).all()
+                if chain and ((class_N == 0).any() or (class_N == 1).all()):
+                    chains.append((problem, score_N.min(), (class_N == 1).all()))
+            steps.append(_Steps(*map(np.concatenate, zip(*parts, strict=True))))
         problem_C, lowest_C, right_C = zip(*chains, strict=True) if chains else ((), (), ())
         return cls(
-            _Steps(*map(np.concatenate, zip(none, *parts, strict=True))),
-            _First(np.array(problem_C, str), np.array(lowest_C, float), np.array(right_C, bool)),
-        )
-
-    @classmethod
-    def of_tables(cls, paths: Sequence[str | os.PathLike], neutral: str, file: int, numbers: dict[str, int]) -> _Judged:
-        """Reads folders of `jprm tabulate`, a column at a time. `numbers` is given each problem's number.
-
-        Raises ScoreError where a labelled step has no score in [0, 1], and for trees, of which a table repeats the
-        steps that chains share.
-        """
-        from jprm.methods.data import tables  # the extra `parquet`
-
-        steps: list[_Steps] = []
-        first: list[_First] = []
-        columns = ["record", "kind", "problem", "steps", "scores", "labels", "semantics"]
-        for folder, table in ((path, table) for path in paths for table in tables.read(path, columns)):
-            record_B = table["record"].to_numpy()
-            where = f"{os.fspath(folder)}, records {record_B[0]} to {record_B[-1]}"
-            kind_B = np.array(table["kind"].to_pylist())
-            if (kind_B == "tree").any():
-                raise ScoreError(f"{where}: a tree, of which a table repeats shared steps: give the JSON Lines file")
-            texts = table["problem"].combine_chunks().dictionary_encode()
-            code_U = np.array([numbers.setdefault(text, len(numbers)) for text in texts.dictionary.to_pylist()])
-            problem_B = code_U[texts.indices.to_numpy()]
-            steps_B, length_M = tables.characters_of(table)
-            labels_B, label_L = tables.numbers_of(table, "labels")
-            scores_B, score_S = tables.numbers_of(table, "scores")
-            some_B = (labels_B > 0) & (labels_B == steps_B)
-            if ((labels_B > 0) & (scores_B != labels_B)).any():
-                raise ScoreError(f"{where}: a labelled step has no score. Score the file before `jprm tabulate`")
-            chain_M = np.repeat(np.arange(len(steps_B)), steps_B)
-            kept_M = some_B[chain_M]
-            score_K, label_K = score_S[np.repeat(some_B, scores_B)], label_L[np.repeat(some_B, labels_B)]
-            chain_K, length_K = chain_M[kept_M], length_M[kept_M]
-            depth_K = (np.arange(len(chain_M)) - np.repeat(np.cumsum(steps_B) - steps_B, steps_B))[kept_M]
-            _check_probabilities(score_K, where)
-            semantics = table["semantics"].to_pylist()
-            known = ((None if label != label else label, i) for label, i in zip(label_K.tolist(), chain_K, strict=True))
-            class_K = np.array([label_class(label, semantics[i], neutral, where) for label, i in known], int)
-            on_K = class_K != UNLABELLED
-            problem_K = problem_B[chain_K]
-            steps.append(_Steps(*(x_K[on_K] for x_K in (
-                score_K, class_K == 1, problem_K, np.full(len(on_K), file), depth_K, length_K))))  # fmt: skip
-            starts_C = np.flatnonzero(np.diff(chain_K, prepend=-1) > 0)
-            if len(starts_C):
-                wrong_C = np.logical_or.reduceat(class_K == 0, starts_C)
-                right_C = np.logical_and.reduceat(class_K == 1, starts_C)
-                lowest_C = np.minimum.reduceat(score_K, starts_C)
-                judged_C = (wrong_C | right_C) & (kind_B[chain_K[starts_C]] == "chain")
-                first.append(_First(problem_K[starts_C], lowest_C, right_C).only(judged_C))
-        nothing = _First(np.zeros(0, int), np.zeros(0), np.zeros(0, bool))
-        return cls(
             _Steps(*map(np.concatenate, zip(*steps, strict=True))),
-            _First(*map(np.concatenate, zip(nothing, *first, strict=True))),
+            _First(np.array(problem_C, int), np.array(lowest_C, float), np.array(right_C, bool)),
         )
+
+    def numbered(self, number_U: Int[np.ndarray, " U"]) -> _Judged:
+        """Returns the same with other numbers of problems."""
+        steps = self.steps._replace(problem_N=number_U[self.steps.problem_N])
+        return _Judged(steps, self.first._replace(problem_C=number_U[self.first.problem_C]))
 
 
 def _check_probabilities(score_N: Float[np.ndarray, " N"], where: str) -> None:
@@ -443,7 +399,11 @@ def run(options: Calibration) -> Report:
     if options.model is None:
         if options.store is not None:
             raise ValueError("--store keeps the map in a model's folder: name it with --model")
-        return tables_report(options.data, options.calibrate, options.neutral, seed=0) | {"too_long": 0}
+        from jprm.methods.data import tables  # the extra `parquet`
+
+        files = {path_of(path).name: tables.trees(path) for path in options.data}
+        fitted = itertools.chain.from_iterable(map(tables.trees, options.calibrate))
+        return calibration_report(files, fitted, options.neutral, seed=0) | {"too_long": 0}
     prm, request = load_and_score(BENCHMARK, options)
     report = figures(request)
     if options.store is not None:

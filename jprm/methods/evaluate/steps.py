@@ -218,17 +218,20 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
     }
 
 
-def labelled(trees: Sequence[ReasoningTree], neutral: str) -> list[Labelled]:
-    """Returns scored trees as arrays. Raises ScoreError where a score is missing or a label has no class."""
-    arrays = []
-    for i, (tree, score_N) in enumerate(zip(trees, scores_of(trees), strict=True)):
+def labelled(trees: Sequence[ReasoningTree], neutral: str, first: int = 0) -> list[Labelled]:
+    """Returns scored trees as arrays. `first` numbers them in messages.
+
+    Raises ScoreError where a score is missing or a label has no class.
+    """
+    arrays, names = [], [f"record {first + i}" for i in range(len(trees))]
+    for tree, name, score_N in zip(trees, names, scores_of(trees, names), strict=True):
         nodes = tree.nodes
         parent_N = np.array([node.parent for node in nodes], int)
         depth_N = np.zeros(len(nodes), int)
         for j, parent in enumerate(parent_N):
             depth_N[j] = depth_N[parent] + 1 if parent >= 0 else 0
         class_N = np.array(
-            [label_class(x.label, tree.semantics, neutral, f"record {i}, step {j}") for j, x in enumerate(nodes)], int
+            [label_class(x.label, tree.semantics, neutral, f"{name}, step {j}") for j, x in enumerate(nodes)], int
         )
         length_N = np.array([len(node.text) for node in nodes], int)
         arrays.append(Labelled(tree.problem, parent_N, class_N, depth_N, length_N, score_N))
