@@ -20,7 +20,7 @@ from jprm.methods.agents.acting import (
     steps_of_messages,
 )
 from jprm.methods.agents.environment import Reply, World
-from jprm.methods.decoding.turns import Limits
+from jprm.methods.decoding.turns import EpisodeLimits
 from jprm.methods.judge.judge import step_text
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
 from jprm.methods.label.files import consensus, label_monte_carlo, label_omega
@@ -52,7 +52,7 @@ def plain(sample):
 @pytest.fixture
 def acting(policy, layout):  # noqa: F811
     records = {problem: {"problem": problem} for problem in PROBLEMS}
-    return WorldPolicy(policy, World(echo(3), branches=True), layout, Limits(9, 400), records)
+    return WorldPolicy(policy, World(echo(3), branches=True), layout, EpisodeLimits(9, 400), records)
 
 
 def test_a_policy_in_a_world_is_a_policy(acting, policy, layout):  # noqa: F811
@@ -67,7 +67,7 @@ def test_a_policy_in_a_world_is_a_policy(acting, policy, layout):  # noqa: F811
     rewards = [0.6 if s.finish_reason == "stop" else 0.0 for s in ends]
     assert [o.reward for o in judge_outcomes([({}, s.steps) for s in ends])] == pytest.approx(rewards)
     # a prefix that comes from a file is played again, and continued alike
-    again = WorldPolicy(policy, acting.world, layout, Limits(9, 400), acting.records)
+    again = WorldPolicy(policy, acting.world, layout, EpisodeLimits(9, 400), acting.records)
     assert [s.steps for s in again.sample([prefix], 4, until="end", seed=5)[0]] == [s.steps for s in ends]
 
 

@@ -9,7 +9,7 @@ import pytest
 from jprm.apps.cli import main
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.agents import agents_report, findings, section, tables
-from jprm.methods.evaluate.blocks import Model, Table
+from jprm.methods.evaluate.blocks import PageModel, Table
 from jprm.methods.evaluate.first_bad import agent_of, failed_of, first_bad_report
 from jprm.methods.evaluate.run import format_of, source
 from jprm.methods.evaluate.trials import chosen, pass_at, pass_hat, trials_of, trials_report
@@ -120,7 +120,7 @@ def test_figures_of_agents_are_shown_and_need_no_model(tmp_path):
     scored = [trial(task, int(outcome), [0.4, score]) for task, outcome, score in [("a", 1, 0.3), ("a", 0, 0.2)]]
     report = agents_report(scored, (0.5, 0.5), 0)
     assert any("best trivial" in table.title for table in tables(report | {"too_long": 0}))
-    models = [Model(name, {"agents": report}) for name in ("one", "other")]
+    models = [PageModel(name, {"agents": report}) for name in ("one", "other")]
     page = [block for block in section(models) if isinstance(block, Table)]
     assert page and all(len(row) == len(block.columns) for block in page for row in block.rows if row)
     (solved,) = findings({"agents": report})

@@ -18,7 +18,7 @@ from jprm.io.jsonl import write_records
 from jprm.methods.data.reader import Reader, take
 from jprm.methods.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
-from jprm.methods.evaluate.blocks import Figure, Model, Note, Table, as_latex, as_markdown, interval
+from jprm.methods.evaluate.blocks import Figure, Note, PageModel, Table, as_latex, as_markdown, interval
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.suite import read_suite
 from jprm.statistics import bootstrap, draws, weighted_mean
@@ -127,7 +127,7 @@ def test_figures_alone_are_shown(monkeypatch):
     (table,) = bare.tables(report)
     rows = [["mean", "0.5 [0.25, 0.75]"], ["by / kind a", "0.625 [0.25, 0.75]"]]
     assert table.lines == rows
-    models = [Model("one", {"bare": report, "model": {"folder": "none"}, "absent": []})]
+    models = [PageModel("one", {"bare": report, "model": {"folder": "none"}, "absent": []})]
     heading, blocks = next(
         (head, blocks) for id, head, blocks in sections_of(Page(models, [], {}, []), {}) if id == "bare"
     )

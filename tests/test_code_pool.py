@@ -58,7 +58,7 @@ def test_programs_are_judged_by_both_kinds_of_tests():
     hidden = "def check(f):\n    assert f(3) == 4\ncheck(f)\n"
     bodies = ["    return x + 1", "    return 2 * x", "    while x < 3: pass\n    return x + 1", "", "    return 2 * x"]
     tests = {"assert f(1) == 2": 5, "assert f(3) == 4": 1}
-    pool = judged.judged(judged.Problem("def f(x):\n", "f", hidden, bodies, tests))
+    pool = judged.judged(judged.HumanEvalProblem("def f(x):\n", "f", hidden, bodies, tests))
     assert [item["correct"] for item in pool["samples"]] == [True, False, True, False, False]
     assert [item["passes"] for item in pool["samples"]] == [[0, 1], [0], [1], [], [0]]  # the third hangs at f(1)
     assert pool["samples"][1] == pool["samples"][4] and pool["samples"][3]["steps"] == [judged.NOTHING]

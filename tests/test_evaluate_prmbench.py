@@ -96,7 +96,7 @@ def test_socratic_prmbench_keeps_the_numbers_in_its_steps(tmp_path):
 def test_prm_score_of_published_f1s(f1, negative, published):
     """Llemma-PRM800k, GPT-4o, ReasonEval-7B and Math-Shepherd in the benchmark's own results, all classes."""
     # Any counts with these two F1s: with a wrong verdict of each kind on w steps, F1 = 2 tp / (2 tp + 2 w).
-    counts = pb.Counts(f1 / (100 - f1), 1, negative / (100 - negative), 1)
+    counts = pb.Confusion(f1 / (100 - f1), 1, negative / (100 - negative), 1)
     assert [100 * x for x in pb.f1s(counts)] == pytest.approx([f1, negative])
     assert 100 * pb.prm_score(counts) == pytest.approx(published, abs=0.1)  # each of three numbers is rounded to 0.05
 
@@ -137,7 +137,7 @@ def test_no_threshold_beats_the_best(items):
 
     def at(t):
         called, true = score > t, right == 1
-        return pb.prm_score(pb.Counts((true & called).sum(), (~true & called).sum(), (~true & ~called).sum(),
+        return pb.prm_score(pb.Confusion((true & called).sum(), (~true & called).sum(), (~true & ~called).sum(),
                                       (true & ~called).sum()))  # fmt: skip
 
     values = [at(t) for t in (-1, 0.0, 0.3, 0.5, 0.9)]
@@ -197,7 +197,7 @@ def test_redundancy_is_judged_by_its_own_output_and_threshold(items):
     report = pb.prmbench_report(trees, 0, Scale(redundancy=0.15))
     label, called = np.array(steps).T == 1
     assert report["accuracy"] == pytest.approx((label == called).mean())
-    expected = pb.prm_score(pb.Counts(*(int(x.sum()) for x in (label & called, ~label & called, ~label & ~called,
+    expected = pb.prm_score(pb.Confusion(*(int(x.sum()) for x in (label & called, ~label & called, ~label & ~called,
                                                                label & ~called))))  # fmt: skip
     assert report["prm_score"]["value"] == pytest.approx(expected, nan_ok=True) or np.isnan(expected)
 

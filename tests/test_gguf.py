@@ -10,7 +10,7 @@ from refusing import refused
 from tiny import GEMMA, TINY, params
 
 from jprm.methods.formats import gguf as formats
-from jprm.methods.formats.gguf import Reader, load_decoder, model_config, open_gguf
+from jprm.methods.formats.gguf import GgufFile, load_decoder, model_config, open_gguf
 from jprm.model.config import RopeScaling, frequencies
 
 
@@ -232,10 +232,10 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
     whole = write(tmp_path / "m.gguf", TINY, decoder).read_bytes()
     for length in [0, 3, 100, 1000, len(whole) // 2, len(whole) - 40]:
         (tmp_path / "cut.gguf").write_bytes(whole[:length])
-        refused(ValueError, "cut.gguf", Reader, tmp_path / "cut.gguf")
+        refused(ValueError, "cut.gguf", GgufFile, tmp_path / "cut.gguf")
     (tmp_path / "text.gguf").write_text("not a model at all, only text" * 10)
-    refused(ValueError, "text.gguf", Reader, tmp_path / "text.gguf")
-    refused(FileNotFoundError, "none.gguf", Reader, tmp_path / "none.gguf")
+    refused(ValueError, "text.gguf", GgufFile, tmp_path / "text.gguf")
+    refused(FileNotFoundError, "none.gguf", GgufFile, tmp_path / "none.gguf")
 
     def bad(message, **changes):
         file = write(tmp_path / "other.gguf", TINY, decoder, **changes)

@@ -15,7 +15,7 @@ from jprm.methods.label.monte_carlo import (
     OmegaConfig,
     Rollouts,
     Search,
-    State,
+    ValuedPrefix,
     first_error,
     label_problems,
     run_searches,
@@ -75,7 +75,9 @@ def draw(tmp_path, policy):
 
 def test_selection_by_hand():
     config = OmegaConfig()
-    search = Search({"problem": "p", "answer": 1}, {(): State(4, 8, visits=3), ("a",): State(6, 8, visits=0)})
+    search = Search(
+        {"problem": "p", "answer": 1}, {(): ValuedPrefix(4, 8, visits=3), ("a",): ValuedPrefix(6, 8, visits=0)}
+    )
     sample = {tokens: Sample(("x",), tokens, "stop") for tokens in (50, 500, 1500)}
     # Q + U, the sum of visits being 3: .7071 * .9^.1 + .0541 = .7538; .8409 * .9 + .2165 = .9733; .8409 * .729 + .2165
     search.wrong = [((), sample[50]), (("a",), sample[500]), (("a",), sample[1500])]
@@ -93,7 +95,7 @@ def test_binary_search_finds_the_first_error_with_k_log_m_rollouts(tmp_path_fact
     with draw(tmp_path_factory.mktemp("omega"), policy) as rollouts:
         wrong = policy.one((), 1)
         assert len(wrong.steps) == length + 1 and wrong.steps[error] == f"bad {error}"
-        search = Search({"problem": "p", "answer": 1}, {(): State(2, 4)})
+        search = Search({"problem": "p", "answer": 1}, {(): ValuedPrefix(2, 4)})
         assert alone(first_error(search, (), wrong.steps, config), rollouts, config) == error
     assert len(policy.asked) == rollouts.sampled == search.spent <= 4 * math.ceil(math.log2(length + 1))
     assert len(set(policy.asked)) == len(policy.asked) / 4  # no prefix twice
@@ -109,7 +111,7 @@ def test_the_error_may_be_the_last_step(tmp_path):
 
     policy = LastStep(8, None)
     with draw(tmp_path, policy) as rollouts:
-        search = Search({"problem": "p", "answer": 1}, {(): State(2, 4)})
+        search = Search({"problem": "p", "answer": 1}, {(): ValuedPrefix(2, 4)})
         steps = policy.one((), 0).steps
         config = OmegaConfig(k=4)
         assert alone(first_error(search, (), steps, config), rollouts, config) == 7

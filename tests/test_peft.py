@@ -82,7 +82,7 @@ def test_peft_adapters_give_the_states_that_peft_gives(base_folder, tmp_path, ki
         unchanged = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].numpy()
     assert np.abs(found - unchanged).max() > 0.1
     if kind == "head":
-        file = peft.Merged(tmp_path / "adapters")
+        file = peft.MergedTensors(tmp_path / "adapters")
         logit = found @ file.tensor("score.weight").T + file.tensor("score.bias")
         np.testing.assert_allclose(logit, wanted.logits[0].numpy(), atol=1e-4)
 
@@ -202,8 +202,8 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
     out = export(tmp_path / "run", tmp_path / "out", format="peft")
     prm = jprm.load(tmp_path / "run")
     assert tiny.equal(base.load_decoder(out, model), prm.params["decoder"])
-    assert tiny.equal(peft.Merged(out).tensor("score.weight").T, prm.params["head"]["kernel"])
-    assert tiny.equal(peft.Merged(out).tensor("score.bias"), prm.params["head"]["bias"])
+    assert tiny.equal(peft.MergedTensors(out).tensor("score.weight").T, prm.params["head"]["kernel"])
+    assert tiny.equal(peft.MergedTensors(out).tensor("score.bias"), prm.params["head"]["bias"])
     rounded = jax.tree.map(lambda x: x.astype("bfloat16"), prm.params["decoder"]["layers_1"])
     held = base.load_decoder(out, model, "bfloat16")["layers_1"]
     assert all(tiny.equal(held[role], rounded[role]) for role in products().keys() & held)

@@ -26,7 +26,7 @@ from jprm.io.outputs import write_json
 from jprm.methods.evaluate import plots, processbench
 from jprm.methods.evaluate.benchmark import Request
 from jprm.methods.evaluate.benchmarks import registered
-from jprm.methods.evaluate.blocks import Figure, Model, decided, interval, last, percent, points
+from jprm.methods.evaluate.blocks import Figure, PageModel, decided, interval, last, percent, points
 from jprm.methods.evaluate.findings import findings_of, lead, tiles, verdict
 from jprm.methods.evaluate.processbench import SPLITS
 from jprm.methods.evaluate.suite import Suite, results_of, tables
@@ -191,7 +191,7 @@ def test_the_average_beside_published_ones_is_of_the_same_four_splits(more):
     scores |= {name: records(0.3)["gsm8k"] for name in more}  # which would lower it
     trees = {name: list(map(tree_of, items)) for name, items in scores.items()}
     entry = processbench.figures(Request(trees, {"gsm8k": trees["gsm8k"]}))
-    (table, _) = processbench.section([Model("m", {"processbench": entry})])
+    (table, _) = processbench.section([PageModel("m", {"processbench": entry})])
     cells = {cell for line in table.lines for cell in line}
     assert (interval(entry["average"]["half"]) in cells) == (not more)
 
@@ -298,7 +298,7 @@ def test_runs_that_are_still_there_show_how_they_trained(folders, tmp_path):
     assert drawn[0].count("stroke-dasharray") == 1 and drawn[1].count("stroke-dasharray") == 0
     whole = collect(folders)
     results = {**whole.models[0].results, "model": {**whole.models[0].results["model"], "folder": str(tmp_path)}}
-    sections = page.sections_of(whole._replace(models=[Model("here", results), whole.models[1]]), {})
+    sections = page.sections_of(whole._replace(models=[PageModel("here", results), whole.models[1]]), {})
     assert [len(blocks) for id, _, blocks in sections if id == "training"] == [2]
 
 
@@ -444,7 +444,7 @@ def test_fifty_megabytes_stay_usable(browser, tmp_path):
     model = {"name": "m", "folder": "f", "step": 1, "semantics": "rating", "rule": "prod"}
     results = {"model": model, "sections": {}, "data": {},
                "diagnostics": {}, "absent": [], "jprm": "0"}  # fmt: skip
-    whole = Page([Model("m", results)], [], data, [{}])
+    whole = Page([PageModel("m", results)], [], data, [{}])
     file = tmp_path / "big.html"
     file.write_text(page.html(whole, [], {}))
     assert file.stat().st_size > 50e6

@@ -17,7 +17,7 @@ from jprm.apps.serve import ServeConfig
 from jprm.apps.serve import call as calls
 from jprm.apps.serve.engine import BATCH_TOKENS, SHORT, Engine
 from jprm.apps.serve.judges import JudgeEngine
-from jprm.apps.serve.pieces import PIECE, InPieces, Stopped, Work
+from jprm.apps.serve.pieces import PIECE, Abandoned, InPieces, Work
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.beam import Beam
@@ -97,10 +97,10 @@ def test_pooling_follows_every_name_of_the_activation(engine, prm):  # noqa: F81
 
 def test_a_long_response_with_offsets_is_read_at_once(engine):  # noqa: F811
     """A scan of all tokens for every step took 45 seconds for 50,000 steps."""
-    from jprm.apps.serve.rewards import Sample as Rewarded
+    from jprm.apps.serve.rewards import ScoredSample
 
     n = 100_000
-    sample = Rewarded(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
+    sample = ScoredSample(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
     begin = time.monotonic()
     assert sample.places("") == list(range(0, 2 * n, 2)) and time.monotonic() - begin < 2
 
@@ -130,7 +130,7 @@ def test_pieces_are_the_samples_of_one_call_and_end_when_stopped():
         assert InPieces(Markov(), Work()).sample(prefixes, n, until="step", seed=3) == whole
     work, policy = Work(), Markov()
     stopping = InPieces(policy, work, lambda piece: work.cancel())
-    with pytest.raises(Stopped):
+    with pytest.raises(Abandoned):
         stopping.sample(prefixes, 1000, until="step", seed=0)
     assert policy.sampled == PIECE
 

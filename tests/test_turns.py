@@ -14,7 +14,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from jprm.methods.agents.environment import Environment, Reply, World
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig
-from jprm.methods.decoding.turns import Branch, Conversations, Limits, TurnLayout, begun, play
+from jprm.methods.decoding.turns import Branch, Conversations, EpisodeLimits, TurnLayout, begun, play
 from jprm.methods.formats.chat_template import render
 from jprm.methods.policy import engine
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -67,7 +67,9 @@ def rollouts(policy, layout, problems, numbers, ends=3, **limits):
             begun(talk, layout, e, n)
             for e, n in zip(world.start([{"problem": p} for p in problems]), numbers, strict=True)
         ]
-        return play(talk, layout, world, starts, Limits(**({"turns": 9, "tokens": 400} | limits)), stream=(7,)), talk
+        return play(
+            talk, layout, world, starts, EpisodeLimits(**({"turns": 9, "tokens": 400} | limits)), stream=(7,)
+        ), talk
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def test_lost_episodes_are_told(policy, layout):
     world = World(dataclasses.replace(echo(3), step=step))
     with Conversations(policy, layout.stop) as talk:
         (start,) = [begun(talk, layout, e, 0) for e in world.start([{"problem": "a"}])]
-        (one,) = play(talk, layout, world, [start], Limits(9, 400))
+        (one,) = play(talk, layout, world, [start], EpisodeLimits(9, 400))
     assert one.episode.error == "OSError: gone" or one.cut
     assert not one.ended
 
@@ -158,7 +160,7 @@ def test_rollouts_from_a_recorded_turn_begin_with_its_ids(policy, layout):
     (episode,) = world.replay([{"problem": "hi?"}], [turns])
     with Conversations(policy, layout.stop) as talk:
         start = begun(talk, layout, episode, 0)
-        one, other = play(talk, layout, world, [start, dataclasses.replace(start, number=1)], Limits(9, 400))
+        one, other = play(talk, layout, world, [start, dataclasses.replace(start, number=1)], EpisodeLimits(9, 400))
     whole = render(TEMPLATE, episode.messages, {})
     assert layout.tokenizer.decode(start.prompt) == whole
     assert one.prompt == start.prompt and len(one.texts) == len(other.texts) == 1

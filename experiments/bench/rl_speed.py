@@ -40,7 +40,7 @@ HERE = pathlib.Path(__file__).parent
 WARM = 4  # updates that may compile: rows come in few sizes
 
 
-class Ours:
+class RlSpeed:
     """The updates of one run, one after the other."""
 
     def __init__(self, config: RLExperiment, folder: pathlib.Path, stack: contextlib.ExitStack):
@@ -83,7 +83,7 @@ def main() -> None:
     if args.peer:
         yardsticks.peer_python("grpo")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        ours = Ours(config, pathlib.Path(folder) / "run", stack)
+        ours = RlSpeed(config, pathlib.Path(folder) / "run", stack)
         asked = request(config, ours.loop, pathlib.Path(folder) / "model", args.batch, args.updates + 1)
         figures, peers = [], []
         for number in range(1, args.rounds + 1):

@@ -65,7 +65,7 @@ def epoch(config: Experiment, layout: Layout) -> dict[str, float]:
             "host_rows_per_s": rows / seconds}  # fmt: skip
 
 
-class Ours:
+class TrainSpeed:
     """The training step on the pipeline's batches, ready to run."""
 
     def __init__(self, config: Experiment, completions: float):
@@ -106,7 +106,8 @@ def remats(config: Experiment, layers: int, rounds: int) -> list[dict]:
     """Returns time and memory of a step with so many layers under each remat policy; the fastest round counts."""
     rows = []
     for name in REMAT:
-        ours = Ours(dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers, remat=name)), 0)
+        model = dataclasses.replace(config.model, layers=layers, remat=name)
+        ours = TrainSpeed(dataclasses.replace(config, model=model), 0)
         best = min((ours.run(1) for _ in range(rounds)), key=lambda row: row["cpu_seconds"])
         rows.append({"remat": name, "layers": layers, "temporary_bytes": ours.temporary_bytes}
                     | {key: best[key] for key in ("seconds", "cpu_seconds")})  # fmt: skip
@@ -131,7 +132,7 @@ def main() -> None:
         write_records(train, records)
         config = override(experiment(train, args.tokens), args.set)
         whole = epoch(config, native_layout(load_tokenizer(config.tokenizer)))
-        ours = Ours(config, whole["rated_completions"] / whole["rows"])
+        ours = TrainSpeed(config, whole["rated_completions"] / whole["rows"])
         policies = remats(config, args.remat_layers, args.rounds) if args.remat_layers else []
 
     def peer() -> dict:

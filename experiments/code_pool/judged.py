@@ -45,7 +45,7 @@ ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class HumanEvalProblem:
     prompt: str
     name: str  # of the function
     hidden: str  # the benchmark's tests
@@ -77,7 +77,7 @@ def main() -> None:
         finish(part, options.out, request)
 
 
-def read(folder: pathlib.Path) -> list[Problem]:
+def read(folder: pathlib.Path) -> list[HumanEvalProblem]:
     """Returns the problems with programs and tests, which belong together by their prompts."""
 
     def records(name: str) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,7 @@ def read(folder: pathlib.Path) -> list[Problem]:
         for record in records("humaneval_codegen16b_tests.jsonl")
     }
     return [
-        Problem(
+        HumanEvalProblem(
             record["prompt"], record["entry_point"], record["test"] + f"\ncheck({record['entry_point']})\n",
             [cut_off(body) for body in programs[record["prompt"].strip()]],
             tests_of(texts[record["prompt"].strip()], record["entry_point"]),
@@ -123,7 +123,7 @@ def _assertion(part: str) -> str | None:
     return ast.unparse(ast.Assert(statement.test)) if isinstance(statement, ast.Assert) else None
 
 
-def judged(problem: Problem) -> dict[str, Any]:
+def judged(problem: HumanEvalProblem) -> dict[str, Any]:
     """Returns the pool of a problem."""
     bodies = list(dict.fromkeys(problem.programs))
     tests = tuple(problem.tests)

@@ -37,7 +37,7 @@ GROUPS = (26, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class LanguageFit:
     """How layers are trained. The rate was chosen on validation pools of ChatGPT, by cross-entropy."""
 
     epochs: int = 1
@@ -46,7 +46,7 @@ class Fit:
     weight_decay: float = 0.01
 
 
-class Known(NamedTuple):
+class KnownTexts(NamedTuple):
     """Trees, the rows of every chunk of them, the states below the trained layers and the reference's log p."""
 
     trees: list[ReasoningTree]
@@ -60,7 +60,9 @@ def frozen() -> states.Frozen:
     return states.Frozen.load(GROUPS, "language")
 
 
-def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None, supervise: Supervise = "outcome") -> Known:
+def known(
+    path: pathlib.Path, folder: pathlib.Path, problems: int | None, supervise: Supervise = "outcome"
+) -> KnownTexts:
     """Returns a file's trees and the states of their tokens, which it computes where `folder` lacks them."""
     folder = folder / f"tokens_after_{GROUPS[0]}"
     trees, chunks = states.known(path, folder, problems, lambda: _chunk)
@@ -68,7 +70,7 @@ def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None, superv
     for rows, chunk in zip(packed, chunks, strict=True):
         if not np.array_equal(rows.rows.tokens, chunk["token_RT"]):
             raise ValueError(f"{folder}: has the states of other trees than {path}: delete the folder")
-    return Known(trees, packed, [chunk["x_RTD"] for chunk in chunks], [chunk["reference_RT"] for chunk in chunks])
+    return KnownTexts(trees, packed, [chunk["x_RTD"] for chunk in chunks], [chunk["reference_RT"] for chunk in chunks])
 
 
 def _chunk(trees: Sequence[ReasoningTree]) -> states.Chunk:
@@ -93,7 +95,7 @@ def log_probs(
     return log_probs_of(x_BTD, params, config, rows, some_BT)
 
 
-def fitted(experiment: Experiment, train: Known, fit: Fit) -> Callable[[Known], list[ReasoningTree]]:
+def fitted(experiment: Experiment, train: KnownTexts, fit: LanguageFit) -> Callable[[KnownTexts], list[ReasoningTree]]:
     """Returns a function that scores trees by layers trained on others. The seed is of the order of rows."""
     objective: Any = find(experiment.objective, experiment.objective_options)
     params, config = frozen().params, frozen().config
@@ -126,13 +128,13 @@ def with_layers(params: dict[str, Any], layers: Any) -> dict[str, Any]:
     return {**params, "decoder": {**params["decoder"], "layers_1": layers}}
 
 
-def _batch(known: Known, places: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray, np.ndarray]:
+def _batch(known: KnownTexts, places: Sequence[tuple[int, int]]) -> tuple[Rows, np.ndarray, np.ndarray]:
     rows = [jax.tree.map(lambda x, i=i: x[i], known.packed[k].rows) for k, i in places]
     x_BTD, reference_BT = (np.stack([x[k][i] for k, i in places]) for x in (known.x_KRTD, known.reference_KRT))
     return jax.tree.map(lambda *x: np.stack(x), *rows), x_BTD, reference_BT
 
 
-def scored(params: dict[str, Any], beta: float, known: Known) -> list[ReasoningTree]:
+def scored(params: dict[str, Any], beta: float, known: KnownTexts) -> list[ReasoningTree]:
     """Returns the trees with the summed log ratios as scores; `filled` says what a step beyond a row gets."""
     results = []
     with Bar("scoring", len(known.packed)) as bar:

@@ -27,7 +27,7 @@ Score = Callable[[Sequence[Sample]], Float[np.ndarray, "S M"]]
 """Of M samples by each of S seeds."""
 
 
-class Fit(NamedTuple):
+class ReaderFit(NamedTuple):
     """Which of the samples of known outcome train, and which choose what training leaves open."""
 
     train_M: Bool[np.ndarray, " M"]
@@ -95,7 +95,7 @@ def _differences(samples: Sequence[Sample], larger: Sequence[Sample]) -> list[Fl
     return [y.logprob_T - x.logprob_T for x, y in zip(samples, larger, strict=True)]
 
 
-def clue(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit]) -> list[Score]:
+def clue(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[ReaderFit]) -> list[Score]:
     """CLUE (2510.01591): the nearer of two centroids of the states' change from the prompt to the end, all layers.
 
     The score is the distance from the centroid of wrong samples less that from the right ones, the mean over layers of
@@ -123,7 +123,7 @@ ROUNDS = 400
 """Updates of the logistic regressions, which see all samples in each."""
 
 
-def last_state(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit]) -> list[Score]:
+def last_state(samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[ReaderFit]) -> list[Score]:
     """A logistic regression on the last token's state; layer and regularisation have the least validation loss.
 
     All layers, fits and strengths are one regression each, and are fitted side by side.
@@ -180,8 +180,8 @@ def _regressions(z_MLD, right_M, weight_MK) -> dict[str, Array]:
 
 
 def swift(
-    samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[Fit], seeds: Sequence[int] = (0,), *,
-    ends: bool = False,
+    samples: Sequence[Sample], right_M: Bool[np.ndarray, " M"], fits: Sequence[ReaderFit],
+    seeds: Sequence[int] = (0,), *, ends: bool = False,
 ) -> list[Score]:  # fmt: skip
     """SWIFT (2505.12225): with h_t all layers' states, g_t = sigmoid(a h_t + b) and r_t = c h_t + d, a sample scores
     sum g_t r_t / sum g_t. Trained on outcomes by cross-entropy. With `ends`, only the last token of each step is read.
@@ -276,7 +276,7 @@ def _step(params, state, x_NF, index_N, sample_N, standard, right_B, weight_BG, 
     return jax.tree.map(lambda x, change: x - rate * change, params, update), state
 
 
-def _trained(flat: Flat, right_M, fits: Sequence[Fit], standard, seed: int) -> list[dict[str, np.ndarray]]:
+def _trained(flat: Flat, right_M, fits: Sequence[ReaderFit], standard, seed: int) -> list[dict[str, np.ndarray]]:
     """Returns each fit's parameters with the least validation loss: of RIDGES, after one of PASSES."""
     rng = np.random.default_rng(seed)
     F, K, R = flat.x_NF.shape[1], len(fits), len(RIDGES)
@@ -324,7 +324,7 @@ OF_TWO: dict[str, Callable[[Sequence[Sample], Sequence[Sample]], Float[np.ndarra
     "contrast": contrast, "lowest contrast": lowest_contrast,
 }  # fmt: skip
 """Of a base's samples and the same ones as a larger base sees them."""
-FITTED: dict[str, Callable[[Sequence[Sample], np.ndarray, Sequence[Fit], Sequence[int]], list[Score]]] = {
+FITTED: dict[str, Callable[[Sequence[Sample], np.ndarray, Sequence[ReaderFit], Sequence[int]], list[Score]]] = {
     "CLUE": lambda samples, right_M, fits, seeds: clue(samples, right_M, fits),
     "last state": lambda samples, right_M, fits, seeds: last_state(samples, right_M, fits),
     "SWIFT": swift,

@@ -213,7 +213,7 @@ def _drawn_steps(tree: ReasoningTree, n: int, rng: np.random.Generator) -> list[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ScoringOptions):
+class CostOptions(ScoringOptions):
     """Equal cost: reward models against majority vote, where samples and their scores are both paid for.
 
     Best of n by a model, and a vote weighted by it, take as many samples as a majority's budget buys with scoring. A
@@ -235,7 +235,7 @@ class Options(ScoringOptions):
     scoring here."""
 
 
-def run(options: Options) -> Report:
+def run(options: CostOptions) -> Report:
     from jprm.io.storage import path_of
     from jprm.loading import load
     from jprm.methods.evaluate.run import scored_trees, source
@@ -268,4 +268,4 @@ def tables(report: Report) -> Iterator[Table]:
         yield Table(title, columns, rows, caption="in brackets, the samples that the budget buys")
 
 
-EQUAL_COST = Benchmark(name="equal_cost", title="Equal cost", options=Options, tables=tables, run=run)
+EQUAL_COST = Benchmark(name="equal_cost", title="Equal cost", options=CostOptions, tables=tables, run=run)

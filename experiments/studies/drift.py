@@ -210,7 +210,7 @@ def _area(side: _Scores, seed: int) -> Interval | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(CommandOptions):
+class DriftOptions(CommandOptions):
     """Drift: whether two scored files have scores of one distribution, and whether to recalibrate or to retrain.
 
     For example:
@@ -223,7 +223,7 @@ class Options(CommandOptions):
     """The same later: of another policy, other problems or another model."""
 
 
-def run(options: Options) -> Report:
+def run(options: DriftOptions) -> Report:
     from jprm.tree import read_trees
 
     return drift(list(read_trees(options.before)), list(read_trees(options.after)), 0)
@@ -241,4 +241,4 @@ def tables(report: Report) -> Iterator[str]:
         yield "no labels in both files: whether the scores mean the same is not tested"
 
 
-DRIFT = Benchmark(name="drift", title="Drift", options=Options, tables=tables, run=run)
+DRIFT = Benchmark(name="drift", title="Drift", options=DriftOptions, tables=tables, run=run)

@@ -119,7 +119,7 @@ def _found(tree: ReasoningTree, where: str) -> Mapping[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(CommandOptions):
+class SearchesOptions(CommandOptions):
     """Searches: each beside best of n and majority vote that spend the same tokens on the same problems, paired.
 
     For example:
@@ -133,7 +133,7 @@ class Options(CommandOptions):
     """Scored samples of the same policy for these problems, such as a file of `jprm search best-of-n`."""
 
 
-def run(options: Options) -> Report:
+def run(options: SearchesOptions) -> Report:
     from jprm.methods.evaluate.run import by_name
     from jprm.methods.scored_files import stored_scale
     from jprm.tree import read_trees
@@ -154,4 +154,4 @@ def tables(report: Report) -> Iterator[Table]:
     yield Table("Searches at their own tokens", columns, rows, caption=caption)
 
 
-SEARCHES = Benchmark(name="searches", title="Searches", options=Options, tables=tables, run=run)
+SEARCHES = Benchmark(name="searches", title="Searches", options=SearchesOptions, tables=tables, run=run)

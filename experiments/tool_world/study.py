@@ -31,7 +31,7 @@ from experiments.tool_world import agents, shop
 from jprm.io.jsonl import write_records
 from jprm.methods.agents.environment import World
 from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
-from jprm.methods.decoding.turns import Limits, TurnLayout
+from jprm.methods.decoding.turns import EpisodeLimits, TurnLayout
 from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.blocks import Table, interval, percent, points, show
 from jprm.methods.evaluate.processbench import right_at, weighted_f1
@@ -53,7 +53,7 @@ TESTED, TESTED_SAMPLES = 120, 16
 HELD_OUT, LEARNT = 60, 200
 """Tasks of reinforcement learning: those that evaluations use, and those that are learnt from."""
 
-LIMITS = Limits(turns=10, tokens=agents.TOKENS)
+LIMITS = EpisodeLimits(turns=10, tokens=agents.TOKENS)
 MAX_TOKENS = 12  # of a turn
 SEED_OF_TESTS = 10_000
 

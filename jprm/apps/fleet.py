@@ -67,7 +67,7 @@ class Score:
         return batch_of(list(self.scorer.score_many(records_in(batch))))
 
 
-class Judge(Score):
+class JudgeScore(Score):
     """Scores every step by a judge's critiques, as `jprm score --judge`. `policy` is the judge's JSON file."""
 
     def __init__(self, policy: str | os.PathLike):

@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from jprm.apps.annotate.quality import figures, standing
-from jprm.apps.annotate.study import Log, Study, chance, events_in, open_log, read, scores_of
+from jprm.apps.annotate.study import EventLog, Study, chance, events_in, open_log, read, scores_of
 from jprm.apps.annotate.tasks import Conflict, Reason, Task, Tasks
 from jprm.apps.web import Listen, around, text_of_file
 from jprm.apps.web.http import (
@@ -82,7 +82,7 @@ LONGEST_COMMENT = 2000
 
 
 def make_app(
-    study: Study, log: Log, config: Listen, key: str | None = None, clock: Callable[[], float] = time.time
+    study: Study, log: EventLog, config: Listen, key: str | None = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
     """Returns the application. With a key, every annotator needs a key of their own (`key_of_annotator`)."""
 

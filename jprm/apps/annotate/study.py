@@ -299,7 +299,7 @@ class LogFailed(OSError):
     """The disk took an event neither back nor for certain: only a restart, which reads the file anew, can tell."""
 
 
-class Log:
+class EventLog:
     """A JSON Lines file that one process appends to.
 
     A line is written, flushed to the disk and only then acknowledged. A line without its end was never acknowledged: it
@@ -358,7 +358,7 @@ def _whole_lines(text: bytes, path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def open_log(path: str | os.PathLike) -> Iterator[Log]:
+def open_log(path: str | os.PathLike) -> Iterator[EventLog]:
     """Opens the file, made if it is not there, against other processes.
 
     Raises RecordError for a line that is not JSON, ValueError where another process has the file open.
@@ -369,7 +369,7 @@ def open_log(path: str | os.PathLike) -> Iterator[Log]:
             os.fsync(folder)  # the file's name
         finally:
             os.close(folder)
-        yield Log(file)
+        yield EventLog(file)
 
 
 # ------------------------------------------------------------------------------------------------------ what to label

@@ -40,7 +40,7 @@ from jprm.apps.cli.arguments import (
 )
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
-from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided, merge, tabulate
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided, merge, tabulate
 from jprm.apps.cli.label import add as add_labeller
 from jprm.apps.cli.label import annotate, label
 from jprm.apps.cli.runs import plan, report, runs, sweep, table
@@ -273,7 +273,7 @@ def score(
     if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
         raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file, and make a table by jprm tabulate")
 
-    def work(part: Part) -> dict[str, Any]:
+    def work(part: RunFiles) -> dict[str, Any]:
         prepared, source = None, part.input
         if path_of(source).is_dir():
             from jprm.data import REPORT

@@ -54,7 +54,7 @@ UNDIVIDED = Division()
 
 
 @dataclasses.dataclass
-class Part:
+class RunFiles:
     """The files of one run: of a shard, or as the command line names them. `settings` are what the results depend on
     and the output's request does not hold."""
 
@@ -68,7 +68,7 @@ class Part:
         return self.input, self.output
 
 
-Work = Callable[[Part], dict[str, Any]]
+Work = Callable[[RunFiles], dict[str, Any]]
 """Does a part and returns what it counted. It is sent to other machines, and loads there what it needs (`Once`)."""
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def divided(
     if tell:
         work = functools.partial(_counted, work)
     if how.shard is None and how.engine == "here":
-        work(Part(input, output, list(more)))
+        work(RunFiles(input, output, list(more)))
     else:
         _in_shards(command, how, work, input, output, more, unit)
 
@@ -127,7 +127,7 @@ def _in_shards(
     )
 
 
-def _counted(work: Work, part: Part) -> dict[str, Any]:
+def _counted(work: Work, part: RunFiles) -> dict[str, Any]:
     counts = work(part)
     print_counts(counts, part.output)
     return counts
@@ -138,7 +138,7 @@ def _run_shard(
 ) -> None:
     """Does a shard and writes its manifest. One without a record has an empty output."""
     begun = time.monotonic()
-    part = Part(None, shard.part_of(output), [shard.part_of(path) for path in more])
+    part = RunFiles(None, shard.part_of(output), [shard.part_of(path) for path in more])
     part.input = shards.write_input(shard, _lines(path_of(source["input"])), source, part.output, unit)
     empty = next(shards.lines_of(part.input), None) is None
     if empty:

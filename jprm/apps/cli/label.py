@@ -12,7 +12,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from jprm.apps import one_of
 from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig, Written
 from jprm.apps.cli.arguments import Commands, Count, Files, Folder, Number, PolicyFile, built, command, print_counts
-from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided
 from jprm.apps.web import Listen
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.methods.verify.verifiers import Kind
@@ -67,7 +67,7 @@ def _by_rollouts(
 
     loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
 
-    def work(part: Part) -> dict:
+    def work(part: RunFiles) -> dict:
         policy = loaded()
         part.settings = {"policy": policy.name, **dataclasses.asdict(config)}
         return label(policy, *part.files, part.more[0], config)
@@ -98,7 +98,7 @@ def label_critique(files: Any, chosen: Any, how: Any) -> None:
     config = built(CritiqueConfig, chosen)
     loaded = Once(lambda: load_plain_judge(files.judge))
 
-    def work(part: Part) -> dict:
+    def work(part: RunFiles) -> dict:
         judge = loaded()
         part.settings = {**judge.identity, **dataclasses.asdict(config)}
         return label_critique(judge, *part.files, part.more[0], config)
@@ -280,7 +280,7 @@ def label_by_judge(
 
     loaded = Once(lambda: load_plain_judge(judge))
 
-    def work(part: Part) -> dict:
+    def work(part: RunFiles) -> dict:
         return label_judge(loaded(), *part.files, domain, rubric)
 
     divided("label judge", how, work, input, output, unit=CHUNK)

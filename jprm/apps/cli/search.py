@@ -29,7 +29,7 @@ from jprm.apps.cli.arguments import (
     print_counts,
     scorer_of,
 )
-from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, Part, divided
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided
 from jprm.methods.search.growing_tree import METHODS, Choice, find
 from jprm.options import assigned
 from jprm.score.scale import Rule
@@ -79,7 +79,7 @@ def sample(
     changes = dict(map(assigned, set_)) | ({} if prompt is None else {"prompt": prompt})
     loaded = Once(lambda: load_policy(policy, **changes))
 
-    def work(part: Part) -> dict:
+    def work(part: RunFiles) -> dict:
         counts = sample_file(loaded(), part.input, part.output, n, seed=seed, at_once=at_once, on_error=on_error)
         print(f"{part.output}: {shares(counts)}")
         return counts
@@ -144,7 +144,7 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
         model: Once[Any] = Once(lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge))
         loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
 
-        def work(part: Part) -> dict:
+        def work(part: RunFiles) -> dict:
             prm = model()
             by = {} if options.by == "score" else {"by": options.by}
             prm = prm.by(options.by) if by else prm

@@ -313,7 +313,7 @@ def _sampling(
         past = jax.eval_shape(lambda params, *inputs: decode.prefill(params, model, *inputs), params, *prompt[2:])
         cache = jax.eval_shape(lambda: decode.empty_cache(model, rows_B, room))
         key_B = jax.eval_shape(decode.keys, rows(rows_B, dtype="uint32"), rows(rows_B, dtype="uint32"))
-    samples = decode.Samples(
+    samples = decode.DecodingState(
         whole(), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B), rows(rows_B, room),
         rows(rows_B, room, dtype="float32"), rows(rows_B), rows(rows_B, dtype="float32"), placed(cache, mesh),
     )  # fmt: skip

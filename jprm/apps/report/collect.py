@@ -17,7 +17,7 @@ from jprm.io.jsonl import dump
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Scores
 from jprm.methods.evaluate.benchmarks import registered
-from jprm.methods.evaluate.blocks import Model, Results
+from jprm.methods.evaluate.blocks import PageModel, Results
 from jprm.methods.evaluate.run import is_scored
 from jprm.methods.evaluate.scored import scores_of
 from jprm.methods.evaluate.suite import read_results, read_scores
@@ -39,7 +39,7 @@ BINS, COLUMNS = 10, 12
 class Page(NamedTuple):
     """What the page shows. `comparisons` has `a`, `b` and `rows` of each pair of models."""
 
-    models: list[Model]
+    models: list[PageModel]
     comparisons: list[dict[str, Any]]
     chains: dict[str, Any]
     heat: list[dict[str, list[list[int]]]]
@@ -88,7 +88,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
         {"a": names[i], "b": names[j], "rows": compare(drawn[i], drawn[j])}
         for i, j in itertools.combinations(range(len(names)), 2)
     ]
-    return Page(list(map(Model, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))
+    return Page(list(map(PageModel, names, results)), comparisons, chains(names, scores), list(map(heat, scores)))
 
 
 def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:

@@ -34,8 +34,8 @@ from jprm.methods.evaluate.blocks import (
     ABSENT,
     Block,
     Figure,
-    Model,
     Note,
+    PageModel,
     Table,
     decided,
     interval,
@@ -152,7 +152,7 @@ def embedded(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def glance(models: Sequence[Model]) -> list[str | Table]:
+def glance(models: Sequence[PageModel]) -> list[str | Table]:
     """Returns what the page says before all else, by the benchmarks that all models have."""
     everywhere = [
         benchmark for name, benchmark in registered().items() if all(name in model.results for model in models)
@@ -186,7 +186,7 @@ def _others(page: Page) -> dict[str, Any]:
     return {name: other for name, other in others.items() if name not in BENCHMARKS}
 
 
-def _plain(models: Sequence[Model], name: str) -> Iterator[Block]:
+def _plain(models: Sequence[PageModel], name: str) -> Iterator[Block]:
     """Yields every figure of a benchmark that draws none, or whose code is not at hand."""
     return plain({model.name: model.results.get(name) for model in models})
 
@@ -348,7 +348,7 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
         check_version(result.get("version"), VERSION, f"{folder}/{RESULT}")
         name = f"{result['name']} ({path_of(folder).name})"
         about = {"step": result["update"], "folder": str(folder), "semantics": "its own samples"}
-        models.append(Model(name, {"model": about, "jprm": jprm.__version__}))
+        models.append(PageModel(name, {"model": about, "jprm": jprm.__version__}))
         sections.append((f"run-{index}", name, list(blocks(name, result))))
         runs.append((name, folder))
         results.append((path_of(folder).name, result))

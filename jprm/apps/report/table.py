@@ -36,7 +36,7 @@ class Run(NamedTuple):
     figures: Mapping[str, Draws]
 
 
-class Group(NamedTuple):
+class SeedGroup(NamedTuple):
     """Runs that are equal but for their seeds. `label` has the settings that tell it from the other groups."""
 
     label: Mapping[str, str]
@@ -74,8 +74,8 @@ def table_of(folders: Sequence[str | os.PathLike], over: Sequence[str] = ("seed"
     return [row for figure in figures for row in _rows(groups, figure)]
 
 
-def _rows(groups: Sequence[Group], figure: str) -> Iterator[Row]:
-    first: tuple[Group, list[Draws]] | None = None
+def _rows(groups: Sequence[SeedGroup], figure: str) -> Iterator[Row]:
+    first: tuple[SeedGroup, list[Draws]] | None = None
     for group in groups:
         runs = [run.figures[figure] for run in group.runs if figure in run.figures]
         if not runs:
@@ -141,7 +141,7 @@ def _places(folder: Place, name: str) -> list[Place]:
     return [folder] if (folder / name).is_file() else [*folder.folders_with(name)]
 
 
-def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
+def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[SeedGroup]:
     """Returns the runs by their settings; a run whose settings are not known is a group of its own, by its name."""
     known = [run.settings for run in runs if run.settings is not None]
     fields = dict.fromkeys(field for settings in known for field in settings)
@@ -162,7 +162,7 @@ def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[Group]:
         if len(set(seeds)) < len(seeds):
             twice = [run.name for run, seed in zip(rows_of, seeds, strict=True) if seeds.count(seed) > 1]
             raise ValueError(f"{twice[0]} and {twice[1]}: equal settings and one {', '.join(over)}. Name one of them")
-        groups.append(Group(label, seeds, tuple(rows_of)))
+        groups.append(SeedGroup(label, seeds, tuple(rows_of)))
     return groups
 
 

@@ -227,7 +227,7 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan)
     app.state.listen, app.state.runs, app.state.registry = config, shown, registry
     app.state.server, app.state.scores, app.state.when_open = None, scores, lambda: None
-    registry.register(_Counts(app))
+    registry.register(_EngineCounters(app))
     return app
 
 
@@ -303,7 +303,7 @@ async def _metrics(request: Request) -> Response:
     )
 
 
-class _Counts(prometheus_client.registry.Collector):
+class _EngineCounters(prometheus_client.registry.Collector):
     """What every engine has done: counters, whose rates Prometheus computes, and what waits now."""
 
     def __init__(self, app: Starlette):

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jprm.apps.serve.pieces import Stopped, Work
+from jprm.apps.serve.pieces import Abandoned, Work
 from jprm.apps.web.http import Refusal
 from jprm.methods.agents.tokens import least_tokens
 from jprm.methods.decoding.cache import PrefixCache
@@ -393,7 +393,7 @@ class Engine:
         for place, batch in enumerate(batches):
             if place and not self._letting_in:
                 if self._current and all(job.future.stopped for job in self._current):
-                    raise Stopped
+                    raise Abandoned
                 self._let_in()
             yield batch
 
@@ -472,7 +472,7 @@ class Engine:
         except Exception as error:  # goes to the caller at fault; the device thread serves the others
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
-                if isinstance(error, Stopped):  # nobody waits, and nothing has failed
+                if isinstance(error, Abandoned):  # nobody waits, and nothing has failed
                     return
                 self.counts["failures"] += len(batch[0].trees)
                 if not isinstance(error, ValueError) and batch[0].run != self._try:

@@ -30,7 +30,7 @@ THREADS = 8
 """Requests, or critiques of streamed ones, that a judge on a server writes at once. A judge in this process has one."""
 
 
-class Judged(dict):
+class JudgedOutputs(dict):
     """Named outputs of a tree, (N,) float32 each, and the report on the critiques that they come from."""
 
     def __init__(self, outputs: Outputs, report: dict[str, Any]):
@@ -106,13 +106,13 @@ class JudgeEngine(Engine):
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
         return self.ask(
-            self.critiques_of(trees), lambda judge: [Judged(*question) for question in judge.reported(trees)]
+            self.critiques_of(trees), lambda judge: [JudgedOutputs(*question) for question in judge.reported(trees)]
         )
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
-        return self.ask(self.critiques_of([tree]), lambda judge: (Judged(*judge.reported([tree])[0]), 0))
+        return self.ask(self.critiques_of([tree]), lambda judge: (JudgedOutputs(*judge.reported([tree])[0]), 0))
 
     def close(self) -> None:
         super().close()
@@ -146,7 +146,7 @@ def _characters(tree: ReasoningTree) -> int:
     return sum(length)
 
 
-def stream(engine: Engine, tree: ReasoningTree, final: Callable[[Judged], dict[str, Any]]) -> Response:
+def stream(engine: Engine, tree: ReasoningTree, final: Callable[[JudgedOutputs], dict[str, Any]]) -> Response:
     """Returns the answer that sends critiques as they are written, and then what `final` makes of all of them."""
     if not isinstance(engine, JudgeEngine):
         raise Refusal(400, "stream: a PRM's scores come at once; judges stream their critiques", "stream")
@@ -205,7 +205,7 @@ def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:
     )["critiques"]
 
 
-def _joined(judge: Judge | Rubric, judgements: dict[str, Judgement]) -> Judged:
+def _joined(judge: Judge | Rubric, judgements: dict[str, Judgement]) -> JudgedOutputs:
     if isinstance(judge, Rubric):
-        return Judged(*judge.joined(judgements))
-    return Judged({"score": judgements[""].score_N}, judgements[""].report)
+        return JudgedOutputs(*judge.joined(judgements))
+    return JudgedOutputs({"score": judgements[""].score_N}, judgements[""].report)

@@ -24,7 +24,7 @@ class Work(concurrent.futures.Future):
         return super().cancel()
 
 
-class Stopped(Exception):
+class Abandoned(Exception):
     """Nobody waits for the work."""
 
 
@@ -46,7 +46,7 @@ def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Wor
 
 @dataclasses.dataclass
 class InPieces:
-    """A policy that draws PIECE samples at a time, and raises `Stopped` where nobody waits for the next.
+    """A policy that draws PIECE samples at a time, and raises `Abandoned` where nobody waits for the next.
 
     Samples have their numbers, so they are those of one call. After every piece `tell` gets the counts of what is drawn
     so far.
@@ -65,7 +65,7 @@ class InPieces:
             m = min(PIECE, n - first)
             for i in range(0, len(prefixes), step := PIECE // m):
                 if self.work.stopped:
-                    raise Stopped
+                    raise Abandoned
                 piece = self.policy.sample(prefixes[i : i + step], m, until=until, seed=seed + first)
                 for place, drawn in enumerate(piece, start=i):
                     samples[place] += drawn

@@ -45,7 +45,7 @@ Span = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class ScoredSample:
     """A sample as it is scored.
 
     Attributes:
@@ -116,7 +116,7 @@ async def rewards(request: Request) -> Response:
         raise Refusal(413, f"the samples have {ids:,} tokens, and {most:,} at most: send them in parts", "samples")
     call.admit()
 
-    def read() -> tuple[list[Sample], list[list[int] | None], list[ReasoningTree], list[Place], int]:
+    def read() -> tuple[list[ScoredSample], list[list[int] | None], list[ReasoningTree], list[Place], int]:
         samples = [_sample(item, view, tokenizer, f"samples[{i}]") for i, item in enumerate(sent)]
         if config is not None and config.gate:
             for i, sample in enumerate(samples):
@@ -203,7 +203,7 @@ def _tokenizer(tokenizers: Mapping[str, Tokenizer], name: str) -> Tokenizer | No
     return tokenizers[name] if name else next(iter(tokenizers.values()), None)
 
 
-def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> Sample:
+def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> ScoredSample:
     if not isinstance(sent, dict):
         raise Refusal(400, f"{where} is no object", "samples")
     if extra := sent.keys() - KEYS:
@@ -227,21 +227,23 @@ def _sample(sent: Any, view: View, tokenizer: Tokenizer | None, where: str) -> S
     if text is None:
         raise Refusal(400, f"{where}: has no response. Send response, ids or messages", "samples")
     if not text.strip():
-        return Sample(None, text, [], tokens, outcome)
+        return ScoredSample(None, text, [], tokens, outcome)
     record = prompt | {"response": text, "segmentation": sent.get("segmentation", "auto")}
     tree = tree_of(record, where)
     steps, at = [], 0
     for node in tree.nodes:  # steps without the white space around them, one after the other
         start = text.index(node.text, at)
         steps.append((start, at := start + len(node.text)))
-    return Sample(tree, text, steps, tokens, outcome)
+    return ScoredSample(tree, text, steps, tokens, outcome)
 
 
 KEYS = {"problem", "system", "prompt", "messages", "tools", "response", "ids", "mask", "offsets", "segmentation",
         "outcome"}  # fmt: skip
 
 
-def _trajectory(sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: float | None, where: str) -> Sample:
+def _trajectory(
+    sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: float | None, where: str
+) -> ScoredSample:
     """Returns a trajectory's steps with their turns, and where they end in ids of all turns."""
     if unused := sorted(sent.keys() - {"messages", "tools", "ids", "mask", "segmentation", "outcome"}):
         raise Refusal(400, f"{where}.{unused[0]} is not read beside the messages of a trajectory", unused[0])
@@ -256,7 +258,7 @@ def _trajectory(sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: f
         spans.append((start, at := start + len(text)))
         turns.append(turn)
     if "ids" not in sent:
-        return Sample(tree, "", spans, None, outcome, (turns, None))
+        return ScoredSample(tree, "", spans, None, outcome, (turns, None))
     ids, mask = sent["ids"], sent.get("mask")
     if not isinstance(ids, list) or not isinstance(mask, list) or len(mask) != len(ids) or {*mask} - {0, 1}:
         raise Refusal(400, f"{where}.mask must have 1 for each id that the policy wrote, else 0", "mask")
@@ -275,7 +277,7 @@ def _trajectory(sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: f
             cursor[turn] = stop = place + len(step)
         holding = [k for k, (a, b) in enumerate(tokens) if a < stop <= b]
         ends.append(begin + (holding[-1] if holding else len(tokens) - 1))
-    return Sample(tree, "", spans, [(0, 0)] * edges[-1][1], outcome, (turns, ends))
+    return ScoredSample(tree, "", spans, [(0, 0)] * edges[-1][1], outcome, (turns, ends))
 
 
 def _texts(sent: Mapping[str, Any], view: View, where: str) -> tuple[dict[str, Any], str | None]:
@@ -331,7 +333,7 @@ def _offsets(offsets: Any, length: int, where: str) -> list[Span]:
 # ---- What is computed.
 
 
-def _one_tree_a_problem(samples: Sequence[Sample]) -> tuple[list[ReasoningTree], list[Place]]:
+def _one_tree_a_problem(samples: Sequence[ScoredSample]) -> tuple[list[ReasoningTree], list[Place]]:
     """Returns the trees of all samples, one a problem, and the place of every sample's chain in them."""
     members: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
@@ -361,7 +363,9 @@ Place = tuple[int, np.ndarray]
 """The tree of a sample's chain, -1 for a blank one, and the node of each of its P steps, (P,)."""
 
 
-def _paid(samples: Sequence[Sample], scores: Sequence[np.ndarray], config: CreditConfig) -> list[np.ndarray | None]:
+def _paid(
+    samples: Sequence[ScoredSample], scores: Sequence[np.ndarray], config: CreditConfig
+) -> list[np.ndarray | None]:
     """Returns the rewards of each sample's P + 1 segments, None where a score is missing. The samples of a problem are
     a group."""
     groups: dict[Any, list[int]] = {}
@@ -382,7 +386,7 @@ def _paid(samples: Sequence[Sample], scores: Sequence[np.ndarray], config: Credi
 
 
 def _written(
-    sample: Sample, outputs_P: Outputs, places: list[int] | None, reward_P1: np.ndarray | None,
+    sample: ScoredSample, outputs_P: Outputs, places: list[int] | None, reward_P1: np.ndarray | None,
     config: CreditConfig | None, rule: str, prm: PRM,
 ) -> dict[str, Any]:  # fmt: skip
     score_P, steps = outputs_P["score"], []

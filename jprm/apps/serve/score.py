@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jprm.apps.serve.call import Call, finite, placed, server_of, usage
 from jprm.apps.serve.engine import Engine, Outputs
-from jprm.apps.serve.judges import Judged, stream
+from jprm.apps.serve.judges import JudgedOutputs, stream
 from jprm.apps.web.http import Refusal, RequestFields, body_of, json_in, json_of, kind_of_body, read_request
 from jprm.io.jsonl import dump
 from jprm.methods.judge.critiques import KEY
@@ -108,7 +108,7 @@ async def score(request: Request) -> Response:
 
 def record_with(body: dict[str, Any], tree: ReasoningTree, outputs: Outputs, engine: Engine) -> dict[str, Any]:
     """Returns the record with its scores, and a judge's critiques under `judge`, as `jprm score` writes it."""
-    if not isinstance(outputs, Judged):
+    if not isinstance(outputs, JudgedOutputs):
         return scored(body, tree, outputs)
     about = {"name": engine.prm.name, **outputs.report}
     return in_order_of(body, record_of(with_outputs(tree, outputs)) | {KEY: about})

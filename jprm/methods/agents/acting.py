@@ -29,7 +29,7 @@ from jprm.io.storage import path_of
 from jprm.methods.agents.environment import Episode, Message, Record, World
 from jprm.methods.agents.records import content_of, read_trajectory
 from jprm.methods.decoding.sampler import Sampler
-from jprm.methods.decoding.turns import Conversations, Limits, Played, TurnLayout, begun, play
+from jprm.methods.decoding.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.methods.formats.chat_template import template_of
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.protocol import Prefix, Sample, Until
@@ -77,7 +77,12 @@ class WorldPolicy:
     """
 
     def __init__(
-        self, sampler: Sampler, world: World, layout: TurnLayout, limits: Limits, records: Mapping[str, Record] = {}
+        self,
+        sampler: Sampler,
+        world: World,
+        layout: TurnLayout,
+        limits: EpisodeLimits,
+        records: Mapping[str, Record] = {},
     ):
         self.world, self.records = world, dict(records)
         self._sampler, self._layout, self._limits = sampler, layout, limits
@@ -217,7 +222,9 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{policy}: acts through a server, which keeps no turns. Name a model's folder")
     place = policies.policy_settings(policy)["model"] if str(policy).endswith(".json") else policy
-    return WorldPolicy(sampler, world, TurnLayout(sampler.tokenizer, *template_of(place)), Limits(turns, MOST_TOKENS))
+    return WorldPolicy(
+        sampler, world, TurnLayout(sampler.tokenizer, *template_of(place)), EpisodeLimits(turns, MOST_TOKENS)
+    )
 
 
 def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:

@@ -60,7 +60,7 @@ def _scorer(place: str) -> Any:
 
 
 @dataclasses.dataclass
-class _State:
+class _AdvisedState:
     """inner: of the environment. messages: all so far but the advice; none of them is changed. turns: of the policy."""
 
     inner: Any
@@ -92,12 +92,12 @@ def advised(
     if unknown := {name for _, name, _, _ in string.Formatter().parse(words) if name is not None} - _FIELDS:
         raise ValueError(f"advised: words has {{{min(unknown)}}}, which is none of {', '.join(sorted(_FIELDS))}")
 
-    def reset(record: Record) -> tuple[_State, Sequence[Message]]:
+    def reset(record: Record) -> tuple[_AdvisedState, Sequence[Message]]:
         inner, messages = environment.reset(record)
         problem = {"problem": record["problem"]} if "problem" in record else {}
-        return _State(inner, problem, list(messages)), messages
+        return _AdvisedState(inner, problem, list(messages)), messages
 
-    def step(state: _State, message: Message) -> Reply:
+    def step(state: _AdvisedState, message: Message) -> Reply:
         reply = environment.step(state.inner, message)
         state.messages += [message, *reply.messages]
         state.turns += 1
@@ -106,8 +106,8 @@ def advised(
         told = _advice(critic({**state.problem, "messages": list(state.messages)}), state, words)
         return dataclasses.replace(reply, messages=(*reply.messages, *told))
 
-    def restore(kept: Mapping[str, Any]) -> _State:
-        return _State(environment.restore(kept["inner"]), kept["problem"], [*kept["messages"]], kept["turns"])
+    def restore(kept: Mapping[str, Any]) -> _AdvisedState:
+        return _AdvisedState(environment.restore(kept["inner"]), kept["problem"], [*kept["messages"]], kept["turns"])
 
     snapshot, close = environment.snapshot, environment.close
     kept = snapshot and (lambda state: {**vars(state), "inner": snapshot(state.inner), "messages": [*state.messages]})
@@ -115,7 +115,7 @@ def advised(
     return dataclasses.replace(environment, reset=reset, step=step, snapshot=kept, restore=restore, close=closed)
 
 
-def _advice(scores: Sequence[float], state: _State, words: str) -> list[Message]:
+def _advice(scores: Sequence[float], state: _AdvisedState, words: str) -> list[Message]:
     """Returns the message about the lowest of the policy's turns; none where no turn has a score."""
     said = [message for message in state.messages if message["role"] == "assistant"]
     if len(scores) != len(said):

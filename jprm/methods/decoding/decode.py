@@ -459,7 +459,7 @@ RUNNING, STEP, STOP, FULL = range(4)
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Samples:
+class DecodingState:
     """The state of B samples, some of them unfinished: what the decoding loop carries.
 
     Tokens, and keys and values, are in rings: token number `count` of the loop is at `count` modulo the room. A sample
@@ -494,9 +494,9 @@ def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
 
 
 def next_token(
-    params, config: ModelConfig, temperature, top_p, s: Samples, past, first_B, key_B, table_VP, stop_V, at_step, limit,
-    entropies: int = 0,
-) -> Samples:  # fmt: skip
+    params, config: ModelConfig, temperature, top_p, s: DecodingState, past, first_B, key_B, table_VP, stop_V, at_step,
+    limit, entropies: int = 0,
+) -> DecodingState:  # fmt: skip
     """Returns the samples with one token more; `limit` is the most tokens of a sample.
 
     `entropies`: of how many of the most probable tokens the entropy is kept, where the samples have a place for it.
@@ -523,7 +523,7 @@ def next_token(
             both = jax.sharding.reshard(both, (place, place))  # from jax 0.12 on a slice forgets how one row is split
         return jax.lax.dynamic_update_slice_in_dim(x_BN, jnp.where(running_B[:, None], *both), at, 1)
 
-    return Samples(
+    return DecodingState(
         count=s.count + 1,
         last_B=token_B,
         progress_B=jnp.maximum(progress_B, 0).astype(jnp.int32),
@@ -540,13 +540,13 @@ def next_token(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), static_argnames="entropies", donate_argnums=4)
 def decode_samples(
-    params, config: ModelConfig, temperature, top_p, samples: Samples, past, first_B, key_B, table_VP, stop_V, at_step,
-    limit, needed_B, enough, entropies: int = 0,
-) -> Samples:  # fmt: skip
+    params, config: ModelConfig, temperature, top_p, samples: DecodingState, past, first_B, key_B, table_VP, stop_V,
+    at_step, limit, needed_B, enough, entropies: int = 0,
+) -> DecodingState:  # fmt: skip
     """Decodes until all needed samples have ended, or all of `enough` rows, or a running sample has no more room."""
     room, R = samples.written_BN.shape[1], len(past.seen_RS)
 
-    def again(s: Samples):
+    def again(s: DecodingState):
         running_B = s.end_B == RUNNING
         ended_R = ~jnp.any(reshape(running_B, (R, len(running_B) // R), "batch"), axis=1)
         full = jnp.any(running_B & (s.length_B >= room))
@@ -557,7 +557,7 @@ def decode_samples(
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def grown(samples: Samples, size: int) -> Samples:
+def grown(samples: DecodingState, size: int) -> DecodingState:
     """Returns the samples with room for `size` tokens, of which the last ones before `count` keep their order."""
     room = samples.written_BN.shape[1]
 

@@ -249,7 +249,7 @@ class Sampler:
 
     def decoded(
         self, past: decode.Past, length_B: np.ndarray, last_B: np.ndarray, number_B: np.ndarray, hash_B: np.ndarray,
-        end_B: np.ndarray, m: int, until: str, kept: Callable[[decode.Samples, np.ndarray], None] | None = None,
+        end_B: np.ndarray, m: int, until: str, kept: Callable[[decode.DecodingState, np.ndarray], None] | None = None,
     ) -> list[Drawn]:  # fmt: skip
         """Returns samples, m after each row of `past`, which lacks the last token before them.
 
@@ -326,7 +326,7 @@ class Job:
 class DecodingRows:
     """R rows of m samples, each row after a prompt of its own.
 
-    Samples begin and end at different times: a row's tokens are in a ring (`decode.Samples`), from `since_R` on.
+    Samples begin and end at different times: a row's tokens are in a ring (`decode.DecodingState`), from `since_R` on.
     """
 
     def __init__(self, sampler: Sampler, R: int, m: int, until: str):
@@ -347,7 +347,7 @@ class DecodingRows:
         self._tables = jax.device_put((sampler._table_VP, sampler._stop_V), whole)
         with jax.set_mesh(sampler.mesh):
             zero_BN = np.zeros((B, room), np.float32)
-            self.samples = decode.Samples(
+            self.samples = decode.DecodingState(
                 count=jnp.int32(0), written_BN=self._put(zero_BN.astype(np.int32)), logprob_BN=self._put(zero_BN),
                 entropy_BN=self._put(zero_BN) if sampler.options.entropies else None,
                 cache=decode.empty_cache(sampler.config, B, room), **self._fields(),

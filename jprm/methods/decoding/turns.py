@@ -144,7 +144,7 @@ class Conversations:
             number_B[at] = [number % 2**32 for _, _, number in numbers_of]
         slots: dict[int, np.ndarray] = {}
 
-        def kept(samples: decode.Samples, rows: np.ndarray) -> None:
+        def kept(samples: decode.DecodingState, rows: np.ndarray) -> None:
             """Keeps the keys of samples: of the token before the first, and of all sampled ones but the last."""
             length_B, places = np.asarray(samples.length_B), []
             for b, length in enumerate(length_B.tolist()):
@@ -262,7 +262,7 @@ class TurnLayout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """Of an episode. turns: of the policy. tokens: from the prompt's first to the last sampled one."""
 
     turns: int
@@ -331,7 +331,7 @@ def lost(episode: Episode, error: ValueError) -> Episode:
 
 
 def play(
-    talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: Limits,
+    talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: EpisodeLimits,
     *, until: Until = "end", stream: tuple[int, ...] = (),
 ) -> list[Played]:  # fmt: skip
     """Returns the rollouts after one turn more (`step`) or at their ends, in order.
@@ -355,7 +355,13 @@ def play(
 
 
 def _with_turn(
-    played: Played, drawn: Drawn, branch: Branch, text: str, episode: Episode | None, layout: TurnLayout, limits: Limits
+    played: Played,
+    drawn: Drawn,
+    branch: Branch,
+    text: str,
+    episode: Episode | None,
+    layout: TurnLayout,
+    limits: EpisodeLimits,
 ) -> Played:
     """Returns the rollout with a sampled turn; `episode` is where it led, None for a turn that was cut off."""
     ids = (*played.ids, *branch.ids[len(played.prompt) + len(played.ids) :])

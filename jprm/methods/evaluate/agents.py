@@ -36,7 +36,7 @@ from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate import first_bad as of_first_bad
 from jprm.methods.evaluate import trials as of_trials
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import by_name, load_and_score, source_of
@@ -50,7 +50,7 @@ CANDIDATES = 32
 """Thresholds that are tried: quantiles of the scores."""
 
 
-class Turns(NamedTuple):
+class LabelledTurns(NamedTuple):
     """The M labelled turns of K trajectories. A turn that trajectories of one tree share is there for each."""
 
     problem_M: Sequence[str]
@@ -65,7 +65,7 @@ class Turns(NamedTuple):
     last_K: Float[np.ndarray, " K"]  # the score of its last turn
 
 
-def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
+def turns_of(trees: Sequence[ReasoningTree]) -> LabelledTurns:
     """Returns labelled turns as arrays. Raises ScoreError for a turn without a score, and where no turn has a label."""
     turns, ends, rows = [], [], []
     for i, tree in enumerate(trees):
@@ -98,7 +98,7 @@ def turns_of(trees: Sequence[ReasoningTree]) -> Turns:
         baseline["text features"] = np.concatenate(of_text)
     of_turns = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
     problem_K, *of_ends = zip(*ends, strict=True)
-    return Turns(*of_turns, problem_K, *(np.array(column, float) for column in of_ends))
+    return LabelledTurns(*of_turns, problem_K, *(np.array(column, float) for column in of_ends))
 
 
 def _class(label: float, semantics: str, where: str) -> int:
@@ -124,7 +124,7 @@ def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, "
     return float(low), float(high)
 
 
-def first_bad(turns: Turns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, " K"]:
+def first_bad(turns: LabelledTurns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, " K"]:
     """Returns the place of each trajectory's first turn of class -1; -1 where none is."""
     none = np.iinfo(int).max
     first_K = np.full(len(turns.problem_K), none)
@@ -180,7 +180,9 @@ def _turns_report(
     }  # fmt: skip
 
 
-def _figures(turns: Turns, score_M: np.ndarray, thresholds: tuple[float, float], labelled_K: np.ndarray) -> dict:
+def _figures(
+    turns: LabelledTurns, score_M: np.ndarray, thresholds: tuple[float, float], labelled_K: np.ndarray
+) -> dict:
     """Returns (statistic of weights, groups) of each figure of a score."""
     class_M, wanted_M = classes_at(score_M, *thresholds), turns.class_M
     hit_K = (first_bad(turns, class_M) == first_bad(turns, wanted_M))[labelled_K]
@@ -195,7 +197,7 @@ def _figures(turns: Turns, score_M: np.ndarray, thresholds: tuple[float, float],
     return figures
 
 
-def _outcomes(turns: Turns, seed: int) -> dict[str, Any]:
+def _outcomes(turns: LabelledTurns, seed: int) -> dict[str, Any]:
     """Returns how often a solved trajectory scores above one that is not, by the lowest and by the last score."""
     known_K = np.isfinite(turns.outcome_K)
     problems = list(itertools.compress(turns.problem_K, known_K))
@@ -209,7 +211,7 @@ def _outcomes(turns: Turns, seed: int) -> dict[str, Any]:
     }
 
 
-def _calibration(turns: Turns, seed: int) -> list[dict[str, Any]]:
+def _calibration(turns: LabelledTurns, seed: int) -> list[dict[str, Any]]:
     """Returns the mean score and the fraction of turns that are not bad, by place: turns 1, 2, 3 to 4, 5 to 8, ..."""
     rows, begin = [], 0
     while begin <= turns.place_M.max():
@@ -257,7 +259,7 @@ def tables(report: Report) -> Iterator[Table]:
     yield from _tables({"scores": report}, report)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     reports = {model.name: model.results["agents"] for model in models}
     yield from _tables(reports, next(iter(reports.values())))
     yield Note(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from jprm.methods.evaluate.blocks import Block, Model, Results, Table, plain
+from jprm.methods.evaluate.blocks import Block, PageModel, Results, Table, plain
 from jprm.methods.evaluate.findings import Finding
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import ReasoningTree
@@ -146,8 +146,8 @@ class Benchmark:
         lambda records, calibrate: iter(())
     )
     reports: Callable[[Report], Iterable[Report]] = lambda entry: [entry]
-    section: Callable[[Sequence[Model]], Iterator[Block]] | None = None
+    section: Callable[[Sequence[PageModel]], Iterator[Block]] | None = None
     findings: Callable[[Results], Iterable[Finding]] = lambda results: ()
-    glance: Callable[[Sequence[Model]], Iterator[str | Table]] = lambda models: iter(())
+    glance: Callable[[Sequence[PageModel]], Iterator[str | Table]] = lambda models: iter(())
     problem_draws: Callable[[Results, Scores], Iterator[tuple[str, Any]]] = lambda results, scores: iter(())
     left_out: Callable[[Report], Iterator[tuple[str, int]]] = lambda entry: iter(())

@@ -24,9 +24,9 @@ from jprm.loading import load
 from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate import baselines, blocks
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
-from jprm.methods.evaluate.blocks import Block, Figure, Heading, Model, Table, last, left_out_words, percent, words
+from jprm.methods.evaluate.blocks import Block, Figure, Heading, PageModel, Table, last, left_out_words, percent, words
 from jprm.methods.evaluate.findings import Finding, compared
-from jprm.methods.evaluate.options import BestOfN
+from jprm.methods.evaluate.options import BestOfNOptions
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.run import scored_files, source
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
@@ -407,7 +407,7 @@ def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> flo
     return float(equivalent(truth, answer))
 
 
-def run(options: BestOfN) -> Report:
+def run(options: BestOfNOptions) -> Report:
     if options.model is not None:
         prm = load(options.model, adapter=options.adapter)
         files = {"pools": (options.input, source("pools"))}
@@ -457,7 +457,7 @@ def tables(report: Report) -> Iterator[Table]:
     yield Table(title, ("", "best of n", "weighted vote"), rows)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     for name, first in models[0].results["best_of_n"].items():
         yield Heading(f"{name}: {first['n_problems']} problems")
         if len(models) > 1:
@@ -487,7 +487,7 @@ def _table(model: str, report: Report) -> Table:
     return Table("How often the chosen chain is right", columns, rows)
 
 
-def _figure(name: str, model: Model) -> Figure:
+def _figure(name: str, model: PageModel) -> Figure:
     report, first = model.results["best_of_n"][name], model.results["model"]["rule"]
     rules = list(dict.fromkeys([first, *SHOWN_RULES]))[:3]
     series = [_series(f"by {words(rule)}", report["rules"][rule]["best_of_n"], band=rule == first) for rule in rules]
@@ -505,7 +505,7 @@ def _figure(name: str, model: Model) -> Figure:
     )
 
 
-def _figure_of_models(name: str, models: Sequence[Model]) -> Figure:
+def _figure_of_models(name: str, models: Sequence[PageModel]) -> Figure:
     rules = [(model, model.results["model"]["rule"]) for model in models]
     series = [
         _series(f"{model.name}, {words(rule)}", model.results["best_of_n"][name]["rules"][rule]["best_of_n"], band=True)
@@ -582,7 +582,7 @@ def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -
     return f"By {rule} it is highest at n = {peak + 1} with {top}; that it falls, to {end} at {n_max}, is not shown."
 
 
-def glance(models: Sequence[Model]) -> Iterator[str | Table]:
+def glance(models: Sequence[PageModel]) -> Iterator[str | Table]:
     """Yields what the first file is, in plain words, and each model's two uses of it beside the best trivial one."""
     name, report = next(iter(models[0].results["best_of_n"].items()))
     if "best_baseline" not in report:  # results of 0.1

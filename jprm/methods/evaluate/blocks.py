@@ -81,7 +81,7 @@ class Note(NamedTuple):
 Block = Table | Figure | Heading | Note
 
 
-class Model(NamedTuple):
+class PageModel(NamedTuple):
     """A model on the page: its name there, and the results of its suite."""
 
     name: str

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Cell, Figure, Model, Note, Table, left_out_words, percent, words
+from jprm.methods.evaluate.blocks import Block, Cell, Figure, Note, PageModel, Table, left_out_words, percent, words
 from jprm.methods.evaluate.calibration_map import KINDS, NAME, Recalibration, apply, fit, store_calibration
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.findings import Finding
@@ -449,7 +449,7 @@ def _rows(report: Report) -> Iterator[list[Cell]]:
         yield [label, *cells, noise, row["brier"], row["auroc"]]
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     for model in models:
         report = model.results["calibration"]
         curves = {"as scored": report["raw"]["curve"], "by platt": report["recalibrated"]["platt"]["curve"]}

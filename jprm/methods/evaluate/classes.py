@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Cell, Model, Table, left_out_words
+from jprm.methods.evaluate.blocks import Block, Cell, PageModel, Table, left_out_words
 from jprm.methods.evaluate.calibration import ece, ece_if_calibrated
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.statistics import auroc, average_precision, bootstrap, f1, jsonable
@@ -119,7 +119,7 @@ def tables(report: Report) -> Iterator[Table]:
     yield _table("", report)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     for model in models:
         yield _table(f"{model.name}: ", model.results["classes"])
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jprm.methods.evaluate.blocks import SAID, Model, decided, interval, percent, points
+from jprm.methods.evaluate.blocks import SAID, PageModel, decided, interval, percent, points
 
 
 class Finding(NamedTuple):
@@ -79,7 +79,7 @@ def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
     return next((sentence for kind, sentence in sentences if kind == "bad"), sentences[0][1])
 
 
-def tiles(models: Sequence[Model], benchmarks: Benchmarks) -> Tiles:
+def tiles(models: Sequence[PageModel], benchmarks: Benchmarks) -> Tiles:
     """Returns the first screen's four figures: the first of each benchmark, then the second of each, and so on."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:

@@ -39,7 +39,7 @@ from jaxtyping import Bool, Float, Int
 from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.processbench import cross_fit
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, harmonic_mean, or_none, scores_of
@@ -50,7 +50,7 @@ from jprm.tree import ReasoningTree
 KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
 
 
-class Chains(NamedTuple):
+class MarkedChains(NamedTuple):
     """N chains. `first_N` is the index of the first mistake, -1 for none, -2 where its place is not known."""
 
     problem: Sequence[str]
@@ -60,7 +60,7 @@ class Chains(NamedTuple):
     scores: Sequence[Float[np.ndarray, " _"]]
 
 
-def chains_of_files(trees: Sequence[ReasoningTree]) -> Chains:
+def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
     """Returns scored chains with `first_error` and `task`. Raises ScoreError."""
     first = []
     for i, tree in enumerate(trees):
@@ -72,7 +72,7 @@ def chains_of_files(trees: Sequence[ReasoningTree]) -> Chains:
         raise NothingToMeasure("no record")
     tasks = np.array([str(tree.extra.get("task", "")) for tree in trees])
     first_N, scores = np.array(first), scores_of(trees, [f"record {i}" for i in range(len(trees))])
-    return Chains([tree.problem for tree in trees], tasks, first_N, first_N == -1, scores)
+    return MarkedChains([tree.problem for tree in trees], tasks, first_N, first_N == -1, scores)
 
 
 def predicted(scores: Sequence[Float[np.ndarray, " _"]], threshold: float) -> Int[np.ndarray, " N"]:
@@ -131,12 +131,12 @@ def _checked(tree: ReasoningTree) -> int | None:
     return first_mistake(str(tree.extra.get("task")), tree.problem, [node.text for node in tree.nodes])
 
 
-def _by_task(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray) -> dict[str, Any]:
+def _by_task(chains: MarkedChains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray) -> dict[str, Any]:
     tasks = sorted(set(chains.task_N[of_N]))
     return {str(task): _figures(chains, predicted_N, seed, of_N & (chains.task_N == task)) for task in tasks}
 
 
-def _drawn(chains: Chains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
+def _drawn(chains: MarkedChains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
     """Returns the draws of the accuracies of predictions, of the chains `of_N` whose place is known."""
     some_N = of_N & (chains.first_N >= -1)
     error_N, none_N = (some_N & part_N for part_N in (chains.first_N >= 0, chains.first_N == -1))
@@ -152,7 +152,9 @@ def _mean(right_N: np.ndarray, of_N: np.ndarray, weight_RN: np.ndarray) -> Any:
     return weighted_mean(right_N, weight_RN * of_N)
 
 
-def _figures(chains: Chains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray | None = None) -> dict[str, Any]:
+def _figures(
+    chains: MarkedChains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray | None = None
+) -> dict[str, Any]:
     of_N = np.ones(len(predicted_N), bool) if of_N is None else of_N
     said_N = predicted_N == -1
     drawn = {
@@ -223,7 +225,7 @@ def tables(report: Report) -> Iterator[Table]:
         yield Table("three levels", columns, [[level, *row.values()] for level, row in levels.items()])
 
 
-def _section(name: str, models: Sequence[Model]) -> Iterator[Block]:
+def _section(name: str, models: Sequence[PageModel]) -> Iterator[Block]:
     for model in models:
         for table in tables(model.results[name]):
             yield Table(f"{model.name}: {table.title}", table.columns, table.rows)

@@ -86,7 +86,7 @@ class Hard2Verify(PublishedOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps(ModelOptions):
+class StepsOptions(ModelOptions):
     """Steps with human labels: AUROC, average precision and first-error accuracy.
 
     For example:
@@ -120,7 +120,7 @@ class Agents(ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BestOfN(ScoringOptions):
+class BestOfNOptions(ScoringOptions):
     """Best of n: the exact expected accuracy for every n and every aggregation rule, beside majority vote and pass@n.
 
     For example:
@@ -196,7 +196,7 @@ class Contamination(CommandOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classes(ModelOptions):
+class ClassesOptions(ModelOptions):
     """Steps with labels of classes: every class's AUROC, average precision, F1, calibration and best threshold.
 
     A record has beside its steps `classes`: for each step the name of a class, a list of names, or null. Names are
@@ -219,10 +219,10 @@ OPTIONS: dict[str, type] = {
     "mr_ben": MRBen,
     "big_bench_mistake": BigBenchMistake,
     "hard2verify": Hard2Verify,
-    "steps": Steps,
-    "classes": Classes,
+    "steps": StepsOptions,
+    "classes": ClassesOptions,
     "agents": Agents,
-    "best_of_n": BestOfN,
+    "best_of_n": BestOfNOptions,
     "calibration": Calibration,
     "diagnostics": Diagnostics,
     "contamination": Contamination,

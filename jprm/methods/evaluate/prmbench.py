@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float
 
 from jprm.methods.data.step_labels import PRMBENCH as READER
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
@@ -84,7 +84,7 @@ SOCRATIC = Taxonomy(
 )  # fmt: skip
 
 
-class Counts(NamedTuple):
+class Confusion(NamedTuple):
     """Steps by truth and verdict; arrays of one shape."""
 
     right_called_right: Any
@@ -93,13 +93,13 @@ class Counts(NamedTuple):
     right_called_wrong: Any
 
 
-def f1s(counts: Counts) -> tuple[Any, Any]:
+def f1s(counts: Confusion) -> tuple[Any, Any]:
     """Returns F1 and negative F1; NaN without such a step or verdict."""
     tp, fp, tn, fn = counts
     return ratio(2 * tp, 2 * tp + fp + fn), ratio(2 * tn, 2 * tn + fp + fn)
 
 
-def prm_score(counts: Counts) -> Any:
+def prm_score(counts: Confusion) -> Any:
     """Returns PRMScore, the mean of F1 and negative F1."""
     f1, negative_f1 = f1s(counts)
     return 0.5 * f1 + 0.5 * negative_f1
@@ -107,8 +107,8 @@ def prm_score(counts: Counts) -> Any:
 
 def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMBENCH) -> Float[np.ndarray, "*R K"]:
     """Returns PRMScore overall, of each class and of each group; NaN where a class has no step."""
-    counts = Counts(*np.moveaxis(count_RC4, -1, 0))
-    overall_R = prm_score(Counts(*(count_RC.sum(-1) for count_RC in counts)))
+    counts = Confusion(*np.moveaxis(count_RC4, -1, 0))
+    overall_R = prm_score(Confusion(*(count_RC.sum(-1) for count_RC in counts)))
     class_RC = prm_score(counts)
     right_only = [taxonomy.classes.index(name) for name in taxonomy.right_only]
     class_RC[..., right_only] = f1s(counts)[0][..., right_only]
@@ -123,7 +123,7 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
     right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
     # called wrong: everything up to and with the threshold, which is nothing or one of the values
     fn_K, tn_K = (np.r_[0, np.cumsum(x_U)] for x_U in (right_U, wrong_U))
-    curve_K = prm_score(Counts(fn_K[-1] - fn_K, tn_K[-1] - tn_K, tn_K, fn_K))
+    curve_K = prm_score(Confusion(fn_K[-1] - fn_K, tn_K[-1] - tn_K, tn_K, fn_K))
     if np.isnan(curve_K).all():
         return np.nan, np.nan
     best = int(np.nanargmax(curve_K))
@@ -156,9 +156,9 @@ def prmbench_report(
     best, top = best_threshold(score_N, right_N.astype(float))
     n_right, n_wrong = right_N.sum(), (~right_N).sum()
     baselines = {
-        "always_right": Counts(n_right, n_wrong, 0, 0),
-        "always_wrong": Counts(0, 0, n_wrong, n_right),
-        "coin": Counts(n_right / 2, n_wrong / 2, n_wrong / 2, n_right / 2),
+        "always_right": Confusion(n_right, n_wrong, 0, 0),
+        "always_wrong": Confusion(0, 0, n_wrong, n_right),
+        "coin": Confusion(n_right / 2, n_wrong / 2, n_wrong / 2, n_right / 2),
     }
     return {
         "prm_score": columns[0],
@@ -178,7 +178,7 @@ def prmbench_report(
 
 
 def _counted(chains: Sequence[_Chain], classes: int) -> tuple[Float[np.ndarray, "B C 4"], Float[np.ndarray, " B"]]:
-    """Returns each chain's `Counts` by class, and whether its first error is called wrong (NaN without an error)."""
+    """Returns each chain's `Confusion` by class, and whether its first error is called wrong (NaN without an error)."""
     count_BC4 = np.zeros((len(chains), classes, 4))
     first_B = np.full(len(chains), np.nan)
     for i, (of_class, _, _, right_P, called_P) in enumerate(chains):
@@ -190,7 +190,7 @@ def _counted(chains: Sequence[_Chain], classes: int) -> tuple[Float[np.ndarray, 
 
 
 def _figures(count_BC4: Float[np.ndarray, "B C 4"], first_B: Float[np.ndarray, " B"]) -> dict[str, Any]:
-    tp, fp, tn, fn = counts = Counts(*count_BC4.sum((0, 1)))
+    tp, fp, tn, fn = counts = Confusion(*count_BC4.sum((0, 1)))
     f1, negative_f1 = f1s(counts)
     judged_B = first_B[~np.isnan(first_B)]
     accuracies = {
@@ -265,7 +265,7 @@ def tables(taxonomy: Taxonomy, report: Report) -> Iterator[Table]:
     yield Table(title + left_out_words(report), columns, rows)
 
 
-def section(name: str, models: Sequence[Model]) -> Iterator[Block]:
+def section(name: str, models: Sequence[PageModel]) -> Iterator[Block]:
     reports = {model.name: model.results[name] for model in models}
     first = next(iter(reports.values()))
     rows = [["all", *(report["prm_score"] for report in reports.values())]]

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from jprm import statistics
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
-from jprm.methods.evaluate.blocks import Block, Cell, Model, Note, Table, left_out_words, percent, words
+from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, percent, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import F1, NothingToMeasure, ScoreError, ahead, f1_of, or_none, scores_of, weighted_f1
 from jprm.statistics import Draws, draws, jsonable
@@ -327,7 +327,7 @@ def tables(report: Report) -> Iterator[Table]:
     yield Table("ProcessBench", ("", "F1 [95 %]", "error acc.", "correct acc.", "threshold"), rows)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     first = models[0].results["processbench"]["files"]
     # Published values are of ProcessBench's own chains.
     published = PROCESSBENCH if set(first) & set(SPLITS) else ()
@@ -353,7 +353,7 @@ def section(models: Sequence[Model]) -> Iterator[Block]:
     )
 
 
-def _own_rows(model: Model, splits: Sequence[str]) -> Iterator[list[Cell]]:
+def _own_rows(model: PageModel, splits: Sequence[str]) -> Iterator[list[Cell]]:
     report = model.results["processbench"]
     named = THRESHOLDS | {"tuned": f"threshold tuned on {report['calibrate']}", "oracle": "oracle, in sample"}
     for kind, said in named.items():

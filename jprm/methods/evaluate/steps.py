@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Model, Note, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, scores_of, weighted_f1
 from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
@@ -250,7 +250,7 @@ def tables(report: Report) -> Iterator[Table]:
     yield from _tables({"scores": report}, report)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     reports = {model.name: model.results["steps"] for model in models}
     yield from _tables(reports, next(iter(reports.values())))
     yield Note(

@@ -60,7 +60,7 @@ _FREQUENCIES = "rope_freqs.weight"
 LANGUAGE_HEAD = "output.weight"
 
 
-class Reader:
+class GgufFile:
     """An open GGUF file: its metadata by key, its tensors by name, read and dequantised one at a time."""
 
     def __init__(self, path: str | pathlib.Path):
@@ -106,7 +106,7 @@ class Reader:
         return name in self.tensors
 
 
-open_tensors = Reader
+open_tensors = GgufFile
 
 
 def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
@@ -114,7 +114,7 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
 
     A number of `layers` below the file's keeps the first layers.
     """
-    file = Reader(path)
+    file = GgufFile(path)
     get, need = file.get, file.need
     heads, width, layers = (need(f"{{a}}.{key}") for key in ("attention.head_count", "embedding_length", "block_count"))
     if (last := f"blk.{layers}.{_NAMES['attention_norm']}") in file:
@@ -162,7 +162,7 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
     return config
 
 
-def _scaling(file: Reader, head_dim: int, theta: float) -> RopeScaling:
+def _scaling(file: GgufFile, head_dim: int, theta: float) -> RopeScaling:
     """Reads RoPE scaling as llama.cpp does: linear and YaRN by their fields, Llama 3.1's by the divisors' tensor."""
     prefix = f"{file.architecture}.rope.scal"  # rope.scaling.*, and the old rope.scale_linear
     known = {f"{prefix}ing.{key}" for key in ("type", "factor", "original_context_length", "finetuned")}
@@ -198,7 +198,7 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
 
     Fields and shapes are checked against `config`. As `gguf`, matrices are the file's blocks as they are.
     """
-    file = Reader(path)
+    file = GgufFile(path)
     decoder.check(path, model_config(path, layers=config.layers), config)
     rotated = ("query", "key", "query_bias", "key_bias") if _ARCHITECTURES[file.architecture] else ()
 

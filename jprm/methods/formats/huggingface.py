@@ -165,7 +165,7 @@ _ROPE = {
 
 
 class Readable(Protocol):
-    """The tensors of a checkpoint by name: `Tensors`, or `Merged` of a LoRA."""
+    """The tensors of a checkpoint by name: `Tensors`, or `MergedTensors` of a LoRA."""
 
     def __iter__(self) -> Iterator[str]: ...
 

@@ -55,7 +55,7 @@ HARMLESS = {
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     """Returns the hyper-parameters of the model that the LoRA changes, with its vocabulary."""
-    file = Merged(folder)
+    file = MergedTensors(folder)
     return huggingface.model_config(file.path, **(file.changes | changes))
 
 
@@ -65,11 +65,11 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = 
     Layers that `config` leaves out are left out. Every name and shape is checked before the first tensor is read.
     """
     check_sums(folder)
-    file = Merged(folder)
+    file = MergedTensors(folder)
     return huggingface.load_decoder(file.path, config, dtype, file, new=new)
 
 
-class Merged:
+class MergedTensors:
     """The tensors of a model, W + scale B A where the LoRA has A and B of its name; the interface of `Tensors`.
 
     `path` is the model's folder. A tensor that is whole in the LoRA's folder (PEFT's `modules_to_save`) replaces the
@@ -141,7 +141,7 @@ class Merged:
         return array.astype(np.float32) + self._scale * (up @ down)
 
 
-open_tensors = Merged
+open_tensors = MergedTensors
 
 
 def read_config(folder: str | os.PathLike) -> LoraConfig:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from jprm.methods.judge.critiques import Critique, Judged, JudgePrompt, Reading, ask, read, report
+from jprm.methods.judge.critiques import Critique, JudgePrompt, ReadCritique, Reading, ask, read, report
 from jprm.methods.judge.judge import ByCritiques, digest_of, step_text
 from jprm.methods.policy.protocol import Policy
 from jprm.tree import ReasoningTree, chains_of
@@ -99,7 +99,7 @@ class Comparison(ByCritiques):
             read_of = [(order, critique, self._read(critique, len(order))) for order, critique in critiques]
             score_of = dict(zip(known, _means(len(known), read_of), strict=True))
             leaves = [chains[said.index(text)][-1] for text in known]
-            judged: list[Judged] = [
+            judged: list[ReadCritique] = [
                 ([leaves[i] for i in order], critique, reading) for order, critique, reading in read_of
             ]
             results.append(({"score": _of_nodes(tree, chains, [score_of[text] for text in said])}, report(judged)))

@@ -299,7 +299,7 @@ def _critique(sample: Sample) -> Critique:
 
 
 @dataclasses.dataclass(slots=True)
-class _Running:
+class _RunningCritique:
     """A critique that is being written: the pieces that `CODE_END` joins, and the code in them that was run."""
 
     question: Prefix
@@ -319,7 +319,7 @@ class _Running:
 
 def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) -> list[list[Critique]]:
     """Samples each critique to the end of a block of code, appends what the code prints, and continues."""
-    written = [[_Running(prefix, seed + j) for j in range(n)] for prefix in prefixes]
+    written = [[_RunningCritique(prefix, seed + j) for j in range(n)] for prefix in prefixes]
     left = [running for critiques in written for running in critiques]
     for round_ in range(RUNS + 1):
         for number in range(seed, seed + n):
@@ -506,11 +506,11 @@ def _bare(text: str) -> str:
 
 COUNTS: tuple[str, ...] = ("asked", "read", "truncated", "unreadable", "failed", "by_probability", "by_vote", "tokens")
 
-Judged = tuple[list[int], Critique, Reading]
+ReadCritique = tuple[list[int], Critique, Reading]
 """The nodes where the paths end that a critique is about, the critique, and what it says."""
 
 
-def report(judged: Sequence[Judged]) -> dict[str, Any]:
+def report(judged: Sequence[ReadCritique]) -> dict[str, Any]:
     """Returns counts of critiques and verdicts, the generated tokens, and the critiques; JSON values."""
     counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "critiques": []}
     for nodes, critique, reading in judged:

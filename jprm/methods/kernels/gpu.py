@@ -49,7 +49,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
     return too_old("gpu_kernel") if backend == "gpu" else None
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockTable:
     """Finds the pairs of blocks. Raises ValueError for split rows whose parts are no multiple of a block."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
@@ -88,7 +88,7 @@ def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int
     return {name: of_pair * PRODUCTS[name] * pairs(launch) for name, launch in by_kernel.items()}
 
 
-def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
+def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: BlockTable, config: ModelConfig):
     T, H = q_BTKGH.shape[1], q_BTKGH.shape[-1]
     q, k, v = (_padded(x, blocks) for x in (q_BTKGH, k_BTKH, v_BTKH))
     heads = dict(queries=[q], keys=[k, v])
@@ -107,7 +107,7 @@ def _backward(config: ModelConfig, kept, dy_BTKGH):
     return *(x[:, :T, ..., :H] for x in gradients), None
 
 
-def _of_layer(blocks: Blocks) -> Blocks:
+def _of_layer(blocks: BlockTable) -> BlockTable:
     """Returns the blocks with the tables of this layer: those of its window, or of the whole path."""
     if blocks.window is None:
         return blocks
@@ -118,7 +118,7 @@ def _of_layer(blocks: Blocks) -> Blocks:
     return dataclasses.replace(blocks, forward=forward, dq=dq, dkv=dkv, local=None)
 
 
-def _padded(x_BTNH, blocks: Blocks):
+def _padded(x_BTNH, blocks: BlockTable):
     """Returns heads of a size that is a power of two, in rows of as many tokens as the tables are for.
 
     A padded head's further elements are zero: they add nothing to a product, and their output is dropped.
@@ -130,23 +130,23 @@ def _padded(x_BTNH, blocks: Blocks):
     return jnp.pad(x_BTNH, [(0, 0), (0, tokens), *[(0, 0)] * (x_BTNH.ndim - 3), (0, head)])
 
 
-def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
+def _on_mesh(call, blocks: BlockTable, heads: dict, results: tuple[str, ...]):
     return on_mesh(call, blocks, heads, results, KINDS, parts(heads["queries"][0]) > 1)
 
 
-def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
+def _attend(config: ModelConfig, blocks: BlockTable, heads: dict):
     (q,) = heads["queries"]
     B, T, K, G, _ = q.shape
     log = jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)
     return _run(_forward_kernel, blocks.launches.forward, blocks.forward, blocks, config, heads, [q], [log])
 
 
-def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
+def _gradients(config: ModelConfig, blocks: BlockTable, heads: dict):
     dq = _run(_dq_kernel, blocks.launches.dq, blocks.dq, blocks, config, heads, heads["queries"][:1], [])
     return *dq, *_run(_dkv_kernel, blocks.launches.dkv, blocks.dkv, blocks, config, heads, heads["keys"], [])
 
 
-def _run(kernel, launch: Launch, table, blocks: Blocks, config: ModelConfig, inputs: dict, outputs, rows: list):
+def _run(kernel, launch: Launch, table, blocks: BlockTable, config: ModelConfig, inputs: dict, outputs, rows: list):
     """Runs a kernel in programs over the major blocks of its table, heads and rows.
 
     inputs: `queries` (B, T, K, G, H), `keys` (B, S, K, H) and `rows` (B, K, G, T) by kind. A kernel takes them in this
@@ -336,7 +336,7 @@ class Launches:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class BlockTable:
     """The pairs of blocks of every row that hold a visible pair of tokens, computed once for all layers.
 
     A table has a line for each major block: how many minor blocks are whole, how many are needed in all, and their
@@ -398,14 +398,14 @@ def tuned() -> dict:
 def find_blocks(
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1,
     windows: tuple[int, ...] = (),
-) -> Blocks:  # fmt: skip
+) -> BlockTable:  # fmt: skip
     """Returns the tables for rows of a multiple of `tile` tokens in each of `parts` parts of the queries.
 
     windows: those of the layers that have one.
     """
     pairs = functools.partial(_pairs, until_BS, position_BS)
     local = None if not windows else _tables(functools.partial(pairs, windows=windows), sizes, parts)
-    return Blocks(until_BS, position_BS, *_tables(pairs, sizes, parts), sizes, local)
+    return BlockTable(until_BS, position_BS, *_tables(pairs, sizes, parts), sizes, local)
 
 
 def _tables(pairs, sizes: Launches, parts: int) -> tuple[Array, Array, Array]:

@@ -43,7 +43,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
     return None
 
 
-def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Blocks:
+def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockLists:
     """Finds the pairs of blocks. Raises ValueError for rows or heads that no blocks fit (`block_sizes`)."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
@@ -63,7 +63,7 @@ def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int
     return {name: 2.0 * n * rows * heads * config.head_dim * pairs for name, n in PRODUCTS.items()}
 
 
-def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: Blocks, config: ModelConfig):
+def _forward(q_BTKGH, k_BTKH, v_BTKH, blocks: BlockLists, config: ModelConfig):
     q_BKGTH, k_BKTH, v_BKTH = q_BTKGH.transpose(0, 2, 3, 1, 4), k_BTKH.swapaxes(1, 2), v_BTKH.swapaxes(1, 2)
     heads = dict(queries=[q_BKGTH], keys=[k_BKTH, v_BKTH])
     y_BKGTH, log_BKG1T = _on_mesh(functools.partial(_attend, config), blocks, heads, ("queries", "rows"))
@@ -81,11 +81,11 @@ def _backward(config: ModelConfig, kept, dy_BTKGH):
     return dq_BKGTH.transpose(0, 3, 1, 2, 4), dk_BKTH.swapaxes(1, 2), dv_BKTH.swapaxes(1, 2), None
 
 
-def _on_mesh(call, blocks: Blocks, heads: dict, results: tuple[str, ...]):
+def _on_mesh(call, blocks: BlockLists, heads: dict, results: tuple[str, ...]):
     return on_mesh(call, blocks, heads, results, KINDS, blocks.count.shape[1] > 1)
 
 
-def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
+def _attend(config: ModelConfig, blocks: BlockLists, heads: dict):
     (q_BKGTH,) = heads["queries"]
     G, T, H = q_BKGTH.shape[2:]
     acc, state = (pltpu.VMEM((G, blocks.sizes.query, width), jnp.float32) for width in (H, LANES))
@@ -97,7 +97,7 @@ def _attend(config: ModelConfig, blocks: Blocks, heads: dict):
     )  # fmt: skip
 
 
-def _gradients(config: ModelConfig, blocks: Blocks, heads: dict):
+def _gradients(config: ModelConfig, blocks: BlockLists, heads: dict):
     _, _, G, _, H = heads["queries"][0].shape
     sums = pltpu.VMEM((G, blocks.sizes.query, H), jnp.float32)
     dq_BKGTH = _walk(_dq_kernel, blocks, config, "query", heads, dict(queries=heads["queries"][:1]), [sums])
@@ -133,7 +133,7 @@ def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec]
     return kinds, marks
 
 
-def _walk(kernel, blocks: Blocks, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
+def _walk(kernel, blocks: BlockLists, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
     """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
 
     inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
@@ -355,7 +355,7 @@ class Sizes:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class BlockLists:
     """The pairs of blocks of every row that hold a visible pair of tokens, computed once for all layers.
 
     Tables of the C parts of the queries are side by side. An entry is major << 17 | minor << 3 | flags; blocks of
@@ -420,7 +420,9 @@ def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
     return max(forward, dq, dkv)
 
 
-def find_blocks(until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Sizes, parts: int = 1) -> Blocks:
+def find_blocks(
+    until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Sizes, parts: int = 1
+) -> BlockLists:
     B, S = until_BS.shape
     start_T, start_S = jnp.arange(0, S, sizes.query), jnp.arange(0, S, sizes.key)
     last_BS = jnp.max(reshape(until_BS, (B, S // sizes.key, sizes.key), "batch"), axis=-1)
@@ -430,7 +432,7 @@ def find_blocks(until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], siz
     (by_query_BP, count_BC), (by_key_BP, longer_BC) = (
         _table(x, width) for x in (needed_BCTS, needed_BCTS.swapaxes(2, 3))
     )
-    return Blocks(until_BS, position_BS, by_query_BP, by_key_BP, jnp.maximum(count_BC, longer_BC), sizes)
+    return BlockLists(until_BS, position_BS, by_query_BP, by_key_BP, jnp.maximum(count_BC, longer_BC), sizes)
 
 
 def _table(needed_BCMN, width: int) -> tuple[Int[Array, "B C*P"], Int[Array, "B C"]]:

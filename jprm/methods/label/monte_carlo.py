@@ -328,8 +328,8 @@ def _binomial(n: int, p: float) -> Float[np.ndarray, " N"]:
 # sixteenth of the mean length. Only incorrect rollouts are candidates: a correct one has no first error.
 
 Result = TypeVar("Result")
-Judged = list[tuple[Sample, bool]]
-Steps = Generator[Prefix, Judged | None, Result]
+JudgedSamples = list[tuple[Sample, bool]]
+Steps = Generator[Prefix, JudgedSamples | None, Result]
 """A part of a search: it yields prefixes and receives the k rollouts of each, without failed ones, each with whether it
 is correct."""
 
@@ -348,7 +348,7 @@ def exploration(visits: Int[np.ndarray, "*S"], total: int, config: OmegaConfig) 
 
 
 @dataclasses.dataclass
-class State:
+class ValuedPrefix:
     """A valued prefix: `right` of `total` rollouts are correct, and `visits` is N(s)."""
 
     right: int
@@ -365,7 +365,7 @@ class Search:
     """The search of one problem."""
 
     record: Mapping[str, Any]  # of the problem, for the verifier
-    states: dict[tuple[str, ...], State] = dataclasses.field(default_factory=dict)  # by their prefix's steps
+    states: dict[tuple[str, ...], ValuedPrefix] = dataclasses.field(default_factory=dict)  # by their prefix's steps
     wrong: list[tuple[tuple[str, ...], Sample]] = dataclasses.field(default_factory=list)  # candidates, after a prefix
     errors: list[tuple[str, ...]] = dataclasses.field(default_factory=list)  # the chains that end at a first error
     searches: int = 0
@@ -417,7 +417,7 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
     Raises PolicyError where the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
     """
     verifier = verifiers.find(config.verifier)
-    waiting: list[tuple[Search, Steps[None], Judged | None]]
+    waiting: list[tuple[Search, Steps[None], JudgedSamples | None]]
     waiting = [(search, _search(search, config), None) for search in searches]
     while waiting:
         asks = []
@@ -482,7 +482,7 @@ def _affords(search: Search, config: OmegaConfig) -> bool:
     return config.budget is None or search.spent + config.k <= config.budget
 
 
-def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps[State | None]:
+def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps[ValuedPrefix | None]:
     """Returns a prefix's state, valued by k rollouts if new; None if they fail or exceed the budget.
 
     Incorrect rollouts become candidates if others are correct.
@@ -495,7 +495,7 @@ def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps
     search.spent += config.k
     if not judged:
         return None
-    state = search.states[steps] = State(sum(right for _, right in judged), len(judged))
+    state = search.states[steps] = ValuedPrefix(sum(right for _, right in judged), len(judged))
     if 0 < state.right < state.total:
         # A rollout that was cut off counts as incorrect, but may have no error.
         wrong = [sample for sample, right in judged if not right]

@@ -23,7 +23,7 @@ from jprm.model.parameters import LoraConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class UpdateMethod:
     """What an update learns from, and the objective with the options that it must have.
 
     samples: whether the policy samples; else the solutions in the files of problems are learnt, as many tokens as the
@@ -37,13 +37,15 @@ class Method:
     pairs: bool = False
 
 
-_DPO = Method("implicit", FrozenDict(loss="dpo"), pairs=True)
+_DPO = UpdateMethod("implicit", FrozenDict(loss="dpo"), pairs=True)
 METHODS = {
-    "policy_gradient": Method("policy_gradient"),  # samples with their credit
-    "rejection": Method("next_token"),  # the samples that the verifier accepts (Dong et al. 2023; Gulcehre et al. 2023)
+    "policy_gradient": UpdateMethod("policy_gradient"),  # samples with their credit
+    "rejection": UpdateMethod(
+        "next_token"
+    ),  # the samples that the verifier accepts (Dong et al. 2023; Gulcehre et al. 2023)
     "dpo": _DPO,
     "step_dpo": _DPO,
-    "demonstrations": Method("next_token", samples=False),
+    "demonstrations": UpdateMethod("next_token", samples=False),
 }
 
 

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from jprm import multihost
 from jprm.methods.agents.environment import World
 from jprm.methods.decoding.sampler import Drawn, Sampler, Wanted, step_text, text_hash
-from jprm.methods.decoding.turns import Conversations, Limits, Played, TurnLayout, begun, play
+from jprm.methods.decoding.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.methods.policy.protocol import Prefix
 from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
@@ -260,8 +260,8 @@ def behind_T(rollout: Rollout, update: int) -> Int[np.ndarray, " T"]:
 
 
 def sample_episodes(
-    policy: Any, world: World, layout: TurnLayout, limits: Limits, records: Sequence[Mapping[str, Any]], n: int, *,
-    seed: int, update: int,
+    policy: Any, world: World, layout: TurnLayout, limits: EpisodeLimits, records: Sequence[Mapping[str, Any]],
+    n: int, *, seed: int, update: int,
 ) -> list[list[Rollout]]:  # fmt: skip
     """Returns n episodes of each record, as `sample` does; those that the environment lost are among them."""
     policy = check_exact(policy)

@@ -16,7 +16,7 @@ import numpy as np
 from jprm import loading
 from jprm.methods.agents.environment import World
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig
-from jprm.methods.decoding.turns import Limits, TurnLayout
+from jprm.methods.decoding.turns import EpisodeLimits, TurnLayout
 from jprm.methods.formats.chat_template import template_of
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import METHODS, RLExperiment
@@ -70,11 +70,11 @@ class SampleSource:
             config.credit.check(self.prm.scale, config.prm)
         if self.prm is not None and self.second is not None:
             check_scale(self.second.scale, (self.prm.scale.weight,), config.second_prm, "a comparison with prm")
-        self._world: tuple[World, TurnLayout, Limits] | None = None
+        self._world: tuple[World, TurnLayout, EpisodeLimits] | None = None
         if env := config.environment:
             world = World(env.name, at_once=env.at_once, seconds=env.seconds, processes=env.processes)
             layout = TurnLayout(tokenizer, *template_of(env.template or config.policy))
-            self._world = world, layout, Limits(env.turns, config.tokens)
+            self._world = world, layout, EpisodeLimits(env.turns, config.tokens)
 
     def sample(
         self, records: Sequence[Record], n: int, update: int, costs: Sequence[float] = ()

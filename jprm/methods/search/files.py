@@ -26,7 +26,7 @@ from jprm.methods.answers import equivalent, extract, extract_answer
 from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
 from jprm.methods.evaluate.votes import answer_classes
-from jprm.methods.judge.critiques import KEY, Judged, report
+from jprm.methods.judge.critiques import KEY, ReadCritique, report
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.search.growing_tree import Draw, GrowingTree, Problem
 from jprm.methods.search.lockstep import LiveScorer, SearchConfig, search
@@ -279,7 +279,7 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
     return out | {key: value for key, value in tree.problem.extra.items() if key not in out}
 
 
-def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[Judged]:
+def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[ReadCritique]:
     """Returns the critiques with the nodes of the record that they are about: a pool repeats shared prefixes."""
     path = [node for i in drawn for node in tree.path(tree.draws[i].end)] if kind == "pool" else range(len(tree.text))
     places: dict[int, list[int]] = collections.defaultdict(list)

@@ -15,7 +15,7 @@ import numpy as np
 from jprm.loading import load
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.methods.evaluate.blocks import Block, Model, Note, Table, interval, percent, words
+from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, interval, percent, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Diagnostics
 from jprm.methods.evaluate.run import by_name, scored_trees, scorer, source
@@ -504,7 +504,7 @@ def rows_of(report: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Ma
                 yield from rows_of(value, name)
 
 
-def section(models: Sequence[Model]) -> Iterator[Block]:
+def section(models: Sequence[PageModel]) -> Iterator[Block]:
     rows = []
     for model in models:
         for name, row in rows_of(model.results["diagnostics"]):

@@ -21,7 +21,7 @@ from jprm.methods.formats import huggingface
 from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.methods.formats.chat_template import conversation_of, trims
-from jprm.methods.formats.peft import Merged
+from jprm.methods.formats.peft import MergedTensors
 from jprm.methods.implicit import LogRatio
 from jprm.model.attention import suited
 from jprm.model.heads import Readout, Weighted, of_channels
@@ -84,7 +84,7 @@ class _Model:
 
     def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: str):
         lora = kind_of(folder) == "peft"
-        self.file: Tensors | Merged = Merged(folder, a.base) if lora else Tensors(folder)
+        self.file: Tensors | MergedTensors = MergedTensors(folder, a.base) if lora else Tensors(folder)
         self.place = self.file.path
         fields = read_json(self.place / PUBLISHED) if (self.place / PUBLISHED).is_file() else {}
         limits = (a.context, fields.get("max_position_embeddings"))
@@ -92,7 +92,7 @@ class _Model:
         head = of_channels(len(a.channels))  # its readout is the adapter's
         self.dtype: Dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
-        changes = self.file.changes if isinstance(self.file, Merged) else {}
+        changes = self.file.changes if isinstance(self.file, MergedTensors) else {}
         self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention, **changes)
 
     def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
