@@ -22,8 +22,7 @@ from jprm.model.parameters import split
 from jprm.model.transformer import step_logits
 from jprm.objectives import targets
 from jprm.rows import empty_rows
-from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
+from jprm.train.state import State, make_optimizer
 
 B, T = 2, 512
 

@@ -21,7 +21,7 @@ from jprm.methods.formats.huggingface import FAMILIES, load_decoder, model_confi
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import axes_of
-from jprm.train.start import initial_state
+from jprm.train.state import initial_state
 
 REASON = "the extra 'parity' is not installed"
 SIZES = dict(

@@ -21,8 +21,8 @@ from jprm.experiment import OptimizerConfig, TargetConfig, override
 from jprm.io.jsonl import write_records
 from jprm.methods.evaluate.steps import steps_report
 from jprm.model.mesh import MeshConfig
-from jprm.train.log import Diverged, Log
-from jprm.train.start import initial_state
+from jprm.train.callbacks import Diverged, Log
+from jprm.train.state import initial_state
 from jprm.tree import read_records, tree_of
 
 KEYS = {

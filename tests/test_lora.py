@@ -22,7 +22,7 @@ from jprm.model.mesh import MESH_AXES, make_mesh
 from jprm.model.parameters import LoraConfig, join
 from jprm.objectives import find
 from jprm.tokenizer import load_tokenizer
-from jprm.train.start import initial_state
+from jprm.train.state import initial_state
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 GROUPS = dataclasses.replace(TINY, layers=3, layer_groups=(1, 2))

@@ -19,8 +19,8 @@ from jprm.methods.formats.export.writing import decoder_tensors
 from jprm.model import transformer
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import LoraConfig
-from jprm.train import start as training_start
-from jprm.train.start import initial_state
+from jprm.train import state as training_state
+from jprm.train.state import initial_state
 
 
 class Forked(transformer.Layers):
@@ -78,7 +78,7 @@ def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
         training.train(before, tmp_path / "run")
         old = started(dataclasses.replace(before, base=str(tmp_path / "run")))
         monkeypatch.setattr(transformer, "Layers", Forked)
-        training_start._random.clear_cache()  # of the model as it was
+        training_state._random.clear_cache()  # of the model as it was
         refused(ValueError, "run: .*decoder/layers_0/experts", jprm.load, tmp_path / "run")
     run = dataclasses.replace(before, base=str(tmp_path / "run"))
     refused(ValueError, "decoder/layers_0/experts", started, run)

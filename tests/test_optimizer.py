@@ -10,7 +10,7 @@ from refusing import refused
 
 from jprm.experiment import OptimizerConfig
 from jprm.model.parameters import join, split
-from jprm.train.optimizer import make_optimizer, schedule
+from jprm.train.state import make_optimizer, schedule
 
 PARAMS = {
     "decoder": {"embed": jnp.ones((4, 2)), "layers_0": {"query": jnp.ones(3), "attention_norm": jnp.ones(3)}},

@@ -21,7 +21,7 @@ DISTRIBUTION = {"absl": "absl-py", "orbax": "orbax-checkpoint", "yaml": "pyyaml"
 """Where a module has another name than the distribution that brings it."""
 
 
-TRAINING = {"data", "objectives", "train", "rl", "plan"}
+TRAINING = {"data", "objectives", "train", "rl", "plan", "trackers"}
 """The units that may need the extra `train`; commands that call them say so when it is absent."""
 
 SERVING = {"web", "serve", "annotate"}
@@ -82,7 +82,7 @@ def test_only_training_loads_what_training_needs(declared):
         for module, file in test_storeys.MODULES.items()
         if (found := {name for name in _imports(_at_import(file)) if canonicalize_name(name) in extra})
     }
-    assert {"jprm.train.step", "jprm.methods.data.prepare"} <= set(needs)
+    assert {"jprm.train.state", "jprm.methods.data.prepare"} <= set(needs)
     edges = {module: set(test_storeys.imported(_at_import(file))) for module, file in test_storeys.MODULES.items()}
     edges["jprm"] = set()  # its imports are for type checkers
     for _ in edges:  # a path of imports is at most as long as there are modules

@@ -22,7 +22,7 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import head_logits
 from jprm.tokenizer import load_tokenizer, prompt_layout
-from jprm.train.start import initial_state
+from jprm.train.state import initial_state
 
 MODEL = dataclasses.replace(TINY, head="language")
 PREFIXES = (Prefix("abc"), Prefix("the problem", ("one step", "two")))

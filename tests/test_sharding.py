@@ -32,8 +32,7 @@ from jprm.model.mesh import (
 )
 from jprm.model.parameters import held_decoder, split
 from jprm.model.transformer import axes_of, step_logits
-from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
+from jprm.train.state import State, make_optimizer
 
 TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=2, weight_decay=0.1, clip_norm=1.0)

@@ -20,6 +20,7 @@ import jprm
 from jprm import options
 from jprm.apps import cli
 from jprm.checkpoints import store
+from jprm.checkpoints.store import claim, data_digest
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import code_of, digest
 from jprm.methods.data import readers
@@ -29,7 +30,6 @@ from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.progress import claim_rl
 from jprm.methods.scored_files import score_file
 from jprm.methods.search.growing_tree import find as method_of
-from jprm.train.folder import claim, data_digest
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
 from jprm.objectives import BINS, likelihood
 from jprm.pack import empty_rows
-from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
+from jprm.train.state import State, make_optimizer
 
 CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))
 TARGET = TargetConfig("rating", neutral="negative", after_error="keep")

@@ -23,7 +23,7 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.parameters import LoraConfig
 from jprm.rows import at_slots
 from jprm.train.batches import check_supervision
-from jprm.train.start import initial_state
+from jprm.train.state import initial_state
 from jprm.tree import tree_of
 
 

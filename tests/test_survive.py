@@ -24,9 +24,8 @@ from jprm.apps.plan.topologies import CHIPS
 from jprm.experiment import OptimizerConfig
 from jprm.model.parameters import peak
 from jprm.train import Stopped, callbacks
-from jprm.train.callbacks import Goodput, Watchdog, held_up
-from jprm.train.log import SKIPS, Diverged
-from jprm.train.optimizer import MEMORY, make_optimizer, schedule, skipped
+from jprm.train.callbacks import SKIPS, Diverged, Goodput, Watchdog, held_up
+from jprm.train.state import MEMORY, make_optimizer, schedule, skipped
 
 PLAIN = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.1)
 GUARDED = dataclasses.replace(PLAIN, bad_steps="skip", spike=4.0)

@@ -16,8 +16,7 @@ from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, gathered_weight, make_mesh, sharding
 from jprm.model.parameters import split
-from jprm.train.optimizer import make_optimizer
-from jprm.train.step import State
+from jprm.train.state import State, make_optimizer
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 

@@ -15,8 +15,7 @@ from tiny_run import equal, experiment, lines, params, save_tokenizer, training
 import jprm
 from jprm.experiment import read
 from jprm.train.batches import empty_rows
-from jprm.train.optimizer import schedule
-from jprm.train.step import make_step
+from jprm.train.state import make_step, schedule
 
 
 def test_by_hand_is_the_loop(tiny_run, tmp_path, one_device):

@@ -19,8 +19,7 @@ from jprm.model.parameters import LoraConfig
 from jprm.pack import pack, token_tree
 from jprm.rows import Rows, empty_rows
 from jprm.train.batches import counted_batches
-from jprm.train.optimizer import make_optimizer, schedule, skipped
-from jprm.train.step import make_step
+from jprm.train.state import make_optimizer, make_step, schedule, skipped
 from jprm.tree import Node, ReasoningTree
 
 TINY = ModelConfig(

@@ -43,9 +43,7 @@ from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import LoraConfig
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
-from jprm.train.optimizer import make_optimizer
-from jprm.train.start import initial_state
-from jprm.train.step import make_step
+from jprm.train.state import initial_state, make_optimizer, make_step
 
 FLOAT32, BFLOAT16 = 1e-5, 2**-7
 """Bounds. Of float32: the largest error over the largest value. Of bfloat16: the errors' root mean square over the

@@ -34,7 +34,7 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.loop import Loop, Progress
 from jprm.train import Trainer
-from jprm.train.log import Log
+from jprm.train.callbacks import Log
 
 HERE = pathlib.Path(__file__).parent
 WARM = 4  # updates that may compile: rows come in few sizes

@@ -181,8 +181,6 @@ def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Arra
 
     Raises ValueError where `targets` matches no matrix, or `freeze` matches them all.
     """
-    if not config.rank:
-        return {}
     stacks = [layers.stacks(model, *span) for span in layers.spans(model)]
     matrices = {  # a group's in the order of `products`: they are numbered for random keys
         f"decoder/layers_{i}/{role}": (role, stack[role])

@@ -1,4 +1,4 @@
-"""Training: a run and its loop. `step`, `start`, `folder` and `log` are its other chapters, in this order.
+"""Training: a run and its loop. `state`, `batches` and `callbacks` are its other chapters.
 
     with jprm.Trainer(experiment, "runs/mine") as trainer:
         for rows in itertools.islice(trainer.batches, 100):
@@ -53,12 +53,22 @@ from jprm.train.batches import (
     training_batches,
     unstacked,
 )
-from jprm.train.callbacks import Goodput, Profile, Watchdog, changed_compiler, versions
-from jprm.train.folder import claim, streams
-from jprm.train.log import Callback, Log
-from jprm.train.optimizer import make_optimizer, schedule, skipped
-from jprm.train.start import continued, initial_state, reference_params, restored, saved_arrays, with_fitted_head
-from jprm.train.step import Metrics, State, make_step, models
+from jprm.train.callbacks import Callback, Goodput, Log, Profile, Watchdog, changed_compiler, versions
+from jprm.train.state import (
+    Metrics,
+    State,
+    continued,
+    initial_state,
+    make_optimizer,
+    make_step,
+    models,
+    reference_params,
+    restored,
+    saved_arrays,
+    schedule,
+    skipped,
+    with_fitted_head,
+)
 
 
 class Position(Protocol):
@@ -91,7 +101,7 @@ class Trainer:
         self._position = position
         self.workdir = path_of(workdir) if workdir is not None else None
         if not (data := experiment.data).streams:
-            count = multihost.first(streams, self.workdir, multihost.count(), data.micro_rows)
+            count = multihost.first(store.stream_count, self.workdir, multihost.count(), data.micro_rows)
             experiment = dataclasses.replace(experiment, data=dataclasses.replace(data, streams=count))
         self.experiment = experiment
         check_supervision(experiment)
@@ -118,7 +128,7 @@ class Trainer:
                 self._lock = folder_lock(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
-                multihost.first(claim, folder, experiment, self.tokenizer, objectives.log_ratio(self.objective))
+                multihost.first(store.claim, folder, experiment, self.tokenizer, objectives.log_ratio(self.objective))
                 if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
                         f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
@@ -243,7 +253,7 @@ class Trainer:
         checkpoints = self.checkpoints
         latest = checkpoints.latest if checkpoints is not None else None
         state = initial_state(self.experiment, load_base=latest is None or self.experiment.rereads)
-        newest = self._open_local(state)
+        newest = self._open_local(state) if self.experiment.local_checkpoints else None
         if newest is not None and (latest is None or newest > latest.step):
             arrays, run = self.local.restore(newest)
             state = self._continued(state, arrays, run, newest)
@@ -255,7 +265,9 @@ class Trainer:
                 print(f"continuing from step {int(state.step)} in {self.workdir}")
         elif self.experiment.probe_rows:
             state = with_fitted_head(self.experiment, state, self.tokenizer)
-        return State(state.step, state.trained, state.frozen, state.optimizer, reference_params(self.experiment))
+        if self.experiment.task.reference:
+            state = dataclasses.replace(state, reference=reference_params(self.experiment))
+        return state
 
     def _continued(self, state: State, arrays: dict[str, Any], run: dict[str, Any], step: int) -> State:
         """Returns the state of a checkpoint's arrays, and takes the position in the data and the times from `run`."""
@@ -266,8 +278,8 @@ class Trainer:
         return continued(state, arrays, step)
 
     def _open_local(self, state: State) -> int | None:
-        """Opens the checkpoints of the hosts, if the run has such, and returns their newest step."""
-        if not self.experiment.local_checkpoints or self.workdir is None or multihost.count() == 1:
+        """Opens the checkpoints of the hosts, where there are several, and returns their newest step."""
+        if self.workdir is None or multihost.count() == 1:
             return None
         arrays = store.abstract(saved_arrays(state, self.experiment))
         of_hosts = find_part("jprm.methods.local_checkpoints:LocalCheckpoints", {}, "local_checkpoints")

@@ -211,7 +211,7 @@ def run_grid(
     from jprm.experiment import load
     from jprm.methods.formats.rebase import pinned, rebased
     from jprm.train import train
-    from jprm.train.log import Diverged
+    from jprm.train.callbacks import Diverged
 
     base, workdir = load(path), path_of(workdir)
     runs = {name: pinned(rebased(base, point)) for name, point in grid(settings).items()}

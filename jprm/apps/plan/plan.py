@@ -25,9 +25,7 @@ from jprm.model.parameters import merge, widened
 from jprm.model.transformer import REMAT, axes_of, check_model, chunk_count
 from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
-from jprm.train.optimizer import make_optimizer
-from jprm.train.start import initial_state, reference_params
-from jprm.train.step import State, make_step
+from jprm.train.state import State, initial_state, make_optimizer, make_step, reference_params
 
 
 def plan(
@@ -155,12 +153,14 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with jax.sharding.use_abstract_mesh(abstract):
         state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
-        reference = jax.eval_shape(lambda: reference_params(experiment, load=False))
+        if experiment.task.reference:
+            reference = jax.eval_shape(lambda: reference_params(experiment, load=False))
+            state = dataclasses.replace(state, reference=reference)
 
     def put(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec if x.ndim else P()))
 
-    return jax.tree.map(put, dataclasses.replace(state, reference=reference))
+    return jax.tree.map(put, state)
 
 
 def training_step(

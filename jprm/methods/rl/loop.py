@@ -41,9 +41,7 @@ from jprm.pack import PackReport
 from jprm.rows import Rows
 from jprm.tokenizer import Layout, native_layout
 from jprm.train import Stopped, Trainer, stop_signal
-from jprm.train.callbacks import Watchdog
-from jprm.train.folder import claim
-from jprm.train.log import Callback, Log
+from jprm.train.callbacks import Callback, Log, Watchdog
 
 BEST = "best"
 
@@ -361,7 +359,7 @@ class Loop:
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
         assert trainer.checkpoints is not None
         trainer.checkpoints.wait()
-        multihost.first(claim, folder, trainer.experiment, trainer.tokenizer)
+        multihost.first(store.claim, folder, trainer.experiment, trainer.tokenizer)
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             params = {"params": join(state.trained, state.frozen)}
             best.save_checkpointables_async(int(state.step), store.savable(params), overwrite=True)

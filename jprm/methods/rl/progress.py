@@ -22,7 +22,6 @@ from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.sampling import Ahead
 from jprm.methods.verify import verifiers
 from jprm.statistics import mean_differences
-from jprm.train.folder import check_experiment, data_digest, keep_digests
 
 CONFIG = "rl_experiment.json"
 FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_every", "keep", "stall_seconds",
@@ -35,14 +34,16 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
     path = workdir / CONFIG
     if path.exists() and store.saved(workdir):
         recorded = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
-        check_experiment(path, to_json(recorded), to_json(config), FREE)
+        store.check_experiment(path, to_json(recorded), to_json(config), FREE)
     judges: dict[str, Any] = {"working": verifiers.find_working(config.working)}
     if config.environment:
         judges["environment"] = environment.find(config.environment.name)
     else:
         judges["verifier"] = verifiers.find(config.verifier)
     digests = {name: digest(judge) for name, judge in judges.items()}
-    keep_digests(workdir, digests | {file: data_digest(file) for file in (*config.problems, *config.held_out)})
+    store.keep_digests(
+        workdir, digests | {file: store.data_digest(file) for file in (*config.problems, *config.held_out)}
+    )
     write_json(path, to_json(config))
 
 
