@@ -18,13 +18,13 @@ from flax.core import FrozenDict
 
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_version
-from jprm.io.storage import path_of
+from jprm.io.storage import HUB, path_of
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig
 from jprm.model.parameters import LoraConfig
 from jprm.model.transformer import check_model
-from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, from_json, frozen, run
+from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, find_part, from_json, frozen, run
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
@@ -228,7 +228,7 @@ T = typing.TypeVar("T")
 
 
 def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] = Experiment) -> T:
-    """Runs the file's `experiment()` and applies `a.b=value` overrides, checked against the fields' types.
+    """Runs the file's `experiment()` and applies `a.b=value` overrides, as `override` does.
 
     Raises ValueError or FileNotFoundError for a file without an experiment of this kind.
     """
@@ -252,8 +252,12 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def override(experiment: T, assignments: Sequence[str]) -> T:
-    """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together."""
-    tree = to_json(experiment)
+    """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together.
+
+    Values are checked against the fields' types. Another `base` takes its model's shape and its tokenizer along
+    (`jprm.checkpoints.base.rebased`).
+    """
+    tree, named = to_json(experiment), set()
     for assignment in assignments:
         key, value = assigned(assignment)
         *parents, leaf = key.split(".")
@@ -267,7 +271,11 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
             meant = f"did you mean {' or '.join(near)}?" if near else f"the fields there are {', '.join(known)}"
             raise ValueError(f"--set {assignment!r}: {key} is no field; {meant}")
         place[leaf] = value
-    return from_json(type(experiment), tree)
+        named.add(key)
+    changed = from_json(type(experiment), tree)
+    if isinstance(experiment, Experiment) and experiment.base and changed.base not in ("", experiment.base):
+        return find_part("jprm.checkpoints.base:rebased", {}, "base")(experiment, changed, named)
+    return changed
 
 
 def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
@@ -275,6 +283,17 @@ def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
     for name, value in tree.items():
         yield within + name
         yield from _paths(value, f"{within}{name}.") if isinstance(value, Mapping) else ()
+
+
+def pinned(experiment: T) -> T:
+    """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
+    fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(typing.cast(Any, experiment))}
+    addresses = {name: text for name, text in fields.items() if isinstance(text, str) and text.startswith(HUB)}
+    if not addresses:
+        return experiment
+    commit_of = find_part("jprm.methods.formats.hub:commit_of", {}, "hub")
+    commits = {name: commit_of(text) for name, text in addresses.items()}
+    return dataclasses.replace(typing.cast(Any, experiment), **commits)
 
 
 def read(path: str | os.PathLike) -> Experiment:

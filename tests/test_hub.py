@@ -16,9 +16,9 @@ from test_export import CHAIN, untrained
 
 import jprm
 from jprm.apps import cli
-from jprm.experiment import kind_of
+from jprm.experiment import kind_of, pinned
 from jprm.io.storage import path_of
-from jprm.methods.formats import hub, rebase
+from jprm.methods.formats import hub
 from jprm.methods.formats.export.export import export
 from jprm.methods.policy.load import load_policy
 from jprm.tokenizer import load_tokenizer
@@ -95,11 +95,11 @@ def test_a_tokenizer_alone_brings_no_weights(there):
 def test_a_branch_is_recorded_as_its_commit(there, tmp_path, capsys):
     data = tiny.make_data(tmp_path / "data")
     experiment = dataclasses.replace(tiny.experiment(data), base="hf://ana/mine@main", tokenizer="hf://ana/mine")
-    pinned = rebase.pinned(experiment)
-    assert (pinned.base, pinned.tokenizer) == (PINNED, PINNED)
+    run = pinned(experiment)
+    assert (run.base, run.tokenizer) == (PINNED, PINNED)
     assert PINNED in capsys.readouterr().err
-    assert rebase.pinned(pinned) == pinned
-    assert dataclasses.replace(pinned, base=experiment.base, tokenizer=experiment.tokenizer) == experiment
+    assert pinned(run) == run
+    assert dataclasses.replace(run, base=experiment.base, tokenizer=experiment.tokenizer) == experiment
 
 
 def test_offline_takes_the_cache(there, monkeypatch):

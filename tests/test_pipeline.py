@@ -26,8 +26,8 @@ TREES = [letters_tree(i) for i in range(23)]
 CONFIG = PipelineConfig(("none",), "step", "error", rows=3, tokens=24, slots=8, window=5, seed=7)
 
 
-def batches(config=CONFIG, source=TREES, **kwargs):
-    return packed_batches(source, Characters(), config, **kwargs)
+def batches(config=CONFIG, source=TREES):
+    return packed_batches(source, Characters(), config)
 
 
 def equal(a, b):
@@ -104,7 +104,8 @@ def test_records_become_trees_one_at_a_time():
         asked.append(record["i"])
         return letters_tree(record["i"])
 
-    iterator = iter(batches(source=[{"i": i} for i in range(1000)], tree_of=tree_of))
+    records = grain.MapDataset.source([{"i": i} for i in range(1000)])
+    iterator = iter(batches(source=records.map(tree_of)))
     direct = iter(batches(source=[letters_tree(i) for i in range(1000)]))
     assert equal(next(iterator), next(direct))
     # One batch of 3 rows needs two windows of 5 trees at most; a window more is read ahead.

@@ -8,7 +8,7 @@ from refusing import refused
 from safetensors.numpy import save_file
 
 from jprm.checkpoints.base import model_config
-from jprm.methods.formats.rebase import loaded
+from jprm.experiment import load
 
 FILE = """
 from jprm.checkpoints import base
@@ -42,7 +42,7 @@ def file(tmp_path):
 
 def test_the_shape_is_the_new_bases_and_what_the_experiment_chose_stays(file, tmp_path):
     wide = published(tmp_path / "wide", hidden_size=64, num_hidden_layers=6, rope_theta=1e6, vocab_size=80)
-    experiment = loaded(file, [f"base={wide}", "model.remat=full"])
+    experiment = load(file, [f"base={wide}", "model.remat=full"])
     expected = model_config(wide, layers=2, layer_groups=(1, 1), head="scalar", remat="full")
     assert experiment.model == expected
     assert experiment.base == experiment.tokenizer == wide
@@ -50,7 +50,7 @@ def test_the_shape_is_the_new_bases_and_what_the_experiment_chose_stays(file, tm
 
 def test_what_the_settings_name_is_as_they_say(file, tmp_path):
     wide = published(tmp_path / "wide", hidden_size=64)
-    experiment = loaded(
+    experiment = load(
         file, [f"base={wide}", "tokenizer=mine", "model.rope_theta=5.0", "model.layers=3", "model.layer_groups=[1, 2]"]
     )
     assert (experiment.tokenizer, experiment.model.rope_theta, experiment.model.layers) == ("mine", 5.0, 3)
@@ -58,10 +58,10 @@ def test_what_the_settings_name_is_as_they_say(file, tmp_path):
 
 
 def test_the_same_base_changes_nothing(file, tmp_path):
-    assert loaded(file, [f"base={tmp_path / 'small'}"]) == loaded(file)
+    assert load(file, [f"base={tmp_path / 'small'}"]) == load(file)
 
 
 def test_a_base_that_is_not_there_is_one_line(file, tmp_path):
     wide = published(tmp_path / "wide", hidden_size=64)
     file.write_text(file.read_text().replace('name="x", base=', 'name="x", base="gone" or '))
-    refused(ValueError, "which fields of `model` are those of gone", loaded, file, [f"base={wide}"])
+    refused(ValueError, "which fields of `model` are those of gone", load, file, [f"base={wide}"])

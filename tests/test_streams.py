@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from test_pipeline import CONFIG, equal, letters_tree, problems
-from tiny import Characters, packed_batches
+from tiny import Characters, packed_batches, tokenised
 
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.train.batches import COUNTS, Streams, counted_batches, own_streams
@@ -23,8 +23,12 @@ def stream(k, count=COUNT, made=packed_batches, **changes):
     return made(TREES, Characters(), dataclasses.replace(CONFIG, **changes))
 
 
+def counted(trees, layout, config):
+    return counted_batches(tokenised(trees, layout, config), config)
+
+
 def batches(*own, count=COUNT):
-    return Streams({k: stream(k, count, counted_batches) for k in own}, count, MICRO)
+    return Streams({k: stream(k, count, counted) for k in own}, count, MICRO)
 
 
 def blocks(rows, own):
@@ -65,7 +69,7 @@ def test_streams_share_an_epoch_between_them():
 
 def test_counts_of_packing_are_of_the_rows_that_came_and_resume():
     """Whatever process packed them; of a whole epoch they are the packer's report."""
-    whole, epoch = batches(0, 1, 2), [list(stream(k, made=counted_batches, epochs=1)) for k in range(COUNT)]
+    whole, epoch = batches(0, 1, 2), [list(stream(k, made=counted, epochs=1)) for k in range(COUNT)]
     for _ in itertools.islice(whole, 3):
         pass
     assert sum(batch[1][:, COUNTS.index("trees")].sum() for stream in epoch for batch in stream) == len(TREES)

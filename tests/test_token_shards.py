@@ -29,7 +29,7 @@ from jprm.methods.data.stored_trees import ShardOrder, TokenShards, shard_name, 
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train import Trainer
-from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, training_batches, trees_of
+from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, tokens_of, training_batches
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def layout_of(experiment):
 def streams(experiment, count, own=None):
     layout = layout_of(experiment)
     own = range(count) if own is None else own
-    parts = {k: _batches(experiment, _sources(experiment, experiment.data.train, layout), layout, stream=(k, count))
+    parts = {k: _batches(experiment, _sources(experiment, experiment.data.train, layout), stream=(k, count))
              for k in own}  # fmt: skip
     return Streams(parts, count, experiment.data.micro_rows)
 
@@ -98,7 +98,7 @@ def test_the_shards_hold_the_trees_of_all_records(world):
     folder, plain, _ = world
     records = [json.loads(line) for line in (folder / "train.jsonl").open()]
     layout = layout_of(plain)
-    made = {tree.name: tree for tree in trees_of(records, plain, layout)}
+    made = {tree.name: tree for tree in (tokens_of(record, plain, layout) for record in records)}
     trees = list(TokenShards(folder / "tokens"))
     assert len(trees) == len(made) == 90
     for tree in trees:

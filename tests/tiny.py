@@ -6,6 +6,7 @@ import functools
 import threading
 import types
 
+import grain
 import jax
 import numpy as np
 from hypothesis import strategies as st
@@ -191,9 +192,15 @@ def chain_rows(chains, tokens, count=None):
     return rows
 
 
-def packed_batches(*args, **kwargs):
+def tokenised(trees, layout, config):
+    """The token trees of a source of trees, made when they are asked for."""
+    made = functools.partial(token_tree, layout=layout, supervise=config.supervise, extras=config.extras)
+    return grain.MapDataset.source(trees).map(made)
+
+
+def packed_batches(trees, layout, config):
     """Returns the rows of `counted_batches` alone."""
-    return counted_batches(*args, **kwargs).map(lambda batch: batch[0])
+    return counted_batches(tokenised(trees, layout, config), config).map(lambda batch: batch[0])
 
 
 def packed_trees(trees, tokens=64, slots=32, layout=Letters(), too_long="error", chains=False):

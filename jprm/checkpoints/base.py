@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+from collections.abc import Collection
 from types import ModuleType
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 
 from jprm.checkpoints import store
 from jprm.checkpoints.decoder import placed
-from jprm.experiment import RUN, kind_of, read
+from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.folders import local_copy
 from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
@@ -33,6 +34,31 @@ def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
         config = module.model_config(path, **changes)
     check_model(config)
     return config
+
+
+def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> Experiment:
+    """Returns a changed experiment with another base, whose model is the new base's.
+
+    Fields of the model stay that were changed by name (`named`, paths such as `model.layers`), and those that the
+    experiment chose itself, which are not what its own base says. A tokenizer that was the base is the new one.
+
+    Raises ValueError where the base before cannot be read.
+    """
+    try:
+        old = model_config(before.base)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"--set base={changed.base}: which fields of `model` are those of {before.base} cannot be told:"
+            f" {error}. Write the experiment for the new base: model=base.model_config(BASE)"
+        ) from None
+    new, model = model_config(changed.base), {}
+    for field in dataclasses.fields(new):
+        own = getattr(changed.model, field.name)
+        chosen = f"model.{field.name}" in named or own != getattr(old, field.name)
+        model[field.name] = own if chosen else getattr(new, field.name)
+    keeps = "tokenizer" in named or before.tokenizer != before.base
+    tokenizer = changed.tokenizer if keeps else changed.base
+    return dataclasses.replace(changed, model=ModelConfig(**model), tokenizer=tokenizer)
 
 
 def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:

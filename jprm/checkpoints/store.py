@@ -32,7 +32,7 @@ from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, differing, digest, text_of_module, write_json
 from jprm.io.storage import Place, Remote, cache_folder, path_of
 from jprm.model import parameters, transformer
-from jprm.model.config import own_modules, own_parts
+from jprm.model.config import own_names, own_parts
 from jprm.model.parameters import join, new_parameters
 from jprm.objectives import COPY, source
 from jprm.options import find_part
@@ -217,7 +217,8 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     if experiment.rereads:
         digests |= {"base": data_digest(experiment.base)}
     keep_digests(workdir, digests | {path: data_digest(path) for path in files if path_of(path).exists()})
-    copies = {f"{name}.py": text_of_module(sys.modules[place]) for name, place in own_modules(experiment.model).items()}
+    modules = {field: sys.modules[name.rpartition(":")[0]] for field, name in own_names(experiment.model).items()}
+    copies = {f"{field}.py": text_of_module(module) for field, module in modules.items()}
     for name, text in {RUN: written(experiment, log_ratio), COPY: objective, **copies}.items():
         if text is not None:
             atomic_write(workdir / name, text)

@@ -269,15 +269,10 @@ def step_layer(name: str) -> type[nn.Module]:
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
     """Returns the user's own parts of a model, `module:NAME` in its config, by the config's field."""
-    return {field: find_part(name, {}, f"model.{field}") for field, name in _own_names(config).items()}
+    return {field: find_part(name, {}, f"model.{field}") for field, name in own_names(config).items()}
 
 
-def own_modules(config: ModelConfig) -> dict[str, str]:
-    """Returns the names of the modules of `own_parts`."""
-    return {field: name.rpartition(":")[0] for field, name in _own_names(config).items()}
-
-
-def _own_names(config: ModelConfig) -> dict[str, str]:
+def own_names(config: ModelConfig) -> dict[str, str]:
     """Returns the names `module:NAME` in a config, by field; of a pattern of layers by field and place."""
     named: dict[str, Any] = {}
     for field, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config)):

@@ -1,6 +1,6 @@
 """The batches of an experiment: its files' records as trees, checked against the target, packed into rows.
 
-    records -> trees -> shuffled anew every epoch -> tokenised -> windows, packed together -> rows shuffled -> batches
+    records -> trees -> tokenised, shuffled anew every epoch -> windows, packed together -> rows shuffled -> batches
     shards of tokens -> each stream's own, shuffled -> windows, and so on
 
 The order is a function of (seed, position). Only two windows are in memory at a time. The iterator's state is a few
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import grain
@@ -45,9 +45,7 @@ def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, config.train, layout)  # once for all streams, which some processes have more of
     count = max(1, config.streams)
-    streams = {
-        k: _batches(experiment, sources, layout, stream=(k, count)) for k in own_streams(mesh, config.micro_rows, count)
-    }
+    streams = {k: _batches(experiment, sources, stream=(k, count)) for k in own_streams(mesh, config.micro_rows, count)}
     return Streams(streams, count, config.micro_rows)
 
 
@@ -58,13 +56,12 @@ def batches_of(
 
     Beside the rows are the counts of packing them (`counted_batches`).
     """
-    return _batches(experiment, _sources(experiment, files, layout), layout, once=once)
+    return _batches(experiment, _sources(experiment, files, layout), once=once)
 
 
 def _batches(
-    experiment: Experiment, sources: list[Source], layout: Layout, *, once: bool = False,
-    stream: tuple[int, int] = (0, 1),
-) -> grain.IterDataset[tuple[Rows, np.ndarray]]:  # fmt: skip
+    experiment: Experiment, sources: list[Source], *, once: bool = False, stream: tuple[int, int] = (0, 1)
+) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
     """Returns one stream's part of the batches."""
     config = experiment.data
     pipeline = PipelineConfig(
@@ -74,17 +71,17 @@ def _batches(
         endless = [cast(Endless, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]
         weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
         return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=True)
-    stored = not isinstance(sources[0], grain.MapDataset)
-    how = (None, None) if stored else (layout, lambda record: _checked(tree_of(record), experiment))
     if len(sources) > 1 and config.mixture and not once:
-        endless = [
-            _trees(source, how[0], dataclasses.replace(pipeline, seed=config.seed + i), how[1]).repeat()
-            for i, source in enumerate(sources)
-        ]
+        seeded = [dataclasses.replace(pipeline, seed=config.seed + i) for i in range(len(sources))]
+        endless = [_epoch(source, own).repeat() for source, own in zip(sources, seeded, strict=True)]
         return rows_of(_mixed(endless, config.mixture).batch(config.window, batch_fn=list), pipeline)
-    whole = [grain.MapDataset.source(source) if stored else cast(grain.MapDataset, source) for source in sources]
-    source = sources[0] if len(whole) == 1 else grain.MapDataset.concatenate(whole)
-    return counted_batches(source, how[0], pipeline, how[1])
+    return counted_batches(_joined(sources), pipeline)
+
+
+def _joined(sources: Sequence[Any]) -> grain.MapDataset[Any]:
+    """Returns sources one after the other, as one."""
+    whole = [grain.MapDataset.source(source) for source in sources]
+    return whole[0] if len(whole) == 1 else grain.MapDataset.concatenate(whole)
 
 
 def _mixed(sources: Sequence[grain.MapDataset[Any]], weights: Sequence[float]) -> grain.MapDataset[Any]:
@@ -95,7 +92,7 @@ def _mixed(sources: Sequence[grain.MapDataset[Any]], weights: Sequence[float]) -
 
 
 def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> list[Source]:
-    """Returns each file's records or token trees; every process calls this as often as the others."""
+    """Returns each file's token trees; every process calls this as often as the others."""
     config = experiment.data
     shards = [file for file in files if data.is_shards(file)]
     if len(shards) == len(files):
@@ -107,18 +104,16 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
     loaded = {file: data.load(file) for file in files}
     if empty := [file for file, records in loaded.items() if not len(records)]:
         raise ValueError(f"{empty[0]}: holds no record; there is nothing to train on")
-    sources = [grain.MapDataset.source(loaded[file]) for file in files]
     parts = [[file] for file in files] if config.mixture and len(config.mixture) == len(files) else [list(files)]
-    if len(parts) == 1 and len(sources) > 1:
-        sources = [grain.MapDataset.concatenate(sources)]
-    if config.cache:
-        pairs = zip(sources, parts, strict=True)
-        return [_token_trees(experiment, source, part, layout) if len(source) else source for source, part in pairs]
-    return list(sources)
+    made = functools.partial(tokens_of, experiment=experiment, layout=layout)
+    sources = [_joined([loaded[file] for file in part]).map(made) for part in parts]
+    if not config.cache:
+        return list(sources)
+    return [_cached(experiment, source, part, layout) for source, part in zip(sources, parts, strict=True)]
 
 
-def _token_trees(
-    experiment: Experiment, source: grain.MapDataset, files: Sequence[str], layout: Layout
+def _cached(
+    experiment: Experiment, source: grain.MapDataset[Any], files: Sequence[str], layout: Layout
 ) -> Sequence[TokenTree]:
     """Returns the source's token trees from `data.cache`, where process 0 writes them first if they are not there.
 
@@ -128,7 +123,7 @@ def _token_trees(
     files_of = [[stamp_of(part) for part in path_of(file).files()] for file in files]
     about = {"files": files_of, **trees_depend_on(experiment, layout)}
     cached_trees = find_part(f"{STORED}:cached_trees", {}, "cached")
-    trees = trees_of((cast(dict[str, Any], source[i]) for i in range(len(source))), experiment, layout)
+    trees = (source[i] for i in range(len(source)))
 
     def write() -> None:
         cached_trees(config.cache, trees, len(source), about)
@@ -137,12 +132,10 @@ def _token_trees(
     return cached_trees(config.cache, trees, len(source), about)
 
 
-def trees_of(records: Iterable[dict[str, Any]], experiment: Experiment, layout: Layout) -> Iterator[TokenTree]:
-    """Yields the token tree of each record. Raises ValueError where the target does not fit its labels."""
+def tokens_of(record: Mapping[str, Any], experiment: Experiment, layout: Layout) -> TokenTree:
+    """Returns the token tree of a record. Raises ValueError where the target does not fit its labels."""
     config = experiment.data
-    for record in records:
-        tree = _checked(tree_of(record), experiment)
-        yield token_tree(tree, layout, config.supervise, config.extras, config.weight)
+    return token_tree(_checked(tree_of(record), experiment), layout, config.supervise, config.extras, config.weight)
 
 
 def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
@@ -254,42 +247,27 @@ COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
 """The counts that `counted_batches` gives, in order."""
 
 
-def counted_batches(
-    source: Sequence[Any] | grain.MapDataset, layout: Layout | None, config: PipelineConfig,
-    tree_of: Callable[[Any], ReasoningTree] | None = None,
-) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:  # fmt: skip
+def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Returns batches of rows, and the counts of packing them: a window's are beside its first row.
 
     A batch has exactly `stream_rows` rows of numpy arrays. Nothing is dropped: rows that do not fill a batch at the end
     of an epoch begin the first batch of the next. Empty rows, whose weights are 0, complete the last batch of all.
 
     Args:
-        source: random access (`len` and `[i]`) to trees, or to items that `tree_of` turns into trees.
-        layout: turns trees into token trees; None where `source` has token trees (`TokenTrees`).
+        trees: random access (`len` and `[i]`) to token trees, which may be made when they are asked for.
 
     Raises:
-        ValueError: an empty source; while iterating, what `token_tree` and `pack` refuse.
+        ValueError: no tree; while iterating, what `pack` refuses.
     """
-    trees = _trees(source, layout, config, tree_of)
-    return rows_of(trees.batch(config.window, batch_fn=list).repeat(config.epochs), config)
+    return rows_of(_epoch(trees, config).batch(config.window, batch_fn=list).repeat(config.epochs), config)
 
 
-def _trees(
-    source: Sequence[Any] | grain.MapDataset, layout: Layout | None, config: PipelineConfig,
-    tree_of: Callable[[Any], ReasoningTree] | None,
-) -> grain.MapDataset[Any]:  # fmt: skip
-    """Returns the token trees of one epoch, in another order in each; the arguments of `counted_batches`."""
-    if len(source) == 0:
+def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
+    """Returns the token trees of one epoch, in another order in each."""
+    if len(trees) == 0:
         raise ValueError("the data source is empty; there is nothing to train on")
-    trees: grain.MapDataset[Any] = grain.MapDataset.source(source).seed(config.seed)
-    if config.shuffle:
-        trees = trees.shuffle()
-    if tree_of is not None:
-        trees = trees.map(tree_of)
-    if layout is not None:
-        how = dict(supervise=config.supervise, extras=config.extras, weight=config.weight)
-        trees = trees.map(functools.partial(token_tree, layout=layout, **how))
-    return trees
+    source: grain.MapDataset[Any] = grain.MapDataset.source(trees).seed(config.seed)
+    return source.shuffle() if config.shuffle else source
 
 
 def rows_of(
@@ -456,4 +434,4 @@ class Endless(Protocol):
 
 
 Source = grain.MapDataset | Sequence[TokenTree]
-"""Records by index, or their token trees: of `data.cache`, or of shards."""
+"""Token trees by index: of records, made when they are asked for; of `data.cache`, or of shards."""

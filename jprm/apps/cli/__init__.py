@@ -159,10 +159,10 @@ def tokenise(
             Kubernetes, Slurm or Batch job with an index. The last one to finish completes the folder.
     """
     from jprm.apps.cli.fleets import shard_of
+    from jprm.experiment import load
     from jprm.methods.data.stored_trees import tokenise
-    from jprm.methods.formats.rebase import loaded
 
-    report = tokenise(loaded(experiment, set_), output, input, shards=files, workers=workers, part=shard_of(shard))
+    report = tokenise(load(experiment, set_), output, input, shards=files, workers=workers, part=shard_of(shard))
     print(
         f"{output}: {report.written} of {report.shards} files, {report.records:,} records, {report.tokens:,} tokens in"
         f" {report.steps:,} steps ({report.labelled:,} labelled), {report.bytes / 1e6:,.1f} MB"
@@ -198,11 +198,11 @@ def train(
             bucket or on a file system that all share. Default: one process.
     """
     from jprm import multihost
-    from jprm.methods.formats.rebase import loaded, pinned
+    from jprm.experiment import load, pinned
     from jprm.train import train
 
     with run_of(distributed):
-        result = train(pinned(loaded(experiment, set_)), workdir)
+        result = train(pinned(load(experiment, set_)), workdir)
     if multihost.is_first():
         figures = [f"{name} {result[name]:.4g}" for name in ("loss", "valid_loss", "valid_auroc") if name in result]
         print(f"{workdir}: {result['step']:,} steps, {', '.join(figures)}")
@@ -421,8 +421,7 @@ def rl(
             sampling_hosts the last processes sample and judge while the others learn.
     """
     from jprm import multihost
-    from jprm.experiment import load
-    from jprm.methods.formats.rebase import pinned
+    from jprm.experiment import load, pinned
     from jprm.methods.rl.config import RLExperiment
     from jprm.methods.rl.loop import train
 

@@ -208,13 +208,12 @@ def run_grid(
       Stopped: after SIGTERM, when the state of the current run is saved.
     """
     from jprm import multihost
-    from jprm.experiment import load
-    from jprm.methods.formats.rebase import pinned, rebased
+    from jprm.experiment import load, override, pinned
     from jprm.train import train
     from jprm.train.callbacks import Diverged
 
     base, workdir = load(path), path_of(workdir)
-    runs = {name: pinned(rebased(base, point)) for name, point in grid(settings).items()}
+    runs = {name: pinned(override(base, point)) for name, point in grid(settings).items()}
     diverged = []
     for i, (name, experiment) in enumerate(runs.items(), start=1):
         folder = workdir / name
@@ -298,7 +297,6 @@ def plan(
     from jprm.experiment import load
     from jprm.io.outputs import check_output, write_json
     from jprm.methods.evaluate.blocks import show
-    from jprm.methods.formats.rebase import loaded
     from jprm.methods.rl.config import RLExperiment
 
     errors = Console(stderr=True)
@@ -320,10 +318,10 @@ def plan(
             planned = updates.plan(load(experiment, set_, RLExperiment), slice_, say)
             shown = updates.tables(planned)
         elif search:
-            plans, best = steps.search(loaded(experiment, set_), slice_, say=say, scoring=scoring)
+            plans, best = steps.search(load(experiment, set_), slice_, say=say, scoring=scoring)
             planned, shown = {"plans": plans, "best": best}, steps.tables_of_search(plans, best)
         else:
-            planned = steps.plan(loaded(experiment, set_), slice_, say=say, scoring=scoring)
+            planned = steps.plan(load(experiment, set_), slice_, say=say, scoring=scoring)
             shown = steps.tables(planned)
     show(shown)
     if to is not None:

@@ -38,7 +38,7 @@ from jprm.io.shards import Shard
 from jprm.io.storage import Place, Remote, cache_folder, is_remote, path_of, sha256_of
 from jprm.token_tree import TokenTree
 from jprm.tokenizer import load_tokenizer, native_layout
-from jprm.train.batches import check_supervision, trees_depend_on, trees_of
+from jprm.train.batches import check_supervision, tokens_of, trees_depend_on
 
 CACHE_VERSION = 1
 """Of the format, and of what `token_tree` makes: another version makes the trees again."""
@@ -410,7 +410,7 @@ def tokenise(
     }  # fmt: skip
     if shards is None:
         picked = _shuffled(len(records))[:SAMPLE].tolist()
-        mean = np.mean([len(tree.tokens_N) for tree in trees_of((records[i] for i in picked), experiment, layout)])
+        mean = np.mean([len(tokens_of(records[i], experiment, layout).tokens_N) for i in picked])
         shards = min(len(records), math.ceil(len(records) * float(mean) / TOKENS))
     request["shards"] = shards
     if _claimed(out, request):
@@ -491,7 +491,7 @@ def _write(index: int) -> int:
     name = shard_name(index, len(parts))
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder) / name
-        trees = trees_of((records[int(i)] for i in parts[index]), experiment, layout)
+        trees = (tokens_of(records[int(i)], experiment, layout) for i in parts[index])
         counts = write_shard(work, trees, experiment.data.extras)
         about = counts | {"bytes": work.stat().st_size, "sha256": sha256_of(work)}
         with (out / name).replacing() as target, work.open("rb") as written:
