@@ -53,9 +53,9 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
         ) from None
     new, model = model_config(changed.base), {}
     for field in dataclasses.fields(new):
-        own = getattr(changed.model, field.name)
-        chosen = f"model.{field.name}" in named or own != getattr(old, field.name)
-        model[field.name] = own if chosen else getattr(new, field.name)
+        value = getattr(changed.model, field.name)
+        chosen = f"model.{field.name}" in named or value != getattr(old, field.name)
+        model[field.name] = value if chosen else getattr(new, field.name)
     keeps = "tokenizer" in named or before.tokenizer != before.base
     tokenizer = changed.tokenizer if keeps else changed.base
     return dataclasses.replace(changed, model=ModelConfig(**model), tokenizer=tokenizer)
