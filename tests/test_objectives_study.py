@@ -150,7 +150,7 @@ def test_the_last_layers_alone_become_an_implicit_prm(tmp_path, monkeypatch, one
     untrained = language.scored(model.params, 0.05, known)
     files = study.data.files("quickstart", shared, out / "quickstart/data")
     settings = study.recipes.experiment("quickstart", "implicit", 0, files, shared)
-    trained = language.fitted(settings, known, language.LanguageFit(learning_rate=1e-2)).args[0]
+    trained = language.fitted(settings, known, language.Fit(learning_rate=1e-2)).args[0]
     reference = load_reference(str(shared / "base"))
     ratio = LogRatio(reference.params, reference.config, 0.05)
     placed = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding), trained, reference.params)

@@ -139,7 +139,7 @@ def test_fitted_readers_find_what_tells_right_from_wrong(name):
     right_M = np.arange(120) % 3 > 0
     samples = [with_states(rng, right) for right in right_M]
     index_M = np.arange(120)
-    fits = [readers.Fit(index_M < 60, (index_M >= 60) & (index_M < 80))]
+    fits = [readers.ReaderFit(index_M < 60, (index_M >= 60) & (index_M < 80))]
     for score_K in readers.FITTED[name](samples, right_M, fits, (0, 1))[0](samples[80:]):
         assert auroc(score_K, right_M[80:]) > 0.9
 
@@ -149,7 +149,7 @@ def test_fits_side_by_side_are_those_by_themselves(name, few_passes):
     rng = np.random.default_rng(3)
     right_M = rng.random(60) < 0.5
     samples = [with_states(rng, right) for right in right_M]
-    fits = [readers.Fit(np.arange(60) % 5 == k, np.arange(60) % 5 == 4) for k in range(3)]
+    fits = [readers.ReaderFit(np.arange(60) % 5 == k, np.arange(60) % 5 == 4) for k in range(3)]
     together = readers.FITTED[name](samples, right_M, fits, (0,))
     shift_M = np.arange(60) % 5 == 3  # of no use to the first two fits: their batches and states stay as they are
     for k in range(2):

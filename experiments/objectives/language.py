@@ -37,7 +37,7 @@ GROUPS = (26, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageFit:
+class Fit:
     """How layers are trained. The rate was chosen on validation pools of ChatGPT, by cross-entropy."""
 
     epochs: int = 1
@@ -95,7 +95,7 @@ def log_probs(
     return log_probs_of(x_BTD, params, config, rows, some_BT)
 
 
-def fitted(experiment: Experiment, train: KnownTexts, fit: LanguageFit) -> Callable[[KnownTexts], list[ReasoningTree]]:
+def fitted(experiment: Experiment, train: KnownTexts, fit: Fit) -> Callable[[KnownTexts], list[ReasoningTree]]:
     """Returns a function that scores trees by layers trained on others. The seed is of the order of rows."""
     objective: Any = find(experiment.objective, experiment.objective_options)
     params, config = frozen().params, frozen().config

@@ -127,8 +127,10 @@ def fit(trees: Sequence[ReasoningTree], by_problem: Sequence[list[Any]], bar: Ba
     sizes = [len(samples) for samples in by_problem]
     tenth_M = np.repeat([bucket(tree.problem, 10) for tree in trees], sizes)
     fold_M = np.repeat([fold_of(tree) for tree in trees], sizes)
-    fits = [readers.Fit(tenth_M < 7, tenth_M == 7)]
-    fits += [readers.Fit((tenth_M < 7) & (fold_M != fold), (tenth_M == 7) & (fold_M != fold)) for fold in range(FOLDS)]
+    fits = [readers.ReaderFit(tenth_M < 7, tenth_M == 7)]
+    fits += [
+        readers.ReaderFit((tenth_M < 7) & (fold_M != fold), (tenth_M == 7) & (fold_M != fold)) for fold in range(FOLDS)
+    ]
     fitted = {}
     for name, reader in bar.follow(readers.FITTED.items()):
         fitted[name] = reader(samples, right_M, fits, range(SEEDS))
