@@ -23,6 +23,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 import jprm
 from jprm.apps import Name, StoredAs, one_of
 from jprm.apps.cli.arguments import (
+    REFUSALS,
     Commands,
     Count,
     Distributed,
@@ -65,9 +66,6 @@ A first run, from step labels to figures:
   jprm eval steps --model runs/prm800k_smollm2 --input phase1_test.jsonl --neutral positive
 
 JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints the version."""
-
-REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
-"""Errors whose message is written for the user. Any other is a bug and shows its traceback."""
 
 NO_WRITE = {errno.EPIPE, *FULL}
 """Errors of an output that nobody reads, or that is full."""

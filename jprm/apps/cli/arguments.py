@@ -22,6 +22,9 @@ from tyro.extras import SubcommandApp
 from jprm.io.outputs import check_output
 from jprm.io.storage import Place, path_of
 
+REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
+"""Errors whose message is written for the user. Any other is a bug and shows its traceback."""
+
 OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]

@@ -1,9 +1,13 @@
-"""Large files: `--shard I/N` and `--engine ray` of commands on records, `jprm merge`, and `jprm tabulate`."""
+"""Large files: `--shard I/N` and `--engine ray` of commands on records, `jprm merge`, and `jprm tabulate`.
+
+jprm does not schedule. A shard is an ordinary run of the command; Ray schedules shards, scales, and restarts what died.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import os
 import platform
 import sys
@@ -16,7 +20,8 @@ from tyro.conf import Positional, arg
 
 import jprm
 from jprm import data
-from jprm.apps.cli.arguments import Folder, print_counts
+from jprm.apps.cli.arguments import REFUSALS, Folder, print_counts
+from jprm.devices import enable_compile_cache
 from jprm.io import shards
 from jprm.io.outputs import Bar, check_output, input_of
 from jprm.io.storage import Place, path_of
@@ -115,8 +120,6 @@ def _in_shards(
     if how.engine == "here":
         run(shard_of(str(how.shard)))
         return
-    from jprm.apps.fleet import run_shards
-
     count, resources = how.shards or 1, {} if how.gpus is None else {"num_gpus": how.gpus}
     with Bar(f"shards of {path_of(output).name}", count) as bar:
         workers = how.workers or (1, 1)
@@ -162,6 +165,63 @@ def _devices() -> str:
     import jax
 
     return f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
+
+
+# ---- Shards on a Ray cluster.
+
+
+class _Worker:
+    """A process of the cluster that runs one shard after another, with what `work` loads kept between them."""
+
+    def __init__(self, work: Callable[[int], Any]):
+        enable_compile_cache()
+        self.work = work
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        refusal = ""
+        try:
+            self.work(int(row["id"]))
+        except REFUSALS as error:  # Ray would wrap it in a report of itself
+            refusal = str(error) or repr(error)
+        return {"shard": row["id"], "refusal": refusal}
+
+
+def run_shards(
+    work: Callable[[int], Any], count: int, *, workers: tuple[int, int] = (1, 1), **resources: Any
+) -> Iterator[int]:
+    """Calls `work` with 0 to count - 1 on a Ray cluster, and yields each number as its call ends, in any order.
+
+    A shard whose node or process died is called again on another; it must continue what it finds. `work` is sent to the
+    workers.
+
+    Args:
+      workers: processes, at least and at most: Ray scales between them.
+      resources: of one process: `num_cpus`, `num_gpus`, `resources={"TPU": 4}`. The cluster is the one that RAY_ADDRESS
+        names, or this machine.
+
+    Raises:
+      ValueError: workers or shards below 1; or what `work` refused, in its words. Other shards' files stay.
+    """
+    ray: Any = importlib.import_module("ray")
+    ray_data: Any = importlib.import_module("ray.data")
+
+    least, most = workers
+    if not 1 <= least <= most or count < 1:
+        raise ValueError(f"{count} shards on {least} to {most} workers: each is at least 1, and the first the lower")
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    context = ray_data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    pool = ray_data.ActorPoolStrategy(min_size=least, max_size=most)
+    rows = ray_data.range(count, override_num_blocks=count)
+    done = rows.map(_Worker, fn_constructor_args=(work,), compute=pool, **({"num_cpus": 1} | resources))
+    for row in done.iter_rows():
+        if row["refusal"]:
+            raise ValueError(f"shard {row['shard']}/{count}: {row['refusal']}")
+        yield row["shard"]
+
+
+# ---- What shards make together, and tables of it.
 
 
 def merge(
