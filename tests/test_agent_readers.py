@@ -127,11 +127,6 @@ def test_a_cut_transcript_is_refused_whole_or_skipped_whole(tmp_path):
     assert (tmp_path / "rejects").read_text() == path.read_text() + "\n"
 
 
-@pytest.mark.parametrize("name", ["swe_agent", "mini_swe_agent", "openhands", "claude_code", "codex", "atif"])
-def test_readers_say_what_they_leave_out(name):
-    assert find(name).drops
-
-
 def test_preparing_prints_what_is_left_out(tmp_path):
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, CODEX)))
     console = rich.console.Console(file=io.StringIO())

@@ -255,10 +255,8 @@ def test_trees_are_selected_from_pools(tmp_path):
     assert cli.main([*line, "--count", "10", "--alternatives", "2"]) == 0
     records = list(read_records(tmp_path / "out.jsonl"))
     assert all([node["parent"] for node in tree["nodes"]] == [-1, 0, 0] for tree in records)
-    convincing = [tree for tree in records if tree["selection"]["stratum"] == "convincing"]
-    drawn = {tree["problem"] for tree in records if tree["selection"]["stratum"] == "random"}
-    wrong = [f"Problem {i}?" for i in range(39, 10, -2) if f"Problem {i}?" not in drawn][: len(convincing)]
-    assert sorted(tree["problem"] for tree in convincing) == sorted(wrong) and len(wrong) == 7
+    convincing = [tree["problem"] for tree in records if tree["selection"]["stratum"] == "convincing"]
+    assert len(convincing) == 7 and set(convincing) <= {f"Problem {i}?" for i in range(1, 40, 2)}
     refused(ValueError, "alternatives", SelectConfig, 4, alternatives=1)
     write_records(tmp_path / "bare.jsonl", [{"problem": "p", "samples": [{"steps": ["a"]}]}])
     with pytest.raises(ValueError, match="'p'"):

@@ -13,6 +13,7 @@ from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, e
 HERE = pathlib.Path(__file__).parent
 PAIRS = json.loads((HERE / "answer_pairs.json").read_text(encoding="utf-8"))
 STATEMENTS = json.loads((HERE / "answer_statements.json").read_text(encoding="utf-8"))
+BY_RULE = json.loads((HERE / "answer_rules.json").read_text(encoding="utf-8"))
 ENDINGS = json.loads((HERE / "answer_endings.json").read_text(encoding="utf-8"))
 
 
@@ -139,49 +140,7 @@ def test_answers_in_usual_endings_are_found_and_equal_themselves(shared_data):
     assert tried >= 40 * 500 and len(wrong) <= tried / 100, wrong
 
 
-TEXTS = [
-    (r"so it is \boxed{\frac{1}{2}}.", r"\frac{1}{2}", "box"),
-    (r"\boxed{3}, no: \boxed{\text{Tuesday}}", r"\text{Tuesday}", "box"),
-    (r"first \boxed{7}, then \boxed{1", None, None),  # truncated in its last box
-    (r"\boxed{}", None, None),
-    ("x = 5.\n#### 1,234\n", "1,234", "heading"),
-    ("The answer is 18.", "18", "statement"),
-    ("The answer is: 0.5. It took long", "0.5", "statement"),
-    ("Answer: $x+1$", "x+1", "statement"),
-    ("the final answer is Tuesday", "Tuesday", "statement"),
-    ("Janet makes 9 * 2 = $18", "18", "number"),  # by math-verify
-    ("We know the answer is an integer.\nSo x = 2 or 3.\n\n# Answer\n\n(2, 3)", "(2, 3)", "heading"),  # as PRM800K ends
-    ("1 + 1 = 2\n# Answer\n\nSaturday\n", "Saturday", "heading"),
-    ("\\boxed{7}?\n# Answer\n\nIt is \\boxed{8}", "8", "box"),
-    ("The answer is 7.\n# Answer\n", None, None),  # truncated behind the heading
-    ("no number here", None, None),
-    ("", None, None),
-    (r"The answer is 5. So \boxed{7}.", "7", "box"),
-    (r"\boxed{7}. So the answer is 5.", "5", "statement"),
-    ("<answer>7</answer>", "7", "tag"),
-    ("#### 7", "7", "heading"),
-    ("**Final answer**\n\n7", "7", "heading"),
-    ("# Answer\n\n7", "7", "heading"),
-    ("72 is the answer.", "72", "statement"),
-    ("So she has 3 + 4 = 7 eggs.", "7", "number"),
-    (r"<think>\boxed{5}</think> Hello.", None, None),
-    (r"<think>\boxed{5}</think>", "5", "box"),
-    ("The answer is not 5.", None, None),
-    ("The answer is 5? No, that is odd.", None, None),
-    ("If the answer is 5, x is odd. The answer is 7.", "7", "statement"),
-    ("The answer is 5 or 7.", "5 or 7", "statement"),
-    ("The answer is more than 72.", "more than 72", "statement"),
-    ("The answer is 1.2 million dollars.", "1.2 million dollars", "statement"),
-    (r"\boxed{3} and \boxed{5}", "3, 5", "box"),
-    (r"\boxed{7} (in \boxed{})", "7", "box"),
-    ('{"answer": "7"}', "7", "statement"),
-    ("A1: The result is 3.\nA2: She pays 3 + 4 = 7 dollars.", "7", "number"),  # the first is a step's result
-    ("A1: The total is 3+4=<<3+4=7>>7 eggs.", "7", "number"),
-    ("A7: That cannot be told.", None, None),
-]
-
-
-@pytest.mark.parametrize(("text", "answer", "rule"), TEXTS)
+@pytest.mark.parametrize(("text", "answer", "rule"), BY_RULE)
 def test_the_rule_that_took_an_answer_is_told(text, answer, rule):
     assert extract(text) == (answer, rule) and extract_answer(text) == answer
 

@@ -160,14 +160,6 @@ def test_a_name_without_its_scheme_gets_the_remedy(load, tmp_path, monkeypatch):
     refused(FileNotFoundError, "hf://", load, "Qwen/Qwen2.5-Math-PRM-7B")
 
 
-def test_the_command_says_one_line(there, tmp_path, capfd):
-    there.damaged = "config.json"
-    args = ["score", "--model", PINNED, "--input", "examples/tiny_chain.jsonl", "--output", str(tmp_path / "o.jsonl")]
-    assert cli.main(args) == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n")) == ("", 1) and err.startswith(f"error: {PINNED}: config.json arrived damaged"), err
-
-
 @pytest.mark.parametrize("address", ["hf://ana/nothing@main", "hf://ana", "hf://ana/pickled"])
 def test_every_command_says_one_line(there, address, tmp_path, capfd):
     """Also where the address is parsed as a path."""

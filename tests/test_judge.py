@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from jprm.tree import tree_of
 CHAIN = {"problem": "What is {steps} plus 2?", "steps": ["{problem} is 1.", "1 + 2 = 4.", "So 4."], "id": 7}
 NODES = [{"parent": -1, "text": "a"}, {"parent": 0, "text": "b"}, {"parent": 0, "text": "c"}]
 TREE = {"problem": "p", "nodes": NODES}
+VERDICTS = json.loads((pathlib.Path(__file__).parent / "judge_verdicts.json").read_text(encoding="utf-8"))
 YES, NO = r"It holds. \boxed{Yes}", r"It does not. \boxed{No}"
 
 
@@ -39,50 +41,11 @@ def test_fields_in_problems_and_steps_stay_text():
     )
 
 
-def test_paragraphs_are_tagged_as_in_processbench():
-    text = QWEN_CRITIQUE.filled("p", ["a", "b"])
-    assert "\n\n<paragraph_0>\na\n</paragraph_0>\n\n<paragraph_1>\nb\n</paragraph_1>\n\nYour task" in text
-    assert text.endswith("(i.e., the index) in \\boxed{}.")
-
-
 @pytest.mark.parametrize(
-    ("prompt", "text", "expected"),
-    [
-        (PLAIN, r"\boxed{No}, wait: \boxed{ yes }", [True]),
-        (PLAIN, r"\boxed{maybe}", None),
-        (PLAIN, r"\boxed{\text{No}}", [False]),
-        (PLAIN, r"\boxed{Yes}, so \boxed{\frac{1}{2}}", None),  # the last box counts
-        (PLAIN, r"Yes", None),
-        (PLAIN, r"\boxed{\textbf{No}}", [False]),
-        (PLAIN, r"\boxed{\mathrm{Yes}}", [True]),
-        (PLAIN, r"\boxed{Yes.}", [True]),
-        (PLAIN, r"\boxed {No}", [False]),
-        (PLAIN, r"\boxed{No, it is wrong}", [False]),
-        (PLAIN, r"\boxed{No idea}", None),
-        (PLAIN, r"<think>I write \boxed{Yes} at the end</think> No.", None),
-        (PLAIN, r"<think>\boxed{Yes}?</think> \boxed{No}", [False]),
-        (PLAIN, r"<think>\boxed{Yes}</think>", [True]),
-        (QWEN_CRITIQUE, r"\boxed{paragraph_1}", [True, False]),
-        (QWEN_CRITIQUE, "\\boxed{\u22121}", [True, True, True]),
-        (THINKPRM, r"\boxed{\text{correct}} \boxed{\textbf{Incorrect}}", [True, False]),
-        (THINKPRM, r"\boxed{\text{correct}} \boxed{incorrect.}", [True, False]),
-        (PROMPTS["r-prm"], "Verification: Is the step correct (Yes/No)? **No**", [False]),
-        (QWEN_CRITIQUE, r"first \boxed{0}, no: \boxed{1}", [True, False]),
-        (QWEN_CRITIQUE, r"\boxed{-1}", [True, True, True]),
-        (QWEN_CRITIQUE, r"\boxed{3}", None),
-        (QWEN_CRITIQUE, r"\boxed{-2}", None),
-        (QWEN_CRITIQUE, r"\boxed{²}", None),
-        (THINKPRM, r"\boxed{correct} \boxed{correct} \boxed{correct}", [True, True, True]),
-        (THINKPRM, r"\boxed{correct} \boxed{incorrect}", [True, False]),
-        (THINKPRM, r"\boxed{correct} \boxed{correct}", None),  # the third step is not judged
-        (THINKPRM, r"\boxed{correct} " * 4, None),  # and here a verdict is of no step
-        (THINKPRM, r"\boxed{correct} \boxed{7} \boxed{correct}", None),
-        (THINKPRM, r"\boxed{correct} as \boxed{7} \boxed{ Incorrect }", [True, False]),
-        (THINKPRM, r"\boxed{incorrect}</think>\boxed{correct}", [False]),
-    ],
+    ("prompt", "text", "expected"), [(name, *case) for name, cases in VERDICTS.items() for case in cases]
 )
 def test_verdicts(prompt, text, expected):
-    stated = verdicts(prompt, text, 3)
+    stated = verdicts(PROMPTS[prompt], text, 3)
     assert (stated and [verdict.correct for verdict in stated]) == expected
 
 

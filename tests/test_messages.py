@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from jprm.apps import cli
 from jprm.io.jsonl import RecordError
 from jprm.methods.data.readers import find
 from jprm.tree import record_of, tree_of
@@ -83,15 +82,6 @@ def test_arguments_that_are_no_object_are_refused_with_their_place(text):
     for value in ({"x": float("nan")}, {"x": "\ud83d"}):
         with pytest.raises(RecordError, match="arguments"):
             tree_of(talk(ASK, turn(value), TOLD, LAST))
-
-
-def test_a_log_with_broken_arguments_is_prepared_without_them(tmp_path):
-    lines = [json.dumps(talk(ASK, turn(text), TOLD, LAST, outcome=1)) for text in ["{}", *BROKEN]]
-    (tmp_path / "log.jsonl").write_text("".join(line + "\n" for line in lines))
-    prepare = ["prepare", "openai", "--input", str(tmp_path / "log.jsonl"), "--output", str(tmp_path / "log")]
-    assert cli.main(prepare) == 2
-    assert cli.main([*prepare, "--on-error", "skip"]) == 0
-    assert (tmp_path / "log/rejects.jsonl").read_text().splitlines() == lines[1:]
 
 
 THOUGHTS = [

@@ -60,11 +60,7 @@ def test_prepared_records_equal_those_of_the_reader(tmp_path, shared_data, conso
         ("prm800k/phase1_train.jsonl", "math500/test.jsonl", 0),
         ("prm800k/phase1_train.jsonl", "processbench/math.json", 0),
         ("prm800k/phase1_test.jsonl", "math500/test.jsonl", 101),
-        ("prm800k/phase1_test.jsonl", "processbench/math.json", 28),
-        ("prm800k/phase2_sample.jsonl", "processbench/math.json", 0),
         ("processbench/gsm8k.json", "gsm8k/test.jsonl", 375),
-        ("pools/gsm8k_chatgpt_n19.jsonl", "gsm8k/test.jsonl", 1_319),
-        ("samples/math_shepherd_raw.jsonl", "gsm8k/test.jsonl", 0),
         ("prmbench/prm800k_test_p1_4o_circular.jsonl", "math500/test.jsonl", 90),
     ],
 )

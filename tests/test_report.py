@@ -390,17 +390,6 @@ def test_tables_are_copied_as_text_in_three_forms(opened):
     assert texts["Markdown"].count("\n") == rows + 1 and texts["LaTeX"].count(r" \\") == rows
 
 
-def test_no_column_is_cut_in_print(opened):
-    browser, _ = opened
-    browser.size(718, 1000)  # A4 within its margins
-    browser.cdp("Emulation.setEmulatedMedia", media="print")
-    browser.run("document.querySelectorAll('details').forEach(e => { e.open = true; })")
-    wide = "[...document.querySelectorAll('table')].filter(t => t.scrollWidth > t.parentElement.clientWidth)"
-    assert browser.run(f"return {wide}.length") == 0
-    assert browser.run("return document.documentElement.scrollWidth") <= 718
-    browser.cdp("Emulation.setEmulatedMedia", media="")
-
-
 def test_formulas_bring_their_script_and_other_pages_do_not_grow(browser, written, tmp_path):
     """KaTeX is in the page only where a formula is; it draws MathML, which needs neither style nor fonts."""
     assert "katex.render=" not in written[0].read_text() and written[0].stat().st_size < 500_000

@@ -248,13 +248,6 @@ def test_a_late_answer_is_cancelled_and_its_work_dropped(engine):
     assert engine.waiting_tokens == engine.busy_tokens == 0
 
 
-def test_metrics_count_and_hold_no_content(engine):
-    call(engine, post("/v1/score", dict(CHAIN, problem="a secret problem")))
-    app_answers = call(engine, post("/v1/score", dict(CHAIN, problem="a secret problem")), ("GET", "/metrics", {}))
-    text = app_answers[-1].text
-    assert "jprm_waiting_tokens" in text and "secret" not in text
-
-
 def test_a_record_without_its_answer_is_written_as_it_came(engine):
     (got,) = call(engine, post("/v1/score", dict(CHAIN, id="x", note={"a": [1, None]})))
     record = got.json()["record"]

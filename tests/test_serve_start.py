@@ -165,3 +165,4 @@ def test_counters_are_prometheus_counters(prm):  # noqa: F811
         assert samples["jprm_trees_total"] == 3 and samples["jprm_failures_total"] == 0
         assert 0 < samples["jprm_device_seconds_total"] and samples["jprm_waiting_tokens"] == 0
         assert not any("per_second" in name for name in families)
+        assert CHAIN["problem"] not in metrics.text

@@ -85,15 +85,6 @@ def test_a_table_gives_the_records_of_its_json(tmp_path, shared_data, as_table, 
     assert problems_in(path) == problems_in(tmp_path / "f.jsonl")
 
 
-@pytest.mark.parametrize("as_table", WRITERS)
-def test_trl_records(tmp_path, as_table):
-    expected = [
-        {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0]},
-        {"problem": "q", "steps": ["c"], "labels": [1.0]},
-    ]
-    assert read("trl", as_table(tmp_path / "table", STEPWISE)) == expected
-
-
 def test_trl_prompts_may_be_messages(tmp_path):
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "p"}]
     path = as_parquet(tmp_path / "f.parquet", [STEPWISE[0] | {"prompt": prompt}])

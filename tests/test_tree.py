@@ -142,11 +142,6 @@ def test_new_scores_replace_those_of_a_record_of_any_kind_and_nothing_else(recor
     assert [key for key in ordered if key in record] == [key for key in record if key in ordered]
 
 
-def test_stepwise_records_are_read_as_chains():
-    made = record_of(tree_of({"prompt": "p", "completions": ["a", "b"], "labels": [True, None], "id": 3}))
-    assert exact(made) == exact({"problem": "p", "steps": ["a", "b"], "labels": [1.0, None], "id": 3})
-
-
 @given(st.lists(st.integers(0, 2**30), min_size=1, max_size=12))
 def test_chains_of_equals_a_walk_from_the_root(draws):
     parents = [draw % (i + 1) - 1 for i, draw in enumerate(draws)]

@@ -71,15 +71,6 @@ def test_samples_without_steps_take_their_places(answers):
     assert all(curve.shape[0] == 4 for curve in (curves.key[rule] for rule in RULES))
 
 
-def test_twenty_empty_of_forty_four():
-    """Eleven pools of four: the smallest has two empty samples, and drawing four stays possible."""
-    made = records([4] * 11, [2] * 9 + [1] * 2)
-    report = best_of_n_report(read(made), seed=0)
-    assert (report["n_max"], report["without_steps"]) == (4, 20)
-    kept = [s["correct"] for r in made for s in r["samples"]]
-    assert report["mean_accuracy"] == pytest.approx(np.mean(kept))
-
-
 def test_a_pool_of_empty_samples_alone_is_scored_and_counted(tiny_run, tmp_path, one_device):
     made = records([3, 3], [3, 1])
     for record in made:
