@@ -5,7 +5,7 @@
     python tests/gate.py against COMMIT        # runs a commit and this tree beside each other, and compares
 
 The exit status is 1 if anything differs. This is for changes that move or rewrite code and are to change no result. The
-runs use the commands of `python -m jprm`, experiment files and overrides alone, so that they run on any tree whose
+runs use the commands of `python -m jprm`, experiment files and overrides only, so that they run on any tree whose
 modules have moved. What a clock or a path says is replaced by name; `CLOCKS`, `VARYING` and `LEFT_OUT` list it all.
 """
 

@@ -7,7 +7,7 @@
     python tests/house.py update         # what reinforcement learning enters from its start to the end of one update
 
 A way counts the files that are entered and the text of the functions that run there, docstrings and all. Functions
-that jax traces run in Python too. What runs on import alone, constants and class bodies, counts as a file entered
+that jax traces run in Python too. What runs only on import, constants and class bodies, counts as a file entered
 without lines. Files call each other both ways where functions of each call functions of the other.
 """
 

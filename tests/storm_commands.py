@@ -92,7 +92,7 @@ COMMANDS = {
 
 
 def script(number, body):
-    """A policy whose samples depend on prompt and seed alone; every third is incorrect."""
+    """A policy whose samples depend only on prompt and seed; every third is incorrect."""
     return reply(f"so {body['seed']}\n\nthen\n\nthe answer is {3 if body['seed'] % 3 else 4}", stop_reason=None)
 
 

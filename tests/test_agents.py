@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from jprm.apps.report.collect import chains, turns_alone
+from jprm.apps.report.collect import chains, only_turns
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.agents import agents_report, best_thresholds, classes_at, f1, tables, turns_of
 from jprm.tree import record_of, tree_of, with_scores
@@ -112,7 +112,7 @@ def test_baselines_say_what_they_are_named_for():
 
 
 def test_turns_are_measured_from_their_place_and_text():
-    """Turns that are bad the later they are: a score that knows this alone is not ahead."""
+    """Turns that are bad the later they are: a score that knows only this is not ahead."""
     rng, trees = np.random.default_rng(0), []
     for seed in range(60):
         labels = [-1 if rng.random() < place / 5 else 1 for place in range(5)]
@@ -147,10 +147,10 @@ def test_scores_of_turns_are_needed():
 
 def test_the_page_shows_what_is_around_each_turn():
     tree = agent(3, [1, -1, 1], [0.75, 0.25, 0.5])
-    page = chains(["model"], [{"file": [turns_alone(tree)]}])
+    page = chains(["model"], [{"file": [only_turns(tree)]}])
     (item,) = page["items"]
     assert item["t"] == ["", "", "done"] and item["c"] == [[0.75, 0.25, 0.5]] and item["l"] == [1, 0, 1]
     assert [around["before"] for around in item["m"]] == [[], [["tool", "a row"]], [["tool", "error: none"]]]
     assert item["m"][0]["calls"] == [["search", '{"q": "0"}']] and page["problems"] == ["task 3"]
     pool = tree_of({"problem": "p", "samples": [{"steps": ["a"], "scores": [1]}]})
-    assert turns_alone(pool) is pool
+    assert only_turns(pool) is pool

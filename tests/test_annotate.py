@@ -14,7 +14,7 @@ from jprm.io.jsonl import RecordError
 
 
 def simulated(folder, rounds, clock=None):
-    """Annotators who take turns, through the tasks alone; returns the tasks."""
+    """Annotators who take turns, only through the tasks; returns the tasks."""
     stored = study.read(folder)
     tasks, times = Tasks(stored), itertools.count(0.0)
     for _ in range(rounds):

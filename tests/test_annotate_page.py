@@ -1,4 +1,4 @@
-"""The labelling page in a real browser: a chain by keyboard alone, without a connection, after a reload, on a phone."""
+"""The labelling page in a real browser: a chain by keyboard only, without a connection, after a reload, on a phone."""
 
 import time
 

@@ -90,7 +90,7 @@ def test_labels_by_execution_equal_brute_force(tmp_path):
 def test_a_prelude_stands_before_the_steps_and_fences_hold_the_code(tmp_path):
     prelude = "import math\ndef area(r):\n    '''Area.'''\n"
     record = {"problem": prelude, "steps": ["    return math.pi * r * r"], "tests": ["assert area(1) == math.pi"]}
-    assert VERIFIERS["tests"].rewards([(record, record["steps"])]) == [0.0]  # tests see the program's names alone
+    assert VERIFIERS["tests"].rewards([(record, record["steps"])]) == [0.0]  # tests see only the program's names
     record["tests"], record["prelude"] = ["assert 3.14 < area(1) < 3.15"], prelude
     fenced = ["So:", "```python\ndef area(r):\n    return 3.142 * r * r\n```"]
     assert VERIFIERS["tests"].rewards([(record, record["steps"]), (record, fenced), (record, ["x"])]) == [1.0, 1.0, 0.0]

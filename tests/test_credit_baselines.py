@@ -1,7 +1,7 @@
 """Baselines of credits that reward steps: bias and variance of the gradient, by enumerating all groups of a small task.
 
 A chain has up to three steps, each right or wrong, and after a step the policy may end it (`free`) or must not. The
-policy is a table of logits. The verifier accepts chains of right steps alone.
+policy is a table of logits. The verifier accepts only chains of right steps.
 """
 
 import collections

@@ -183,7 +183,7 @@ def test_bad_records_are_refused():
     )
 )
 def test_redundancy_is_judged_by_its_own_output_and_threshold(items):
-    """mr_eval/tasks/prmtest_classified/task.py: `labels = [not item > 0.15 ...]` for redundency and circular alone."""
+    """mr_eval/tasks/prmtest_classified/task.py: `labels = [not item > 0.15 ...]` for redundency and circular only."""
     trees, steps = [], []
     for i, (name, chain, seed) in enumerate(items):
         redundancy = np.random.default_rng(seed).choice([0.0, 0.15, 0.2, 0.9], len(chain)).tolist()

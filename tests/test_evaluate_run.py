@@ -98,7 +98,7 @@ def test_processbench(tiny_run, tmp_path, counted):
     assert report["easy"]["tuned"]["f1"] == report["easy"]["upper_bound"]["f1"]
     assert len(counted) == 21
 
-    # Again, and with the calibration alone left out of the report: nothing is scored twice.
+    # Again, and with only the calibration left out of the report: nothing is scored twice.
     options = dict(model=tiny_run.folder, calibrate=easy, to=out)
     assert report_of("processbench", data=(hard, easy), **options) == report
     assert list(report_of("processbench", data=(hard,), **options)) == ["hard"]

@@ -116,7 +116,7 @@ MESHES = {"two devices a row": (1, 1, 1, 2), "adapters": (1, 1, 1, 1), "its own"
 
 @pytest.mark.parametrize("name", MESHES)
 def test_its_step_type_checks_in_the_large(whole, name):
-    """By shapes alone: nothing is allocated, nothing compiled, though the mesh be a pod's."""
+    """By shapes only: nothing is allocated, nothing compiled, though the mesh be a pod's."""
     rank = 8 * (name == "adapters" or whole.rereads)
     shape = (*(MESHES[name] or (1, whole.data.micro_rows, whole.mesh.tensor, 1)), 1)
     micro = max(whole.data.micro_rows, shape[0])

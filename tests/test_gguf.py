@@ -258,7 +258,7 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
     for name in ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "blk.0.ffn_gate_exps.weight"):
         bad(f"{name}", extra=(name,))
 
-    writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "llama")  # such as a file that holds a tokenizer alone
+    writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "llama")  # such as a file that holds only a tokenizer
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

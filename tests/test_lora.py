@@ -166,7 +166,7 @@ def test_a_stopped_run_continues_exactly(run, tmp_path):
 
 
 def test_adapters_lie_on_the_mesh_as_their_matrix_does():
-    """By types alone: under explicit axes a sharding is part of an array's type, and a wrong one is an error."""
+    """By types only: under explicit axes a sharding is part of an array's type, and a wrong one is an error."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((2, 2, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)):
         plain = jax.eval_shape(lambda: transformer.init(GROUPS, jax.random.key(0)))
         born = jax.eval_shape(lambda: parameters.init_adapters(LORA, GROUPS, "", jax.random.key(0)))

@@ -59,7 +59,7 @@ def test_a_packed_tree_trains_like_its_chains_alone(tree, supervise, name):
     (wanted, count), slope = value(given, name, rows_of(apart, "step"))
     (found, weight), gradient = value(given, name, rows_of([tree], supervise))
     assert weight == count > 0
-    if name == "cross_entropy":  # linear in the target; of squares the gradient alone is the chains'
+    if name == "cross_entropy":  # linear in the target; of squares only the gradient is the chains'
         np.testing.assert_allclose(found, wanted, rtol=1e-5)  # sums of thirty float32 terms in another order
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, slope)
 

@@ -1,4 +1,4 @@
-"""The pipeline: order by seed and position alone, exact resume from anywhere, nothing lost."""
+"""The pipeline: order only by seed and position, exact resume from anywhere, nothing lost."""
 
 import collections
 import dataclasses

@@ -233,7 +233,7 @@ def test_slices_send_each_other_gradients_alone(file, tmp_path, monkeypatch):
 
 
 def test_the_scoring_step_is_the_scorers(file):
-    """By shapes alone: a row a device of the mesh, a score for each of its slots."""
+    """By shapes only: a row a device of the mesh, a score for each of its slots."""
     from jprm.experiment import load
 
     mesh = jax.sharding.AbstractMesh((1, 4, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Explicit,) * 5)

@@ -21,7 +21,7 @@ from jprm.model.mesh import make_mesh
 
 @pytest.fixture
 def file(tmp_path):
-    """A policy and a PRM of experiment.json alone, their parameters removed."""
+    """A policy and a PRM of only experiment.json, their parameters removed."""
     big = dict(width=128, heads=8, kv_heads=8, head_dim=16, mlp_width=256, attention="blocked", dtype="bfloat16")
     for name, model in {"policy": POLICY, "prm": PRM}.items():
         save_run(tmp_path / name, dataclasses.replace(model, **big), 0, 1.0)
@@ -185,7 +185,7 @@ def test_links_are_those_of_the_slice():
     assert find("v6e-16").interconnect == 200e9 and find("h100-8").interconnect == 450e9
     hosts = {name: find(name).host.chips for name in ("v5p-128", "v5e-64", "v5e-8", "v6e-16", "v5e-4")}
     assert hosts == {"v5p-128": 4, "v5e-64": 4, "v5e-8": 8, "v6e-16": 4, "v5e-4": 4}
-    # Of a part the chip with the fewest: 4 x 4 x 2 of v5p-128 wraps around along two axes; of v5e, rectangles alone.
+    # Of a part the chip with the fewest: 4 x 4 x 2 of v5p-128 wraps around along two axes; of v5e, only rectangles.
     parts = {hosts: find("v5p-128").without(hosts).interconnect / 1e9 for hosts in (0, 1, 8, 15)}
     assert parts == {0: 600, 1: 500, 8: 500, 15: 200}
     part = find("v5e-64").without(8)

@@ -123,7 +123,7 @@ def expected_rows(samples, config):
 
 
 def test_expected_gradients_are_gradients_of_expectations():
-    """One compiled function for all credits: rows differ in their advantages alone."""
+    """One compiled function for all credits: rows differ only in their advantages."""
     task, samples = dataclasses.replace(TASK, reference=False), trajectories(MODEL)
     total = np.array([x.sum() for x in SCORES])
     last = np.array([x[-1] for x in SCORES])

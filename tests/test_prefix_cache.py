@@ -1,4 +1,4 @@
-"""The cache of prefixes: scores of a PRM, tokens after a known prefix alone, a fixed pool, callers kept apart."""
+"""The cache of prefixes: scores of a PRM, only tokens after a known prefix, a fixed pool, callers kept apart."""
 
 import dataclasses
 

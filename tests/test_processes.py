@@ -35,12 +35,12 @@ assert multihost.first(lambda: {"of": jax.process_index()}) == {"of": 0}
 assert multihost.spread(lambda some: [10 * i for i in some], [3, 1, 2]) == [30, 10, 20]
 assert multihost.spread(lambda some: some[:], [5]) == [5]  # of more processes than items
 try:
-    multihost.spread(lambda some: some if own == 0 else {}["of process 1 alone"], [1, 2])
+    multihost.spread(lambda some: some if own == 0 else {}["of only process 1"], [1, 2])
 except (KeyError, ValueError) as error:
     print("spread raised", type(error).__name__, error)
 assert multihost.everywhere(True) and not multihost.everywhere(own == 0)
 try:
-    multihost.first(lambda: {}["of process 0 alone"])
+    multihost.first(lambda: {}["of only process 0"])
 except (KeyError, ValueError) as error:
     print("first raised", type(error).__name__, error)
 
@@ -103,8 +103,8 @@ def both(tiny_run, tmp_path_factory):
 @pytest.mark.parametrize(
     ("own", "here", "there"),
     [
-        (0, "first raised KeyError ", "process 0 refused: KeyError: 'of process 0 alone'"),
-        (1, "spread raised KeyError ", "process 1 failed: KeyError: 'of process 1 alone'"),
+        (0, "first raised KeyError ", "process 0 refused: KeyError: 'of only process 0'"),
+        (1, "spread raised KeyError ", "process 1 failed: KeyError: 'of only process 1'"),
         (1, "refused: broken here", "refused: process 1 failed: ValueError: broken here"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_story_says_its_moves_and_no_more(worked):
 
 
 def test_the_checker_agrees_with_the_generators_truth(worked):
-    """Truth, told by the story alone: a right solution's steps are the story's counts; a wrong step leaves them."""
+    """Truth, told only by the story: a right solution's steps are the story's counts; a wrong step leaves them."""
     rng = np.random.default_rng(1)
     for problem, steps in zip(*worked, strict=True):
         assert all(task.check(problem, task.solution(problem, rng, None)))

@@ -161,7 +161,7 @@ def test_a_server_samples_for_two_processes_what_it_samples_for_one(serve, tmp_p
     pushes = len(served.updates)
     with Pod(tmp_path, 2, 1) as pod:
         pod.complete(["-c", ENGINE, str(tmp_path), served.url])
-    assert len(served.updates) == 2 * pushes == 2 * 3  # by process 0 alone
+    assert len(served.updates) == 2 * pushes == 2 * 3  # only by process 0
     together = json.loads((tmp_path / "two/rl.json").read_bytes())
     assert [evaluation["gold_P"] for evaluation in together["evaluations"]] == [
         evaluation["gold_P"] for evaluation in alone["evaluations"]

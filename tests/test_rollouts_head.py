@@ -106,4 +106,4 @@ def test_what_does_not_fit_is_refused(config):
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, head="binary"))
     refused(ValueError, "rollouts:BETA", counts.check, other)
     refused(ValueError, "data.extras lacks 'rollouts'", counts.check, dataclasses.replace(config, extras=()))
-    cross_entropy.check(config)  # which learns the mean alone
+    cross_entropy.check(config)  # which learns only the mean

@@ -219,7 +219,7 @@ def tpus(sizes, slices=1):
 
 @pytest.mark.parametrize("mesh", [(1, 64, 1, 1), (1, 16, 4, 1), (2, 8, 4, 1), (1, 4, 4, 4), (1, 2, 8, 4)])
 def test_devices_of_a_slice_lie_as_its_links(mesh):
-    """Four devices along `tensor` or `context` have links between them: they differ in one direction alone."""
+    """Four devices along `tensor` or `context` have links between them: they differ in only one direction."""
     devices = tpus((4, 4, 4))
     order = _arranged(list(mesh), devices)
     assert order.shape == mesh and {d.coords for d in order.flat} == {d.coords for d in devices}

@@ -58,7 +58,7 @@ def drive(package, folder, samples):
     adapter = ROOT / "examples" / "trainers" / f"{package}_rewards.py"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    if package in ("trl", "openrlhf"):  # their files use jprm.clients, which needs httpx2 of that environment alone
+    if package in ("trl", "openrlhf"):  # their files use jprm.clients, which needs only httpx2 of that environment
         environment["PYTHONPATH"] = str(ROOT)
     if package == "slime":  # it is no package of the index: a checkout
         environment["PYTHONPATH"] = os.environ["JPRM_SLIME_CHECKOUT"]

@@ -114,7 +114,7 @@ def compiling():
 def optimised():
     """Programs are compiled with all passes, as outside the tests: for those that look at a program's text or memory.
 
-    What conftest.py sets in XLA_FLAGS stays: XLA reads it once, and it concerns a CPU's instructions alone.
+    What conftest.py sets in XLA_FLAGS stays: XLA reads it once, and it concerns only a CPU's instructions.
     """
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
@@ -199,7 +199,7 @@ def tokenised(trees, layout, config):
 
 
 def packed_batches(trees, layout, config):
-    """Returns the rows of `counted_batches` alone."""
+    """Returns only the rows of `counted_batches`."""
     return counted_batches(tokenised(trees, layout, config), config).map(lambda batch: batch[0])
 
 
@@ -245,7 +245,7 @@ def params(config: ModelConfig = TINY, seed: int = 0) -> dict:
 
 
 def one_chain_each(rows):
-    """Whether each row holds one chain from its begin on, and only padding, which sees itself alone, after it."""
+    """Whether each row holds one chain from its begin on, and only padding, which sees only itself, after it."""
     until_BT, position_BT, index_T = np.asarray(rows.until), np.asarray(rows.position), np.arange(rows.until.shape[1])
     end_B1 = until_BT[:, :1]
     return np.all(

@@ -106,7 +106,7 @@ def ahead(data, **changes):
 
 
 def by_engine(data, url, folder="", **changes):
-    """By the verifier alone, with samples that engines draw."""
+    """Only by the verifier, with samples that engines draw."""
     values = dict(
         prm="", credit=CreditConfig("verifier", "rloo", "constant", length=16), max_tokens=12,
         optimizer=OptimizerConfig(learning_rate=0.02, decay="constant", eps=0.1),

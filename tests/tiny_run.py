@@ -135,7 +135,7 @@ def make_data(folder):
 
 @contextlib.contextmanager
 def one_device(count=1):
-    """Training and scoring on the first device alone, or the first `count`."""
+    """Training and scoring on only the first device, or the first `count`."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (training, loading, published):
             patch.setattr(module, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:count]))

@@ -150,7 +150,7 @@ launch() {
   if [ "$dry" = 0 ]; then manifest | kubectl apply --filename -; fi
 }
 
-# Cluster Toolkit makes a JobSet of its own, in the queue; --dry-run prints the command alone.
+# Cluster Toolkit makes a JobSet of its own, in the queue; --dry-run only prints the command.
 submit() {
   : "${IMAGE:?}" "${COMPUTE:?}" "${CLUSTER:?}" "${LOCATION:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
   local each words=()

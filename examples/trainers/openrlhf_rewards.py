@@ -5,7 +5,7 @@ under a credit, which with min_form is close to the lowest step's score. Its tra
 and has no place for rewards of other tokens.
 
 JPRM_URL is the server's address, JPRM_API_KEY its key if it has one, JPRM_CREDIT the credit. The server's `--view` says
-how prompts are written, and what ends a response. `jprm.clients` needs the package httpx2 alone:
+how prompts are written, and what ends a response. `jprm.clients` needs only the package httpx2:
 `pip install --no-deps -e .` in a clone of jprm, then `pip install httpx2`.
 """
 

@@ -14,7 +14,7 @@ from jprm.clients import Client
 class RemotePRM(PRM):
     def load_model_and_tokenizer(self, **kwargs):
         self.client = Client()
-        self.key = uuid.uuid4().hex  # answers that grow by a step compute that step alone
+        self.key = uuid.uuid4().hex  # answers that grow by a step compute only that step
         return None, None
 
     def score(self, questions, outputs):

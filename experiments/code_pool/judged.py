@@ -38,7 +38,7 @@ A_TEXT = 5
 """Assertions that are taken of one text."""
 
 NOTHING = "    pass"
-"""The step of a body without a line: a function of its docstring alone."""
+"""The step of a body without a line: a function of its docstring only."""
 
 ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """What ends a function's body, or an assertion, in a text that goes on."""

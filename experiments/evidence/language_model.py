@@ -11,7 +11,7 @@ Choice among samples (`choice`):
 
 - Data: three pools of GSM8K test problems. Problems are ordered by a digest of their text; the first N with bucket
   below 1000 (of 1,319) train, the first N of the others test. N = 320, or, if 45 minutes of one core do not suffice, as
-  many as they suffice for, in steps of 32: decided by the clock alone.
+  many as they suffice for, in steps of 32: decided only by the clock.
 - A policy is tested on by rankers of the two others. Ten seeds draw the training problems with replacement, and with
   them their split: seven tenths train, one tenth chooses the regularisation, two tenths calibrate. (Added when one of
   ten draws of 64 problems failed, before any figure was seen: a split with nothing to rank is drawn again.)
@@ -233,7 +233,7 @@ def fitted(train: Chains, valid: Chains, calibrate: Chains, state_F: np.ndarray)
 
     mixed = state_F.any() and not state_F.all()
     _, strength, _, weight_F = best([(strength, 0.0 if mixed else 1.0) for strength in STRENGTHS])
-    if mixed:  # the regularisation is that of the evidence alone
+    if mixed:  # the regularisation is that of only the evidence
         *_, weight_F = best([(strength, scale) for scale in SCALES])
     return calibrated(Ranker(blank.mean_F, blank.scale_F, weight_F, strength=strength), calibrate)
 

@@ -81,8 +81,8 @@ def main(
         seed: Of the head's start and the order of the data.
         shared: The folder of the data.
         out: The folder of all cells and of the states.
-        problems: Train on the first ones alone; a multiple of 32.
-        tests: Test on the first problems of every test alone; a multiple of 32.
+        problems: Train only on the first ones; a multiple of 32.
+        tests: Test only on the first problems of every test; a multiple of 32.
     """
     try:
         cell(source, objective, seed, shared, out, problems, tests)

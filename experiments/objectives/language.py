@@ -1,4 +1,4 @@
-"""Implicit PRMs whose last layers alone are trained, on a frozen decoder's states of every token.
+"""Implicit PRMs of which only the last layers are trained, on a frozen decoder's states of every token.
 
 The reference is the same decoder as it was, so that its log-probabilities are kept beside the states.
 """

@@ -6,7 +6,7 @@
 A critique of a step has two lines: the step as it should be, and "+" or "-", whether the step is that. Authors with the
 quickstart's habits of error write critiques of chains; no label is used. The policy learns from them and so becomes a
 judge that makes its authors' mistakes. It criticises every labelled step four times, `jprm label critique` keeps what
-agrees with the formal checker, and another verifier learns from that alone, from the policy and for as many tokens as
+agrees with the formal checker, and another verifier learns only from that, from the policy and for as many tokens as
 the quickstart's PRM. Both judge the steps of problems that no model has seen.
 
 What one run gave (seed 0) is in experiments/quickstart/judges.md: AUROC of steps 64.8 % for authors'

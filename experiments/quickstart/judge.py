@@ -217,7 +217,7 @@ def evidence(out: pathlib.Path, prm: str, report_: Mapping[str, Any], seed: int)
 
 
 def trained_apart(out: pathlib.Path, name: str, problems: Collection[str], apart: str) -> pathlib.Path:
-    """Trains the model of folder `name` anew, in folder `apart`, on the records of these problems alone; returns it.
+    """Trains the model of folder `name` anew, in folder `apart`, on only the records of these problems; returns it.
 
     What is fitted to the scores of a model, or paid by them, is to be of problems whose labels it has not seen.
     """

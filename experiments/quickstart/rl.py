@@ -58,7 +58,7 @@ ARMS = {
     "evidence_and_prm": {"credit": LAST, "prm": "fused_and_prm"},
 }
 """What each arm changes. `sum` and `min_form` have the PRM alone, without guards for the reward: they are there to be
-gamed. `evidence` and `evidence_and_prm` have a fused verifier alone: no gold answer of the problems that they are
+gamed. `evidence` and `evidence_and_prm` have only a fused verifier: no gold answer of the problems that they are
 trained on. With `small` the PRM alone has not seen labels of these problems either."""
 
 SMALL: dict[str, Any] = dict(

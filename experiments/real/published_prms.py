@@ -7,7 +7,7 @@ files are flat lists of step scores with labels, up to the first error of a chai
 of the chain's steps. `chains_of_file` finds which steps are a chain's: a wrong chain ends with its only wrong
 step, and the least score of a right chain's steps is the chain's score for all five models.
 
-The first error of a chain, F1, and thresholds need no step after the first error. Baselines read a step's number alone,
+The first error of a chain, F1, and thresholds need no step after the first error. Baselines read only a step's number,
 fitted on GSM8K's chains: texts are not in the files, so that features of the text are not available.
 """
 

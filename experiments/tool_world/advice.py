@@ -61,7 +61,7 @@ def at_random(record: Mapping[str, Any]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """The world's own labels as a critic: it alone knows the tables."""
+    """The world's own labels as a critic: only it knows the tables."""
 
     tasks: Mapping[str, Mapping[str, Any]] = dataclasses.field(repr=False)
 

@@ -342,7 +342,7 @@ def tokenizer_config() -> Mapping[str, str]:
 
 
 def habit_of(record: Record, messages: Sequence[Message]) -> str:
-    """Returns what went wrong first, in words: the baseline of a reader who looks at the calls alone."""
+    """Returns what went wrong first, in words: the baseline of a reader who looks only at the calls."""
     calls = [call_of(message) for message in messages if message["role"] == "assistant"]
     for number, verdict in enumerate(verdicts(record, calls)):
         if not all(verdict.values()):

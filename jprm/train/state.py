@@ -196,8 +196,8 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer of a flat dict {path: array} of trained parameters.
 
-    `update` takes the step's mean loss as `loss` and the learning rate as `rate`. Configurations that differ in their
-    schedule alone give the same object.
+    `update` takes the step's mean loss as `loss` and the learning rate as `rate`. Configurations that differ only
+    in their schedule give the same object.
     """
     return _optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0, decay="constant"))
 

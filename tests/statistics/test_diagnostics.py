@@ -27,7 +27,7 @@ def squash(odds):
 def records(rng, n, flaw=None, hidden=0.5, noise=1.0):
     """A clean scorer's log-odds are 2 at right steps and -1 at wrong ones, with noise.
 
-    A fraction `hidden` of the chains with an error has a correct answer. `outcome` sees the answer alone, and `blind`
+    A fraction `hidden` of the chains with an error has a correct answer. `outcome` sees only the answer, and `blind`
     nothing.
     """
     made = []

@@ -290,7 +290,7 @@ def collectives(module: Module, parameters: Collection[int], node: int = 0) -> I
                 if key in seen[True] or (fused and key in seen[False]):
                     continue
                 seen[fused].add(key)
-                # What a SparseCore sends is alone in a called computation: its origin is before the call.
+                # What a SparseCore sends is the only operation of a called computation: its origin is before the call.
                 called = bool(by) and by[-1][1].opcode != "while"
                 origin = inner.op_name or _traced(*(by[-1] if called else (computation, instruction)))
                 summed = _summed(*(by[-1] if called else (where, inner)))

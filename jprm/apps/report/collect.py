@@ -58,10 +58,10 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
     scores = _scored_by_all([read_scores(folder, result, unread=True) for folder, result in pairs])
     for of_other in scores[1:]:
         check_same_records(list(results[0]["data"]), scores[0], of_other)
-    return results, [{name: list(map(turns_alone, trees)) for name, trees in by_file.items()} for by_file in scores]
+    return results, [{name: list(map(only_turns, trees)) for name, trees in by_file.items()} for by_file in scores]
 
 
-def turns_alone(tree: ReasoningTree) -> ReasoningTree:
+def only_turns(tree: ReasoningTree) -> ReasoningTree:
     """Returns a tree of messages as its steps, with what is around each in its extra `AROUND`; others as they are."""
     if not tree.of_messages:
         return tree

@@ -105,7 +105,7 @@
     draw();
   }
 
-  // The curve of a metric: [step, value] of the lines that have it, or of evaluations on held-out problems alone.
+  // The curve of a metric: [step, value] of the lines that have it, or only of evaluations on held-out problems.
   const points = (run, metric, held) => run.lines.filter((line) => metric in line && "step" in line && (!held || "gold" in line))
     .map((line) => [inHours() ? line.hours : line.step, line[metric]]);
   // An exponential mean whose first values are not drawn towards 0.

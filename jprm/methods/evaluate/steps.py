@@ -125,7 +125,7 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
         "n_wrong": int((class_N == 0).sum()),
         **_figures(trees, scores, seed, threshold=threshold),
         "baselines": {
-            # Depth and length alone are no probabilities and have no threshold.
+            # Depth and length by themselves are no probabilities and have no threshold.
             name: _figures(trees, score, seed, threshold=None if name in ("position", "step_length") else 0.5)
             for name, score in trivial.items()
         },

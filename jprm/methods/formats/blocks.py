@@ -202,7 +202,7 @@ def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
 
 
 def of_file(role: str, rows: Sequence[np.ndarray], formats: Sequence[str], shape: tuple[int, ...]) -> Blocks:
-    """Returns the blocks of a role's tensors in a file, one for each layer of a stack; one alone for the embedding.
+    """Returns the blocks of a role's tensors in a file, one for each layer of a stack; a single one for the embedding.
 
     Raises ValueError for a format that is not known here.
     """

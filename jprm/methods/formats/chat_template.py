@@ -115,7 +115,7 @@ def render_turns(
 ) -> list[Rendered]:
     """Returns what a template makes of the messages up to each turn of the assistant, in as few texts as say it all.
 
-    With `last`, up to the last turn alone: all turns take time by the square of their number.
+    With `last`, only up to the last turn: all turns take time by the square of their number.
 
     A turn is in the text of a later one if that begins with what the template makes of the messages up to the turn.
     With tools the template for them is used, where there is one, as transformers does. A null content beside calls or

@@ -310,7 +310,7 @@ def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:
     """Returns rows (A, B, ...) with the log-probabilities of their tokens under the policy before the update.
 
     The objective's ratios and importance weights are to this policy (Hilton et al. 2022). It is the current one in the
-    first step of an update alone.
+    first step of an update only.
     """
     params, model, mesh = trainer.params, trainer.experiment.model, trainer.mesh
     with jax.set_mesh(mesh):
@@ -354,7 +354,7 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
-        incorrect chains alone.
+        incorrect chains only.
     working: proportion of chains whose working is right; `right_with_wrong_working`, of correct chains.
     disagreement: mean distance of the two PRMs' scores of a step; `second`: the second one's `proxy`.
     tokens, steps: of a chain. blank, truncated: proportions of chains.

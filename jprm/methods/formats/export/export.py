@@ -446,7 +446,7 @@ above: there is no `<extra_0>` and no chat template. transformers has no class o
 
 _POOLER = """
 `pooling_mode` in config.json and modules.json tell vLLM that every token is read. Without them it reads `<extra_0>`
-alone and answers `data: []`; `--pooler-config '{"tok_pooling_type": "ALL"}'` says the same.
+only and answers `data: []`; `--pooler-config '{"tok_pooling_type": "ALL"}'` says the same.
 """
 
 _VLLM = """
