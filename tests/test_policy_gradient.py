@@ -16,7 +16,7 @@ from refusing import refused
 from tiny import TINY, chain_rows, filled, optimised, params, placed
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
-from jprm.methods.policy import vocabulary
+from jprm.methods.decoding import vocabulary
 from jprm.methods.rl import credit
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.policy_gradient import PolicyGradient

@@ -5,12 +5,11 @@ import types
 
 import pytest
 
-from jprm.methods.rl import sampling, sampling_hosts, sampling_servers
+from jprm.methods.rl import sampling, sampling_hosts
 from jprm.methods.rl.rollout import Group
 from jprm.methods.rl.samples import Begun
-from jprm.methods.rl.sampling import Ahead, Carrying, Here
+from jprm.methods.rl.sampling import Ahead, Carrying, Here, Servers
 from jprm.methods.rl.sampling_hosts import ORDER, SamplingHosts
-from jprm.methods.rl.sampling_servers import Servers
 
 STALE, SAMPLES, LAST = 2, 3, 6
 
@@ -31,7 +30,7 @@ def source(policy):
     config = types.SimpleNamespace(stale=STALE, samples=SAMPLES, seed=0)
 
     def sample(records, n, update, costs):
-        assert costs == [float(len(record["problem"])) for record in records]
+        assert costs == [2.0 for _ in records]
         return [[(record["problem"], update, policy.name)] * n for record in records]
 
     judged = lambda update, drawn: [("judged", update, drawn)]  # noqa: E731
@@ -41,8 +40,8 @@ def source(policy):
     )
 
 
-def costs(problems):
-    return [float(len(problem)) for problem in problems]
+LENGTHS = {"p1": 2.0}
+"""Of the samples so far: those of other problems are expected to be as long."""
 
 
 def learnt(samples, first=1):
@@ -68,9 +67,9 @@ def asked(policy, problems, n, *, seed, update, costs):
 
 @pytest.mark.parametrize("door", [Here, Servers])
 def test_samples_are_drawn_ahead_by_the_policy_of_then(door, monkeypatch):
-    monkeypatch.setattr(sampling_servers, "ask", asked)
+    monkeypatch.setattr(sampling, "ask", asked)
     policy = Policy()
-    samples, drawn = door(source(policy), [], costs), []
+    samples, drawn = door(source(policy), [], LENGTHS), []
     take = samples.take
     samples.take = lambda update: drawn.append(take(update)) or drawn[-1]
     assert learnt(samples) == DUE
@@ -82,7 +81,7 @@ def test_samples_are_drawn_ahead_by_the_policy_of_then(door, monkeypatch):
     assert samples.judged(Ahead(5, 2, ["a"])) == [("judged", 5, ["a"])]
     assert samples.held_out(7) == [("held out", 7, f"run@{LAST}")]
     held = [Ahead(4, 1, [["kept"]]), Ahead(5, 2, [["kept"]])]  # by a checkpoint: not drawn again
-    assert learnt(door(source(Policy()), held, costs), first=4) == [(4, 1), (5, 2), (6, 3)]
+    assert learnt(door(source(Policy()), held, LENGTHS), first=4) == [(4, 1), (5, 2), (6, 3)]
 
 
 def test_unfinished_samples_go_on_with_the_next_policy(monkeypatch):
@@ -105,7 +104,7 @@ def test_unfinished_samples_go_on_with_the_next_policy(monkeypatch):
         ]  # fmt: skip
 
     monkeypatch.setattr(sampling, "go_on", go_on)
-    samples, taken = Carrying(source(Policy()), [], costs), []
+    samples, taken = Carrying(source(Policy()), [], LENGTHS), []
     for update in range(1, LAST + 1):
         samples.begin(update, min(update + STALE, LAST))
         taken.append(samples.take(update))
@@ -130,7 +129,7 @@ def test_hosts_are_waited_for_once_before_each_push(monkeypatch):
     monkeypatch.setattr(sampling_hosts.multihost, "received", lambda kind: {"value": replies.pop(0)})
     monkeypatch.setattr(Group, "of_json", staticmethod(lambda group, records: ("group", group)))
     hosts = SamplingHosts.__new__(SamplingHosts)
-    hosts.problems, hosts.ahead, hosts._costs = source(Policy()).problems, [], costs
+    hosts.problems, hosts.ahead, hosts._lengths = source(Policy()).problems, [], LENGTHS
     hosts._begun, hosts._records, hosts.update, hosts.waited = sampling_hosts.collections.deque(), {}, 0, 0.0
     hosts.push = lambda params, name: post(ORDER, {"do": "push", "name": name, "at": hosts.update})
     assert learnt(hosts) == DUE and not replies

@@ -106,6 +106,8 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
+    if dtype == "float32":
+        return x.astype(dtype)
     matrix = role in summed_axes() and role not in wide()
     if dtype == "int8" and matrix:
         return quantized(x, summed_axes()[role])

@@ -30,9 +30,8 @@ from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl import RESULT, refresh, rollout, sampling_hosts
 from jprm.methods.rl.config import METHODS, RLExperiment, learner
 from jprm.methods.rl.progress import Progress, best_of, claim_rl, fired, fresh_test, suspected, verdict
-from jprm.methods.rl.sampling import Carrying, Here, Problems, Samples, SampleSource, sampler_options
+from jprm.methods.rl.sampling import Carrying, Here, Problems, Samples, SampleSource, Servers, sampler_options
 from jprm.methods.rl.sampling_hosts import SamplingHosts
-from jprm.methods.rl.sampling_servers import Servers
 from jprm.methods.verify import verifiers
 from jprm.model.attention import chain_rows
 from jprm.model.mesh import mesh_by_heads, own_mesh
@@ -112,20 +111,20 @@ class Loop:
 
     def _open_samples(self, name: str) -> Samples:
         """Returns whom the experiment has sample, with the policy `name`'s parameters."""
-        config, trainer, ahead = self.config, self.trainer, self.progress.ahead
+        config, trainer, ahead, lengths = self.config, self.trainer, self.progress.ahead, self.progress.lengths
         model, tokenizer = trainer.experiment.model, trainer.tokenizer
         if config.sampling_hosts:
-            return SamplingHosts(self.problems, tokenizer, trainer.params, name, ahead, self._costs)
+            return SamplingHosts(self.problems, tokenizer, trainer.params, name, ahead, lengths)
         source, mesh = SampleSource(self.problems, tokenizer, self._prm), own_mesh(trainer.mesh)
         parts = trainer.params, model, tokenizer
         if config.engine:
             prefixes = [Prefix(record["problem"]) for record in self.held_out[:PROBES]]
             probes = Probes(prefixes, self._folder / "engine", config.tokens)
             source.policy = RemoteSampler(config.engine, probes, *parts, mesh, sampler_options(config), name)
-            return Servers(source, ahead, self._costs)
+            return Servers(source, ahead, lengths)
         heads = mesh_by_heads(model, list(mesh.devices.flat))
         source.policy = Sampler(*parts, heads, sampler_options(config), name)
-        return (Carrying if config.carry else Here)(source, ahead, self._costs)
+        return (Carrying if config.carry else Here)(source, ahead, lengths)
 
     @property
     def _prm(self) -> str:
@@ -216,12 +215,6 @@ class Loop:
             self.progress.lengths[group.record["problem"]] = mean
         of_samples = self.samples.figures(ahead, number)
         return groups, {"update": number, **of_samples, **rollout.train_figures(groups)}
-
-    def _costs(self, problems: Sequence[str]) -> list[float]:
-        """Returns the tokens expected of a sample of each problem: as many as its last ones had, or as others had."""
-        known = self.progress.lengths
-        usual = float(np.mean(list(known.values()))) if known else 1.0
-        return [known.get(problem, usual) for problem in problems]
 
     def _batch(self, part: Sequence[Any]) -> tuple[Rows, PackReport, int]:
         """Returns the rows of one step of the optimizer, what packing did, and the number of sampled tokens."""

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
 
 from jprm.experiment import ObjectiveConfig
-from jprm.methods.policy.vocabulary import gathered_head, in_blocks, slot_states
+from jprm.methods.decoding.vocabulary import gathered_head, in_blocks, slot_states
 from jprm.model.heads import TOKEN, find, token_log_probability
 from jprm.model.mesh import at_tokens
 from jprm.model.transformer import head_logits

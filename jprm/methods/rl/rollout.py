@@ -20,9 +20,9 @@ from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
 from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
+from jprm.methods.decoding.vocabulary import log_probabilities
 from jprm.methods.evaluate.blocks import shown_n
 from jprm.methods.evidence.verifier import FusedVerifier
-from jprm.methods.policy.vocabulary import log_probabilities
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.credit import sampled_weights, token_advantages

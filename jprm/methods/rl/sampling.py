@@ -1,7 +1,7 @@
 """Where the samples of an update come from: problems by number, a policy that samples, verifier and PRMs that judge.
 
 The loop asks `Samples` and does not know whom it asks: this process (`Here`, and `Carrying`, whose samples may run over
-an update), servers (`jprm.methods.rl.sampling_servers`), or other hosts of the job (`jprm.methods.rl.sampling_hosts`).
+an update), servers (`Servers`), or other hosts of the job (`jprm.methods.rl.sampling_hosts`).
 A `SampleSource` draws and judges on the devices of its own process, together with the other processes of its group.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from jprm.methods.agents.environment import World
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig
 from jprm.methods.decoding.turns import EpisodeLimits, TurnLayout
 from jprm.methods.formats.chat_template import template_of
+from jprm.methods.policy.engine import RemoteSampler
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.rollout import Group, Record
-from jprm.methods.rl.samples import Begun, Carried, Rollout, behind_T, go_on, sample, sample_episodes
+from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on, sample, sample_episodes
 from jprm.methods.verify import verifiers
 from jprm.score.scale import check_scale
 from jprm.tokenizer import Layout, Tokenizer
@@ -115,8 +116,14 @@ def sampler_options(config: RLExperiment) -> SamplerConfig:
 
 # ---- Samples of updates, as the loop asks for them.
 
-Costs = Callable[[Sequence[str]], list[float]]
-"""Problems to the tokens that are expected of a sample of each."""
+
+def expected_tokens(problems: Sequence[str], lengths: Mapping[str, float]) -> list[float]:
+    """Returns the tokens expected of a sample of each problem: as many as its last ones had, or as others had.
+
+    lengths: by problem, the mean tokens of its last samples.
+    """
+    usual = float(np.mean(list(lengths.values()))) if lengths else 1.0
+    return [lengths.get(problem, usual) for problem in problems]
 
 
 @dataclasses.dataclass
@@ -194,8 +201,8 @@ class Here:
 
     waited = 0.0
 
-    def __init__(self, source: SampleSource, ahead: list[Ahead], costs: Costs):
-        self.source, self.ahead, self._costs = source, ahead, costs
+    def __init__(self, source: SampleSource, ahead: list[Ahead], lengths: Mapping[str, float]):
+        self.source, self.ahead, self._lengths = source, ahead, lengths
 
     @property
     def policy(self) -> Sampler:
@@ -214,7 +221,7 @@ class Here:
 
     def _drawn(self, update: int, by: int) -> Ahead:
         records = self.source.problems.chosen(update)
-        costs = self._costs([record["problem"] for record in records])
+        costs = expected_tokens([record["problem"] for record in records], self._lengths)
         return Ahead(update, by, self.source.sample(records, self.source.config.samples, update, costs))
 
     def take(self, update: int) -> Ahead:
@@ -246,9 +253,10 @@ class Carrying(Here):
 
     def take(self, update: int) -> Ahead:
         groups = [group for ahead in self.ahead for group in ahead.groups]
+        expected = expected_tokens([group.problem for group in groups], self._lengths)
         costs = [
             sum(max(length - len(chain.ids), 1.0) for chain in group.chains if chain.reason == "open")
-            for group, length in zip(groups, self._costs([group.problem for group in groups]), strict=True)
+            for group, length in zip(groups, expected, strict=True)
         ]
         chains = iter(go_on(self.policy, groups, seed=self.source.config.seed, by=update - 1, costs=costs))
         for ahead in self.ahead:
@@ -261,3 +269,34 @@ class Carrying(Here):
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
         tokens = [behind_T(sample, update) for samples in ahead.drawn for sample in samples]
         return {"behind": float(np.concatenate(tokens).mean())}
+
+
+class Servers(Here):
+    """`Samples` of servers, while the learner learns where they are drawn ahead. The policy is a `RemoteSampler`.
+
+    What servers have not returned yet is no part of a checkpoint. A run that continues asks for it again.
+    """
+
+    def __init__(self, source: SampleSource, ahead: list[Ahead], lengths: Mapping[str, float]):
+        super().__init__(source, ahead, lengths)
+        self._asked: dict[int, tuple[int, Callable[[], list[list[Rollout]]]]] = {}  # by update
+
+    def begin(self, update: int, due: int) -> None:
+        config, problems = self.source.config, self.source.problems
+        known = [update - 1, *(begun.update for begun in self.ahead), *self._asked]
+        for later in range(max(known) + 1, due + 1):
+            texts = [record["problem"] for record in problems.chosen(later)]
+            costs = expected_tokens(texts, self._lengths)
+            drawn = ask(self.policy, texts, config.samples, seed=config.seed, update=later, costs=costs)
+            self._asked[later] = update - 1, drawn
+
+    def take(self, update: int) -> Ahead:
+        if update not in self._asked:  # drawn ahead before the run had servers
+            return self.ahead.pop(0)
+        by, drawn = self._asked.pop(update)
+        return Ahead(update, by, drawn())
+
+    def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
+        policy = cast(RemoteSampler, self.policy)
+        out = {"left_out": len(policy.failures), "drawn_here": policy.drawn_here}
+        return super().figures(ahead, update) | out

@@ -35,7 +35,7 @@ from jprm.methods.rl import rollout
 from jprm.methods.rl.config import RLExperiment, model_of
 from jprm.methods.rl.rollout import Group
 from jprm.methods.rl.samples import Rollout
-from jprm.methods.rl.sampling import Ahead, Costs, Problems, SampleSource, sampler_options
+from jprm.methods.rl.sampling import Ahead, Problems, SampleSource, expected_tokens, sampler_options
 from jprm.model.mesh import mesh_by_heads, sent
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train import Stopped
@@ -69,9 +69,15 @@ class SamplingHosts:
     """
 
     def __init__(
-        self, problems: Problems, tokenizer: Tokenizer, params: Mapping, name: str, ahead: list[Ahead], costs: Costs
+        self,
+        problems: Problems,
+        tokenizer: Tokenizer,
+        params: Mapping,
+        name: str,
+        ahead: list[Ahead],
+        lengths: Mapping[str, float],
     ):
-        self.config, self.problems, self.ahead, self._costs = problems.config, problems, ahead, costs
+        self.config, self.problems, self.ahead, self._lengths = problems.config, problems, ahead, lengths
         self.layout, self.update, self.waited = native_layout(tokenizer), 0, 0.0
         self._records = {record["problem"]: record for record in (*problems.records, *problems.held_out)}
         self._begun: collections.deque[tuple[int, int]] = collections.deque()
@@ -94,7 +100,7 @@ class SamplingHosts:
         """Orders the samples of the updates up to `due`, and waits for those of `update` if they are not there."""
         self.update = update
         for later in range(self.ahead[-1].update + 1 if self.ahead else update, due + 1):
-            costs = self._costs([record["problem"] for record in self.problems.chosen(later)])
+            costs = expected_tokens([record["problem"] for record in self.problems.chosen(later)], self._lengths)
             self._order("draw", update=later, costs=costs)
             self._begun.append((later, update - 1))
             if later == update:
