@@ -12,7 +12,6 @@ from tiny_run import write_experiment
 
 from jprm.apps import cli
 from jprm.apps.plan import counts, rl
-from jprm.apps.plan.counts import Collective
 from jprm.apps.plan.topologies import devices, find
 from jprm.experiment import load
 from jprm.methods.rl.config import RLExperiment
@@ -71,7 +70,7 @@ def test_hosts_that_sample_take_their_time_while_the_others_learn(file, monkeypa
     pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
     beside, took = {}, {"update": 5.0, "push": 1.0, "scoring": 2.0, "prefill": 1.0, "decode": 3.0}
 
-    def measure(name, program, layers, resident, *_):
+    def measure(name, program, resident, *_):
         beside[name] = resident, {device.process_index for device in program.mesh.devices.flat}
         return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "bounds": {"step": took[name]}}
 
@@ -103,7 +102,7 @@ def test_a_plan_of_two_meshes_is_that_of_each(file):
         topology = find(slice)
         mesh = make_mesh(config.mesh, devices(topology.without(config.sampling_hosts)))
         runs, resident = rl.programs(config, rl.longest(config), mesh, topology)
-        return resident, {name: rl.measure(name, runs[name], 2, 0.0, {}, lambda line: None) for name in names}
+        return resident, {name: rl.measure(name, runs[name], 0.0, {}, lambda line: None) for name in names}
 
     with optimised():
         held, found = measured(config, "v5e-16", "update", "decode", "prefill", "push")
@@ -115,27 +114,6 @@ def test_a_plan_of_two_meshes_is_that_of_each(file):
     assert {name: found[name] for name in sampled} == sampled
     assert found["update"]["program"]["flops"] == learnt["update"]["program"]["flops"]
     assert found["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.1)
-
-
-@pytest.mark.slow
-def test_two_small_depths_foretell_a_large_one(file, monkeypatch):
-    """Prefill of eight layers, from two and four. Memory, which the order of work decides, within 5 %."""
-    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
-    config, topology = load(file, (), RLExperiment), find("v5e-8")
-    config = dataclasses.replace(config, model={"layers": 8, "layer_groups": (8,)})
-    mesh = make_mesh(config.mesh, devices(topology))
-    found = []
-    with optimised():
-        for layers in ((2, 4), (8,)):
-            monkeypatch.setattr(rl, "depths", lambda model, layers=layers: layers)
-            made, resident = rl.programs(config, rl.longest(config), mesh, topology)
-            prefill, stays = made["prefill"], sum(resident.values())
-            assert tuple(prefill.variants) == layers and tuple(made["decode"].variants) == (8,)
-            found.append(rl.measure("prefill", prefill, 8, stays, {}, lambda line: None))
-    foretold, whole = found
-    assert foretold["compiled_layers"] == [2, 4] and whole["compiled_layers"] is None
-    assert foretold["program"] == whole["program"] and foretold["bounds"] == whole["bounds"]
-    assert foretold["peak"] == pytest.approx(whole["peak"], rel=0.05)
 
 
 def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
@@ -157,25 +135,6 @@ def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
     planned = rl.plan(*arguments)
     assert compiled == [*planned["programs"]] == ["update", "scoring", "prefill", "decode", "push"]
     assert planned["update_seconds"] == pytest.approx(10.0 + planned["host"]["packing_seconds"])
-
-
-def test_figures_are_continued_on_their_line():
-    def program(layers):
-        gathers = tuple(
-            Collective("all-gather", "weights", False, 8.0, 7.0, 2.0, False, f"layer {i}") for i in range(layers)
-        )
-        once = Collective("all-reduce", "other", False, 5.0, 5.0, 1.0, False, "head")
-        return counts.ProgramCounts(10.0 + 3 * layers, 20.0 + layers, (*gathers, once))
-
-    model = dataclasses.replace(POLICY, layers=28, layer_groups=(28,))
-    assert rl.depths(model) == (2, 4)
-    assert rl.depths(dataclasses.replace(model, windows=(64, 64, 0))) == (6, 12)  # whole periods
-    assert rl.depths(dataclasses.replace(POLICY, layers=4, layer_groups=(4,))) == (4,)
-    found, whole = rl.program_at({layers: program(layers) for layers in (2, 4)}, 28), program(28)
-    assert (found.flops, found.bytes) == (whole.flops, whole.bytes)
-    assert found.received(network=False) == whole.received(network=False) == 28 * 7 * 2 + 5
-    assert counts.totals(found.collectives) == counts.totals(whole.collectives)
-    assert rl.program_at({28: whole}, 28) == whole and rl.total_at({2: 5.0, 4: 9.0}, 28) == 57.0
 
 
 def test_links_are_those_of_the_slice():

@@ -12,9 +12,7 @@ scores its part of the problems, as `jprm rl` does. All of it stays on the devic
 only prefill and decode. With `sampling_hosts` the last hosts have sampler and PRM, and run scoring, prefill and
 decode; the others have and run the rest. Both work at the same time, and then push together.
 
-In prefill and decode the layers are no loop. Prefill of all layers takes long to compile: it is compiled with few, and
-the figures are continued to all. Decode is compiled whole, since the compiler places its arrays otherwise where layers
-are few.
+In prefill and decode the layers are no loop, so that both take minutes to compile where layers are many.
 """
 
 from __future__ import annotations
@@ -60,15 +58,15 @@ SAMPLED = ("sampler", "PRM", "scoring", "prefill", "decode")
 class PlannedProgram:
     """What an update runs.
 
-    variants: by the number of their layers, functions to lower and their arguments. One is the program itself; two have
-        fewer layers.
+    function, arguments: what is lowered; the first argument is the parameters or holds them.
     stays: bytes of a device that it is given and that stay there.
     times: how often an update runs it.
     mesh, topology: of the devices that run it together.
     sent: collectives that the compiled program does not have.
     """
 
-    variants: Mapping[int, tuple[Callable, tuple[Any, ...]]]
+    function: Callable
+    arguments: tuple[Any, ...]
     stays: float
     times: int
     mesh: Mesh
@@ -107,7 +105,7 @@ def plan(
             continue
         beside = [size for part, size in resident.items() if together(config, part, name)]
         kernels = layers.kernels(model, at_once, data.tokens, mesh.shape) if name == "update" else {}
-        figures_of[name] = measure(name, program, model.layers, sum(beside), kernels, say)
+        figures_of[name] = measure(name, program, sum(beside), kernels, say)
         if file:
             write_json(file, figures_of[name])
     say("packing rows")
@@ -123,7 +121,7 @@ def plan(
         "devices": topology.devices, "mesh": dict(mesh.shape), "rows": data.rows, "tokens": data.tokens,
         "sampling_hosts": config.sampling_hosts,
         "host": {"chips": topology.host.chips, "mesh": dict(runs["decode"].mesh.shape), "packing_seconds": host},
-        "parameters": sum(x.size for x in jax.tree.leaves(params_of(*runs["update"].variants.values()))),
+        "parameters": sum(x.size for x in jax.tree.leaves(params_of(runs["update"]))),
         "resident": resident, "available": chip.allotted, "programs": figures_of, "work": work,
         "fits": all(figures["fits"] for figures in figures_of.values()),
         "update_seconds": in_all(work, host, apart) if fits else None,
@@ -144,27 +142,20 @@ def in_all(work: Mapping[str, float], packing: float, apart: bool, reached: floa
 
 
 def measure(
-    name: str, program: PlannedProgram, layers: int, resident: float, kernels: Mapping[str, float],
-    say: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
-    """Compiles a program; returns its figures, those of `layers` layers where it is compiled with fewer."""
-    totals, counted, available = {}, {}, program.topology.chip.allotted
-    for size, lowered in program.variants.items():
-        say(f"compiling {name}" + (f" of {size} layers" if len(program.variants) > 1 else ""))
-        memory, text = compiled(*lowered, program.mesh, available)
-        totals[size] = memory.total
-        if text is not None:
-            sizes = layer_sizes(params_of(lowered), program.mesh) if name != "push" else set()
-            of_text = counts.count(hlo.parse(text), sizes, kernels, node(program.topology))
-            counted[size] = dataclasses.replace(of_text, collectives=of_text.collectives + program.sent)
-    peak = total_at(totals, layers) + resident - program.stays
-    figures = {
-        "times": program.times, "peak": peak, "fits": peak <= available, "program": None,
-        "compiled_layers": [*totals] if len(totals) > 1 else None,
-    }  # fmt: skip
-    if len(counted) < len(totals):
+    name: str, program: PlannedProgram, resident: float, kernels: Mapping[str, float], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compiles a program; returns its figures. `resident`: bytes that its devices hold while it runs."""
+    say(f"compiling {name}")
+    available = program.topology.chip.allotted
+    memory, text = compiled(program.function, program.arguments, program.mesh, available)
+    peak = memory.total + resident - program.stays
+    figures = {"times": program.times, "peak": peak, "fits": peak <= available, "program": None}
+    if text is None:
         return figures
-    return figures | measured(program_at(counted, layers), program.topology)
+    sizes = layer_sizes(params_of(program), program.mesh) if name != "push" else set()
+    counted = counts.count(hlo.parse(text), sizes, kernels, node(program.topology))
+    counted = dataclasses.replace(counted, collectives=counted.collectives + program.sent)
+    return figures | measured(counted, program.topology)
 
 
 def longest(config: RLExperiment) -> Experiment:
@@ -197,7 +188,7 @@ def programs(
         "sampler": held(copied),
     }  # fmt: skip
     every = mesh, learners
-    runs = {"update": PlannedProgram({model.layers: (step, arguments)}, held(state), config.minibatches, *every)}
+    runs = {"update": PlannedProgram(step, arguments, held(state), config.minibatches, *every)}
     problems = -(-config.problems_an_update // (config.sampling_hosts or topology.hosts))  # of the host with the most
     if config.prm and kind_of(config.prm) == "run":
         prm, width = read(path_of(config.prm) / RUN), make_mesh(MeshConfig(), devices(host))
@@ -205,14 +196,10 @@ def programs(
         resident["PRM"] = held(scored[0])
         tokens = problems * config.samples * config.tokens  # every chain in a row of its own
         times = -(-tokens // (width.size * prm.data.tokens))
-        runs["scoring"] = PlannedProgram({prm.model.layers: (function, scored)}, held(scored[0]), times, width, host)
-    for name, sizes in {"prefill": depths(sampler_model), "decode": (sampler_model.layers,)}.items():
-        of_depths = [
-            _sampling(config, *shallow(copied, sampler_model, layers), sampler_mesh, problems)[name] for layers in sizes
-        ]
-        variants = {layers: layers_of[:2] for layers, layers_of in zip(sizes, of_depths, strict=True)}
+        runs["scoring"] = PlannedProgram(function, scored, held(scored[0]), times, width, host)
+    for name, (function, given, times) in _sampling(config, copied, sampler_model, sampler_mesh, problems).items():
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
-        runs[name] = PlannedProgram(variants, resident["sampler"] - unused, of_depths[0][2], sampler_mesh, host)
+        runs[name] = PlannedProgram(function, given, resident["sampler"] - unused, times, sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = decode.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
@@ -231,7 +218,7 @@ def programs(
         turns, between = -(-config.sampling_hosts // learners.hosts), topology.slices > 1
         sent.append(Collective("collective-permute", "weights", between, size, size, turns, False, "push"))
         stays -= size
-    runs["push"] = PlannedProgram({model.layers: send}, stays, model.layers, *every, tuple(sent))
+    runs["push"] = PlannedProgram(*send, stays, model.layers, *every, tuple(sent))
     return runs, {name: size for name, size in resident.items() if size}
 
 
@@ -274,15 +261,6 @@ def packing_seconds(config: RLExperiment, experiment: Experiment) -> float:
     tree = group_tree("longest", prompt, samples, [np.ones(T)] * config.samples)
     packed([tree], experiment.data, chain_rows(experiment.model))
     return (time.process_time() - began) * config.problems_an_update
-
-
-def shallow(params: Mapping, model: ModelConfig, layers: int) -> tuple[dict, ModelConfig]:
-    """Returns the first layers of an unstacked model."""
-    decoder = {
-        name: x for name, x in params["decoder"].items()
-        if not name.startswith("layers_") or int(name.removeprefix("layers_")) < layers
-    }  # fmt: skip
-    return {**params, "decoder": decoder}, dataclasses.replace(model, layers=layers, layer_groups=(1,) * layers)
 
 
 def _sampling(
@@ -332,10 +310,9 @@ def held(arrays: Any) -> float:
     )
 
 
-def params_of(lowered: tuple[Callable, tuple[Any, ...]]) -> Any:
-    """Returns the parameters among a function's arguments, of which they are the first."""
-    _, (first, *_) = lowered
-    return getattr(first, "params", first)
+def params_of(program: PlannedProgram) -> Any:
+    """Returns the parameters among a program's arguments, of which they are the first."""
+    return getattr(program.arguments[0], "params", program.arguments[0])
 
 
 def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
@@ -361,7 +338,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     rows = []
     for name, figures in plan["programs"].items():
         peak = f"{figures['peak'] / GIB:.2f}" + ("" if figures["fits"] else ": does not fit")
-        cells = [name + ("*" if figures["compiled_layers"] else ""), f"{figures['times']:,}", peak]
+        cells = [name, f"{figures['times']:,}", peak]
         if program := figures["program"]:
             received = program["received"] + program["between_slices"]
             cells += [f"{x:.4g}" for x in (program["flops"], program["hbm_bytes"], received)]
@@ -372,10 +349,6 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
     packing = seconds(plan["host"]["packing_seconds"])
     rows.append(["packing", "1", "", "", "", "", packing, packing, "this machine's processor"])
     yield Table("programs", columns, rows)
-    for few, more in {
-        tuple(figures["compiled_layers"]) for figures in plan["programs"].values() if figures["compiled_layers"]
-    }:
-        yield f"* continued to all layers from programs of {few} and {more}: every layer adds the same"
     fits = "it fits" if plan["fits"] else "it does not fit"
     yield f"{plan['available'] / GIB:.2f} GiB are available: {fits}"
     if plan["update_seconds"] is not None:
@@ -391,49 +364,3 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
             " MaxText publishes for its training"
         )
     yield f"planned in {plan['seconds_to_plan']:.0f} s"
-
-
-# ---- Figures of a program of many layers, from those of two programs of few.
-#
-# Where every layer is written out, each adds the same instructions and arrays: figures are affine in the number of
-# layers. `tests/test_plan_rl.py` holds them against a program of all layers.
-
-PERIODS = 2, 4
-"""Periods of the layers' pattern in the two programs: in fewer, the first and the last layer are neighbours."""
-
-
-def depths(model: ModelConfig) -> tuple[int, ...]:
-    """Returns the layers of the programs to compile: two numbers, or the model's own where that is no more."""
-    few = tuple(periods * max(1, len(model.windows)) for periods in PERIODS)
-    return few if few[-1] < model.layers else (model.layers,)
-
-
-def total_at(totals: Mapping[int, float], layers: int) -> float:
-    """Returns a figure at `layers` layers from those at one or two numbers of layers."""
-    return sum(weight * totals[depth] for depth, weight in _weights(totals, layers).items())
-
-
-def program_at(programs: Mapping[int, counts.ProgramCounts], layers: int) -> counts.ProgramCounts:
-    """Returns the counts of the program with `layers` layers, as `total_at` does.
-
-    Its collectives are those of both programs, each counted with its program's weight. The smaller program has a
-    negative weight.
-    """
-    weights = _weights(programs, layers)
-    return counts.ProgramCounts(
-        flops=sum(weight * programs[depth].flops for depth, weight in weights.items()),
-        bytes=sum(weight * programs[depth].bytes for depth, weight in weights.items()),
-        collectives=tuple(
-            dataclasses.replace(collective, times=weight * collective.times)
-            for depth, weight in weights.items()
-            for collective in programs[depth].collectives
-        ),
-        uncounted=tuple(sorted({name for program in programs.values() for name in program.uncounted})),
-    )
-
-
-def _weights(sizes: Mapping[int, object], layers: int) -> dict[int, float]:
-    """Returns what each program counts on the line through them: 1 for a single one."""
-    few, more = min(sizes), max(sizes)
-    at = (layers - few) / (more - few) if more > few else 1.0
-    return {few: 1 - at, more: at} if more > few else {few: 1.0}
