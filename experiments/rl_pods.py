@@ -95,21 +95,20 @@ def write_shapes(folder: pathlib.Path) -> None:
 def planned(name: str, folder: pathlib.Path) -> dict:
     """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`, with `+K` of K hosts that sample.
 
-    Every program is compiled once.
+    A slice whose file is there is not planned again.
     """
     from jprm.apps.plan import rl
     from jprm.apps.plan.topologies import find
 
-    file, keep = folder / f"{name}.json", folder / name
+    file = folder / f"{name}.json"
     if not file.exists():
-        keep.mkdir(exist_ok=True)
         whole, _, sampling = name.partition("+")
         slices, _, kind = whole.rpartition("x")
         topology = find(kind, int(slices or 1))
         learners = topology.without(int(sampling or 0))
         gpu = topology.chip.backend == "gpu"
         config = experiment(folder, learners.devices, learners.slices, gpu, int(sampling or 0))
-        file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True), keep)))
+        file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True))))
     return json.loads(file.read_text())
 
 

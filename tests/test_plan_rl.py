@@ -116,27 +116,6 @@ def test_a_plan_of_two_meshes_is_that_of_each(file):
     assert found["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.1)
 
 
-def test_a_stopped_plan_goes_on(file, tmp_path, monkeypatch):
-    pytest.importorskip("libtpu", reason="needs libtpu: the extra `tpu`")
-    compiled, stops = [], ["prefill"]
-
-    def measure(name, *rest):
-        if name in stops:
-            raise KeyboardInterrupt
-        compiled.append(name)
-        return {"times": 1, "peak": 1.0, "fits": True, "program": {"flops": 1.0}, "bounds": {"step": 2.0}}
-
-    monkeypatch.setattr(rl, "measure", measure)
-    arguments = load(file, (), RLExperiment), find("v5e-8"), lambda line: None, tmp_path
-    with pytest.raises(KeyboardInterrupt):
-        rl.plan(*arguments)
-    assert compiled == ["update", "scoring"]
-    stops.clear()
-    planned = rl.plan(*arguments)
-    assert compiled == [*planned["programs"]] == ["update", "scoring", "prefill", "decode", "push"]
-    assert planned["update_seconds"] == pytest.approx(10.0 + planned["host"]["packing_seconds"])
-
-
 def test_links_are_those_of_the_slice():
     """Bytes a second: v5p 100e9 a link, v5e 50e9, v6e 100e9. A host of v5p is a 2 x 2 of chips with two links each."""
     found = {name: find(name).interconnect / 1e9 for name in ("v5p-8", "v5p-64", "v5p-128", "v5e-64", "v5e-256")}

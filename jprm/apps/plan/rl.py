@@ -18,9 +18,7 @@ In prefill and decode the layers are no loop, so that both take minutes to compi
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,7 +33,6 @@ from jprm.apps.plan.counts import Collective
 from jprm.apps.plan.plan import compiled, layer_sizes, measured, node, placed, scoring_step, seconds, training_step
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import RUN, Experiment, kind_of, read
-from jprm.io.outputs import write_json
 from jprm.io.storage import path_of
 from jprm.methods.decoding import decode, sampler
 from jprm.methods.evaluate.blocks import Table
@@ -74,18 +71,12 @@ class PlannedProgram:
     sent: tuple[Collective, ...] = ()
 
 
-def plan(
-    config: RLExperiment, topology: Topology, say: Callable[[str], None] = lambda line: None,
-    keep: pathlib.Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def plan(config: RLExperiment, topology: Topology, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Compiles the programs of an update for a slice and measures them; bytes and FLOPs are of one device.
 
     The policy's folder needs only its config.json, or experiment.json. An update is taken at its longest: every sample
     has `max_tokens`, and samples share no token. `update_seconds` is a lower bound for such an update, None where a
     program does not fit. `expected_seconds` is at the rate that MaxText publishes for its training on such chips.
-
-    keep: a folder for each program's figures, NAME.json. A program whose file is there is not compiled: a plan that
-        was stopped goes on. The folder is for one config and one topology; that it is so is not checked.
 
     Raises as `jprm.apps.plan.plan.plan` does, and ValueError where `sampling_hosts` leaves no host to learn.
     """
@@ -99,15 +90,9 @@ def plan(
     runs, resident = programs(config, experiment, mesh, topology)
     figures_of, at_once = {}, data.micro_rows // row_parts(mesh)  # rows of a device
     for name, program in runs.items():
-        file = keep and keep / f"{name}.json"
-        if file and file.exists():
-            figures_of[name] = json.loads(file.read_text())
-            continue
         beside = [size for part, size in resident.items() if together(config, part, name)]
         kernels = layers.kernels(model, at_once, data.tokens, mesh.shape) if name == "update" else {}
         figures_of[name] = measure(name, program, sum(beside), kernels, say)
-        if file:
-            write_json(file, figures_of[name])
     say("packing rows")
     host = packing_seconds(config, experiment)
     fits, work = all(figures["program"] for figures in figures_of.values()), {}
