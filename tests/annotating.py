@@ -80,8 +80,10 @@ class Desk:
     def request(self, method, path, **more):
         async def send():
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=self.headers) as one:
-                return await one.request(method, path, **more)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost", headers=self.headers
+            ) as client:
+                return await client.request(method, path, **more)
 
         return asyncio.run(send())
 
@@ -110,13 +112,13 @@ class Desk:
 
         A path of a trajectory goes on from a wrong turn too. Returns the ratings and the path.
         """
-        task, here, given, path = shown["task"], shown["after"][0], {}, []
+        task, here, ratings, path = shown["task"], shown["after"][0], {}, []
         recovers = "around" in shown
         while here:
             for step in here:
-                given[step] = rating(step)
-                assert self.rate(name, task, step, given[step]).status_code == 200
-            fine = [step for step in here if recovers or given[step] != -1]
+                ratings[step] = rating(step)
+                assert self.rate(name, task, step, ratings[step]).status_code == 200
+            fine = [step for step in here if recovers or ratings[step] != -1]
             if not fine:
                 break
             path.append(go_on(fine) if len(here) > 1 else fine[0])
@@ -126,7 +128,7 @@ class Desk:
         reasons = ("solution", "found_error") if here else ("found_error", "solution")
         done = [self.post(name, task, "finish", reason=reason, seconds=1.0).status_code for reason in reasons]
         assert done == [409, 200]
-        return given, path
+        return ratings, path
 
 
 class Process:

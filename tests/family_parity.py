@@ -40,15 +40,15 @@ from jprm.rows import Rows
 TREES = [random_tree(seed, nodes=8) for seed in range(4)]
 
 
-def apart(found, wanted) -> float:
+def apart(actual, wanted) -> float:
     """Returns the largest difference of any array over the largest number of that array."""
 
     def of_array(a, b) -> float:
         a, b = np.asarray(a), np.asarray(b)
         return float(np.abs(a - b).max() / (np.abs(b).max() or 1))
 
-    each = jax.tree.map(of_array, found, wanted)
-    return max(jax.tree.leaves(each))
+    distances = jax.tree.map(of_array, actual, wanted)
+    return max(jax.tree.leaves(distances))
 
 
 @contextlib.contextmanager
@@ -88,8 +88,8 @@ def sharded_apart(params, config: ModelConfig) -> float:
     wanted = both(params, config, rows)
     mesh = make_mesh(MeshConfig(1, 2, 1, 1, 2) if config.experts.count else MeshConfig(1, 2, 2), jax.devices()[:4])
     with jax.set_mesh(mesh):
-        found = both(placed(params, mesh), config, put_rows(rows, mesh))
-    return apart(found, wanted)
+        actual = both(placed(params, mesh), config, put_rows(rows, mesh))
+    return apart(actual, wanted)
 
 
 def of_family(kind: str, folder: pathlib.Path) -> dict[str, float]:
@@ -99,7 +99,7 @@ def of_family(kind: str, folder: pathlib.Path) -> dict[str, float]:
     rows = chain_rows([families.IDS], len(families.IDS))
     hidden = jax.jit(lambda x: transformer.hidden({"decoder": x}, config, rows)[0])
     wanted_TD = families.expected(model)
-    found = {"hidden states": apart(hidden(decoder), wanted_TD), "of": float(np.abs(wanted_TD).max())}
+    distances = {"hidden states": apart(hidden(decoder), wanted_TD), "of": float(np.abs(wanted_TD).max())}
 
     weight_TD = np.random.default_rng(1).normal(size=wanted_TD.shape).astype(np.float32)
     (getattr(model, "model", model)(ids).last_hidden_state[0] * torch.tensor(weight_TD)).sum().backward()
@@ -109,18 +109,18 @@ def of_family(kind: str, folder: pathlib.Path) -> dict[str, float]:
             x.copy_(torch.zeros_like(x) if x.grad is None else x.grad)
     model.save_pretrained(folder / "gradients")
     gradients = jax.jit(jax.grad(lambda x: jnp.sum(hidden(x) * weight_TD)))(decoder)
-    found["gradients"] = apart(gradients, load_decoder(folder / "gradients", config))
+    distances["gradients"] = apart(gradients, load_decoder(folder / "gradients", config))
 
     with torch.no_grad(), in_float64():
         for name, x in model.named_parameters():
             x.copy_(values[name])
         model.config._experts_implementation = "eager"
         exact_TD = families.expected(model.double())
-    found["transformers - float64"] = apart(wanted_TD, exact_TD)
-    found["jprm - float64"] = apart(hidden(decoder), exact_TD)
+    distances["transformers - float64"] = apart(wanted_TD, exact_TD)
+    distances["jprm - float64"] = apart(hidden(decoder), exact_TD)
     params = with_head(decoder, config)
-    found["packed = alone"], found["sharded"] = packed_apart(params, config), sharded_apart(params, config)
-    return found
+    distances["packed = alone"], distances["sharded"] = packed_apart(params, config), sharded_apart(params, config)
+    return distances
 
 
 def main() -> None:

@@ -320,8 +320,8 @@ def served(model: str) -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jprm", "serve", model, "--port", str(port), "--longest", "128"]
-    one = next(chains(0, 1))
-    body = json.dumps({"problem": one["problem"], "steps": one["steps"]}).encode()
+    chain = next(chains(0, 1))
+    body = json.dumps({"problem": chain["problem"], "steps": chain["steps"]}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/score", body, {"content-type": "application/json"})
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
@@ -406,10 +406,10 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> list[str]:
     names = [{path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in (a, b)]
     if not all(names):
         raise SystemExit(f"{a if names[1] else b}: holds nothing that was kept")
-    found = []
+    differences = []
     for name in sorted(names[0] | names[1]):
         if name not in names[0] & names[1]:
-            found.append(f"{name}: only in {a if name in names[0] else b}")
+            differences.append(f"{name}: only in {a if name in names[0] else b}")
             continue
         lines = [(folder / name).read_text().split("\n") for folder in (a, b)]
         for number, (x, y) in enumerate(itertools.zip_longest(*lines, fillvalue="(no such line)"), 1):
@@ -417,9 +417,9 @@ def compare(a: pathlib.Path, b: pathlib.Path) -> list[str]:
                 at = next((i for i, (c, d) in enumerate(zip(x, y, strict=False)) if c != d), min(len(x), len(y)))
                 start = max(0, at - 80)
                 shown = "".join(f"\n  {line[start : at + 80]}" for line in (x, y))
-                found.append(f"{name}: line {number}, column {at + 1}:{shown}")
+                differences.append(f"{name}: line {number}, column {at + 1}:{shown}")
                 break
-    return found
+    return differences
 
 
 def start(tree: pathlib.Path, folder: pathlib.Path) -> subprocess.Popen:

@@ -65,7 +65,7 @@ def kernels(dump: pathlib.Path, arch: str) -> dict:
     (launches,) = dump.glob("*.thunk_sequence.txt")
     shared = dict(re.findall(r"\b(\w+_kernel)\b.*shared_memory: (\d+) bytes", launches.read_text()))
     ptxas = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations[0] + "/bin/ptxas"
-    found = {}
+    by_kernel = {}
     for path in dump.glob("*.ptx"):
         code = path.read_text()
         if not (named := re.search(r"\.entry (\w+_kernel)\(", code)):
@@ -74,11 +74,11 @@ def kernels(dump: pathlib.Path, arch: str) -> dict:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         registers, spilled = (int(re.search(rf"(\d+) {x}", said)[1]) for x in ("registers", "bytes spill stores"))
         tensor = sorted({match[1] for match in re.finditer(TENSOR_CORES, code)})
-        found[named[1]] = dict(
+        by_kernel[named[1]] = dict(
             registers=registers, spilled=spilled, shared=int(shared[named[1]]), tensor_cores=tensor,
             warned=bool(re.search(r"warning|Performance Loss", said)),
         )  # fmt: skip
-    return found
+    return by_kernel
 
 
 def main() -> None:
@@ -88,9 +88,9 @@ def main() -> None:
         emitters = "" if importlib.metadata.version("jax").startswith("0.10.") else " --xla_dump_emitter_re=.*"
         os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump}{emitters}"
         memory = compiled(case).memory_analysis()
-        own = case["attention"] == "gpu_kernel"
-        found = kernels(pathlib.Path(dump), ARCH[case["chip"]]) if own else {}
-    print(json.dumps(dict(temporaries=memory.temp_size_in_bytes, kernels=found)))
+        ours = case["attention"] == "gpu_kernel"
+        registers = kernels(pathlib.Path(dump), ARCH[case["chip"]]) if ours else {}
+    print(json.dumps(dict(temporaries=memory.temp_size_in_bytes, kernels=registers)))
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def print_storeys() -> None:
     from test_storeys import MODULES, STOREYS, edges, storey
 
     lines = {name: len(file.read_text(encoding="utf-8").splitlines()) for name, file in MODULES.items()}
-    for each in STOREYS:
-        some = [name for name in MODULES if storey(name) == each]
-        print(f"{sum(lines[name] for name in some):7,} lines in {len(some):3} files  {each}")
+    for floor in STOREYS:
+        modules = [name for name in MODULES if storey(name) == floor]
+        print(f"{sum(lines[name] for name in modules):7,} lines in {len(modules):3} files  {floor}")
     print(f"{sum(lines.values()):7,} lines in {len(lines):3} files")
     tests = [file.read_text(encoding="utf-8") for file in (REPOSITORY / "tests").rglob("*.py")]
     print(f"{sum(text.count(chr(10)) for text in tests):7,} lines in {len(tests):3} files  tests")
@@ -157,7 +157,7 @@ def text_of(file: str, firsts: set[int]) -> tuple[int, int]:
     lines, count = set(), 0
     for node in ast.walk(ast.parse(pathlib.Path(file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if firsts & {first, node.lineno} and node.end_lineno is not None:
                 lines.update(range(first, node.end_lineno + 1))
                 count += 1

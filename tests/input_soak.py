@@ -53,20 +53,20 @@ def write(folder: pathlib.Path, tokens: float) -> dict:
 def read(bucket: str, cache: str, saved: pathlib.Path, host: int, batches: int, most: float) -> None:
     """Reads one stream's batches from where it saved its position."""
     stream = TokenShards(bucket, cache=cache, most=most).stream(0, (host, HOSTS))
-    found = iter(rows_of(stream.batch(CONFIG.window, batch_fn=list), CONFIG, divided=True))
+    position = iter(rows_of(stream.batch(CONFIG.window, batch_fn=list), CONFIG, divided=True))
     state = json.loads(saved.read_text()) if saved.exists() else {"done": 0, "digest": "", "tokens": 0, "cpu": 0.0}
     if state["done"]:
-        found.set_state(state["position"])
+        position.set_state(state["position"])
     begun = time.process_time()
     for done in range(state["done"] + 1, batches + 1):
-        rows, count_BK = next(found)
+        rows, count_BK = next(position)
         seen = hashlib.sha256(state["digest"].encode())
         for x in jax.tree.leaves(rows):
             seen.update(np.ascontiguousarray(x))
         state |= {"done": done, "digest": seen.hexdigest(), "tokens": state["tokens"] + int(count_BK.sum(axis=0)[3])}
         print(done, flush=True)
         if done % SAVED == 0 or done == batches:
-            state |= {"position": found.get_state(), "cpu": state["cpu"] + time.process_time() - begun}
+            state |= {"position": position.get_state(), "cpu": state["cpu"] + time.process_time() - begun}
             begun = time.process_time()
             write_json(saved, state)
 

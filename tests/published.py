@@ -87,7 +87,7 @@ def chat(tokenizer, template, *contents):
 
 
 def ends_of(ids, token):
-    return [i for i, found in enumerate(ids) if found == token]
+    return [i for i, other in enumerate(ids) if other == token]
 
 
 def qwen_ids(tokenizer, problem, steps):
@@ -306,19 +306,19 @@ def make(parent, case, seed=""):
     from safetensors.numpy import load_file, save_file
 
     folder = parent / ("base" if case.lora else case.name)
-    own = case.architecture.format(case.family)
+    architecture = case.architecture.format(case.family)
     config = getattr(transformers, f"{case.family}Config")(**SIZES, rope_theta=100.0)
-    library = own if hasattr(transformers, own) else f"{case.family}ForCausalLM"
+    library = architecture if hasattr(transformers, architecture) else f"{case.family}ForCausalLM"
     model = random_weights(getattr(transformers, library)(config), seed)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    if library != own:
+    if library != architecture:
         tensors = {case.outer + name: array for name, array in tensors.items()} | head_tensors(case)
     if case.mean:
         tensors["lm_head.weight"] = np.tile(tensors["lm_head.weight"][:2], (VOCABULARY // 2, 1))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(fields | case.config | {"architectures": [own]}))
+    (folder / "config.json").write_text(json.dumps(fields | case.config | {"architectures": [architecture]}))
     inner, names = case.tokenizer()
     assert inner.get_vocab_size() <= VOCABULARY
     inner.save(str(folder / "tokenizer.json"))

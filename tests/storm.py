@@ -306,7 +306,7 @@ class Commands(Storm):
             return int(self.server.stdout.readline()), said.read()
 
     def clear(self, name: str) -> None:
-        for path in itertools.chain(*(self.run.glob(f"{made}*") for made in self.made[name])):
+        for path in itertools.chain(*(self.run.glob(f"{file_name}*") for file_name in self.made[name])):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def undisturbed(self, name: str, kept: str = "whole") -> None:
@@ -317,9 +317,9 @@ class Commands(Storm):
         self.made.setdefault(name, set(os.listdir(self.run)) - before)
         self.events.setdefault(name, measured(said))
         (self.folder / kept).mkdir(exist_ok=True)
-        for made in self.made[name]:
-            copy = shutil.copytree if (self.run / made).is_dir() else shutil.copy
-            copy(self.run / made, self.folder / kept / made)
+        for file_name in self.made[name]:
+            copy = shutil.copytree if (self.run / file_name).is_dir() else shutil.copy
+            copy(self.run / file_name, self.folder / kept / file_name)
 
     def lost(self, name: str = "", kept: str = "whole") -> int:
         """Returns how many bytes what the commands have made, or a name of it, differs by from what was kept."""
@@ -545,7 +545,7 @@ def input(folder: Folder, kills: int = 16, seed: int = 0, tokens: float = 200e6)
             places = f"file://{storm.folder}/bucket", f"{run}/cache{host}", f"{run}/{host}.json"
             return processes.run("reader", "-m", "input_soak", *places, str(host), str(batches), str(most))
 
-        def there(pattern: str, name: str) -> Callable[[], bool]:
+        def reached(pattern: str, name: str) -> Callable[[], bool]:
             limit = time.monotonic() + 20  # the moment may pass between two looks
             return lambda: time.monotonic() > limit or any((storm.folder / name).glob(pattern))
 
@@ -553,10 +553,10 @@ def input(folder: Folder, kills: int = 16, seed: int = 0, tokens: float = 200e6)
             if phase == INPUT[0]:
                 return storm.comes(processes, lambda: True, 3, least=1)
             if phase == INPUT[1]:
-                return storm.comes(processes, there("*.partial", f"killed/cache{host}"), 0)
+                return storm.comes(processes, reached("*.partial", f"killed/cache{host}"), 0)
             count = storm.rng.randint(1, 3 * saved) if phase == INPUT[2] else storm.rng.randint(1, 3) * saved
             come = storm.comes(processes, lambda: processes.log("reader").count("\n") >= count, 0)
-            return come and (phase == INPUT[2] or storm.comes(processes, there(f"{host}.json.partial", "killed"), 0))
+            return come and (phase == INPUT[2] or storm.comes(processes, reached(f"{host}.json.partial", "killed"), 0))
 
         whole, killed = storm.folder / "whole", storm.folder / "killed"
         for run in (whole, killed):
@@ -575,8 +575,8 @@ def input(folder: Folder, kills: int = 16, seed: int = 0, tokens: float = 200e6)
             states.append(json.loads((run / f"{host}.json").read_text()))
             held = sum(file.stat().st_size for file in (run / f"cache{host}").glob("*.array_record"))
             assert held <= most, "the cache is larger than its bound"
-    for one, other in zip(states[::2], states[1::2], strict=True):
-        assert all(one[name] == other[name] for name in ("digest", "done", "tokens"))
+    for first, second in zip(states[::2], states[1::2], strict=True):
+        assert all(first[name] == second[name] for name in ("digest", "done", "tokens"))
     read = sum(state["tokens"] for state in states[::2])
     rate = round(read / sum(state["cpu"] for state in states[::2]))
     return storm.told(
@@ -623,8 +623,8 @@ def annotate(folder: Folder, kills: int = 200, seed: int = 0) -> dict:
     events = log_of(study)
     assert storm.over and len({event["uuid"] for event in events}) == len(events)
     for name in names:
-        own = [event["uuid"] for event in events if event["annotator"] == name and event["kind"] != "open"]
-        assert own == confirmed[name]
+        sent = [event["uuid"] for event in events if event["annotator"] == name and event["kind"] != "open"]
+        assert sent == confirmed[name]
     return storm.told(events=len(events))
 
 

@@ -91,7 +91,7 @@ def test_methods_of_search_work_on_turns(acting, tmp_path, method):
 
 def test_values_and_first_errors_of_turns(acting, tmp_path):
     acting.world = World(echo_of_success(), branches=True)
-    turns = [[{"role": "assistant", "content": text} for text in some] for some in (("ab", "abc"), ("abc", "a"))]
+    turns = [[{"role": "assistant", "content": text} for text in texts] for texts in (("ab", "abc"), ("abc", "a"))]
     episodes = acting.world.replay(list(acting.records.values()), turns)
     trajectories = [{"problem": e.record["problem"], "messages": list(e.messages)} for e in episodes]
     write_records(tmp_path / "in.jsonl", trajectories)
@@ -171,10 +171,10 @@ def test_trees_of_messages_as_steps_and_back():
         "semantics": "value",
     }
     tree = tree_of(record)
-    made, turns = steps_of_messages(tree)
-    assert turns == [1, 4, 5] and [node.parent for node in made.nodes] == [-1, 0, -1]
-    assert [len(messages_in([node.text])) for node in made.nodes] == [3, 1, 1]
-    back, places = messages_of_steps(made, [{"role": "user", "content": "p"}])
+    tree_of_steps, turns = steps_of_messages(tree)
+    assert turns == [1, 4, 5] and [node.parent for node in tree_of_steps.nodes] == [-1, 0, -1]
+    assert [len(messages_in([node.text])) for node in tree_of_steps.nodes] == [3, 1, 1]
+    back, places = messages_of_steps(tree_of_steps, [{"role": "user", "content": "p"}])
     assert places == turns and record_of(back)["nodes"] == record_of(tree)["nodes"]
     assert test_turns.PIECES[0] == "<end>"
 

@@ -109,12 +109,12 @@ def test_ids_positions_logits_and_scores_are_those_of_the_reference(published):
     ],
 )  # fmt: skip
 def test_a_system_message_stands_where_the_chat_template_has_it(name, template, end):
-    own, a = tokenizer(bytes_tokenizer), PUBLISHED[name]
-    layout = layout_of(a, own, token_ids(a, own, 400, "here"))
+    model_tokenizer, a = tokenizer(bytes_tokenizer), PUBLISHED[name]
+    layout = layout_of(a, model_tokenizer, token_ids(a, model_tokenizer, 400, "here"))
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBLEM}]
     talk.append({"role": "assistant", "content": "Yes."})
     ids = layout.problem(PROBLEM, "Be brief.")
-    assert own.encode_control(render(template, talk, {}), special=False)[: len(ids)] == ids
+    assert model_tokenizer.encode_control(render(template, talk, {}), special=False)[: len(ids)] == ids
     assert ids.count(layout.ids[end]) == layout.problem(PROBLEM, f"Be {end} brief.").count(layout.ids[end])  # is text
 
 
@@ -143,12 +143,12 @@ def test_company_and_shared_prefixes_make_no_difference(published):
 def test_trees_that_grow_are_read_the_same_way(tmp_path, name):
     folder, _ = make(tmp_path, CASES[name])
     prm = jprm.load(folder)
-    trees, found = LiveTrees(prm), []
+    trees, scores = LiveTrees(prm), []
     (handle,) = trees.open([PROBLEM])
     for step in STEPS:
         (handle,), score_P = trees.extend([handle], [step])
-        found += score_P.tolist()
-    np.testing.assert_allclose(found, prm.score(PROBLEM, STEPS), atol=1e-5, rtol=0)
+        scores += score_P.tolist()
+    np.testing.assert_allclose(scores, prm.score(PROBLEM, STEPS), atol=1e-5, rtol=0)
     refused(ValueError, "longest chain", trees.extend, [handle], ["7 " * prm.context])
 
 
@@ -227,10 +227,10 @@ def test_an_implicit_prm_is_the_log_ratio_of_two_models_along_the_chain(tmp_path
 
 def test_a_head_of_two_layers_on_a_mesh_and_in_int8(tmp_path):
     folder, _ = make(tmp_path, CASES["qwen-prm"])
-    one, many = (jprm.load(folder, mesh).score(PROBLEM, STEPS) for mesh in (None, MESH))
-    np.testing.assert_allclose(many, one, atol=1e-6, rtol=0)
+    single, many = (jprm.load(folder, mesh).score(PROBLEM, STEPS) for mesh in (None, MESH))
+    np.testing.assert_allclose(many, single, atol=1e-6, rtol=0)
     small = jprm.load(folder, dtype="int8").score(PROBLEM, STEPS)
-    assert 0 < np.abs(small - one).max() < 0.05
+    assert 0 < np.abs(small - single).max() < 0.05
 
 
 def tokenizer(kind):
@@ -253,8 +253,8 @@ def test_tokens_that_are_absent_split_or_have_other_ids_are_refused():
 
 def test_a_label_that_a_step_has_already_is_not_written_twice():
     for name, kind in (("math-shepherd", pieces_tokenizer), ("math-psa", bytes_tokenizer), ("pqm", pieces_tokenizer)):
-        a, own = PUBLISHED[name], tokenizer(kind)
-        layout = layout_of(a, own, token_ids(a, own, 400, "here"))
+        a, model_tokenizer = PUBLISHED[name], tokenizer(kind)
+        layout = layout_of(a, model_tokenizer, token_ids(a, model_tokenizer, 400, "here"))
         for number in range(3):
             labelled = layout.step(f"Step {number + 1}: 7 eggs.", number)
             assert labelled == layout.step("7 eggs.", number) != layout.step(f"Step {number + 2}: 7 eggs.", number)
@@ -273,8 +273,8 @@ def test_what_jprm_exports_is_read_as_jprm_lays_it_out():
         labels = HEADS[head].channels
         assert PUBLISHED[name].channels == labels and set(PUBLISHED[name].score) == set(labels[1:])
         assert dict((sign.labels, other) for other, sign in SIGNS if sign.labels)[labels] == name
-    own = tokenizer(pieces_tokenizer)
-    native, layout = native_layout(own), layout_of(PUBLISHED["jprm"], own, {})
+    model_tokenizer = tokenizer(pieces_tokenizer)
+    native, layout = native_layout(model_tokenizer), layout_of(PUBLISHED["jprm"], model_tokenizer, {})
     assert native.problem(PROBLEM) == layout.problem(PROBLEM)
     assert [native.step(step, i) for i, step in enumerate(STEPS)] == [layout.step(s, i) for i, s in enumerate(STEPS)]
 

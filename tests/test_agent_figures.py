@@ -57,9 +57,9 @@ def test_who_and_when_is_read_whole(shared_data):
     lines = [json.loads(line) for line in path.open()]
     trees = [tree_of(record) for record in source("who_and_when").records(path)]
     assert len(trees) == 184
-    for line, tree, one in zip(lines, trees, failed_of(trees), strict=True):
+    for line, tree, failure in zip(lines, trees, failed_of(trees), strict=True):
         humans = sum(message["role"] == "human" for message in line["history"])
-        assert len(tree.steps) + humans == len(line["history"]) and one.place + humans == int(line["mistake_step"])
+        assert len(tree.steps) + humans == len(line["history"]) and failure.place + humans == int(line["mistake_step"])
         assert all(message["content"].strip() in tree.nodes[-1].text for message in line["history"][-1:])
     generated = [tree for tree in trees if tree.extra["source_file"].startswith("Algorithm-Generated")]
     report = first_bad_report(generated, 0.5, 0)
@@ -88,8 +88,8 @@ def test_trials_without_outcomes_and_single_ones_are_left_out():
 
 
 def test_the_first_bad_turn_is_named_by_scores():
-    one = failed(2, [0.9, 0.4, 0.6, 0.1], ["A", "B", "C (thought)", "B"], mistake_agent="c")
-    report = first_bad_report([one], 0.5, 0)
+    log = failed(2, [0.9, 0.4, 0.6, 0.1], ["A", "B", "C (thought)", "B"], mistake_agent="c")
+    report = first_bad_report([log], 0.5, 0)
     assert report["figures"] == ["step", "within_1", "within_3", "within_5", "agent"]
     values = {name: [figure["value"] for figure in row.values()] for name, row in report["scores"].items()}
     assert values == {"lowest": [0, 1, 1, 1, 0], "below": [0, 1, 1, 1, 0]}
@@ -97,7 +97,7 @@ def test_the_first_bad_turn_is_named_by_scores():
     assert trivial["any"] == pytest.approx([1 / 4, 3 / 4, 1, 1, 1 / 4])
     assert trivial["any agent"] == pytest.approx([1 / 3])
     assert trivial["longest"] == trivial["last"] == [0, 1, 1, 1, 0]
-    above = first_bad_report([one], 0.05, 0)["scores"]
+    above = first_bad_report([log], 0.05, 0)["scores"]
     assert above["below"] == above["lowest"]  # no turn is below
     assert agent_of("Orchestrator (-> WebSurfer)") == "orchestrator"
     assert first_bad_report([trial("a", 1, [1.0])], 0.5, 0) == {}

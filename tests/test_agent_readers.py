@@ -106,8 +106,8 @@ def test_a_compacted_context_begins_a_trajectory_of_its_own(name, events, compac
 
 
 def test_a_subagents_own_file_and_a_stream_are_read(tmp_path):
-    own = [{**line, "isSidechain": True} for line in CLAUDE]
-    (record,) = read("claude_code", [line for line in own if line.get("uuid") != "9"], tmp_path / "agent.jsonl")
+    lines = [{**line, "isSidechain": True} for line in CLAUDE]
+    (record,) = read("claude_code", [line for line in lines if line.get("uuid") != "9"], tmp_path / "agent.jsonl")
     assert [m["role"] for m in record["messages"]] == ["user", "assistant", "tool", "assistant"]
     stream = [{"type": "system", "subtype": "init", "tools": ["bash"]}, CLAUDE[3], CLAUDE[4], CLAUDE[5], CLAUDE[7],
               CLAUDE[-1], {"type": "result", "subtype": "success", "result": "There is a.py."}]  # fmt: skip

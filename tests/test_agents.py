@@ -69,17 +69,17 @@ def agent(seed, labels, scores, outcome=1):
 
 def brute_force(trees, low, high):
     """Returns step accuracy, the fraction of right first bad turns, and F1 of bad turns, turn by turn."""
-    right = total = firsts = hits = found = wanted = 0
+    right = total = firsts = hits = named = wanted = 0
     for tree in trees:
         labels = [tree.nodes[i].label for i in tree.steps]
         classes = [-1 if tree.nodes[i].score < low else 1 if tree.nodes[i].score >= high else 0 for i in tree.steps]
         right += sum(a == b for a, b in zip(labels, classes, strict=True))
         total += len(labels)
-        first = [some.index(-1) if -1 in some else -1 for some in (labels, classes)]
+        first = [marks.index(-1) if -1 in marks else -1 for marks in (labels, classes)]
         firsts += first[0] == first[1]
         hits += sum(a == b == -1 for a, b in zip(labels, classes, strict=True))
-        found, wanted = found + classes.count(-1), wanted + labels.count(-1)
-    return right / total, firsts / len(trees), 2 * hits / (found + wanted)
+        named, wanted = named + classes.count(-1), wanted + labels.count(-1)
+    return right / total, firsts / len(trees), 2 * hits / (named + wanted)
 
 
 def test_figures_equal_a_count_turn_by_turn():
@@ -136,9 +136,9 @@ def test_thresholds_are_the_best_of_all_pairs():
 
 def test_scores_of_turns_are_needed():
     tree = agent(0, [1, -1], [0.5, 0.5])
-    some = [0.5 if i == tree.steps[0] else None for i in range(len(tree.nodes))]
+    values = [0.5 if i == tree.steps[0] else None for i in range(len(tree.nodes))]
     with pytest.raises(ValueError, match="has no score"):
-        agents_report([with_scores(tree, some)], (0.5, 0.5), 0)
+        agents_report([with_scores(tree, values)], (0.5, 0.5), 0)
     unscored = agents_report([with_scores(tree, [None] * len(tree.nodes))], (0.5, 0.5), 0)
     assert set(unscored) == {"first_bad"} and not unscored["first_bad"]["scores"]
     with pytest.raises(ValueError, match="nothing to judge by"):

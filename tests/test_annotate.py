@@ -53,7 +53,7 @@ def test_a_chain_is_rated_undone_and_finished(tmp_path):
         assert desk.post("ana", task, "flag", on=True).status_code == 200
         assert desk.post("ana", task, "finish", reason="found_error", seconds=0).status_code == 200
         state = desk.next("ana").json()
-        assert state["finished"] == 1 and [one["task"] for one in state["tasks"]][0] == second["task"]
+        assert state["finished"] == 1 and [entry["task"] for entry in state["tasks"]][0] == second["task"]
         assert len(state["tasks"]) == AHEAD and state["previous"]["acts"] == [[0, 1], [1, 0], [2, -1]]
         assert desk.post("ana", task, "undo").status_code == 200  # the finish is taken back
         again = desk.next("ana").json()["tasks"][0]
@@ -70,8 +70,8 @@ def test_an_event_counts_once_and_a_restart_changes_nothing(tmp_path):
             answer = desk.request("POST", "/v1/annotators/ana/events", json=body)
             assert answer.json() == {"acknowledged": "the-same-one"}
         for other in ({"rating": -1}, {"kind": "flag", "on": True}):
-            given = {key: body[key] for key in ("uuid", "task")} if "kind" in other else body
-            answer = desk.request("POST", "/v1/annotators/ana/events", json=given | other)
+            identity = {key: body[key] for key in ("uuid", "task")} if "kind" in other else body
+            answer = desk.request("POST", "/v1/annotators/ana/events", json=identity | other)
             assert answer.status_code == 409 and "another event's" in answer.json()["error"]["message"]
         assert sum(event["uuid"] == "the-same-one" for event in log_of(folder)) == 1
         before = desk.tasks.by_id
@@ -211,14 +211,14 @@ def test_others_cannot_post(tmp_path):
 
 def test_a_line_without_its_end_is_cut_off_and_a_broken_one_is_named(tmp_path):
     path = tmp_path / "events.jsonl"
-    with study.open_log(path) as one:
-        one.append({"a": 1})
-        one.append({"b": "é"})
+    with study.open_log(path) as log:
+        log.append({"a": 1})
+        log.append({"b": "é"})
     with open(path, "ab") as file:
         file.write(b'{"c": 1, "half')
-    with study.open_log(path) as one:
-        assert one.events == [{"a": 1}, {"b": "é"}]
-        one.append({"d": 2})
+    with study.open_log(path) as log:
+        assert log.events == [{"a": 1}, {"b": "é"}]
+        log.append({"d": 2})
     assert path.read_text() == '{"a": 1}\n{"b": "é"}\n{"d": 2}\n'
     path.write_text('{"a": 1}\nnot json\n{"d": 2}\n')
     with pytest.raises(RecordError, match="events.jsonl:2: line"), study.open_log(path):

@@ -20,11 +20,11 @@ def test_a_full_disk_confirms_nothing_says_so_and_loses_nothing(tmp_path):
     confirmed, refused = [], []
     for count in range(40):
         body = {"uuid": f"comment-{count:04}", "task": shown["task"], "kind": "comment", "text": "a word"}
-        status, made = server.post("events", body)
+        status, reply = server.post("events", body)
         if status == 200:
-            confirmed.append(made["acknowledged"])
+            confirmed.append(reply["acknowledged"])
         else:
-            assert status == 507 and "could not store this: File too large" in made["error"]["message"]
+            assert status == 507 and "could not store this: File too large" in reply["error"]["message"]
             refused.append(body)
     server.stop()
     lines = (folder / study.EVENTS).read_bytes()

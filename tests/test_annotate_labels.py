@@ -64,9 +64,9 @@ def test_alpha_without_two_ratings_or_without_variation_is_undefined():
 
 
 def scored(i, low, correct=None, labels=None):
-    made = {"problem": f"Problem {i}?", "steps": ["a", f"b{i}"], "scores": [0.99, low]}
-    made |= {} if correct is None else {"correct": correct}
-    return made | ({} if labels is None else {"labels": labels})
+    record = {"problem": f"Problem {i}?", "steps": ["a", f"b{i}"], "scores": [0.99, low]}
+    record |= {} if correct is None else {"correct": correct}
+    return record | ({} if labels is None else {"labels": labels})
 
 
 def select(records, config):
@@ -88,7 +88,7 @@ def test_selection_takes_the_most_convincing_wrong_answers_and_a_random_part():
         name: [c for c in chosen if c["selection"]["stratum"] == name]
         for name in ("convincing", "rest", "disagreement", "random")
     }
-    assert {name: len(some) for name, some in strata.items()} == {
+    assert {name: len(chosen) for name, chosen in strata.items()} == {
         "convincing": 70, "rest": 10, "disagreement": 10, "random": 10
     }  # fmt: skip
     keys = [c["problem"] for c in chosen]
@@ -203,8 +203,8 @@ def test_labels_that_two_differ_on_are_cut_or_given_twice(labelled, tmp_path):
     assert cut["Problem 0?"]["labels"] == [1, None, None, None] and cut["Problem 1?"]["labels"] == [1, 1, 1, 1]
     assert "scores" not in cut["Problem 0?"] and cut["Problem 0?"]["selection"]["stratum"] == "convincing"
     assert "Problem 5?" not in cut  # the two differ on the first step
-    each = [tree_of(record) for record in read_records_twice(labelled, tmp_path)]
-    assert len(each) == 23 and all(tree.semantics == "rating" for tree in each)
+    labelled_trees = [tree_of(record) for record in read_records_twice(labelled, tmp_path)]
+    assert len(labelled_trees) == 23 and all(tree.semantics == "rating" for tree in labelled_trees)
     ana = export(labelled, tmp_path / "ana.jsonl", disagreements="cut", without=["ben"])
     records = {record["problem"]: record for record in read_records(tmp_path / "ana.jsonl")}
     assert ana["tasks"] == 11 and records["Problem 0?"]["labels"] == [1, -1, None, None]
@@ -261,7 +261,7 @@ def test_intervals_of_contrasts_hold_the_difference_as_often_as_they_say():
         hard_N = np.repeat(rng.random(40) < 0.5, 2)
         second_N = rng.random(80) < 0.5
         value_N = (rng.random(80) < 0.2 + 0.4 * hard_N + 0.2 * second_N).astype(float)
-        found = _contrast(value_N.tolist(), second_N, chain_N.tolist(), seed=0)
-        held += found["low"] <= 0.2 <= found["high"]
+        interval = _contrast(value_N.tolist(), second_N, chain_N.tolist(), seed=0)
+        held += interval["low"] <= 0.2 <= interval["high"]
     # 95 % of 300 with a binomial standard error of 1.3 points: three of them to either side.
     assert 0.91 <= held / 300 <= 0.99, held

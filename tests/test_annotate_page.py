@@ -55,8 +55,10 @@ class Page:
 def page(browser, tmp_path):
     first = chain(0, steps=3) | {"problem": NASTY}
     first["steps"][1] = NASTY
-    with Page(browser, make(tmp_path, work=[first, *(chain(i, steps=3) for i in range(1, 6))], names=("ana",))) as made:
-        yield made
+    with Page(
+        browser, make(tmp_path, work=[first, *(chain(i, steps=3) for i in range(1, 6))], names=("ana",))
+    ) as opened:
+        yield opened
 
 
 def test_a_chain_is_labelled_by_keys_alone_and_nothing_else_is_seen(page):

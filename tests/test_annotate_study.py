@@ -61,7 +61,11 @@ def test_who_is_stuck_is_told(tmp_path):
         desk.next("eve")
         now[0] += 45 * 60
         states = standing(tasks_of(folder), now[0])
-    assert {name: one["state"] for name, one in states.items()} == {"ana": "stuck", "ben": "done", "eve": "not begun"}
+    assert {name: state["state"] for name, state in states.items()} == {
+        "ana": "stuck",
+        "ben": "done",
+        "eve": "not begun",
+    }
     assert states["ana"]["on"]["step"] == 2 and states["ana"]["minutes"] == pytest.approx(45)
 
 

@@ -27,21 +27,21 @@ def bare(record):
     """The record without labels, scores and outcomes."""
     (where,) = record.keys() & {"messages", "nodes"}
     marks = ("label", "score", "outcome", "correct", "origin")
-    messages = [{key: value for key, value in one.items() if key not in marks} for one in record[where]]
+    messages = [{key: value for key, value in message.items() if key not in marks} for message in record[where]]
     return {key: value for key, value in record.items() if key not in ("outcome", "semantics")} | {where: messages}
 
 
 def label_all(tmp_path, records, names=("ana",), seed=0, **mix):
     """Ratings drawn at random, by problem and name, and the study's folder."""
-    draw, given = random.Random(seed), {}
+    draw, rated = random.Random(seed), {}
     folder = make(tmp_path, work=records, names=names, **{**ONCE, **mix})
     with Desk(folder) as desk:
         for name in names:
             while tasks := desk.next(name).json()["tasks"]:
                 pair = desk.walk(name, tasks[0], lambda step: draw.choice((-1, 0, 1)), draw.choice)
-                given.setdefault(tasks[0]["problem"], {})[name] = pair
+                rated.setdefault(tasks[0]["problem"], {})[name] = pair
         assert Tasks(study.read(folder), log_of(folder)).by_id == desk.tasks.by_id  # as after a restart
-    return folder, given
+    return folder, rated
 
 
 def test_labels_come_back_on_the_messages_and_nothing_is_lost(tmp_path):
@@ -49,12 +49,12 @@ def test_labels_come_back_on_the_messages_and_nothing_is_lost(tmp_path):
     parts = [{"type": "text", "text": text} for text in ("I look. ", "It is 3.")]
     parts = [{"role": "user", "content": "parts?"}, {"role": "assistant", "content": parts}]
     records.append({"messages": parts, "segment": "parts", "problem": "parts?"})
-    folder, given = label_all(tmp_path, records)
+    folder, rated = label_all(tmp_path, records)
     export(folder, tmp_path / "out.jsonl", disagreements="each")
     by_problem = {record["problem"]: record for record in read_records(tmp_path / "out.jsonl")}
     assert len(by_problem) == 7
     for record in records:
-        ratings, path = given[record["problem"]]["ana"]
+        ratings, path = rated[record["problem"]]["ana"]
         assert path == sorted(ratings)  # each turn once, also after a wrong one
         marks = iter([ratings[step] for step in path])
         messages = [
@@ -65,40 +65,40 @@ def test_labels_come_back_on_the_messages_and_nothing_is_lost(tmp_path):
         ]  # fmt: skip
         wanted = record | {"messages": messages, "semantics": "rating", "annotators": ["ana"]}
         assert by_problem[record["problem"]] == wanted
-    assert any(-1 in list(both["ana"][0].values())[:-1] for both in given.values())
+    assert any(-1 in list(both["ana"][0].values())[:-1] for both in rated.values())
 
 
 def test_a_tree_of_messages_trains_as_if_it_had_been_labelled_by_hand(tmp_path):
     layout = native_layout(read_by_jprm("qwen3"))
     records = [branched(seed, users=False) | {"problem": f"Task {seed}?"} for seed in range(2, 8)]
-    folder, given = label_all(tmp_path, list(map(bare, records)))
+    folder, rated = label_all(tmp_path, list(map(bare, records)))
     export(folder, tmp_path / "out.jsonl", disagreements="cut")
     several = 0
-    for found in read_records(tmp_path / "out.jsonl"):
-        tree = tree_of(next(bare(record) for record in records if record["problem"] == found["problem"]))
-        ratings, path = given[found["problem"]]["ana"]
+    for exported in read_records(tmp_path / "out.jsonl"):
+        tree = tree_of(next(bare(record) for record in records if record["problem"] == exported["problem"]))
+        ratings, path = rated[exported["problem"]]["ana"]
         label_of = {tree.steps[step]: rating for step, rating in ratings.items()}
         by_hand = with_labels(tree, [label_of.get(i) for i in range(len(tree.nodes))], "rating", "human")
-        ours, wanted = (token_tree(one, layout) for one in (tree_of(found), by_hand))
+        ours, wanted = (token_tree(labelled, layout) for labelled in (tree_of(exported), by_hand))
         for field in ours.__dataclass_fields__:
             a, b = getattr(ours, field), getattr(wanted, field)
             np.testing.assert_array_equal(a, b) if isinstance(a, np.ndarray) else None
-        chosen = {i for i, node in enumerate(found["nodes"]) if node.get("chosen")}
+        chosen = {i for i, node in enumerate(exported["nodes"]) if node.get("chosen")}
         assert chosen == {tree.steps[step] for step in path}  # a turn is one node here
         several += len(ratings) > len(path)
-        assert found.get("tools") == tree.extra.get("tools")
-        assert all(node.extra is NONE or "score" not in node.extra for node in tree_of(found).nodes)
+        assert exported.get("tools") == tree.extra.get("tools")
+        assert all(node.extra is NONE or "score" not in node.extra for node in tree_of(exported).nodes)
     assert several > 2
 
 
 def test_two_annotators_count_by_turns_and_differ_on_turns_alone(tmp_path):
     records = [trajectory(seed) | {"problem": f"Task {seed}?"} for seed in range(8)]
-    folder, given = label_all(tmp_path, records, ("ana", "ben"), double_fraction=1.0)
+    folder, rated = label_all(tmp_path, records, ("ana", "ben"), double_fraction=1.0)
     export(folder, tmp_path / "cut.jsonl", disagreements="cut")
     by_problem = {record["problem"]: record for record in read_records(tmp_path / "cut.jsonl")}
     apart = set()
     for index, record in enumerate(records):
-        (ana, _), (ben, _) = given[record["problem"]].values()
+        (ana, _), (ben, _) = rated[record["problem"]].values()
         wanted = [ana[step] if ana[step] == ben[step] else None for step in sorted(ana)]
         apart |= {(index, step) for step in ana if (ana[step] == -1) != (ben[step] == -1)}
         if any(label is not None for label in wanted):
@@ -106,7 +106,7 @@ def test_two_annotators_count_by_turns_and_differ_on_turns_alone(tmp_path):
             assert [message.get("label") for message in messages if message["role"] == "assistant"] == wanted
     agreement = figures(tasks_of(folder))["agreement"]
     assert {(pair["task"], step) for pair in agreement["apart"] for step in pair["wrong"]} == apart != set()
-    assert agreement["steps"] == sum(len(both["ana"][0]) for both in given.values()) and agreement["chains"] == 0
+    assert agreement["steps"] == sum(len(both["ana"][0]) for both in rated.values()) and agreement["chains"] == 0
 
 
 def agent(number, wrong=(), turns=5):

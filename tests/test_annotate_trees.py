@@ -141,9 +141,9 @@ def said(tree):
 def test_known_labels_go_through_a_study_and_come_out_the_same(tmp_path):
     rng = np.random.default_rng(1)
     trees = [next(step_labels.parse_prm800k(raw(rng, number), "r", OPTIONS)) for number in range(6)]
-    folder, found = round_trip(trees, tmp_path)
+    folder, known = round_trip(trees, tmp_path)
     for tree in trees:
-        got = found[tree["problem"]]
+        got = known[tree["problem"]]
         assert got["semantics"] == "rating" and got["annotators"] == ["ana"]
         assert said(got) == said(tree)
         assert all(node["origin"] == "human" for node in got["nodes"])
@@ -160,24 +160,24 @@ def twice(tmp_path_factory):
     root, rng = tmp_path_factory.mktemp("twice"), np.random.default_rng(2)
     trees = [record_of(random_tree(rng, 14)) | {"problem": f"Problem {number}?"} for number in range(8)]
     folder = make(root, work=trees, double_fraction=1.0, repeat_fraction=0.0, gold_fraction=0.0)
-    given = {}
+    rated = {}
     with Desk(folder) as desk:
         for name in ("ana", "ben"):
             while tasks := desk.next(name).json()["tasks"]:
-                ratings = given.setdefault(tasks[0]["problem"], {}).setdefault(name, {})
+                ratings = rated.setdefault(tasks[0]["problem"], {}).setdefault(name, {})
 
                 def rating(step, ratings=ratings):
                     return ratings.setdefault(step, int(rng.choice([-1, 0, 1], p=[0.2, 0.2, 0.6])))
 
                 desk.walk(name, tasks[0], rating, lambda fine: int(rng.choice(fine)))
-    return folder, trees, given
+    return folder, trees, rated
 
 
 def test_agreement_counts_every_step_that_two_rated_once(twice):
-    folder, trees, given = twice
+    folder, trees, rated = twice
     units = [
         [ratings_of[step] for ratings_of in both.values()]
-        for both in given.values()
+        for both in rated.values()
         for step in both["ana"].keys() & both["ben"].keys()
     ]
     report = figures(tasks_of(folder))
@@ -185,24 +185,24 @@ def test_agreement_counts_every_step_that_two_rated_once(twice):
     assert agreement["steps"] == len(units) > 20
     assert agreement["alpha"]["value"] == pytest.approx(float(alpha_of(coincidences(units).sum(0))))
     assert agreement["wrong_or_not"]["value"] == pytest.approx(np.mean([(a == -1) == (b == -1) for a, b in units]))
-    assert report["tasks"]["steps"] == sum(len(both["ana"].keys() | both["ben"].keys()) for both in given.values())
+    assert report["tasks"]["steps"] == sum(len(both["ana"].keys() | both["ben"].keys()) for both in rated.values())
     assert agreement["chains"] == 0 and agreement["first_error"] is None
     apart = {(f"Problem {pair['task']}?", step) for pair in agreement["apart"] for step in pair["wrong"]}
     assert apart == {
         (problem, step)
-        for problem, both in given.items()
+        for problem, both in rated.items()
         for step in both["ana"].keys() & both["ben"].keys()
         if (both["ana"][step] == -1) != (both["ben"][step] == -1)
     }
 
 
 def test_an_export_cuts_what_follows_a_step_on_which_two_differ(twice, tmp_path):
-    _, trees, given = twice
+    _, trees, rated = twice
     export(twice[0], tmp_path / "cut.jsonl", disagreements="cut")
     by_problem = {tree["problem"]: tree for tree in read_records(tmp_path / "cut.jsonl")}
     assert 5 <= len(by_problem) < len(trees)
     for tree in trees:
-        ana, ben = (given[tree["problem"]][name] for name in ("ana", "ben"))
+        ana, ben = (rated[tree["problem"]][name] for name in ("ana", "ben"))
         nothing = [{"correct": node.get("correct")} for node in tree["nodes"]]  # they differ on the only first step
         for i, node in enumerate(by_problem[tree["problem"]]["nodes"] if tree["problem"] in by_problem else nothing):
             line, at = [], i
@@ -219,7 +219,7 @@ def test_alternatives_of_equal_text_are_one_and_the_most_convincing_stay():
     for _ in range(30):
         tree = random_tree(rng, 12)
         texts = ReasoningTree("p", tuple(Node(n.parent, n.text[-1], score=n.score) for n in tree.nodes))
-        one = merged(texts)
+        merged_tree = merged(texts)
 
         def paths(tree):
             def path(i):
@@ -227,17 +227,19 @@ def test_alternatives_of_equal_text_are_one_and_the_most_convincing_stay():
 
             return [path(i) for i in range(len(tree.nodes))]
 
-        assert len(set(paths(one))) == len(one.nodes) and set(paths(one)) == set(paths(texts))
-        assert merged(one) == one
+        assert len(set(paths(merged_tree))) == len(merged_tree.nodes) and set(paths(merged_tree)) == set(paths(texts))
+        assert merged(merged_tree) == merged_tree
         two, best = pruned(tree, 2), {}
         for line in chains_of(tree):
             for i in line:
                 best[i] = max(best.get(i, 0.0), min(tree.nodes[k].score for k in line if k >= i))
         place = {node.text: i for i, node in enumerate(tree.nodes)}
         kept = {place[node.text] for node in two.nodes}
-        for some in alternatives_of(tree):
-            if some and (tree.nodes[some[0]].parent in kept or tree.nodes[some[0]].parent == -1):
-                assert kept & set(some) == set(sorted(some, key=lambda i: -best[i])[:2])
+        for alternatives in alternatives_of(tree):
+            if alternatives and (
+                tree.nodes[alternatives[0]].parent in kept or tree.nodes[alternatives[0]].parent == -1
+            ):
+                assert kept & set(alternatives) == set(sorted(alternatives, key=lambda i: -best[i])[:2])
         assert all(
             tree.nodes[place[n.text]].parent == (place[two.nodes[n.parent].text] if n.parent >= 0 else -1)
             for n in two.nodes

@@ -50,9 +50,9 @@ def test_extraction_takes_linear_time(text, answer):
     assert time.monotonic() - start < 2  # 0.1
 
 
-@pytest.mark.parametrize(("truth", "given", "same"), PAIRS["typed"])
-def test_equivalence(truth, given, same):
-    assert equivalent(truth, given) is same
+@pytest.mark.parametrize(("truth", "answer", "same"), PAIRS["typed"])
+def test_equivalence(truth, answer, same):
+    assert equivalent(truth, answer) is same
 
 
 def test_forms_of_a_number_are_one_answer_without_a_comparison():

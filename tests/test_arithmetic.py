@@ -49,13 +49,13 @@ def sums(draw, depth=3):
     if not depth or draw(st.booleans()):
         number = draw(st.integers(0, 200))
         return str(number), Fraction(number)
-    (one, a), (two, b) = draw(sums(depth - 1)), draw(sums(depth - 1))
+    (left, a), (right, b) = draw(sums(depth - 1)), draw(sums(depth - 1))
     operator = draw(st.sampled_from("+-*/"))
     assume(b or operator != "/")
     value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[operator]
     signs = {"*": ["*", " x ", r" \times ", " · "], "/": ["/", " ÷ "]}
     sign = draw(st.sampled_from(signs.get(operator, [f" {operator} "])))
-    return f"({one}{sign}{two})", value
+    return f"({left}{sign}{right})", value
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))

@@ -68,10 +68,10 @@ def extras(value):
 
 
 def objects(text):
-    found = []
+    found_objects = []
     for begin, end in atif.documents(text, "f"):
-        json.loads(text[begin:end], object_hook=lambda some: found.append(some) or some)
-    return found
+        json.loads(text[begin:end], object_hook=lambda parsed: found_objects.append(parsed) or parsed)
+    return found_objects
 
 
 def test_a_document_is_its_trajectories():
@@ -97,8 +97,8 @@ def test_scores_are_added_and_all_other_bytes_stay(form, tmp_path):
     text = out.read_bytes().decode()
     letters = iter(text)
     assert all(letter in letters for letter in FORMS[form].replace("null", ""))  # the input is left where it was
-    told = [json.dumps(one, ensure_ascii=False) for one in extras(text)]
-    most = sum(len(f',{" " * 12}"extra": {{"{atif.KEY}": {one}}}') for one in told)
+    told = [json.dumps(extra, ensure_ascii=False) for extra in extras(text)]
+    most = sum(len(f',{" " * 12}"extra": {{"{atif.KEY}": {extra}}}') for extra in told)
     assert len(told) == FORMS[form].count('"agent"') and len(FORMS[form]) < len(text) <= len(FORMS[form]) + most
     again = tmp_path / "again.json"
     score_atif(Lengths(), out, again)

@@ -33,7 +33,7 @@ def configured(kind, block, **changes):
     return dataclasses.replace(TINY, attention=kind, attention_block=block, **changes)
 
 
-def made(seed, B=B, T=T, K=K, G=G, H=H):
+def arrays_of(seed, B=B, T=T, K=K, G=G, H=H):
     rng = np.random.default_rng(seed)
     return tuple(rng.normal(size=x).astype(np.float32) for x in ((B, T, K, G, H), (B, T, K, H), (B, T, K, H)))
 
@@ -68,9 +68,9 @@ def by_hand(q_BTKGH, k_BTKH, v_BTKH, until_BT, position_BT=None, window=None, sc
     return y_BTKGH
 
 
-def close(found, expected, atol=2e-5):
+def close(actual, expected, atol=2e-5):
     """By default float32 sums of at most 48 numbers of size 1, in another order: a few times 48 x 6e-8."""
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=atol, rtol=atol)
 
 
@@ -80,9 +80,9 @@ def test_all_ways_equal_the_reference_with_their_gradients(trees, seed):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     until_BT = filled(rows, B).until
-    expected = by_rule(*made(seed), until_BT, until_BT, configured("reference", 8))
+    expected = by_rule(*arrays_of(seed), until_BT, until_BT, configured("reference", 8))
     for kind, block in [("blocked", 8), ("blocked", 20), ("paths", 4), ("paths", 16)]:
-        close(by_rule(*made(seed), until_BT, until_BT, configured(kind, block)), expected)
+        close(by_rule(*arrays_of(seed), until_BT, until_BT, configured(kind, block)), expected)
 
 
 @pytest.mark.parametrize("kind", ["reference", "blocked", "paths"])
@@ -91,9 +91,9 @@ def test_the_formula(kind):
     index_T = np.arange(T)
     rows.until[0] = T  # plain causal attention
     rows.until[1] = np.where(index_T < 5, T, np.minimum((index_T // 7 + 1) * 7, T))  # a short stem and branches of 7
-    y_BTKGH, *gradients = by_rule(*made(0), rows.until, rows.until, configured(kind, 4))
-    close([y_BTKGH], [by_hand(*made(0), rows.until)])
-    np.testing.assert_array_equal(y_BTKGH[2], np.broadcast_to(made(0)[2][2, :, :, None], (T, K, G, H)))  # padding
+    y_BTKGH, *gradients = by_rule(*arrays_of(0), rows.until, rows.until, configured(kind, 4))
+    close([y_BTKGH], [by_hand(*arrays_of(0), rows.until)])
+    np.testing.assert_array_equal(y_BTKGH[2], np.broadcast_to(arrays_of(0)[2][2, :, :, None], (T, K, G, H)))  # padding
     assert all(np.isfinite(g).all() for g in gradients)
 
 
@@ -106,7 +106,7 @@ def test_windows_reach_up_the_path_in_all_ways_with_their_gradients(trees, seed,
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows = filled(rows, B)
-    arrays, window = (*made(seed), rows.until, np.asarray(rows.position)), np.int32(window)
+    arrays, window = (*arrays_of(seed), rows.until, np.asarray(rows.position)), np.int32(window)
     expected = by_rule(*arrays, configured("reference", 8, **WINDOW), window)
     close(expected[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)])
     for kind, block in [("blocked", 20), ("paths", 8)]:
@@ -119,15 +119,15 @@ def test_a_path_has_the_chunks_that_it_needs():
     padding = empty_rows(1, T, 1).until
     chain, stem = np.full((1, T), T), np.where(np.arange(T) < 17, T, padding)
     for until_BT, chunks in [(chain, [0, 1, 1, 2, 2, 3]), (padding, [0] * 6), (stem, [0, 1, 1, 2, 2, 2])]:
-        found = plan(until_BT, until_BT, config)
-        np.testing.assert_array_equal(found.chunks, chunks)
-        assert path_pairs(found, config) == 8 * (6 * 8 + 16 * sum(chunks))
+        planned = plan(until_BT, until_BT, config)
+        np.testing.assert_array_equal(planned.chunks, chunks)
+        assert path_pairs(planned, config) == 8 * (6 * 8 + 16 * sum(chunks))
 
 
 def test_rows_that_blocks_do_not_divide_are_refused():
     until_BT = empty_rows(B, T, 1).until
     with pytest.raises(ValueError, match="attention_block"):
-        by_rule(*made(0), until_BT, until_BT, configured("paths", 7))
+        by_rule(*arrays_of(0), until_BT, until_BT, configured("paths", 7))
 
 
 def flat_reference(until_BT, position_BT, config):
@@ -152,10 +152,10 @@ def test_an_implementation_is_one_record(monkeypatch):
     monkeypatch.setitem(ATTENTION, "mine", MINE)
     until_BT = filled(packed_trees([random_tree(0, 8)], T, 24).rows, B).until
     for name in ("mine", "test_attention:MINE"):
-        close(*(by_rule(*made(0), until_BT, until_BT, configured(x, 8)) for x in (name, "reference")))
+        close(*(by_rule(*arrays_of(0), until_BT, until_BT, configured(x, 8)) for x in (name, "reference")))
         assert chain_rows(configured(name, 8)) and suited(name) == "paths"
     weights, rows = jax.tree.map(jnp.asarray, (params(TINY), filled(packed_trees([random_tree(0, 8)], 64, 24).rows, 2)))
-    found, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
-    close([found], [expected])
+    actual, expected = (step_logits(weights, configured(x, 8), rows) for x in ("mine", "reference"))
+    close([actual], [expected])
     refused(ValueError, "windows", check_model, configured("mine", 8, windows=(8,)))
     refused(ValueError, "'yours'", check_model, configured("yours", 8))

@@ -33,17 +33,17 @@ ROWS = chain_rows([list(range(1, 13)), [5, 4, 3, 2, 1]], 16)
 
 @pytest.mark.parametrize("kind", [name for name in FORMATS if name != "nf4"])
 def test_blocks_stand_for_what_the_package_gguf_says(kind):
-    known, of = GGMLQuantizationType[kind], FORMATS[kind]
-    assert GGML_QUANT_SIZES[known] == (of.numbers, of.size)
-    byte_RX = np.random.default_rng(0).integers(0, 256, (8, 4 * of.size), dtype=np.uint8)
+    known, format_ = GGMLQuantizationType[kind], FORMATS[kind]
+    assert GGML_QUANT_SIZES[known] == (format_.numbers, format_.size)
+    byte_RX = np.random.default_rng(0).integers(0, 256, (8, 4 * format_.size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         wanted = {"F32": np.float32, "F16": np.float16}.get(kind)
         wanted = byte_RX.view(wanted).astype(np.float32) if wanted else dequantize(byte_RX, known)
-    of_gate = Blocks(jnp.asarray(byte_RX)[None], None, (kind,), "gate", (4 * of.numbers, 8))
-    found = np.asarray(jax.jit(lambda w: w.astype("float32"))(of_gate))[0].T
+    of_gate = Blocks(jnp.asarray(byte_RX)[None], None, (kind,), "gate", (4 * format_.numbers, 8))
+    actual = np.asarray(jax.jit(lambda w: w.astype("float32"))(of_gate))[0].T
     finite = np.isfinite(wanted)
-    assert finite.mean() > 0.9 and (np.isfinite(found) == finite).all()
-    np.testing.assert_array_equal(found[finite], wanted[finite])
+    assert finite.mean() > 0.9 and (np.isfinite(actual) == finite).all()
+    np.testing.assert_array_equal(actual[finite], wanted[finite])
 
 
 def test_nf4_is_that_of_bitsandbytes():
@@ -68,8 +68,8 @@ def test_nf4_is_near_whatever_the_matrix(role):
     error = np.abs(np.asarray(small.astype("float32")) - x)
     assert error.max() < 0.153 * np.abs(x).max() and 0.05 < error.mean() / np.abs(x).mean() < 0.12
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(small)) == x.size * 36 // 64
-    one = jax.tree.map(lambda leaf: leaf[1], small)  # as a scan over layers has it
-    np.testing.assert_array_equal(one.astype("float32"), small.astype("float32")[1])
+    layer = jax.tree.map(lambda leaf: leaf[1], small)  # as a scan over layers has it
+    np.testing.assert_array_equal(layer.astype("float32"), small.astype("float32")[1])
 
 
 def test_inputs_that_do_not_divide_into_blocks_are_in_int8():
@@ -91,8 +91,8 @@ def test_a_files_blocks_are_kept(tmp_path):
     assert kept["layers_0"]["down"].formats == ("Q4_K", "Q6_K") and kept["embed"].formats == ("Q4_0",)
     size = sum(x.nbytes for x in jax.tree.leaves([kept["layers_0"][role] for role in ("value", "down", "query")]))
     assert size == 2 * (64 * 32 // 32 * 34 + 64 * 256 // 256 * 210 + 64 * 64 // 32 * 24 + 8)
-    found, wanted = (logits(params(WIDE) | {"decoder": decoder}, WIDE, ROWS) for decoder in (kept, whole))
-    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
+    actual, wanted = (logits(params(WIDE) | {"decoder": decoder}, WIDE, ROWS) for decoder in (kept, whole))
+    np.testing.assert_allclose(actual, wanted, atol=1e-5, rtol=1e-5)
     with jax.set_mesh(make_mesh(MeshConfig(4, 2))):
         jax.tree.map(np.testing.assert_array_equal, jax.jit(widened)(load_decoder(file, WIDE, "gguf")), whole)
     refused(ValueError, "dtype='gguf' keeps", held_decoder, whole, "gguf")
@@ -112,10 +112,10 @@ def test_gradients_are_those_of_what_the_base_stands_for(tmp_path, dtype):
 
     gradient = jax.jit(jax.grad(loss, has_aux=True))
     small = {path: 0.1 * x for path, x in flat.items()}
-    (found, logit), (wanted, right) = gradient(small, kept), gradient(small, jax.jit(widened)(kept))
+    (actual, logit), (wanted, right) = gradient(small, kept), gradient(small, jax.jit(widened)(kept))
     np.testing.assert_allclose(logit, right, rtol=1e-5, atol=1e-5)
-    for path in found:
-        np.testing.assert_allclose(found[path], wanted[path], rtol=2e-4, atol=2e-5 * np.abs(wanted[path]).max())
+    for path in actual:
+        np.testing.assert_allclose(actual[path], wanted[path], rtol=2e-4, atol=2e-5 * np.abs(wanted[path]).max())
 
 
 @pytest.fixture(scope="module")

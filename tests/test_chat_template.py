@@ -130,11 +130,11 @@ def test_a_policy_with_its_template_is_the_policy_with_its_prompt(tmp_path, one_
     save_run(tmp_path / "run", POLICY, 0, 0.3)
     folder_with(tmp_path / "run", {"eos_token": "<eos>", "chat_template": "{{ messages[0].content }}{{ eos_token }}="})
     options = SamplerConfig(prompt="1{problem}", chat=True, delimiter="\n")
-    own = load_sampler(tmp_path / "run", options)
+    policy = load_sampler(tmp_path / "run", options)
     typed = load_sampler(tmp_path / "run", dataclasses.replace(options, prompt="1{problem}<eos>=", chat=False))
-    assert own.name == typed.name
-    assert own.prompt(Prefix("2+3", ("5",))) == typed.prompt(Prefix("2+3", ("5",)))
-    assert own.prompt(Prefix("2+3")).count(own.tokenizer.eos) == 1
+    assert policy.name == typed.name
+    assert policy.prompt(Prefix("2+3", ("5",))) == typed.prompt(Prefix("2+3", ("5",)))
+    assert policy.prompt(Prefix("2+3")).count(policy.tokenizer.eos) == 1
 
 
 LOOPS = (

@@ -22,10 +22,10 @@ def classifier(folder, kind="Token", labels=LABELS, **config):
     """Writes a tiny classifier in transformers' layout, with its tokenizer; returns the model."""
     transformers = pytest.importorskip("transformers", reason=REASON)
     names = dict(id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)})
-    made = transformers.Qwen2Config(
+    shape = transformers.Qwen2Config(
         **SIZES, **names, num_labels=len(labels), rope_theta=100.0, pad_token_id=0, **config
     )
-    model = random_weights(getattr(transformers, f"Qwen2For{kind}Classification")(made))
+    model = random_weights(getattr(transformers, f"Qwen2For{kind}Classification")(shape))
     model.save_pretrained(folder)
     inner, tokens = bytes_tokenizer()
     inner.save(str(folder / "tokenizer.json"))
@@ -57,10 +57,10 @@ def test_a_token_classifier_of_26_labels_has_an_output_a_label(tmp_path, several
 
 def test_a_sequence_classifier_reads_each_step_as_the_end(tmp_path):
     model = classifier(tmp_path, "Sequence", ["ok", "arithmetic", "logic"])
-    own = {"like": "sequence-classes", "chat": False, "problem": "{problem}\n", "step": "{step}\n",
+    adapter = {"like": "sequence-classes", "chat": False, "problem": "{problem}\n", "step": "{step}\n",
            "closing": "{step}\n<|im_end|>", "tokens": {"<|im_end|>": None},
            "outputs": {"wrong": {"arithmetic": 1, "logic": 1}}}  # fmt: skip
-    (tmp_path / "adapter.json").write_text(json.dumps(own))
+    (tmp_path / "adapter.json").write_text(json.dumps(adapter))
     prm, tokenizer = jprm.load(tmp_path), tokenizer_of(tmp_path)
     (outputs,) = prm.outputs_of([tree_of({"problem": PROBLEM, "steps": STEPS})])
     for k in range(len(STEPS)):

@@ -42,8 +42,8 @@ def transport(engine):  # noqa: F811
 
 @pytest.fixture
 def client(transport):
-    with Client("http://localhost", transport=transport) as made:
-        yield made
+    with Client("http://localhost", transport=transport) as opened:
+        yield opened
 
 
 def test_a_machine_without_jax_has_the_client():
@@ -56,10 +56,10 @@ def test_scores_are_the_librarys(client, prm):  # noqa: F811
     assert client.score(**FIRST) == pytest.approx(prm.score(**FIRST).tolist(), abs=1e-6)
     assert client.score("p", []) == client.score("p", [" "]) == []
     answers = client.score_many(CHAINS, rule="min")
-    for one, chain in zip(answers, CHAINS, strict=True):
-        assert one.scores == pytest.approx(prm.score(**chain).tolist(), abs=1e-6)
-        assert one.score == pytest.approx(min(one.scores), abs=1e-6)  # scores are written with 7 digits
-        assert one.record["problem"] == chain["problem"]
+    for answer, chain in zip(answers, CHAINS, strict=True):
+        assert answer.scores == pytest.approx(prm.score(**chain).tolist(), abs=1e-6)
+        assert answer.score == pytest.approx(min(answer.scores), abs=1e-6)  # scores are written with 7 digits
+        assert answer.record["problem"] == chain["problem"]
 
 
 def test_blank_completions_are_answered_in_their_place(client, prm):  # noqa: F811
@@ -68,9 +68,9 @@ def test_blank_completions_are_answered_in_their_place(client, prm):  # noqa: F8
     blank = {"problem": "p", "response": " \n"}
     nothing = {"problem": "p", "samples": [{"steps": []}]}
     silent = {"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": ""}]}
-    one, two, three, four = client.score_many([pool, blank, nothing, silent])
+    first, two, three, four = client.score_many([pool, blank, nothing, silent])
     expected = pytest.approx(prm.score(**FIRST).tolist(), abs=1e-6)
-    assert [sample["scores"] for sample in one.record["samples"]] == [[], expected, []]
+    assert [sample["scores"] for sample in first.record["samples"]] == [[], expected, []]
     assert two.score is None and two.scores == [] and three.record["samples"] == [{"steps": [], "scores": []}]
     assert four.score is None
     rewarded = client.rewards([{"problem": "p", "response": " "}, {"problem": "p", "response": text}])
@@ -88,8 +88,8 @@ def test_samples_of_one_problem_stay_together_and_come_back_in_order(transport, 
         for problem in {sample["problem"] for sample in body["samples"]}:
             assert sum(sample["problem"] == problem for sample in body["samples"]) == 4
     with Client("http://localhost", transport=transport) as whole:
-        for one, other in zip(whole.rewards(samples, credit="progress"), answers, strict=True):
-            for a, b in zip(one["steps"], other["steps"], strict=True):
+        for first, second in zip(whole.rewards(samples, credit="progress"), answers, strict=True):
+            for a, b in zip(first["steps"], second["steps"], strict=True):
                 assert a["reward"] == pytest.approx(b["reward"], abs=1e-5)  # rows of others round otherwise
 
 

@@ -49,11 +49,11 @@ class Enumerating:
         return list(itertools.product(*LINES[len(prefix.steps) :]))
 
     def sample(self, prefixes, n, *, until, seed):
-        def one(prefix, number):
+        def draw(prefix, number):
             all_ = self.completions(prefix)
             return Sample(all_[number % len(all_)], 5, "stop")
 
-        return [[one(prefix, seed + j) for j in range(n)] for prefix in prefixes]
+        return [[draw(prefix, seed + j) for j in range(n)] for prefix in prefixes]
 
 
 def passes(steps):

@@ -15,7 +15,7 @@ def test_pass_at_k_is_the_mean_over_subsets():
     rng = np.random.default_rng(0)
     for n, k in ((5, 1), (6, 2), (7, 5), (6, 6)):
         correct = rng.random(n) < 0.4
-        subsets = [correct[list(some)].any() for some in itertools.combinations(range(n), k)]
+        subsets = [correct[list(subset)].any() for subset in itertools.combinations(range(n), k)]
         assert choose.pass_at(correct, k) == pytest.approx(np.mean(subsets))
     assert choose.pass_at(np.ones(4, bool), 2) == 1 and choose.pass_at(np.zeros(4, bool), 4) == 0
 
@@ -37,7 +37,7 @@ def test_choices_in_closed_form():
     assert choose.most_tests(POOL).tolist() == [4, 4, 5, 0, 0, 0]
     assert choose.share(POOL).tolist() == [2, 2, 1, 0, 0, 0]
     assert choose.share(POOL, np.array([1, 2, 5, 9, 9, 9]) / 8).tolist() == [3 / 8, 3 / 8, 5 / 8, 0, 0, 0]
-    correct = np.array([one["correct"] for one in POOL["samples"]])
+    correct = np.array([sample["correct"] for sample in POOL["samples"]])
     assert choose.chosen(choose.dual_agreement(POOL), correct) == 0.5
     assert choose.chosen(choose.most_tests(POOL), correct) == 0
     keys = {"share": [choose.share(POOL)] * 2, "dual agreement": [-choose.share(POOL)] * 2}

@@ -104,13 +104,13 @@ def here(tmp_path, serve):
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "page")) for kind in COMMANDS])
 def test_a_command_in_a_bucket_writes_what_it_writes_on_disk(kind, tiny_run, model, bucket, here):
     bucket.upload_folder(here)
-    given, written = set(contents(bucket)), []
+    before, written = set(contents(bucket)), []
     for place, scores in ((here, tiny_run.folder), (bucket, model)):
         for command in COMMANDS[kind]:
             jprm(*command.format(place=place, model=scores).split())
         written.append({
             name: content.replace(str(scores).encode(), b"MODEL").replace(str(place).encode(), b"PLACE")
-            for name, content in contents(place).items() if name not in given
+            for name, content in contents(place).items() if name not in before
         })  # fmt: skip
     assert written[0].keys() == written[1].keys() and len(written[0]) >= len(set(COMMANDS[kind]))
     for name, content in written[0].items():
@@ -175,18 +175,18 @@ def test_a_command_killed_at_any_operation_ends_like_one_on_disk(kind, bucket, t
     expected = contents(here)
     (bucket / "in.jsonl").upload(tmp_path / "in.jsonl")
 
-    def there(folder):
+    def run_command(folder):
         return run(policies.setdefault(folder, Markov()), bucket / "in.jsonl", folder / "out.jsonl")
 
     def between(folder):
         out = folder / "out.jsonl"
         assert not out.is_file() or out.read_bytes() == expected["/out.jsonl"]
 
-    for folder in killed_everywhere(monkeypatch, bucket, there, between=between):
+    for folder in killed_everywhere(monkeypatch, bucket, run_command, between=between):
         assert contents(folder) == expected
         if kind == "search":  # nothing is drawn again, and a finished file is counted
             assert policies[folder].sampled == policy.sampled
-            assert counts | {"prm_tokens": 0} == there(folder) | {"prm_tokens": 0, "rejected": 0}
+            assert counts | {"prm_tokens": 0} == run_command(folder) | {"prm_tokens": 0, "rejected": 0}
     assert operations in (0, len(policies) - 1)  # the last run is not killed
 
 
@@ -194,7 +194,7 @@ def test_a_command_killed_at_any_operation_ends_like_one_on_disk(kind, bucket, t
 def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(bucket, monkeypatch):
     old, new = ({f"/{name}": version for name in names} for names, version in (("abz", b"old"), ("acz", b"new")))
 
-    def there(folder):
+    def before(folder):
         for name, content in old.items():
             Remote(f"{folder}/out{name}").write_bytes(content)
         (folder / "out2/a").write_bytes(b"beside")
@@ -208,7 +208,7 @@ def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(buc
         stored = objects(folder / "out")
         assert stored in (old, new) or ("/z" not in stored and not is_whole(folder / "out"))
 
-    for folder in killed_everywhere(monkeypatch, bucket, write, there, between):
+    for folder in killed_everywhere(monkeypatch, bucket, write, before, between):
         assert objects(folder / "out") == new and is_whole(folder / "out")
         assert (folder / "out2/a").exists() and not (folder / "out.partial").exists()
     with pytest.raises(FileExistsError, match="already"), whole_folder(folder / "out"):
@@ -217,13 +217,13 @@ def test_a_folder_killed_at_any_operation_is_the_old_one_the_new_one_or_none(buc
 
 def test_a_scored_file_in_a_bucket_is_continued_and_of_one_request(bucket):
     write_records(bucket / "in.jsonl", chains(COUNT))
-    (bucket / "in.jsonl").write_bytes(given := two_bad((bucket / "in.jsonl").read_bytes().splitlines(True)))
+    (bucket / "in.jsonl").write_bytes(content := two_bad((bucket / "in.jsonl").read_bytes().splitlines(True)))
     files = (None, bucket / "in.jsonl", bucket / "out.jsonl")
     assert scoring(*files) == f"{bucket}/out.jsonl: {COUNT} records scored, 2 rejected"
     assert scoring(*files) == f"{bucket}/out.jsonl: {COUNT} records scored ({COUNT} were there already), 2 rejected"
     before = objects(bucket)
     assert json.loads(before["/out.jsonl.info.json"])["input"] == f"{bucket}/in.jsonl"
-    (bucket / "in.jsonl").write_bytes(given + given.splitlines(True)[0].replace(b'"c0"', b'"new"'))
+    (bucket / "in.jsonl").write_bytes(content + content.splitlines(True)[0].replace(b'"c0"', b'"new"'))
     refused(ValueError, "request", scoring, *files)
     assert objects(bucket)["/out.jsonl"] == before["/out.jsonl"]
 
@@ -270,23 +270,23 @@ def test_an_export_into_a_bucket_is_the_one_on_disk(bucket, tmp_path, monkeypatc
     prm = untrained(tmp_path / "run")
     (tmp_path / "run/calibration.json").write_text("{}")
     (bucket / "run").upload_folder(tmp_path / "run")
-    there = dataclasses.replace(prm, name=f"{bucket}/run")
+    remote = dataclasses.replace(prm, name=f"{bucket}/run")
     export(prm, tmp_path / "out")
     with monkeypatch.context() as patch:
         killed_at(4, patch)
         with pytest.raises(KeyboardInterrupt):
-            export(there, bucket / "out")
+            export(remote, bucket / "out")
     refused(FileNotFoundError, "model", kind_of, bucket / "out")
     for _ in range(2):  # the second call checks the sums
-        assert export(there, bucket / "out") == bucket / "out"
+        assert export(remote, bucket / "out") == bucket / "out"
     assert kind_of(bucket / "out") == "huggingface" and not (bucket / "out.partial").exists()
     stored = objects(bucket / "out")
     assert set(stored) == {f"/{file.name}" for file in (tmp_path / "out").iterdir()}
     for name in stored.keys() - {"/export.json", "/SHA256SUMS"}:  # these depend on the model's place
         assert stored[name] == (tmp_path / "out" / name[1:]).read_bytes()
-    refused(FileExistsError, "already", export, there, bucket / "out", dtype="bfloat16")
+    refused(FileExistsError, "already", export, remote, bucket / "out", dtype="bfloat16")
     (bucket / "out/config.json").write_bytes(b"{}")
-    refused(ValueError, "config.json", export, there, bucket / "out")
+    refused(ValueError, "config.json", export, remote, bucket / "out")
 
 
 @pytest.mark.slow  # trains a model of a known family

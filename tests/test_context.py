@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from refusing import refused
-from test_attention import by_rule, close, made
+from test_attention import arrays_of, by_rule, close
 from test_kernel import KERNEL, long_rows
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET
@@ -34,9 +34,9 @@ def attended(config, heads, until_BT, position_BT, window, mesh=None):
     place = jax.NamedSharding(mesh, spec("batch", "tokens", "kv_heads", mesh=mesh))
     rows = jax.NamedSharding(mesh, spec("batch", "tokens", mesh=mesh))
     with jax.set_mesh(mesh):
-        found = by_rule(*jax.device_put(heads, place), *jax.device_put((until_BT, position_BT), rows), config, window)
-    assert all(tuple(x.sharding.spec)[:3] == tuple(place.spec) for x in found)
-    return found
+        outputs = by_rule(*jax.device_put(heads, place), *jax.device_put((until_BT, position_BT), rows), config, window)
+    assert all(tuple(x.sharding.spec)[:3] == tuple(place.spec) for x in outputs)
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_attention_in_parts_is_that_of_whole_rows(way, sizes, windowed):
     position_BT = np.tile(np.arange(T, dtype=np.int32), (B, 1))
     config = dataclasses.replace(KERNEL, attention=way, **({"windows": (100, 0)} if windowed else {}))
     window = np.int32(100) if windowed else None
-    heads = made(0, B, T)
+    heads = arrays_of(0, B, T)
     expected = attended(dataclasses.replace(config, attention="reference"), heads, until_BT, position_BT, window)
-    found = attended(config, heads, until_BT, position_BT, window, make_mesh(MeshConfig(*sizes)))
+    actual = attended(config, heads, until_BT, position_BT, window, make_mesh(MeshConfig(*sizes)))
     # float32 sums of up to 512 numbers of size 1, in another order: some 512 x 6e-8 = 3e-5 at worst.
-    close(found, expected, 5e-5)
+    close(actual, expected, 5e-5)
 
 
 @pytest.mark.parametrize("sizes, parts", [(Sizes(8, 8), 3), (Sizes(4, 12), 2), (Sizes(12, 4), 3)])
@@ -64,17 +64,17 @@ def test_each_part_has_tables_of_its_own(sizes, parts):
     until_BS = np.array([np.full(S, S), np.arange(1, S + 1), np.where(np.arange(S) < 30, 30, S)], np.int32)
     find = jax.jit(find_blocks, static_argnums=(2, 3))
     whole, blocks = find(until_BS, until_BS, sizes), find(until_BS, until_BS, sizes, parts)
-    each = S // parts // sizes.query
+    part = S // parts // sizes.query
     assert blocks.count[0, -1] == blocks.count.max() == most_pairs(S, sizes, parts) == blocks.by_key.shape[1] // parts
     for b in range(3):
         pairs = {(x >> 17, x >> 3 & MINOR) for x in np.asarray(whole.by_query)[b].tolist() if x & LIVE}
         for c in range(parts):
-            own = {(t - c * each, s) for t, s in pairs if c * each <= t < (c + 1) * each}
+            visible = {(t - c * part, s) for t, s in pairs if c * part <= t < (c + 1) * part}
             tables = blocks.by_query, blocks.by_key
             by_query, by_key = (np.asarray(x)[b].reshape(parts, -1)[c].tolist() for x in tables)
-            assert {(x >> 17, x >> 3 & MINOR) for x in by_query if x & LIVE} == own
-            assert {(x >> 3 & MINOR, x >> 17) for x in by_key if x & LIVE} == own
-            for table, majors in ((by_query, each), (by_key, S // sizes.key)):  # every sum is begun and written once
+            assert {(x >> 17, x >> 3 & MINOR) for x in by_query if x & LIVE} == visible
+            assert {(x >> 3 & MINOR, x >> 17) for x in by_key if x & LIVE} == visible
+            for table, majors in ((by_query, part), (by_key, S // sizes.key)):  # every sum is begun and written once
                 used = [x for x in table if x & (FIRST | LAST | LIVE)]
                 firsts, lasts = ([x >> 17 for x in used if x & end] for end in (FIRST, LAST))
                 assert firsts == lasts == list(range(majors))
@@ -92,8 +92,8 @@ def model_gradient(config, rows, weights):
 def check_parts(config, rows, expected, mesh, of_largest):
     """Logits and gradients on a mesh, up to the order of float32 sums of many addends of either sign."""
     with jax.set_mesh(mesh):
-        found = jax.jit(model_gradient, static_argnums=0)(config, put_rows(rows, mesh), placed(params(config), mesh))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        actual = jax.jit(model_gradient, static_argnums=0)(config, put_rows(rows, mesh), placed(params(config), mesh))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=10 * of_largest, atol=of_largest * np.abs(b).max())
 
 

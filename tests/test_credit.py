@@ -132,15 +132,15 @@ def by_hand(name, baseline, gated=False, weight=0.5):
     }
     credits = []
     for score_P, verdict in zip(SCORES, VERDICTS, strict=True):
-        some = [weight * x for x in forms[name](list(score_P))]
-        credits.append([min(x, 0) for x in some] if gated and not verdict else some)
+        rewards = [weight * x for x in forms[name](list(score_P))]
+        credits.append([min(x, 0) for x in rewards] if gated and not verdict else rewards)
 
     def mean(values):
         return float(np.mean(values)) if len(values) else 0.0
 
-    found = []
+    advantages = []
     for i, rollout in enumerate(GROUP):
-        others = [some for j, some in enumerate(credits) if j != i]
+        others = [rewards for j, rewards in enumerate(credits) if j != i]
         start_of = [0, *rollout.step_stop]
         tokens = []
         for t in range(len(rollout.ids)):
@@ -148,14 +148,14 @@ def by_hand(name, baseline, gated=False, weight=0.5):
             assert step == len(rollout.step_stop) or start_of[step] <= t < rollout.step_stop[step]
             left = credits[i][step:]
             of_baseline = {
-                "return": mean([sum(some) for some in others]),
-                "to_go": mean([sum(some[step:]) for some in others if len(some) >= step]),
-                "step": len(left) * mean([mean(some) for some in others if some]),
+                "return": mean([sum(rewards) for rewards in others]),
+                "to_go": mean([sum(rewards[step:]) for rewards in others if len(rewards) >= step]),
+                "step": len(left) * mean([mean(rewards) for rewards in others if rewards]),
             }
             outcome = VERDICTS[i] - np.delete(VERDICTS, i).mean()
             tokens.append(outcome + sum(left) - of_baseline[baseline])
-        found.append(np.array(tokens))
-    return found
+        advantages.append(np.array(tokens))
+    return advantages
 
 
 @pytest.mark.parametrize("baseline", credit.BASELINES)
@@ -252,10 +252,10 @@ def test_offset_makes_steps_cost():
 
 
 def test_a_prm_alone_is_asked_for_by_name():
-    alone = {name for name, one in CREDITS.items() if not one.verifier}
+    alone = {name for name, entry in CREDITS.items() if not entry.verifier}
     assert alone == {name for name in CREDITS if name.endswith(credit.PRM_ALONE)} and len(alone) == 5
-    for name, one in CREDITS.items():
-        assert one.source
+    for name, entry in CREDITS.items():
+        assert entry.source
         one_way, other_way = (
             np.concatenate(credit.segment_advantages(verdicts, SCORES, config(name)))
             for verdicts in (VERDICTS, 1 - VERDICTS)
@@ -273,6 +273,6 @@ def test_rewards_that_mean_nothing_are_refused():
 def test_a_penalty_counts_under_every_credit():
     scores, zero = [np.array([0.5, 0.5]), np.zeros(0), np.array([0.9, 0.1])], np.zeros(3)
     for name in ("min_form", "sum_prm_alone", "verifier"):
-        of = config(name, "dr_grpo", length=8)
-        blank, free = (credit.segment_advantages(zero - [0, penalty, 0], scores, of)[1][0] for penalty in (1, 0))
+        settings = config(name, "dr_grpo", length=8)
+        blank, free = (credit.segment_advantages(zero - [0, penalty, 0], scores, settings)[1][0] for penalty in (1, 0))
         assert blank == pytest.approx(free - 2 / 3)  # less the group's mean, which has a third of it

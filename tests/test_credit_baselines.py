@@ -30,7 +30,7 @@ class Chain(NamedTuple):
 @functools.cache
 def chains(free):
     """All chains with their chance, scores, reward, and gradients of the log-probability of each step."""
-    rng, found, places = np.random.default_rng(0), [], {}
+    rng, endings, places = np.random.default_rng(0), [], {}
     spread = {steps: rng.normal(0, 0.1) for n in range(1, DEPTH + 1) for steps in itertools.product("rw", repeat=n)}
 
     def place(what):
@@ -48,23 +48,23 @@ def chains(free):
                 chance *= ENDS if ended else 1 - ENDS
                 decided[-1].append((place(("end", steps[: j + 1])), ended - ENDS))
         score_P = [(0.25 if "w" in steps[:n] else 0.8) + spread[steps[:n]] for n in range(1, len(steps) + 1)]
-        found.append((chance, np.array(score_P), float("w" not in steps), decided))
-    gradients = [np.zeros((len(score_P), len(places))) for _, score_P, _, _ in found]
-    for gradient_PL, (*_, decided) in zip(gradients, found, strict=True):
-        for j, some in enumerate(decided):
-            for at, value in some:
+        endings.append((chance, np.array(score_P), float("w" not in steps), decided))
+    gradients = [np.zeros((len(score_P), len(places))) for _, score_P, _, _ in endings]
+    for gradient_PL, (*_, decided) in zip(gradients, endings, strict=True):
+        for j, decisions in enumerate(decided):
+            for at, value in decisions:
                 gradient_PL[j, at] = value
-    return [Chain(p, x_P, reward, y_PL) for (p, x_P, reward, _), y_PL in zip(found, gradients, strict=True)]
+    return [Chain(p, x_P, reward, y_PL) for (p, x_P, reward, _), y_PL in zip(endings, gradients, strict=True)]
 
 
 def moments(config, free, size):
     """Returns mean (L) and total variance of the gradient of a group of so many samples, over all groups."""
-    some = chains(free)
-    assert sum(chain.chance for chain in some) == pytest.approx(1)
-    first, second = np.zeros(some[0].gradient_PL.shape[1]), 0.0
-    for group in itertools.combinations_with_replacement(range(len(some)), size):
+    all_chains = chains(free)
+    assert sum(chain.chance for chain in all_chains) == pytest.approx(1)
+    first, second = np.zeros(all_chains[0].gradient_PL.shape[1]), 0.0
+    for group in itertools.combinations_with_replacement(range(len(all_chains)), size):
         repeats = math.prod(map(math.factorial, collections.Counter(group).values()))
-        members = [some[i] for i in group]
+        members = [all_chains[i] for i in group]
         chance = math.factorial(size) / repeats * math.prod(member.chance for member in members)
         rewards, scores = np.array([member.reward for member in members]), [member.score_P for member in members]
         advantages = segment_advantages(rewards, scores, config)
@@ -80,7 +80,10 @@ def config(name, advantage="rloo", **options):
 def true_gradient(name, free, offset):
     """Of the expected sum of all rewards."""
     total = {"verifier": lambda x: 0.0, "sum": lambda x: x.sum(), "implicit": lambda x: x[-1]}[name]
-    return sum(one.chance * (one.reward + total(one.score_P + offset)) * one.gradient_PL.sum(0) for one in chains(free))
+    return sum(
+        chain.chance * (chain.reward + total(chain.score_P + offset)) * chain.gradient_PL.sum(0)
+        for chain in chains(free)
+    )
 
 
 @pytest.mark.parametrize("name, offset", [("sum", 0.0), ("sum", -1.0), ("verifier", 0.0), ("implicit", 0.0)])
@@ -112,7 +115,7 @@ def test_dr_grpo_is_rloo_less_by_one_over_the_group_for_some_credits():
             np.testing.assert_allclose(dr_grpo, rloo * 2 / 3, atol=1e-12)
     for name, options in {"min_form": {}, "progress": {}, "sum": {"gate": True, "offset": -0.5}}.items():
         both = (config(name, x, **options, baseline="return") for x in ("rloo", "dr_grpo"))
-        rloo, dr_grpo = (moments(each, True, 3)[0] for each in both)
+        rloo, dr_grpo = (moments(settings, True, 3)[0] for settings in both)
         assert np.abs(dr_grpo - rloo * 2 / 3).max() > 1e-3, name
     rloo, dr_grpo = (moments(config("min_form", x), False, 3)[0] for x in ("rloo", "dr_grpo"))
     np.testing.assert_allclose(dr_grpo, rloo * 2 / 3, atol=1e-12)  # to go, where all samples reach every step
@@ -122,16 +125,18 @@ def variances(free, size):
     """By credit, offset and baseline."""
     variance_of = {("verifier", 0.0, "to_go"): moments(config("verifier"), free, size)[1]}
     for name, offset, baseline in itertools.product(("sum", "min_form"), (0.0, -1.0), BASELINES):
-        made = config(name, offset=offset, baseline=baseline)
-        variance_of[name, offset, baseline] = moments(made, free, size)[1]
+        settings = config(name, offset=offset, baseline=baseline)
+        variance_of[name, offset, baseline] = moments(settings, free, size)[1]
     return variance_of
 
 
 def test_returns_to_go_have_less_variance_than_full_returns_over_credits_offsets_and_lengths():
     ratios = []
     for free in (False, True):
-        found = variances(free, 3)
-        assert all(value > found["verifier", 0.0, "to_go"] for (name, *_), value in found.items() if name != "verifier")
-        ratios += [found[n, x, "to_go"] / found[n, x, "return"] for n in ("sum", "min_form") for x in (0.0, -1.0)]
+        variance = variances(free, 3)
+        assert all(
+            value > variance["verifier", 0.0, "to_go"] for (name, *_), value in variance.items() if name != "verifier"
+        )
+        ratios += [variance[n, x, "to_go"] / variance[n, x, "return"] for n in ("sum", "min_form") for x in (0.0, -1.0)]
     assert len(ratios) == 8 and max(ratios) < 1.15 and np.exp(np.mean(np.log(ratios))) < 0.9
     assert config("min_form").subtracted is BASELINES["to_go"]

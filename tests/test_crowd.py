@@ -13,12 +13,12 @@ from jprm.methods.label.pooled import label_pooled, pooled
 from jprm.tree import read_records
 
 
-def judged(seed, steps, found, false_alarm, rate=0.3, hard=None):
+def judged(seed, steps, hit_rate, false_alarm, rate=0.3, hard=None):
     """Returns the true classes and verdicts of judges; of hard errors each finds this fraction of what it finds."""
     rng = np.random.default_rng(seed)
     correct = (rng.random(steps) >= rate).astype(int)
     ease = np.ones(steps) if hard is None else np.where(rng.random(steps) < 0.5, hard, 1.0)
-    alarm = np.where(correct[:, None] == 1, false_alarm, np.array(found) * ease[:, None])
+    alarm = np.where(correct[:, None] == 1, false_alarm, np.array(hit_rate) * ease[:, None])
     return correct, 1 - (rng.random(alarm.shape) < alarm).astype(int)
 
 
@@ -63,7 +63,7 @@ def test_gold_labels_correct_judges_that_are_all_lenient():
             rest = order[200:]
             loss_N = -np.log(np.where(correct, q_N, 1 - q_N))
             errors_of.append((q_N[rest].mean() - correct[rest].mean(), loss_N[rest].mean()))
-    bias, loss = ({k: np.mean([one[i] for one in errors_of]) for k, errors_of in errors.items()} for i in (0, 1))
+    bias, loss = ({k: np.mean([error[i] for error in errors_of]) for k, errors_of in errors.items()} for i in (0, 1))
     assert bias[0] > 0.1 and abs(bias[20]) < bias[0] / 2 and abs(bias[200]) < 0.02  # errors that nobody found
     assert loss[0] > 2 * loss[20] > 2 * loss[50] > 2 * loss[200]
 
@@ -99,9 +99,9 @@ def test_the_report_has_each_judges_errors_with_intervals():
     none = np.zeros(0, int)
     names, problems = ["a", "b", "c", "d"], [str(n // 3) for n in range(600)]
     report, p_N = pooled(verdict_NJ, names, problems, none, none, 0)
-    for name, found, alarm in zip(names, *LENIENT, strict=True):
+    for name, hit_rate, alarm in zip(names, *LENIENT, strict=True):
         judge = report["judges"][name]
-        assert judge["found"]["low"] < found < judge["found"]["high"]
+        assert judge["found"]["low"] < hit_rate < judge["found"]["high"]
         assert judge["false_alarm"]["low"] < alarm < judge["false_alarm"]["high"]
     assert report["error_rate"]["value"] == pytest.approx(1 - p_N.mean()) and report["problems"] == 200
     assert report["alpha"]["value"] < 0.5
@@ -143,16 +143,16 @@ def test_the_command_pools_any_number_of_files(tmp_path, capsys):
 
 
 def test_files_that_cannot_be_pooled_are_refused(tmp_path):
-    one, other, gold = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "gold.jsonl"))
-    write_records(one, [chain("p", [1, 0])])
-    write_records(other, [chain("q", [1, 0])])
+    first, second, gold = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "gold.jsonl"))
+    write_records(first, [chain("p", [1, 0])])
+    write_records(second, [chain("q", [1, 0])])
     write_records(gold, [chain("q", [1, 0])])
     out = tmp_path / "out.jsonl"
     with pytest.raises(ValueError, match="two judges of one name"):
-        label_pooled([one, one], out, [None] * 3)
+        label_pooled([first, first], out, [None] * 3)
     with pytest.raises(ValueError, match="no step of"):
-        label_pooled([one, other], out, [None] * 3)
-    write_records(other, [chain("p", [1, 0])])
+        label_pooled([first, second], out, [None] * 3)
+    write_records(second, [chain("p", [1, 0])])
     with pytest.raises(ValueError, match="nothing is corrected"):
-        label_pooled([one, other], out, [None] * 3, gold)
+        label_pooled([first, second], out, [None] * 3, gold)
     assert not out.exists()

@@ -67,8 +67,8 @@ def test_a_shared_prompt_then_a_token_at_a_time(config, tokens, expected, unstac
     if unstacked:
         weights, config = decoding(weights, config)
     assert (config.layer_groups[0] == 1) is unstacked
-    own = decode.empty_cache(config, ROWS, 16)
-    assert own[0]["attention"][0].shape == ((ROWS, 2, 16, 4) if unstacked else (2, ROWS, 2, 16, 4))
+    fresh = decode.empty_cache(config, ROWS, 16)
+    assert fresh[0]["attention"][0].shape == ((ROWS, 2, 16, 4) if unstacked else (2, ROWS, 2, 16, 4))
     check_token_by_token(weights, config, tokens, expected)
 
 
@@ -77,11 +77,11 @@ def check_token_by_token(weights, config, tokens, expected):
     padded = np.pad(tokens[::2, :PAST], ((0, 0), (0, 3)))  # behind the prompt, and hidden
     length_B, position_BT = np.full(ROWS // 2, PAST), np.arange(PAST + 3) + np.zeros_like(padded)
     _, cache = forward(weights, config, padded, position_BT, length_B=length_B)
-    past, own = decode.Past(cache, position_BT < length_B[:, None]), decode.empty_cache(config, ROWS, 16)
+    past, fresh = decode.Past(cache, position_BT < length_B[:, None]), decode.empty_cache(config, ROWS, 16)
     step = jax.jit(lambda *args: decode.forward(*args), static_argnums=1, donate_argnums=5)
     for i in range(TOKENS - PAST):
         new, at = tokens[:, PAST + i, None], np.full((ROWS, 1), PAST + i)
-        x_BTD, own = step(weights, config, new, at, past, own, jnp.int32(i))
+        x_BTD, fresh = step(weights, config, new, at, past, fresh, jnp.int32(i))
         close(x_BTD[:, 0], expected[:, PAST + i])
     assert step._cache_size() == 1
 

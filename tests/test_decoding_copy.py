@@ -74,7 +74,7 @@ def of_both(learner):
     for mesh in meshes:
         policy = sampler(MODEL, learner, mesh)
         policy.push(placed(weights(0.4, MODEL), learner), "another")
-        drawn.append([[one.ids for one in some] for some in policy.draw(PREFIXES, N, until="end", seed=5)])
+        drawn.append([[sample.ids for sample in samples] for samples in policy.draw(PREFIXES, N, until="end", seed=5)])
     return drawn
 
 
@@ -111,10 +111,10 @@ def test_a_copy_in_int8_is_near(config):
     learner, mesh = make_mesh(MeshConfig(), DEVICES[:4]), mesh_by_heads(config, DEVICES[:4])
     small = sampler(config, learner, mesh, dtype="int8")
     assert small.params["decoder"]["layers_1"]["up"].values.dtype == jnp.int8
-    ((one, *_), *_) = small.draw(PREFIXES, N, until="end", seed=5)
-    ids = [(tuple(small.prompt(PREFIXES[0])), one.ids)]
+    ((sample, *_), *_) = small.draw(PREFIXES, N, until="end", seed=5)
+    ids = [(tuple(small.prompt(PREFIXES[0])), sample.ids)]
     exact = log_probabilities(placed(weights(0.5, config), learner), config, learner, ids)
-    apart = np.abs(exact - one.logprob_N)
+    apart = np.abs(exact - sample.logprob_N)
     assert 0 < apart.mean() < 0.1  # of random weights, each off by up to 1/254 of the largest
 
 
@@ -123,10 +123,10 @@ def test_a_copy_in_int8_is_near(config):
 def test_parameters_that_are_taken_are_not_there_twice(dtype, groups):
     config = dataclasses.replace(MODEL, layer_groups=groups)
     mesh = make_mesh(MeshConfig(), DEVICES[:1])
-    kept, given = placed(weights(0.5, config), mesh), placed(weights(0.5, config), mesh)
-    embed, down = given["decoder"]["embed"], given["decoder"]["layers_0"]["down"]
-    copy = decode.decoding_copy(given, config, mesh, dtype, take=True)
-    assert given["decoder"] == {}
+    kept, placed_weights = placed(weights(0.5, config), mesh), placed(weights(0.5, config), mesh)
+    embed, down = placed_weights["decoder"]["embed"], placed_weights["decoder"]["layers_0"]["down"]
+    copy = decode.decoding_copy(placed_weights, config, mesh, dtype, take=True)
+    assert placed_weights["decoder"] == {}
     jax.tree.map(np.testing.assert_array_equal, copy, decode.decoding_copy(kept, config, mesh, dtype))
     assert sorted(kept["decoder"]) == sorted(weights(0.5, config)["decoder"])
     if dtype == "float32":  # what is stored already as it is to be is not copied

@@ -45,7 +45,7 @@ def by_tokens(q, k, v, g, b, start, previous):
     q, k = deltanet._unit(q) * q.shape[-1] ** -0.5, deltanet._unit(k)
 
     def row(q, k, v, g, b, start, previous):
-        def one(states, inputs):
+        def step(states, inputs):
             t, q, k, v, g, b, before = inputs
             state = jnp.where(before >= 0, states[jnp.maximum(before, 0)], start) * jnp.exp(g)[..., None, None]
             new = (v - jnp.einsum("kh,kghv->kgv", k, state)) * b[..., None]
@@ -53,16 +53,16 @@ def by_tokens(q, k, v, g, b, start, previous):
             return states.at[t].set(state), jnp.einsum("kh,kghv->kgv", q, state)
 
         index = jnp.arange(len(q))
-        return jax.lax.scan(one, jnp.zeros((len(q), *start.shape)), (index, q, k, v, g, b, previous))[1]
+        return jax.lax.scan(step, jnp.zeros((len(q), *start.shape)), (index, q, k, v, g, b, previous))[1]
 
     return jax.vmap(row)(q, k, v, g, b, start, previous)
 
 
 def test_previous_tokens_are_those_of_the_path(rows):
-    found = np.asarray(deltanet.previous_of(jnp.asarray(rows.until)))
-    for b, t in np.ndindex(*found.shape):
+    previous_BT = np.asarray(deltanet.previous_of(jnp.asarray(rows.until)))
+    for b, t in np.ndindex(*previous_BT.shape):
         seen = [j for j in range(t) if rows.until[b, j] > t]
-        assert found[b, t] == (seen[-1] if seen else -1)
+        assert previous_BT[b, t] == (seen[-1] if seen else -1)
 
 
 def test_chunks_are_a_scan_over_tokens_forward_and_backward(rows):
@@ -78,16 +78,16 @@ def test_chunks_are_a_scan_over_tokens_forward_and_backward(rows):
         "chunks": lambda q, k, v, g, b, s: deltanet._rule(q, k, v, g, b, plan, s, HYBRID)[0],
         "tokens": functools.partial(by_tokens, previous=previous),
     }
-    found = {}
+    results = {}
     for name, rule in rules.items():
 
-        def loss(*of, rule=rule):
-            y = rule(*of)
+        def loss(*args, rule=rule):
+            y = rule(*args)
             return jnp.sum(wanted * y), y
 
-        found[name] = jax.jit(jax.value_and_grad(loss, range(6), has_aux=True))(q, k, v, g, b, start)
+        results[name] = jax.jit(jax.value_and_grad(loss, range(6), has_aux=True))(q, k, v, g, b, start)
     # Sums of float32 in another order, on values of size up to 10.
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-4), *found.values())
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-4), *results.values())
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
@@ -98,8 +98,8 @@ def test_triangles_are_inverted_with_their_gradients(size):
     weight = rng.normal(size=lower.shape)
     inverse = np.linalg.inv(np.eye(size) + lower)
     turned = np.swapaxes(inverse, -1, -2)
-    found, gradient = jax.value_and_grad(lambda x: jnp.sum(weight * deltanet._inverse(x)))(jnp.float32(lower))
-    np.testing.assert_allclose(found, np.sum(weight * inverse), rtol=1e-4, atol=1e-3)
+    actual, gradient = jax.value_and_grad(lambda x: jnp.sum(weight * deltanet._inverse(x)))(jnp.float32(lower))
+    np.testing.assert_allclose(actual, np.sum(weight * inverse), rtol=1e-4, atol=1e-3)
     scale = np.abs(inverse).max() ** 2 * np.abs(weight).max() * size
     np.testing.assert_allclose(gradient, -np.tril(turned @ weight @ turned, -1), atol=1e-6 * scale)
 
@@ -116,15 +116,15 @@ def test_a_row_with_too_many_states_is_not_a_number(rows):
 
 
 def test_trees_are_chains_alone_and_padding_and_siblings_are_inert(rows):
-    found, layout = packed_trees(TREES), Letters()
+    packed, layout = packed_trees(TREES), Letters()
     score = np.asarray(logits(params(HYBRID), HYBRID, rows))
-    slots = [(b, s) for b, s in np.argwhere(found.node_BS >= 0)]
-    chains = [chain_ids(TREES[found.tree_BS[b, s]], found.node_BS[b, s], layout) for b, s in slots]
+    slots = [(b, s) for b, s in np.argwhere(packed.node_BS >= 0)]
+    chains = [chain_ids(TREES[packed.tree_BS[b, s]], packed.node_BS[b, s], layout) for b, s in slots]
     alone = np.asarray(logits(params(HYBRID), HYBRID, chain_rows(chains, 64)))[:, 0]
     np.testing.assert_allclose(np.array([score[b, s] for b, s in slots]), alone, atol=2e-5, rtol=2e-5)
 
     # One token of one branch changed: the scores that move are those of steps that see it.
-    b, s = next((b, s) for b, s in slots if found.node_BS[b, s] == len(TREES[found.tree_BS[b, s]].nodes) // 2)
+    b, s = next((b, s) for b, s in slots if packed.node_BS[b, s] == len(TREES[packed.tree_BS[b, s]].nodes) // 2)
     at = rows.step_end[b, s]
     tokens = rows.tokens.copy()
     tokens[b, at] = 40
@@ -152,8 +152,10 @@ def test_gradients_of_trees_are_those_of_their_chains():
             weight[row, s] = 1 / through[node]
     alone = dataclasses.replace(alone, tokens=chains.tokens, position=chains.position, until=chains.until)
     # Sums of float32 over other tokens, in another order: gradients are as large as 840, and differ by 1.3e-4 at most.
-    one, other = (sum_and_gradient(params(HYBRID), *of) for of in ((packed, packed.owned), (alone, weight)))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4, rtol=2e-3), one, other)
+    packed_sums, alone_sums = (
+        sum_and_gradient(params(HYBRID), *args) for args in ((packed, packed.owned), (alone, weight))
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4, rtol=2e-3), packed_sums, alone_sums)
 
 
 def test_a_split_mesh_computes_what_one_device_does(rows):
@@ -162,10 +164,10 @@ def test_a_split_mesh_computes_what_one_device_does(rows):
     mesh = make_mesh(MeshConfig(1, 2, 2), jax.devices()[:4])
     check_mesh(HYBRID, mesh, 4, 64)
     with jax.set_mesh(mesh):
-        there = put_rows(rows, mesh)
-        found = sum_and_gradient(tiny.placed(params(HYBRID), mesh), there, there.owned)
+        placed_rows = put_rows(rows, mesh)
+        actual = sum_and_gradient(tiny.placed(params(HYBRID), mesh), placed_rows, placed_rows.owned)
     # Sums of float32 in another order: gradients are as large as 400, and differ by 2.3e-3 at most.
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=5e-4, rtol=1e-3), found, wanted)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=5e-4, rtol=1e-3), actual, wanted)
     split = make_mesh(MeshConfig(1, 2, 1, 2), jax.devices()[:4])
     with pytest.raises(ValueError, match="mesh.context=2 would split it"):
         check_model(dataclasses.replace(HYBRID, attention="blocked"), context=split.shape["context"])

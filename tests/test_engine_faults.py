@@ -86,8 +86,8 @@ def test_what_an_engine_is_asked_wrongly_is_refused_and_it_goes_on(tmp_path):
         assert reply == again and 1 <= len(reply["output_token_logprobs"]) <= 4
         ids = [3, 4, *(i for _, i, _ in reply["output_token_logprobs"])]
         forced = status("/generate", {"input_ids": ids, "logprob_start_len": 0, "sampling_params": params}).json()
-        found = [x for x, _, _ in forced["meta_info"]["input_token_logprobs"]][2:]
-        np.testing.assert_allclose(found, [x for x, _, _ in reply["output_token_logprobs"]], atol=1e-4)
+        actual = [x for x, _, _ in forced["meta_info"]["input_token_logprobs"]][2:]
+        np.testing.assert_allclose(actual, [x for x, _, _ in reply["output_token_logprobs"]], atol=1e-4)
         reply = status(*wrong[3][:2])
         assert reply.status_code == 400 and "nothing" in reply.json()["error"]["message"]
         assert status("/update_weights_from_disk", {"model_path": str(tmp_path / "data/policy")}).json()["success"]

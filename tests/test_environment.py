@@ -58,7 +58,10 @@ def test_rollouts_start_from_any_turn_any_number_of_times(counter, how):
     second = world.step(first, ["2", "1"])
     assert [told(episode) for episode in second] == [["1", "2", "3"], ["5", "1", "6"]]
     third = world.step(second, ["3", "4"])
-    assert [(told(each)[-1], each.done, each.turns) for each in third] == [("6", False, (1, 3)), ("10", True, (1, 3))]
+    assert [(told(episode)[-1], episode.done, episode.turns) for episode in third] == [
+        ("6", False, (1, 3)),
+        ("10", True, (1, 3)),
+    ]
     assert world.step(third, ["1", "1"])[1] == third[1]  # what is done stays as it is
     again = world.step(second, ["3", "1"])  # from the same positions, after they went on
     assert told(again[0]) == told(third[0]) and told(again[1])[-1] == "7"

@@ -138,11 +138,11 @@ def test_votes_weigh_by_ratio_however_small_the_weights(monkeypatch, enumerate):
     rng = np.random.default_rng(2)
     weight_PNK = rng.integers(0, 5, (10, 7, 2)) / 4  # with ties and zeros
     classes, correct, size = rng.integers(-1, 3, (10, 7)), (rng.random((10, 7)) < 0.5) * 1.0, np.full(10, 7)
-    one, other = (
+    first, second = (
         votes.vote_accuracy(classes, correct, weight_PNK * scale, size, 7, trials=16, seed=0)
         for scale in (1.0, 2.0**-200)
     )
-    np.testing.assert_array_equal(one.value_PnK, other.value_PnK)
+    np.testing.assert_array_equal(first.value_PnK, second.value_PnK)
 
 
 def test_long_chains_of_low_scores_still_vote():

@@ -69,16 +69,16 @@ def test_parts_of_brier_in_the_extremes():
 
 def test_the_noise_of_ece_is_known():
     """Over 200 samples of a calibrated scorer, ECE passes the 95 % quantile of its noise in about 5 %."""
-    found, clustered = [], []
+    above, clustered = [], []
     for seed in range(200):
         score, right = sample(400, seed)
-        found.append(cal.ece(score, right) > np.quantile(cal.ece_if_calibrated(score, right, range(400), seed=0), 0.95))
+        above.append(cal.ece(score, right) > np.quantile(cal.ece_if_calibrated(score, right, range(400), seed=0), 0.95))
         # problems of 8 steps that share score and label: as if there were 400 steps, not 3,200
         score, right, problem = (np.repeat(x, 8) for x in (score, right, np.arange(400)))
         null = cal.ece_if_calibrated(score, right, problem, seed=0)
         clustered.append(cal.ece(score, right) > np.quantile(null, 0.95))
     # The quantile is an estimate, and passed in up to 9 %; 3 standard errors of a share of 200 are 0.06.
-    assert np.mean(found) < 0.15 and np.mean(clustered) < 0.15
+    assert np.mean(above) < 0.15 and np.mean(clustered) < 0.15
     score, right = sample(400, 0, sharpness=3)
     assert cal.ece(score, right) > np.quantile(cal.ece_if_calibrated(score, right, range(400), seed=0), 0.999)
 
@@ -270,6 +270,6 @@ def test_a_value_model_is_not_judged_by_the_calibration_of_its_steps():
     """A correct step from which most completions fail has a low value, and is no fault of the model."""
     ece = {"value": 0.3, "low": 0.2, "high": 0.4, "plain": 0.31}
     raw = {"ece": ece, "ece_if_calibrated": {"high": 0.05}, "miscalibrated": True}
-    found = {"calibration": {"raw": raw, "recalibrated": {"temperature": {"ece": ece}}}}
-    kinds = {s: [x.kind for x in findings(found | {"model": {"semantics": s}})] for s in ("correctness", "value")}
+    results = {"calibration": {"raw": raw, "recalibrated": {"temperature": {"ece": ece}}}}
+    kinds = {s: [x.kind for x in findings(results | {"model": {"semantics": s}})] for s in ("correctness", "value")}
     assert kinds == {"correctness": ["bad"], "value": ["open"]}

@@ -15,17 +15,17 @@ CHAIN = {
 
 
 def test_each_edit_changes_what_it_names_and_nothing_else():
-    made = {name: edit(CHAIN) for name, edit in edits.MEANING_KEPT.items()}
-    assert [" ".join(step.split()) for step in made["whitespace"]["steps"]] == CHAIN["steps"]
-    assert made["latex"]["steps"][1] == r"So x + 2 is \(y\)."
-    assert edits.latex(made["latex"])["steps"] == CHAIN["steps"]  # and back
-    assert made["rename"]["problem"] == "Let $u$ be even. What is u + 2?"
-    assert made["rename"]["steps"][0] == "We add 2 to $u$. That is easy." and "$y$" in made["rename"]["steps"][1]
-    assert "".join(made["merge"]["steps"]).replace("\n", "") == "".join(CHAIN["steps"])
-    assert made["merge"]["pairs"] == [(1, 0), (2, 1)]
-    assert made["split"]["steps"][:2] == ["We add 2 to $x$.", "That is easy."]
-    assert made["split"]["pairs"] == [(0, 1), (1, 2), (2, 3)]
-    wordless = [step.removeprefix("Let us now look at this carefully. ") for step in made["wordy"]["steps"]]
+    edited = {name: edit(CHAIN) for name, edit in edits.MEANING_KEPT.items()}
+    assert [" ".join(step.split()) for step in edited["whitespace"]["steps"]] == CHAIN["steps"]
+    assert edited["latex"]["steps"][1] == r"So x + 2 is \(y\)."
+    assert edits.latex(edited["latex"])["steps"] == CHAIN["steps"]  # and back
+    assert edited["rename"]["problem"] == "Let $u$ be even. What is u + 2?"
+    assert edited["rename"]["steps"][0] == "We add 2 to $u$. That is easy." and "$y$" in edited["rename"]["steps"][1]
+    assert "".join(edited["merge"]["steps"]).replace("\n", "") == "".join(CHAIN["steps"])
+    assert edited["merge"]["pairs"] == [(1, 0), (2, 1)]
+    assert edited["split"]["steps"][:2] == ["We add 2 to $x$.", "That is easy."]
+    assert edited["split"]["pairs"] == [(0, 1), (1, 2), (2, 3)]
+    wordless = [step.removeprefix("Let us now look at this carefully. ") for step in edited["wordy"]["steps"]]
     assert wordless == CHAIN["steps"]
     bare = {"problem": "p", "steps": ["one step"]}
     assert edits.latex(bare) is edits.rename(bare) is edits.merge(bare) is edits.split(bare) is None
@@ -33,11 +33,11 @@ def test_each_edit_changes_what_it_names_and_nothing_else():
 
 def test_some_edits_make_one_step_wrong():
     chain = {"problem": "p", "steps": ["1 is one.", "2.5 is less than 13, and $x$ is 4.", "So 4 is it."]}
-    made = {name: edit(chain) for name, edit in edits.MEANING_LOST.items()}
-    assert made["number"]["steps"] == [chain["steps"][0], "2.5 is less than 13, and $x$ is 5.", chain["steps"][2]]
-    assert made["negated"]["steps"][1] == "2.5 is not less than 13, and $x$ is 4."
-    assert made["unfounded"]["steps"][::2] == chain["steps"][:1] + chain["steps"][1:2]
-    assert {one["at"] for one in made.values()} == {1}
+    edited = {name: edit(chain) for name, edit in edits.MEANING_LOST.items()}
+    assert edited["number"]["steps"] == [chain["steps"][0], "2.5 is less than 13, and $x$ is 5.", chain["steps"][2]]
+    assert edited["negated"]["steps"][1] == "2.5 is not less than 13, and $x$ is 4."
+    assert edited["unfounded"]["steps"][::2] == chain["steps"][:1] + chain["steps"][1:2]
+    assert {record["at"] for record in edited.values()} == {1}
     bare = {"problem": "p", "steps": ["no more"]}
     assert edits.number(bare) is edits.negated(bare) is edits.unfounded(bare) is None
 
@@ -84,14 +84,14 @@ def clean(record, flaw=None):
 
 def findings(flaw):
     chains = right_chains()
-    made = edits.edited(list(map(tree_of, chains)), seed=0)
-    report = edits.edits_report(*([tree_of(clean(c, flaw)) for c in side] for side in (chains, made)), seed=0)
+    edited = edits.edited(list(map(tree_of, chains)), seed=0)
+    report = edits.edits_report(*([tree_of(clean(c, flaw)) for c in side] for side in (chains, edited)), seed=0)
     assert set(report["meaning_kept"]) == set(edits.MEANING_KEPT)
     return {name for part in report.values() for name, row in part.items() if row["finding"]}
 
 
 @pytest.mark.parametrize(
-    ("flaw", "found"),
+    ("flaw", "flaws"),
     [
         (None, set()),
         ("format", {"latex"}),
@@ -103,8 +103,8 @@ def findings(flaw):
         ("blind", {"shuffled", "repeated", "bare_answer", "other_problem", *edits.MEANING_LOST}),
     ],
 )
-def test_each_flaw_is_found_by_its_edit_alone(flaw, found):
-    assert findings(flaw) == found
+def test_each_flaw_is_found_by_its_edit_alone(flaw, flaws):
+    assert findings(flaw) == flaws
 
 
 def test_only_chains_without_an_error_are_edited():

@@ -19,15 +19,15 @@ def test_a_budget_buys_whole_samples():
     cheap = Chooser("cheap", RISING_Pn, 1.0 * np.arange(1, 5))
     dear = Chooser("dear", RISING_Pn + 0.1, 1.5 * np.arange(1, 5))
     report = at_equal_cost([cheap, dear], [1, 2, 3, 100], PROBLEMS, seed=0)
-    one, other = report["choosers"]
-    assert one["n"] == [1, 2, 3, 4]
+    first, second = report["choosers"]
+    assert first["n"] == [1, 2, 3, 4]
     # 1 does not pay for a scored sample: one is taken as it comes; 2 pays for one, 3 for two, 100 for all four.
-    assert other["n"] == [1, 1, 2, 4] and other["cost"] == [1.5, 1.5, 3, 6]
-    np.testing.assert_allclose(one["value"], RISING_Pn.mean(0))
-    np.testing.assert_allclose(other["value"], (RISING_Pn + 0.1).mean(0)[[0, 0, 1, 3]])
+    assert second["n"] == [1, 1, 2, 4] and second["cost"] == [1.5, 1.5, 3, 6]
+    np.testing.assert_allclose(first["value"], RISING_Pn.mean(0))
+    np.testing.assert_allclose(second["value"], (RISING_Pn + 0.1).mean(0)[[0, 0, 1, 3]])
     # Both problems differ by the same, so the paired difference has no spread, however wide each interval is.
-    np.testing.assert_allclose(other["less"]["value"], [0.1, -0.1, -0.1, 0.1], atol=1e-6)
-    np.testing.assert_allclose(other["less"]["low"], other["less"]["high"], atol=1e-6)
+    np.testing.assert_allclose(second["less"]["value"], [0.1, -0.1, -0.1, 0.1], atol=1e-6)
+    np.testing.assert_allclose(second["less"]["low"], second["less"]["high"], atol=1e-6)
 
 
 def test_a_budget_below_a_sample_is_refused():
@@ -71,7 +71,7 @@ def test_seconds_are_measured_and_a_majority_needs_answers(tiny_run, tmp_path, o
     assert majority["cost"][0] == pytest.approx(len(prm.layout.step("one", 0)) / 100)
     assert best["cost"][0] > majority["cost"][0]
     nodes = [tuple(dataclasses.replace(node, extra={}) for node in tree.nodes) for tree in scored]
-    nameless = [dataclasses.replace(tree, nodes=of) for tree, of in zip(scored, nodes, strict=True)]
+    nameless = [dataclasses.replace(tree, nodes=replaced) for tree, replaced in zip(scored, nodes, strict=True)]
     refused(ValueError, "no `answer`", equal_cost_report, {"tiny": nameless}, {"tiny": prm}, 1e6, None, seed=0)
 
 

@@ -63,9 +63,9 @@ def pools(seed, quality, n=60, size=12):
 def test_rules_and_models_are_compared_on_the_same_problems():
     good, bad = pools(0, 2.0, 300), pools(0, 0.0, 300)
     report = best_of_n_report(map(tree_of, good), seed=0, trials=20)
-    found = {(row["a"], row["b"]): row for row in report["paired"]}
-    assert len(found) == len(RULES) * (len(RULES) - 1) / 2 + len(RULES)  # pairs, and each with the majority
-    row = found["prod", "max"]
+    row_of = {(row["a"], row["b"]): row for row in report["paired"]}
+    assert len(row_of) == len(RULES) * (len(RULES) - 1) / 2 + len(RULES)  # pairs, and each with the majority
+    row = row_of["prod", "max"]
     assert row["n"] == [1, 2, 4, 8, 12]
     for n, value in zip(row["n"], row["value"], strict=True):
         curves = (report["rules"][rule]["best_of_n"]["value"][n - 1] for rule in ("prod", "max"))

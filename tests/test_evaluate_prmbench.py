@@ -57,18 +57,18 @@ def test_scores_equal_the_published_script(taxonomy, data):
         counts[taxonomy.classes.index(name)] += [
             (right & called).sum(), (~right & called).sum(), (~right & ~called).sum(), (right & ~called).sum()
         ]  # fmt: skip
-    found = pb.prm_scores(counts, taxonomy)
+    actual = pb.prm_scores(counts, taxonomy)
     expected, tp, tn = published([chain[1:] for chain in chains])
     if tp and tn:  # elsewhere the script has its -1
-        assert found[0] == pytest.approx(expected)
+        assert actual[0] == pytest.approx(expected)
     for c, name in enumerate(taxonomy.classes):
         right_only = name in taxonomy.right_only
         expected, tp, tn = published([chain[1:] for chain in chains if chain[0] == name], right_only)
         if tp and (tn or right_only):
-            assert found[1 + c] == pytest.approx(expected)
-    groups = found[1 + len(taxonomy.classes) :]
+            assert actual[1 + c] == pytest.approx(expected)
+    groups = actual[1 + len(taxonomy.classes) :]
     for group, value in zip(taxonomy.groups.values(), groups, strict=True):
-        members = [found[1 + taxonomy.classes.index(name)] for name in group]
+        members = [actual[1 + taxonomy.classes.index(name)] for name in group]
         assert value == pytest.approx(np.mean(members), nan_ok=True)
 
 

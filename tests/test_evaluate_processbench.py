@@ -50,8 +50,8 @@ def test_f1_of_the_published_accuracies(error, correct, published):
 def test_f1_and_its_curve_equal_the_definition(chains, threshold):
     first_error, scores = split(chains)
     right = pb.right_at(first_error, scores, threshold)
-    found = pb.weighted_f1(right, first_error, np.ones(len(scores)))
-    np.testing.assert_allclose(found, brute_force(chains, threshold), atol=1e-12)
+    actual = pb.weighted_f1(right, first_error, np.ones(len(scores)))
+    np.testing.assert_allclose(actual, brute_force(chains, threshold), atol=1e-12)
     threshold_K, curve = pb.f1_curve(first_error, scores)
     assert (np.diff(threshold_K) > 0).all()
     for k, t in enumerate(threshold_K):
@@ -160,12 +160,16 @@ def test_average_f1_is_the_mean_of_the_files_with_intervals_that_cover_it():
             record(int(e), s.tolist()) | {"problem": p} for p, e, s in zip(problems, error, scores, strict=True)
         ]
     files = trees(files)
-    report, found = pb.processbench_report(files, "a", seed=0), pb.average_f1(files, "a", seed=0, files="ab")
-    for kind, of in [("half", lambda f: f), ("tuned", lambda f: f["tuned"]), ("cross_fit", lambda f: f["cross_fit"])]:
-        assert found[kind]["value"] == pytest.approx(np.mean([of(report[name])["f1"] for name in "ab"]))
-        assert found[kind]["low"] < found[kind]["value"] < found[kind]["high"]
+    report, average = pb.processbench_report(files, "a", seed=0), pb.average_f1(files, "a", seed=0, files="ab")
+    for kind, figure_of in [
+        ("half", lambda f: f),
+        ("tuned", lambda f: f["tuned"]),
+        ("cross_fit", lambda f: f["cross_fit"]),
+    ]:
+        assert average[kind]["value"] == pytest.approx(np.mean([figure_of(report[name])["f1"] for name in "ab"]))
+        assert average[kind]["low"] < average[kind]["value"] < average[kind]["high"]
     # Of two independent files the mean's interval is narrower than either's, by about the square root of two.
     widths = [report[name]["f1_high"] - report[name]["f1_low"] for name in "ab"]
-    assert found["half"]["high"] - found["half"]["low"] < 0.85 * max(widths)
+    assert average["half"]["high"] - average["half"]["low"] < 0.85 * max(widths)
     few = pb.average_f1({"a": files["a"], "b": files["b"][:3]}, "a", seed=0, files="ab")
     assert few["cross_fit"] is None and few["half"] is not None

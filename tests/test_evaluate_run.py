@@ -33,7 +33,7 @@ def counted(monkeypatch):
     trees = []
     whole = scorer.PRM._prepared
     monkeypatch.setattr(
-        scorer.PRM, "_prepared", lambda self, given, *more: trees.extend(given) or whole(self, given, *more)
+        scorer.PRM, "_prepared", lambda self, requested, *more: trees.extend(requested) or whole(self, requested, *more)
     )
     return trees
 
@@ -127,12 +127,12 @@ def test_prmbench(tiny_run, tmp_path, counted):
 
 
 def test_steps(tiny_run, tmp_path, counted):
-    raw, own, chain = prm800k_file(tmp_path / "raw.jsonl", 5), tmp_path / "own.jsonl", tmp_path / "chain.jsonl"
-    write_records(own, trees(4))
+    raw, stored, chain = prm800k_file(tmp_path / "raw.jsonl", 5), tmp_path / "own.jsonl", tmp_path / "chain.jsonl"
+    write_records(stored, trees(4))
     rated = [{"problem": c["problem"], "steps": c["steps"], "ratings": c["labels"]} for c in chains(4)]
     write_records(chain, rated)
     out = tmp_path / "steps.json"
-    args = ["--model", tiny_run.folder, "--data", raw, own, chain, "--neutral", "drop", "--json", out]
+    args = ["--model", tiny_run.folder, "--data", raw, stored, chain, "--neutral", "drop", "--json", out]
     assert call("steps", *args) == 0
     report = json.loads(out.read_text())
     assert report["neutral"] == "drop"
@@ -148,7 +148,7 @@ def test_steps(tiny_run, tmp_path, counted):
     assert 0 <= report["auroc"]["low"] <= report["auroc"]["value"] <= report["auroc"]["high"] <= 1
     assert len(counted) == 12
 
-    options = dict(model=tiny_run.folder, data=(raw, own, chain), to=out)
+    options = dict(model=tiny_run.folder, data=(raw, stored, chain), to=out)
     again = report_of("steps", neutral="negative", **options)  # another policy, the same scores
     assert len(counted) == 12
     assert again["n_wrong"] == report["n_wrong"] + 4 + labels.count(0)

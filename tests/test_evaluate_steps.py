@@ -50,9 +50,9 @@ def first_error_by_definition(records, neutral, threshold=0.5):
     counts = {True: [0, 0], False: [0, 0]}
     for t, path, error in chains:
         scores = [records[t]["nodes"][i]["score"] for i in path]
-        found = next((i for i, score in enumerate(scores) if score < threshold), -1)
+        first = next((i for i, score in enumerate(scores) if score < threshold), -1)
         counts[error >= 0][0] += 1
-        counts[error >= 0][1] += found == error
+        counts[error >= 0][1] += first == error
     return counts
 
 
@@ -83,8 +83,11 @@ def test_figures_equal_their_definitions(records, neutral):
     (n_error, found_error), (n_correct, found_correct) = first_error_by_definition(records, neutral).values()
     first_error = report["first_error"]
     assert (first_error["n_error"], first_error["n_correct"]) == (n_error, n_correct)
-    for key, n, found in (("error_accuracy", n_error, found_error), ("correct_accuracy", n_correct, found_correct)):
-        assert first_error[key] == (pytest.approx(found / n) if n else None)
+    for key, n, found_count in (
+        ("error_accuracy", n_error, found_error),
+        ("correct_accuracy", n_correct, found_correct),
+    ):
+        assert first_error[key] == (pytest.approx(found_count / n) if n else None)
     assert report["baselines"]["constant"]["auroc"]["value"] == 0.5
 
 

@@ -90,7 +90,7 @@ def test_it_continues_where_it_was_stopped(done, folder, tiny_run, tmp_path, mon
             suites.run_suite(tiny_run.folder, suite, tmp_path)
     refused(FileNotFoundError, "results.json", suites.read_results, tmp_path)
     calls.clear()
-    monkeypatch.setattr(scorer.PRM, "_prepared", lambda *given: calls.append(1) or whole_scores(*given))
+    monkeypatch.setattr(scorer.PRM, "_prepared", lambda *args: calls.append(1) or whole_scores(*args))
     results = suites.run_suite(tiny_run.folder, suite, tmp_path)
     assert len(calls) == 4  # the third and the fourth file, and the edits in two chunks
     assert json.loads(json.dumps(results)) == suites.read_results(done)

@@ -427,7 +427,7 @@ def test_a_problem_is_ranked_by_rankers_of_other_problems(fused):
     flipped = list(trees)
     nodes = [dataclasses.replace(n, correct=None if n.correct is None else not n.correct) for n in trees[5].nodes]
     flipped[5] = dataclasses.replace(trees[5], nodes=tuple(nodes))
-    before, after = (ranked_by_text(each)[5].key_K for each in (trees, flipped))
+    before, after = (ranked_by_text(side)[5].key_K for side in (trees, flipped))
     np.testing.assert_array_equal(before, after)
 
 

@@ -59,13 +59,13 @@ def test_overrides():
 
 def test_options_of_an_objective(tmp_path):
     """Any name: only the objective knows its options."""
-    given = dataclasses.replace(EXPERIMENT, objective_options={"beta": 0.1, "levels": [1, [2]]})
+    configured = dataclasses.replace(EXPERIMENT, objective_options={"beta": 0.1, "levels": [1, [2]]})
     same = override(EXPERIMENT, ["objective_options.beta=0.1", "objective_options.levels=[1, [2]]"])
-    assert same == given and hash(same) == hash(given)
-    assert override(given, ["objective_options.beta=0.2"]).objective_options["beta"] == 0.2
-    assert json.loads(experiment.written(given))["objective_options"] == {"beta": 0.1, "levels": [1, [2]]}
-    (tmp_path / "experiment.json").write_text(experiment.written(given))
-    assert experiment.read(tmp_path / "experiment.json") == given
+    assert same == configured and hash(same) == hash(configured)
+    assert override(configured, ["objective_options.beta=0.2"]).objective_options["beta"] == 0.2
+    assert json.loads(experiment.written(configured))["objective_options"] == {"beta": 0.1, "levels": [1, [2]]}
+    (tmp_path / "experiment.json").write_text(experiment.written(configured))
+    assert experiment.read(tmp_path / "experiment.json") == configured
     older = {
         key: value for key, value in json.loads(experiment.written(EXPERIMENT)).items() if key != "objective_options"
     }

@@ -29,7 +29,7 @@ NAMES = [path.stem for path in FILES if re.search(r"def experiment\(.*-> Experim
 
 
 @functools.cache
-def made(name):
+def experiment_of(name):
     """The experiment, or the reason why its base model is not here."""
     try:
         return load(next(path for path in FILES if path.stem == name))
@@ -39,10 +39,10 @@ def made(name):
 
 @pytest.fixture(params=NAMES)
 def whole(request):
-    found = made(request.param)
-    if isinstance(found, FileNotFoundError):
-        pytest.skip(f"needs its base model: {found}")
-    return found
+    experiment = experiment_of(request.param)
+    if isinstance(experiment, FileNotFoundError):
+        pytest.skip(f"needs its base model: {experiment}")
+    return experiment
 
 
 def test_there_are_experiments():
@@ -69,8 +69,8 @@ def records_for(experiment):
         return [{key: chain[key] for key in chain if key not in ("labels", "semantics")} for chain in chains(8)]
     if experiment.target.labels == "rating":
         return trees(8)
-    made = [(tree, [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]]) for tree in trees(8)]
-    return [tree | {"semantics": experiment.target.labels, "nodes": nodes} for tree, nodes in made]
+    labelled = [(tree, [node | {"label": (node["label"] + 1) / 2} for node in tree["nodes"]]) for tree in trees(8)]
+    return [tree | {"semantics": experiment.target.labels, "nodes": nodes} for tree, nodes in labelled]
 
 
 def in_the_small(whole, folder):

@@ -46,13 +46,13 @@ def test_tokens_go_through_the_experts_that_their_router_chooses():
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     x_ND, weight_NP, (gate, up, down) = draw(N, D), draw(N, P), (draw(E, D, F), draw(E, D, F), draw(E, F, D))
     expert_NP = np.array([rng.permutation(E + 2)[:P] - 1 for _ in range(N)])  # -1 and E are on other devices
-    found = experts._own_experts(x_ND, weight_NP, jnp.asarray(expert_NP), gate, up, down, MIXED)
+    actual = experts._own_experts(x_ND, weight_NP, jnp.asarray(expert_NP), gate, up, down, MIXED)
     wanted = np.zeros((N, D))
     for n, p in np.ndindex(N, P):
         if 0 <= (e := expert_NP[n, p]) < E:
             h = x_ND[n] @ gate[e]
             wanted[n] += weight_NP[n, p] * ((h / (1 + np.exp(-h)) * (x_ND[n] @ up[e])) @ down[e])
-    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)  # sums of float32 of size 100
+    np.testing.assert_allclose(actual, wanted, atol=1e-4, rtol=1e-4)  # sums of float32 of size 100
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 1, 2), (1, 1, 2, 1, 2), (1, 1, 1, 2, 2)])
@@ -64,8 +64,8 @@ def test_a_split_mesh_computes_what_one_device_does(rows, sizes):
     with jax.set_mesh(mesh):
         placed = jax.tree_util.tree_map_with_path(place, params(MIXED))
         assert placed["decoder"]["layers_0"]["expert_up"].sharding.spec[1] == "expert"
-        found = gradient(placed, put_rows(rows, mesh), BALANCED)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), found, wanted)
+        actual = gradient(placed, put_rows(rows, mesh), BALANCED)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), actual, wanted)
 
 
 def test_sums_are_of_real_tokens_and_all_layers(rows):
@@ -97,8 +97,8 @@ def test_adapters_and_int8_are_of_each_expert(rows):
     np.testing.assert_allclose(merged[1, 3], w[1, 3] + config.scale * a[1, 3] @ b[1, 3], atol=1e-5)
     small = {**params(MIXED), "decoder": held_decoder(params(MIXED)["decoder"], "int8")}
     assert small["decoder"]["layers_0"]["expert_down"].scale.shape == (2, 4, 1, 16)
-    one, other = (np.asarray(logits(p, MIXED, rows)) for p in (params(MIXED), small))
-    assert 0 < np.abs(one - other).max() < 1.0  # weights are rounded by up to 0.4 % of the largest
+    exact, rounded = (np.asarray(logits(p, MIXED, rows)) for p in (params(MIXED), small))
+    assert 0 < np.abs(exact - rounded).max() < 1.0  # weights are rounded by up to 0.4 % of the largest
 
 
 def test_what_does_not_fit_is_refused():

@@ -73,9 +73,9 @@ def in_transformers(folder, ids):
 def test_transformers_computes_the_same_logits(tmp_path, kind):
     prm = untrained(tmp_path / "run", kind)
     folder, ids = export(prm, tmp_path / "out"), ids_of(prm)
-    found, config = in_transformers(folder, ids)
+    actual, config = in_transformers(folder, ids)
     wanted = every_logit(prm.params, prm.config, ids)
-    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
+    np.testing.assert_allclose(actual, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
     assert np.abs(wanted).max() > 0.1
     assert tuple(config.id2label.values()) == HEADS[prm.config.head].channels
 
@@ -83,12 +83,12 @@ def test_transformers_computes_the_same_logits(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_exported_reads_back_bit_for_bit(tmp_path, kind):
     prm = untrained(tmp_path / "run", kind)
-    one = export(prm, tmp_path / "one")
+    single = export(prm, tmp_path / "one")
     many = export(prm, tmp_path / "many", shard_bytes=8_000)
     sizes = sorted(file.stat().st_size for file in many.glob("*.safetensors"))
     assert len(sizes) > 3 and not (many / "model.safetensors").exists()
     assert max(sizes[:-1]) < 8_000 + 2_000 < prm.params["decoder"]["embed"].nbytes < sizes[-1]  # with headers
-    for folder in (one, many):
+    for folder in (single, many):
         config = model_config(folder, layer_groups=prm.config.layer_groups, head=prm.config.head, remat="nothing",
                               attention=MODEL.attention, attention_block=32)  # fmt: skip
         assert config == dataclasses.replace(prm.config, tied_embeddings=False)
@@ -201,9 +201,9 @@ def test_qwens_own_format(tmp_path):
             transformers.Qwen2Model.from_pretrained(folder).eval()(torch.tensor([ids])).last_hidden_state[0].numpy()
         )
     inner = np.maximum(states @ score["0.weight"].T + score["0.bias"], 0)
-    found = inner @ score["2.weight"].T + score["2.bias"]
+    actual = inner @ score["2.weight"].T + score["2.bias"]
     wanted = every_logit(prm.params, prm.config, ids)
-    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
+    np.testing.assert_allclose(actual, wanted, atol=1e-5, rtol=1e-5)  # float32 sums of 32 terms in another order
 
     hidden = {"hidden_kernel": np.full((16, 16), 0.5, np.float32), "hidden_bias": np.ones(16, np.float32)}
     deep = dataclasses.replace(prm, params=prm.params | {"head": prm.params["head"] | hidden})
@@ -291,10 +291,10 @@ def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), exported, before)
     assert 0 < max(jax.tree.leaves(moved)) < 0.02  # one step of Adam at a learning rate of 0.01, from the base
     ids = ids_of(prm)
-    found, _ = in_transformers(tmp_path / "out", ids)
+    actual, _ = in_transformers(tmp_path / "out", ids)
     pieces = [prm.layout.problem(CHAIN["problem"]), *(prm.layout.step(step, 0) for step in CHAIN["steps"])]
     ends = np.cumsum([len(ids) for ids in pieces])
-    probability = 1 / (1 + np.exp(found[:, 0] - found[:, 1]))
+    probability = 1 / (1 + np.exp(actual[:, 0] - actual[:, 1]))
     np.testing.assert_allclose(prm.score(**CHAIN), probability[ends[1:] - 1], atol=1e-5)
     again = jprm.load(tmp_path / "out")  # by its adapter.json
     assert (again.semantics, again.config.head) == ("rating", "binary")

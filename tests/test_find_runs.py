@@ -32,12 +32,12 @@ def test_a_bucket_of_runs_is_compared_like_a_folder(tiny_run, bucket, tmp_path, 
             for name in (RUN, "metrics.jsonl", "result.json"):
                 text = (tiny_run.folder / name).read_text().replace('"learning_rate": 0.01', f'"learning_rate": {rate}')
                 (run / name).write_bytes(text.encode())
-    found = []
+    reports = []
     for name, folder in (("disk", tmp_path / "runs"), ("bucket", bucket)):
         assert main(["runs", str(folder), "--output", str(tmp_path / f"{name}.json")]) in (0, None)
-        found.append((tmp_path / f"{name}.json").read_text().replace(str(folder), "RUNS"))
+        reports.append((tmp_path / f"{name}.json").read_text().replace(str(folder), "RUNS"))
         assert "rate=0.02" in capsys.readouterr().out
-    assert json.loads(found[0]) == json.loads(found[1])
+    assert json.loads(reports[0]) == json.loads(reports[1])
 
 
 def test_what_is_not_shown_is_told_with_the_reason(place):

@@ -154,9 +154,9 @@ def test_a_trainer_gives_its_folder_free(tmp_path, one_device, monkeypatch):
 
 def lock(folder, boot="", pid=None):
     """A lock as of a machine of this name ('' is this one)."""
-    made = BucketLock(folder)
-    made._me |= ({"boot": boot, "host": boot} if boot else {}) | ({"pid": pid} if pid else {})
-    return made
+    bucket_lock = BucketLock(folder)
+    bucket_lock._me |= ({"boot": boot, "host": boot} if boot else {}) | ({"pid": pid} if pid else {})
+    return bucket_lock
 
 
 def test_one_run_at_a_time_holds_a_bucket_s_folder(bucket, monkeypatch):

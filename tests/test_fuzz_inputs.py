@@ -42,8 +42,8 @@ def mutated(data, value):
     for _ in range(data.draw(st.integers(0, 3))):
         *path, key = data.draw(st.sampled_from(list(places(value))[1:]))
         inner = value
-        for each in path:
-            inner = inner[each]
+        for part in path:
+            inner = inner[part]
         action = data.draw(st.sampled_from(["replace", "replace", "remove", "add"]))
         if action == "remove" and path:
             del inner[key]
@@ -66,22 +66,22 @@ def test_an_odd_record_is_read_exactly_or_refused_in_one_line(data):
     line = cut(data, json.dumps(mutated(data, data.draw(records()))).encode())
     try:
         record = parse(line, "F:1")
-        made = record_of(tree_of(record, "F:1"))
+        written = record_of(tree_of(record, "F:1"))
     except RecordError as error:
         assert str(error).startswith("F:1: ") and len(str(error)) < LONGEST
     else:
         if {"steps", "samples", "nodes"} & set(record):  # else another form, which becomes a chain
-            assert exact(made) == exact(record)
-        dump(made).encode()
+            assert exact(written) == exact(record)
+        dump(written).encode()
 
 
 @pytest.fixture(scope="module")
 def server():
-    made = Server(None)
-    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    running = Server(None)
+    threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
+    yield running
+    running.shutdown()
+    running.server_close()
 
 
 def test_a_long_finish_reason_is_shortened(server):

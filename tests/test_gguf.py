@@ -114,14 +114,14 @@ def test_gemma3_is_read(tmp_path):
     """With llama.cpp's values where the file has none; what they mean is held against transformers elsewhere."""
     decoder = params(GEMMA3)["decoder"]
     window = dict(architecture="gemma3", add_sliding_window=5)
-    own = dict(add_sliding_window_pattern=2, add_rope_freq_base_swa=10.0, add_final_logit_softcapping=1.0)
-    file = write(tmp_path / "m.gguf", GEMMA3, decoder, **window, **own)
+    options = dict(add_sliding_window_pattern=2, add_rope_freq_base_swa=10.0, add_final_logit_softcapping=1.0)
+    file = write(tmp_path / "m.gguf", GEMMA3, decoder, **window, **options)
     known = model_config(file, attention_block=GEMMA3.attention_block, layer_groups=GEMMA3.layer_groups)
     assert known == GEMMA3
 
-    def same(path, found, expected):
+    def same(path, actual, expected):
         # A norm's 1 + w was rounded to float32, between 1 and 4, and so was the difference.
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-23 if path[-1].key.endswith("norm") else 0)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2.0**-23 if path[-1].key.endswith("norm") else 0)
 
     jax.tree_util.tree_map_with_path(same, load_decoder(file, known), decoder)
 
@@ -143,7 +143,7 @@ def test_gemma3_is_read(tmp_path):
 def q4_k(block):
     """ggml-common.h: 8 parts of 32 numbers, each d x scale x 4 bits - dmin x least, scale and least of 6 bits."""
     d, dmin = np.frombuffer(block[:4], np.float16).astype(np.float32)
-    packed, bits, found = block[4:16], block[16:], []
+    packed, bits, numbers = block[4:16], block[16:], []
     for part in range(8):
         if part < 4:
             scale, least = packed[part] & 63, packed[part + 4] & 63
@@ -151,20 +151,20 @@ def q4_k(block):
             scale = packed[part + 4] & 15 | packed[part - 4] >> 6 << 4
             least = packed[part + 4] >> 4 | packed[part] >> 6 << 4
         four = [byte >> 4 * (part % 2) & 15 for byte in bits[part // 2 * 32 : part // 2 * 32 + 32]]
-        found += [d * np.float32(scale) * np.float32(q) - dmin * np.float32(least) for q in four]
-    return found
+        numbers += [d * np.float32(scale) * np.float32(q) - dmin * np.float32(least) for q in four]
+    return numbers
 
 
 def q6_k(block):
     """ggml-common.h: 16 parts of 16 numbers, each d x scale x (6 bits - 32), 4 low and 2 high ones apart."""
     low, high, scale = block[:128], block[128:192], np.frombuffer(block[192:208], np.int8)
-    d, found = np.frombuffer(block[208:], np.float16).astype(np.float32)[0], []
+    d, numbers = np.frombuffer(block[208:], np.float16).astype(np.float32)[0], []
     for i in range(256):
         half, part, at = i // 128, i % 128 // 32, i % 32
         four = low[half * 64 + part % 2 * 32 + at] >> 4 * (part // 2) & 15
         two = high[half * 32 + at] >> 2 * part & 3
-        found.append(d * np.float32(scale[i // 16]) * np.float32((four | two << 4) - 32))
-    return found
+        numbers.append(d * np.float32(scale[i // 16]) * np.float32((four | two << 4) - 32))
+    return numbers
 
 
 def blocks(kind, shape, seed=0):

@@ -48,9 +48,9 @@ GEMMA = dict(windowed=True, config=dict(attention_softcap=50.0))
     ids=lambda case: "-".join(f"{name}{value}" for name, value in case.items() if name != "config"),
 )  # fmt: skip
 def test_kernels_keep_their_values_in_registers(chip, case):
-    found = compiled(chip=chip, **case)["kernels"]
-    assert found.keys() == {"forward_kernel", "dq_kernel", "dkv_kernel"}
-    for name, kernel in found.items():
+    kernels = compiled(chip=chip, **case)["kernels"]
+    assert kernels.keys() == {"forward_kernel", "dq_kernel", "dkv_kernel"}
+    for name, kernel in kernels.items():
         # With jax 0.12.0.1 two programs for B200 spill 8 and 16 bytes: too few to choose other blocks unmeasured.
         few = 16 if chip == "b200" and jax.__version_info__ >= (0, 12) else 0
         assert kernel["spilled"] <= few, (name, kernel)

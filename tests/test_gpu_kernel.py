@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_attention import by_rule, close, made
+from test_attention import arrays_of, by_rule, close
 from test_kernel import REFERENCE, SMALL, long_rows, real_rows
 from tiny import TINY, packed_trees, reasoning_trees
 
@@ -28,11 +28,11 @@ def test_heads_and_rows_of_any_size_are_padded():
     """Chains, subtrees and padding, in the default blocks: heads of 20, rows of 150 tokens."""
     H, G = 20, 3
     until_BT, position_BT = (x[[0, 2, 3, 4], :150].clip(max=150) for x in long_rows())
-    arrays = (*made(0, 4, 150, K=2, G=G, H=H), until_BT, position_BT)
+    arrays = (*arrays_of(0, 4, 150, K=2, G=G, H=H), until_BT, position_BT)
     model = dict(heads=2 * G, kv_heads=2, head_dim=H)
-    found, expected = (by_rule(*arrays, dataclasses.replace(x, **model)) for x in (KERNEL, REFERENCE))
-    assert [x.shape for x in found] == [x.shape for x in expected]
-    close(found, expected, EXACT)
+    actual, expected = (by_rule(*arrays, dataclasses.replace(x, **model)) for x in (KERNEL, REFERENCE))
+    assert [x.shape for x in actual] == [x.shape for x in expected]
+    close(actual, expected, EXACT)
 
 
 def test_rows_of_prm800k_and_chains(shared_data, smollm2_gguf):
@@ -41,12 +41,12 @@ def test_rows_of_prm800k_and_chains(shared_data, smollm2_gguf):
     until_BT = np.concatenate([rows.until[:2], chain])
     position_BT = np.concatenate([rows.position[:2], np.arange(512)[None]])
     assert np.any(np.diff(until_BT[0]) < 0) and np.any(np.diff(until_BT[0]) > 0)  # subtrees
-    arrays = (*made(1, 3, 512, K=1, H=16), until_BT, position_BT)
+    arrays = (*arrays_of(1, 3, 512, K=1, H=16), until_BT, position_BT)
     shape = dict(kv_heads=1, heads=2, head_dim=16)
-    found, expected = (by_rule(*arrays, dataclasses.replace(x, **shape)) for x in (KERNEL, REFERENCE))
-    close(found[:1], expected[:1], EXACT)
+    actual, expected = (by_rule(*arrays, dataclasses.replace(x, **shape)) for x in (KERNEL, REFERENCE))
+    close(actual[:1], expected[:1], EXACT)
     # A key's gradient is a sum over up to 512 queries: errors of float32 grow with the gradients, which reach 20.
-    for a, b in zip(found[1:], expected[1:], strict=True):
+    for a, b in zip(actual[1:], expected[1:], strict=True):
         assert np.max(np.abs(a - b)) < EXACT * np.max(np.abs(b))
 
 
@@ -66,8 +66,8 @@ def test_tables_hold_the_visible_pairs_and_no_other(data, sizes, parts):
     for b in range(3):
         seen_TT = (np.arange(size) <= np.arange(size)[:, None]) & (np.arange(size)[:, None] < until_BT[b])
         seen_MNQK = seen_TT.reshape(M, query, N, key).swapaxes(1, 2)
-        some, every = (set(zip(*np.nonzero(x(seen_MNQK, (2, 3))), strict=True)) for x in (np.any, np.all))
-        for whole, expected in ((True, every), (False, some - every)):
+        any_visible, all_visible = (set(zip(*np.nonzero(x(seen_MNQK, (2, 3))), strict=True)) for x in (np.any, np.all))
+        for whole, expected in ((True, all_visible), (False, any_visible - all_visible)):
             by_query = [(m, n) for m, line in enumerate(blocks.forward[b]) for n in listed(line, whole)]
             assert sorted(by_query) == sorted(expected)
             by_key = [
@@ -90,12 +90,12 @@ def test_tables_of_windows_leave_out_what_no_query_sees(trees, window, parts):
         seen_TT = (index_T <= index_T[:, None]) & (index_T[:, None] < until_BT[b])
         seen_TT &= position_BT[b][:, None] - position_BT[b] < window
         seen_MNQK = seen_TT.reshape(6, 4, 4, 6).swapaxes(1, 2)
-        some, every = (set(zip(*np.nonzero(x(seen_MNQK, (2, 3))), strict=True)) for x in (np.any, np.all))
+        any_visible, every = (set(zip(*np.nonzero(x(seen_MNQK, (2, 3))), strict=True)) for x in (np.any, np.all))
         whole, rest = ({(m, n) for m, line in enumerate(forward[b]) for n in listed(line, x)} for x in (True, False))
-        assert whole <= every and some <= whole | rest
-        assert b == 0 or (whole == every and rest == some - every)
-        found = [(m + i // 4 * (6 // parts), i % 4) for i, line in enumerate(dkv[b]) for m in listed(line, True)]
-        assert set(found) == whole
+        assert whole <= every and any_visible <= whole | rest
+        assert b == 0 or (whole == every and rest == any_visible - every)
+        walked = [(m + i // 4 * (6 // parts), i % 4) for i, line in enumerate(dkv[b]) for m in listed(line, True)]
+        assert set(walked) == whole
 
 
 windowed = jax.jit(find_blocks, static_argnums=(2, 3, 4))
@@ -110,16 +110,16 @@ def test_a_mesh_changes_nothing(monkeypatch):
     """Rows, heads and the tokens of a row split over devices."""
     monkeypatch.setattr(gpu_kernel, "launches", lambda *_: SMALL)
     until_BT, position_BT = (x[:4, :128].clip(max=128) for x in long_rows())
-    arrays = (*made(2, 4, 128), until_BT, position_BT)
+    arrays = (*arrays_of(2, 4, 128), until_BT, position_BT)
     expected = by_rule(*arrays, REFERENCE)
     grid, place = make_mesh(MeshConfig(1, 2, 2, 2)), ("batch", "tokens", "kv_heads")
     config = dataclasses.replace(KERNEL, norm_eps=2e-6)  # a program of its own, since the launches are another
     with jax.set_mesh(grid):
         heads = (jax.device_put(x, jax.NamedSharding(grid, spec(*place))) for x in arrays[:3])
         rows = (jax.device_put(x, jax.NamedSharding(grid, spec("batch", "tokens"))) for x in arrays[3:])
-        found = by_rule(*heads, *rows, config)
-    close(found, expected, EXACT)
-    assert all(x.sharding.spec[:3] == found[0].sharding.spec[:3] for x in found)
+        actual = by_rule(*heads, *rows, config)
+    close(actual, expected, EXACT)
+    assert all(x.sharding.spec[:3] == actual[0].sharding.spec[:3] for x in actual)
 
 
 def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
@@ -142,8 +142,8 @@ def test_a_gpu_takes_it_for_what_is_not_its_own(monkeypatch):
 def test_the_table_of_measured_blocks_is_well_formed():
     for device, cases in gpu_kernel.tuned().items():
         assert device.startswith("NVIDIA")
-        for found in cases.values():
-            Launches(**{name: Launch(**found[name]) for name in ("forward", "dq", "dkv")})
+        for launches in cases.values():
+            Launches(**{name: Launch(**launches[name]) for name in ("forward", "dq", "dkv")})
 
 
 @pytest.mark.slow
@@ -160,5 +160,5 @@ def test_the_check_for_machines_with_a_gpu_runs_through(tmp_path, monkeypatch):
     assert speed["training"] > 0 and speed["scoring"] > 0
     table.write_text('{"NVIDIA A": {"64x2": 1}}')
     gpu_check.write_table(table, report["sweep"])
-    own = json.loads(table.read_text())[jax.local_devices()[0].device_kind]["16x2"]
-    Launches(**{name: Launch(**own[name]) for name in own})
+    launches = json.loads(table.read_text())[jax.local_devices()[0].device_kind]["16x2"]
+    Launches(**{name: Launch(**launches[name]) for name in launches})

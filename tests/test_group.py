@@ -22,23 +22,23 @@ def sample(rng, longest=6):
 def group(seed, count=12, **changes):
     rng = np.random.default_rng(seed)
     samples = [sample(rng, **changes) for _ in range(count)]
-    advantage = [rng.normal(size=len(one.ids)) for one in samples]
-    weight = [rng.uniform(size=len(one.ids)) for one in samples]
+    advantage = [rng.normal(size=len(sample.ids)) for sample in samples]
+    weight = [rng.uniform(size=len(sample.ids)) for sample in samples]
     return samples, advantage, weight
 
 
 def sums(samples, advantage, weight):
     """Of every prefix that a sample has: the numbers of its last token."""
-    found = {}
-    for one, advantage_T, weight_T in zip(samples, advantage, weight, strict=True):
-        for t in range(len(one.ids)):
-            nothing = {"old": one.log_probability_T[t], **dict.fromkeys(("gain", "penalty", "count", "weight"), 0)}
-            values = found.setdefault(one.ids[: t + 1], nothing)
+    sums_of = {}
+    for sample, advantage_T, weight_T in zip(samples, advantage, weight, strict=True):
+        for t in range(len(sample.ids)):
+            nothing = {"old": sample.log_probability_T[t], **dict.fromkeys(("gain", "penalty", "count", "weight"), 0)}
+            values = sums_of.setdefault(sample.ids[: t + 1], nothing)
             values["gain"] += max(advantage_T[t], 0)
             values["penalty"] += min(advantage_T[t], 0)
             values["count"] += 1
             values["weight"] += weight_T[t]
-    return found
+    return sums_of
 
 
 def prefixes(rows, row, slot):
@@ -54,14 +54,14 @@ def prefixes(rows, row, slot):
 @pytest.mark.parametrize("seed", range(3))
 def test_slots_have_the_sums_of_their_samples(seed, tokens):
     samples, advantage, weight = group(seed)
-    assert len({one.ids for one in samples}) < len(samples)  # there are duplicates
+    assert len({sample.ids for sample in samples}) < len(samples)  # there are duplicates
     packed = pack([group_tree("p", PROMPT, samples, advantage, weight)], tokens, 64, too_long="error")
     rows, wanted = packed.rows, sums(samples, advantage, weight)
     assert (len(rows.tokens) > 1) == (tokens == 12)
     for row, slot in zip(*np.nonzero(rows.owned), strict=True):
         ids = prefixes(rows, row, slot)
-        found = {key: rows.extras[key][row, slot] for key in EXTRAS} | {"weight": rows.weight[row, slot]}
-        assert found == pytest.approx(wanted.pop(ids), rel=1e-6)
+        actual = {key: rows.extras[key][row, slot] for key in EXTRAS} | {"weight": rows.weight[row, slot]}
+        assert actual == pytest.approx(wanted.pop(ids), rel=1e-6)
         before, end = ids[:-1], rows.step_end[row, slot]
         assert rows.tokens[row, end] == (before[-1] if before else PROMPT[-1])
         assert rows.position[row, end] == len(PROMPT) + len(before) - 1
@@ -72,7 +72,7 @@ def test_weights_count_samples_by_default():
     samples, advantage, _ = group(0)
     tree = group_tree("p", PROMPT, samples, advantage)
     np.testing.assert_array_equal(tree.weight_M, tree.extras["count"])
-    assert tree.weight_M.sum() == sum(len(one.ids) for one in samples)
+    assert tree.weight_M.sum() == sum(len(sample.ids) for sample in samples)
     assert tuple(tree.extras) == EXTRAS
 
 
@@ -83,9 +83,9 @@ def test_a_truncated_sample_may_begin_another():
     tree = group_tree("p", PROMPT, [longer, cut, whole], [np.ones(4), -np.ones(2), np.zeros(len(whole.ids))])
     rows = pack([tree], 16, 16, too_long="error").rows
     by_prefix = {prefixes(rows, 0, s): s for s in range(16) if rows.owned[0, s]}
-    both, one = by_prefix[1, 2], by_prefix[1, 2, 1]
+    both, single = by_prefix[1, 2], by_prefix[1, 2, 1]
     assert (rows.extras["gain"][0, both], rows.extras["penalty"][0, both]) == (1, -1)
-    assert (rows.extras["gain"][0, one], rows.extras["penalty"][0, one]) == (1, 0)
+    assert (rows.extras["gain"][0, single], rows.extras["penalty"][0, single]) == (1, 0)
 
 
 def test_a_group_that_means_nothing_is_refused():

@@ -34,7 +34,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture
-def there(exported, tmp_path, monkeypatch):
+def hub_server(exported, tmp_path, monkeypatch):
     """The server, with that model as ana/mine, and an empty cache of this machine."""
     server = local_hub.LocalHub()
     server.repositories["ana/mine"] = {file.name: file.read_bytes() for file in exported.files()}
@@ -62,24 +62,24 @@ def shards(server):
     return sorted(name for name in server.repositories["ana/mine"] if name.endswith(".safetensors"))
 
 
-def test_a_model_of_the_hub_scores_as_the_same_folder_here(there, exported, one_device):
+def test_a_model_of_the_hub_scores_as_the_same_folder_here(hub_server, exported, one_device):
     expected = jprm.load(exported).score(CHAIN["problem"], CHAIN["steps"])
-    assert len(shards(there)) > 1
+    assert len(shards(hub_server)) > 1
     np.testing.assert_array_equal(jprm.load(PINNED).score(CHAIN["problem"], CHAIN["steps"]), expected)
     assert COMMIT in jprm.load(PINNED).name  # what outputs and reports name
 
-    asked = len(there.asked)
+    asked = len(hub_server.asked)
     anew()
     jprm.load(PINNED)
-    assert len(there.asked) == asked  # a commit that is here asks nobody
+    assert len(hub_server.asked) == asked  # a commit that is here asks nobody
 
 
-def test_a_server_calls_a_model_of_the_hub_by_its_name(there, exported):
+def test_a_server_calls_a_model_of_the_hub_by_its_name(hub_server, exported):
     assert (hub.name_of(path_of(PINNED)), hub.name_of(exported)) == ("mine", exported.name)
 
 
-def test_only_what_is_read_is_fetched(there):
-    there.repositories["ana/mine"] |= {
+def test_only_what_is_read_is_fetched(hub_server):
+    hub_server.repositories["ana/mine"] |= {
         name: b"code" for name in ("pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "onnx/m.json")
     }
     names = {file.name for file in path_of(PINNED).files()}
@@ -87,12 +87,12 @@ def test_only_what_is_read_is_fetched(there):
     assert not names & {"pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "m.json"}
 
 
-def test_a_tokenizer_alone_brings_no_weights(there):
+def test_a_tokenizer_alone_brings_no_weights(hub_server):
     assert load_tokenizer(PINNED).encode("7")
-    assert not there.gets(".safetensors")
+    assert not hub_server.gets(".safetensors")
 
 
-def test_a_branch_is_recorded_as_its_commit(there, tmp_path, capsys):
+def test_a_branch_is_recorded_as_its_commit(hub_server, tmp_path, capsys):
     data = tiny.make_data(tmp_path / "data")
     experiment = dataclasses.replace(tiny.experiment(data), base="hf://ana/mine@main", tokenizer="hf://ana/mine")
     run = pinned(experiment)
@@ -102,15 +102,15 @@ def test_a_branch_is_recorded_as_its_commit(there, tmp_path, capsys):
     assert dataclasses.replace(run, base=experiment.base, tokenizer=experiment.tokenizer) == experiment
 
 
-def test_offline_takes_the_cache(there, monkeypatch):
+def test_offline_takes_the_cache(hub_server, monkeypatch):
     path_of("hf://ana/mine@main")
     anew()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    asked = len(there.asked)
+    asked = len(hub_server.asked)
     assert kind_of("hf://ana/mine@main") == "huggingface"
     refused(OSError, "HF_HUB_OFFLINE is set", path_of, "hf://ana/other@main")
-    assert len(there.asked) == asked
+    assert len(hub_server.asked) == asked
 
 
 @pytest.mark.parametrize(
@@ -122,34 +122,34 @@ def test_offline_takes_the_cache(there, monkeypatch):
         ("hf://datasets/ana/mine", "form hf://OWNER/NAME@REVISION"),
     ],
 )
-def test_what_is_not_there_is_said(there, address, says):
+def test_what_is_not_there_is_said(hub_server, address, says):
     refused((OSError, ValueError), says, path_of, address)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "README.md"])
-def test_weights_of_other_formats_are_not_fetched(there, name, tmp_path):
-    there.repositories["ana/mine"] = {"config.json": b"{}", name: b"weights"}
+def test_weights_of_other_formats_are_not_fetched(hub_server, name, tmp_path):
+    hub_server.repositories["ana/mine"] = {"config.json": b"{}", name: b"weights"}
     refused(ValueError, "weights", path_of, PINNED)
-    assert not there.gets(name) and not list((tmp_path / "cache").rglob(name))
+    assert not hub_server.gets(name) and not list((tmp_path / "cache").rglob(name))
 
 
-def test_a_server_that_stops_leaves_whole_files_and_is_taken_up_again(there, tmp_path):
-    there.cut = shards(there)[-1]
+def test_a_server_that_stops_leaves_whole_files_and_is_taken_up_again(hub_server, tmp_path):
+    hub_server.cut = shards(hub_server)[-1]
     refused(OSError, "run the same command again", path_of, PINNED)
     assert not list((tmp_path / "cache").rglob("*.incomplete"))
-    assert len(there.gets(there.cut)) > 1  # tried again, from where it stopped
-    first = shards(there)[0]
-    there.cut, before = "", len(there.gets(first))
+    assert len(hub_server.gets(hub_server.cut)) > 1  # tried again, from where it stopped
+    first = shards(hub_server)[0]
+    hub_server.cut, before = "", len(hub_server.gets(first))
     anew()
-    assert {*shards(there)} <= {file.name for file in path_of(PINNED).files()}
-    assert len(there.gets(first)) == before
+    assert {*shards(hub_server)} <= {file.name for file in path_of(PINNED).files()}
+    assert len(hub_server.gets(first)) == before
 
 
-def test_a_damaged_shard_is_removed_and_fetched_again(there, tmp_path):
-    there.damaged = shards(there)[0]
-    refused(OSError, f"{there.damaged} arrived damaged", path_of, PINNED)
-    assert not list((tmp_path / "cache").rglob(there.damaged))
-    there.damaged = ""
+def test_a_damaged_shard_is_removed_and_fetched_again(hub_server, tmp_path):
+    hub_server.damaged = shards(hub_server)[0]
+    refused(OSError, f"{hub_server.damaged} arrived damaged", path_of, PINNED)
+    assert not list((tmp_path / "cache").rglob(hub_server.damaged))
+    hub_server.damaged = ""
     anew()
     assert kind_of(PINNED) == "huggingface"
 
@@ -161,20 +161,20 @@ def test_a_name_without_its_scheme_gets_the_remedy(load, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["hf://ana/nothing@main", "hf://ana", "hf://ana/pickled"])
-def test_every_command_says_one_line(there, address, tmp_path, capfd):
+def test_every_command_says_one_line(hub_server, address, tmp_path, capfd):
     """Also where the address is parsed as a path."""
-    there.repositories["ana/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"code"}
+    hub_server.repositories["ana/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"code"}
     assert cli.main(["convert", address, str(tmp_path / "out")]) == 2
     out, err = capfd.readouterr()
     lines = err.splitlines()
     assert out == "" and lines[-1].startswith(f"error: {address}: ") and len(lines) <= 2, err
 
 
-def test_another_process_asks_the_server_that_the_environment_names(there):
+def test_another_process_asks_the_server_that_the_environment_names(hub_server):
     code = "from jprm.io.storage import path_of; print(path_of('hf://ana/mine'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip().endswith(COMMIT), done.stderr
-    assert there.asked and PINNED in done.stderr
+    assert hub_server.asked and PINNED in done.stderr
 
 
 TOKEN = "hf_secretsecretsecret"
@@ -194,23 +194,23 @@ def run_to_push(tmp_path, monkeypatch):
     return folder, files
 
 
-def test_push_uploads_folder_and_card_and_never_shows_the_token(there, run_to_push, monkeypatch, capfd):
+def test_push_uploads_folder_and_card_and_never_shows_the_token(hub_server, run_to_push, monkeypatch, capfd):
     folder, files = run_to_push
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    there.token = TOKEN
+    hub_server.token = TOKEN
     assert cli.main(["convert", "runs/mine", str(folder), "--push", "ana/mine"]) == 0
-    assert there.pushed == files
-    there.token = "another"
+    assert hub_server.pushed == files
+    hub_server.token = "another"
     assert cli.main(["convert", "runs/mine", str(folder), "--push", "ana/mine"]) == 2
     out, err = capfd.readouterr()
     assert f"hf://ana/mine@{COMMIT}" in out and "error: hf://ana/mine" in err, err
     assert TOKEN not in out + err
 
 
-def test_a_dry_run_asks_nobody(there, run_to_push, capfd):
+def test_a_dry_run_asks_nobody(hub_server, run_to_push, capfd):
     folder, files = run_to_push
     assert cli.main(["convert", "runs/mine", str(folder), "--push", "ana/mine", "--dry-run"]) == 0
-    assert not there.asked
+    assert not hub_server.asked
     out = capfd.readouterr().out
     assert all(name in out for name in files)
 

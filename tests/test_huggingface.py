@@ -120,11 +120,11 @@ def states(decoder, config, ids=IDS):
     return np.asarray(hidden({"decoder": decoder}, config, chain_rows([ids], len(ids))))[0]
 
 
-def assert_states_close(found, wanted, kind):
+def assert_states_close(actual, wanted, kind):
     # Two layers of float32 sums in another order, on states of size about one. A norm divides DeltaNet's outputs by
     # their own size, so that rounding grows: transformers' own float32 is 1e-4 from its float64 there.
     near = 3e-4 if kind in HYBRIDS else 1e-4
-    np.testing.assert_allclose(found, wanted, atol=near, rtol=near)
+    np.testing.assert_allclose(actual, wanted, atol=near, rtol=near)
     assert np.abs(wanted).max() > 1
 
 
@@ -156,14 +156,14 @@ def test_hidden_states_and_gradients_equal_those_of_transformers(tmp_path, kind)
         x_TD = transformer.hidden({"decoder": decoder}, config, rows)[0]
         return (x_TD * weight_TD).sum(), x_TD
 
-    found, x_TD = jax.jit(jax.grad(weighted, has_aux=True))(decoder)
+    actual, x_TD = jax.jit(jax.grad(weighted, has_aux=True))(decoder)
     assert_states_close(x_TD, states_TD.detach().numpy(), kind)
     # Sums of float32 in another order, which threads change from run to run: of an array's largest number, up to 2.4e-4
     # in hybrids (5e-5 where XLA optimises, which it does not here) and 4e-6 in others.
     of_largest, most = (4e-4, np.inf) if kind in HYBRIDS else (2e-5, 1e-3)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=min(of_largest * np.abs(b).max(), most)),
-        found, wanted,
+        actual, wanted,
     )  # fmt: skip
 
 
@@ -184,9 +184,9 @@ def test_shards_and_heads_make_no_difference(tmp_path, head, shard):
     make(tmp_path / "other", "qwen3", shard, head)
     config = model_config(tmp_path / "one")
     assert dataclasses.replace(model_config(tmp_path / "other"), tied_embeddings=config.tied_embeddings) == config
-    one, other = (load_decoder(tmp_path / name, config) for name in ("one", "other"))
+    first, second = (load_decoder(tmp_path / name, config) for name in ("one", "other"))
     assert len(list((tmp_path / "other").glob("*.safetensors"))) > (1 if shard else 0)
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 def test_16_bit_files_are_read_without_loss(tmp_path):
@@ -425,6 +425,8 @@ def test_the_text_of_a_model_with_images_is_read(tmp_path):
                     "model_type", "rope_parameters"}  # fmt: skip
             fields["text_config"] = {k: v for k, v in fields["text_config"].items() if k in kept}
             (tmp_path / "config.json").write_text(json.dumps(fields))
-        own = model_config(tmp_path, attention="reference", remat="nothing")
-        assert own.heads == 8 and own.tied_embeddings
-        np.testing.assert_allclose(states(load_decoder(tmp_path, own), own), wanted, atol=1e-4, rtol=1e-4)
+        text_config = model_config(tmp_path, attention="reference", remat="nothing")
+        assert text_config.heads == 8 and text_config.tied_embeddings
+        np.testing.assert_allclose(
+            states(load_decoder(tmp_path, text_config), text_config), wanted, atol=1e-4, rtol=1e-4
+        )

@@ -26,7 +26,7 @@ from jprm.token_tree import REFERENCE
 CONFIG = dataclasses.replace(TINY, layers=1, head="language", attention="reference", remat="nothing")
 TASK = ObjectiveConfig(CONFIG, VALUE, reference=True, supervise="outcome")
 BETA = 2.0
-ENDS = [(tree, node) for tree in TREES for node, one in enumerate(tree.nodes) if one.correct is not None]
+ENDS = [(tree, node) for tree in TREES for node, step in enumerate(tree.nodes) if step.correct is not None]
 PAIRS = np.array([
     (i, j)
     for (i, (tree, better)), (j, (other, worse)) in itertools.permutations(enumerate(ENDS), 2)
@@ -84,11 +84,11 @@ def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
         total, count, _ = objective({"model": model, **both}, rows, task)
         return total / count, count
 
-    (found, count), gradient = jax.jit(jax.value_and_grad(packed, has_aux=True))(model)
+    (actual, count), gradient = jax.jit(jax.value_and_grad(packed, has_aux=True))(model)
     looped = jax.value_and_grad(lambda model: brute(loss, model, reference), has_aux=True)
     (wanted, number), slope = jax.jit(looped)(model)
     assert count == number > 20
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
     assert max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(slope)) > 0.1  # so 1e-5 is a close tolerance
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), gradient, slope)
 

@@ -18,14 +18,14 @@ from jprm.tree import tree_of
 
 def test_the_next_batch_is_dispatched_before_results_are_fetched():
     """A device that ends a batch only when the next one is there would never end with one batch in flight."""
-    there, done, most = [threading.Event() for _ in range(5)], [], []
+    dispatched, done, most = [threading.Event() for _ in range(5)], [], []
 
     def dispatch(item):
-        there[item - 1].set()  # the first sets the last's, which has no next one
+        dispatched[item - 1].set()  # the first sets the last's, which has no next one
         most.append(item + 1 - len(done))
 
         def fetch():
-            assert there[item].wait(10), f"batch {item + 1} was not dispatched"
+            assert dispatched[item].wait(10), f"batch {item + 1} was not dispatched"
             return 10 * item
 
         return fetch
@@ -85,9 +85,9 @@ def test_tokens_and_padding_are_counted(prm):
     speed.add(1.0, 3.0)
     assert (speed.tokens, speed.cells) == (3, 16)
     assert str(speed) == "2 tokens/s, 81% padding, the device waited 0% of 2.0 s for the host"
-    given, speed = [*chains(9, seed=5), *trees(5, seed=5)], Speed()
-    list(prm.score_many(given, speed))
-    assert speed.tokens == sum(len(scorer.token_tree(tree_of(record), prm.layout).tokens_N) for record in given)
+    records, speed = [*chains(9, seed=5), *trees(5, seed=5)], Speed()
+    list(prm.score_many(records, speed))
+    assert speed.tokens == sum(len(scorer.token_tree(tree_of(record), prm.layout).tokens_N) for record in records)
 
 
 def failing(at):
@@ -121,16 +121,16 @@ def test_files_are_scored_with_the_bits_of_their_chunks(prm):
     records = [*chains(20), *trees(3), pool_of(chains(2)), *chains(6, seed=3, longest=40)]
     expected = []
     for first in range(0, len(records), 8):
-        some = [tree_of(record) for record in records[first : first + 8]]
-        score = [np.full(len(tree.nodes), np.nan, np.float32) for tree in some]
-        for batch in prm.prepare(some).batches:
+        chunk = [tree_of(record) for record in records[first : first + 8]]
+        score = [np.full(len(tree.nodes), np.nan, np.float32) for tree in chunk]
+        for batch in prm.prepare(chunk).batches:
             value_BS = np.asarray(prm._run(batch, prm.readout)["score"])
             for at in zip(*np.nonzero(batch.tree_BS >= 0), strict=True):
                 score[batch.tree_BS[at]][batch.node_BS[at]] = value_BS[at]
         expected += score
-    found = [outputs["score"] for _, some in prm._read(ahead(prm._chunks(records)), prm.readout) for outputs in some]
-    assert len(found) == len(records)
-    for a, b in zip(found, expected, strict=True):
+    actual = [outputs["score"] for _, chunk in prm._read(ahead(prm._chunks(records)), prm.readout) for outputs in chunk]
+    assert len(actual) == len(records)
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -60,21 +60,21 @@ def test_the_model_computes_with_what_the_integers_stand_for(config):
     small = held_decoder(weights["decoder"], "int8")
     assert isinstance(small["embed"], Int8) and isinstance(small["layers_0"]["down"], Int8)
     whole = jax.tree.map(lambda x: x.astype("float32"), small, is_leaf=lambda x: isinstance(x, Int8))
-    found, same = (logits(weights | {"decoder": decoder}, config, ROWS) for decoder in (small, whole))
-    np.testing.assert_allclose(found, same, atol=1e-5, rtol=1e-5)  # the same float32 numbers, multiplied elsewhere
+    actual, same = (logits(weights | {"decoder": decoder}, config, ROWS) for decoder in (small, whole))
+    np.testing.assert_allclose(actual, same, atol=1e-5, rtol=1e-5)  # the same float32 numbers, multiplied elsewhere
     exact = np.asarray(logits(weights, config, ROWS))
     # A weight is off by some 0.5 % of its channel's root mean square, and some twenty products follow each other.
-    assert 0 < np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
+    assert 0 < np.linalg.norm(actual - exact) < 0.1 * np.linalg.norm(exact)
 
 
 def test_all_types_are_read_from_a_file_as_they_are_held(tmp_path):
     whole = params()["decoder"]
     file = write(tmp_path / "m.gguf", TINY, whole)
     for dtype in ("bfloat16", "int8"):
-        found, wanted = base.load_decoder(file, TINY, dtype), held_decoder(whole, dtype)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
-        assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(wanted)]
-        assert found["final_norm"].dtype == found["layers_0"]["query_norm"].dtype == jnp.float32
+        actual, wanted = base.load_decoder(file, TINY, dtype), held_decoder(whole, dtype)
+        jax.tree.map(np.testing.assert_array_equal, actual, wanted)
+        assert [x.dtype for x in jax.tree.leaves(actual)] == [x.dtype for x in jax.tree.leaves(wanted)]
+        assert actual["final_norm"].dtype == actual["layers_0"]["query_norm"].dtype == jnp.float32
     with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
         placed = base.load_decoder(file, TINY, "int8")
         jax.tree.map(np.testing.assert_array_equal, placed, wanted)

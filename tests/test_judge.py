@@ -87,9 +87,9 @@ def test_a_score_is_the_mean_of_the_verdicts_probabilities(serve, endpoint):
         texts, logprobs = zip(*tokens, strict=True)
         return reply(text, logprobs={"tokens": texts, "token_logprobs": logprobs})
 
-    own = judge(serve(script), samples=2, logprobs=True, endpoint=endpoint)
-    assert own.score("p", ["a"]) == pytest.approx([(0.9 + 0.4) / 2], abs=1e-6)
-    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    scorer = judge(serve(script), samples=2, logprobs=True, endpoint=endpoint)
+    assert scorer.score("p", ["a"]) == pytest.approx([(0.9 + 0.4) / 2], abs=1e-6)
+    [record] = scorer.score_many([{"problem": "p", "steps": ["a"]}])
     assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (2, 0)
 
 
@@ -105,7 +105,7 @@ def test_a_rating_is_the_expectation_over_its_tokens(serve, endpoint, opening):
         tokens = [("Fine. ", {}), ("\\boxed" + "{" * (not opening), {}), (opening + "4", top), ("}", {})]
         values = [logprobs.get(token, 0.0) for token, logprobs in tokens]
         if endpoint == "chat":
-            tops = [[{"token": t, "logprob": x} for t, x in some.items()] for _, some in tokens]
+            tops = [[{"token": t, "logprob": x} for t, x in probabilities.items()] for _, probabilities in tokens]
             content = [
                 {"token": token, "logprob": value, "top_logprobs": top}
                 for (token, _), value, top in zip(tokens, values, tops, strict=True)
@@ -116,17 +116,17 @@ def test_a_rating_is_the_expectation_over_its_tokens(serve, endpoint, opening):
         texts, top_logprobs = zip(*tokens, strict=True)
         return reply(text, logprobs={"tokens": texts, "token_logprobs": values, "top_logprobs": top_logprobs})
 
-    own = judge(serve(script), PROMPTS["scale"], logprobs=True, top_logprobs=20, endpoint=endpoint)
+    scorer = judge(serve(script), PROMPTS["scale"], logprobs=True, top_logprobs=20, endpoint=endpoint)
     expected = (4 * 0.5 + 5 * 0.3 + 1 * 0.1) / 0.9
-    assert own.score("p", ["a"]) == pytest.approx([(expected - 1) / 4], abs=1e-6)
-    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    assert scorer.score("p", ["a"]) == pytest.approx([(expected - 1) / 4], abs=1e-6)
+    [record] = scorer.score_many([{"problem": "p", "steps": ["a"]}])
     assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (1, 0)
 
 
 def test_a_rating_without_alternatives_is_its_number(serve):
     server = serve(lambda number, body: reply(rf"\boxed{{{(1, 4, 6, 'x')[body['seed']]}}}"))
-    own = judge(server, PROMPTS["scale"], samples=4)
-    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    scorer = judge(server, PROMPTS["scale"], samples=4)
+    [record] = scorer.score_many([{"problem": "p", "steps": ["a"]}])
     assert record["scores"] == [pytest.approx((0 + 0.75) / 2)]  # 6 is beyond the scale
     assert (record["judge"]["read"], record["judge"]["unreadable"], record["judge"]["by_vote"]) == (2, 2, 2)
     with pytest.raises(ValueError, match="scale is 10"):
@@ -137,17 +137,17 @@ def test_a_rating_without_alternatives_is_its_number(serve):
 
 def test_a_fraction_of_votes_without_log_probabilities(serve):
     server = serve(lambda number, body: reply(rf"\boxed{{{(-1, 1, 1, 2)[body['seed']]}}}"))
-    own = judge(server, QWEN_CRITIQUE, samples=4)
-    assert own.score("p", ["a", "b", "c"]).tolist() == [1.0, 0.5, 0.25]
-    assert (own.rule, len(server.requests)) == ("min", 4)
+    scorer = judge(server, QWEN_CRITIQUE, samples=4)
+    assert scorer.score("p", ["a", "b", "c"]).tolist() == [1.0, 0.5, 0.25]
+    assert (scorer.rule, len(server.requests)) == ("min", 4)
 
 
 def test_truncated_and_unreadable_critiques_give_no_score(serve):
     answers = {1: reply(YES, finish="length"), 2: reply("I cannot tell."), 3: reply(YES)}
     server = serve(lambda number, body: answers[asked_about(body)])
-    own = judge(server)
-    np.testing.assert_array_equal(own.score("p", ["a", "b", "c"]), np.float32([np.nan, np.nan, 1]))
-    [chain] = own.score_many([{"problem": "p", "steps": ["a", "b", "c"], "scores": [0.5, 0.5, 0.5]}])
+    scorer = judge(server)
+    np.testing.assert_array_equal(scorer.score("p", ["a", "b", "c"]), np.float32([np.nan, np.nan, 1]))
+    [chain] = scorer.score_many([{"problem": "p", "steps": ["a", "b", "c"], "scores": [0.5, 0.5, 0.5]}])
     assert "scores" not in chain  # a chain has all or none, and no stale ones
     assert [chain["judge"][name] for name in ("asked", "read", "truncated", "unreadable")] == [3, 1, 1, 1]
     tree_of(chain)
@@ -237,8 +237,8 @@ def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkey
     server.script = lambda number, body: reply(YES)
     asked = len(server.requests)
     assert not cli.main(args) and len(server.requests) == asked + 2  # the first two records are not asked again
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [(record["problem"], record["scores"]) for record in found] == [(f"p{i}", [1.0]) for i in range(4)]
+    scored = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(record["problem"], record["scores"]) for record in scored] == [(f"p{i}", [1.0]) for i in range(4)]
     asked = len(server.requests)
     assert not cli.main(args) and len(server.requests) == asked
     write_judge(tmp_path / "judge.json", server, prompt="plain", samples=2)

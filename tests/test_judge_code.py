@@ -50,8 +50,8 @@ def test_a_conversation_holds_the_critiques_of_its_own_path(serve):
         )
 
     server = serve(script)
-    own = judge(server, GENPRM, samples=2, delimiter=CODE_END)
-    [record] = own.score_many([tree])
+    scorer = judge(server, GENPRM, samples=2, delimiter=CODE_END)
+    [record] = scorer.score_many([tree])
     assert [node["score"] for node in record["nodes"]] == [1.0, 1.0, 0.0, 1.0]
     [asked] = {body["prompt"] for _, body in server.requests if body["prompt"].endswith("d" + OPENING.format(3))}
     assert [asked.count(f"about {step}, sample 0") for step in "abcd"] == [1, 1, 0, 0] and "sample 1" not in asked
@@ -72,8 +72,8 @@ def test_a_critique_continues_after_what_its_code_prints(serve):
         return reply(verdict, tokens=3, stop_reason=None, logprobs={"tokens": texts, "token_logprobs": logprobs})
 
     server = serve(script)
-    own = judge(server, CODE, delimiter=CODE_END, logprobs=True)
-    [record] = own.score_many([{"problem": "p", "steps": ["a"]}])
+    scorer = judge(server, CODE, delimiter=CODE_END, logprobs=True)
+    [record] = scorer.score_many([{"problem": "p", "steps": ["a"]}])
     text = (
         "Let me see.\n```python\nx = 6 * 7\nprint(x)\n```\n[Code Output]\n\n```\n42\n```\n"
         "Once more:\n```python\nprint(x + 1)\nprint(y)\n```\n[Code Output]\n\n```\n43\n"

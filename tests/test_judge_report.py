@@ -60,8 +60,8 @@ def test_a_judges_suite_and_its_page(serve, tmp_path):
     assert len(data["items"]) == 8  # what both have scored
     for item in data["items"]:
         word = "No" if item["t"][0] == WRONG else "Yes"
-        own, of_judge = item["j"]
-        assert own == [] and of_judge == [[0, "read", 9, LINE % word], [1, "read", 9, LINE % word]]
+        by_steps, of_judge = item["j"]
+        assert by_steps == [] and of_judge == [[0, "read", 9, LINE % word], [1, "read", 9, LINE % word]]
     assert "<b>The step</b>" not in page
     assert "a judge; 16 of 24 critiques were read, 216 tokens generated" in page
     assert "did not judge" in page

@@ -32,10 +32,12 @@ def verdict(number, body):
     return reply(rf"on {step} \boxed{{{word}}}", tokens=7)
 
 
-def run(folder, own, method, **config):
+def run(folder, scorer, method, **config):
     (folder / "in.jsonl").write_text('{"problem": "p", "answer": 2}\n')
-    config = SearchConfig(method, own.rule, **config)
-    counts = search_file(STEPS, live_scorer(own), identity(own), folder / "in.jsonl", folder / "out.jsonl", config)
+    config = SearchConfig(method, scorer.rule, **config)
+    counts = search_file(
+        STEPS, live_scorer(scorer), identity(scorer), folder / "in.jsonl", folder / "out.jsonl", config
+    )
     (record,) = read_records(folder / "out.jsonl")
     assert record_of(tree_of(record)) == record
     return record, counts
@@ -43,14 +45,14 @@ def run(folder, own, method, **config):
 
 def test_a_beam_asks_about_each_step_once(serve, tmp_path):
     server = serve(verdict)
-    own = judge(server, TALK, samples=10)
-    record, counts = run(tmp_path, own, Beam(width=2, expand=2))
+    scorer = judge(server, TALK, samples=10)
+    record, counts = run(tmp_path, scorer, Beam(width=2, expand=2))
     assert [(node["text"], node["score"]) for node in record["nodes"][:3]] == [("a", 0.2), ("b", 0.8), ("c", 0.7)]
     assert record["search"]["answer"] == "1" and record["search"]["score"] == pytest.approx(0.63)
     nodes = len(record["nodes"])
     assert nodes == 6 and len(server.requests) == 10 * nodes  # a is not continued
     assert (counts["judge_tokens"], record["judge"]["tokens"]) == (70 * nodes, 70 * nodes)
-    assert record["judge"]["name"] == own.name == record["search"]["scorer"]["judge"]
+    assert record["judge"]["name"] == scorer.name == record["search"]["scorer"]["judge"]
     for critique in record["judge"]["critiques"]:
         (node,) = critique["nodes"]
         assert critique["text"].startswith(f"on {record['nodes'][node]['text']} ")
@@ -59,8 +61,8 @@ def test_a_beam_asks_about_each_step_once(serve, tmp_path):
 
 
 def test_critiques_of_a_pool_name_every_sample_that_they_are_about(serve, tmp_path):
-    own = judge(serve(verdict), TALK, samples=10)
-    record, _ = run(tmp_path, own, BestOfN(6))
+    scorer = judge(serve(verdict), TALK, samples=10)
+    record, _ = run(tmp_path, scorer, BestOfN(6))
     texts = [step for sample in record["samples"] for step in sample["steps"]]
     assert len(record["samples"]) == 6
     places = [critique["nodes"] for critique in record["judge"]["critiques"][::10]]
@@ -79,8 +81,8 @@ def test_a_new_steps_score_is_what_critiques_of_its_chain_say_of_it(serve, tmp_p
 
 def test_a_chain_with_a_step_that_no_critique_judges_is_not_chosen(serve, tmp_path):
     server = serve(lambda n, body: reply("?") if about(body["prompt"]) == "b" else verdict(n, body))
-    own = judge(server, TALK, samples=10)
-    record, _ = run(tmp_path, own, BestOfN(6))
+    scorer = judge(server, TALK, samples=10)
+    record, _ = run(tmp_path, scorer, BestOfN(6))
     assert record["search"]["unscored_steps"] == 1 and record["search"]["answer"] == "1"
     assert record["judge"]["unreadable"] == 10 and sum("scores" in sample for sample in record["samples"]) == 4
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from test_attention import WINDOW, B, T, by_hand, by_rule, close, made, with_gradients
+from test_attention import WINDOW, B, T, arrays_of, by_hand, by_rule, close, with_gradients
 from tiny import GEMMA, TINY, filled, init, packed_trees, random_tree, reasoning_trees
 
 from jprm.methods.data.step_labels import PRM800K
@@ -55,7 +55,7 @@ def test_equals_the_reference_with_its_gradients(by_blocks, sizes, trees, seed):
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows = filled(rows, B)
-    arrays = (*made(seed), rows.until, rows.position)
+    arrays = (*arrays_of(seed), rows.until, rows.position)
     close(by_blocks(*arrays, sizes, REFERENCE), by_rule(*arrays, REFERENCE), NEAR[by_blocks])
 
 
@@ -66,10 +66,10 @@ def test_windows_and_soft_caps_are_those_of_the_reference(by_blocks, sizes, tree
     rows = packed_trees(trees, T, 24, too_long="truncate").rows
     assume(1 <= len(rows.until) <= B)
     rows, config = filled(rows, B), dataclasses.replace(REFERENCE, **WINDOW | dict(windows=(window, 0)))
-    arrays = (*made(seed), rows.until, rows.position)
-    found = by_blocks(*arrays, sizes, config, np.int32(window))
-    close(found[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)], NEAR[by_blocks])
-    close(found, by_rule(*arrays, config, np.int32(window)), NEAR[by_blocks])
+    arrays = (*arrays_of(seed), rows.until, rows.position)
+    actual = by_blocks(*arrays, sizes, config, np.int32(window))
+    close(actual[:1], [by_hand(*arrays, window, 2**-0.5, 1.5)], NEAR[by_blocks])
+    close(actual, by_rule(*arrays, config, np.int32(window)), NEAR[by_blocks])
 
 
 LONG = 1152  # nine blocks of 128
@@ -91,24 +91,24 @@ def long_rows():
 
 
 def test_deep_bushy_whole_and_padded_rows_in_the_blocks_of_the_rule():
-    rows, arrays = long_rows(), made(0, 5, LONG, K=1)
+    rows, arrays = long_rows(), arrays_of(0, 5, LONG, K=1)
     assert block_sizes(LONG, 4, 2, 4) == Sizes(128, 128)
     assert np.max(np.asarray(rows[0]) - np.arange(LONG)) == LONG and np.any(rows[0][3] == np.arange(LONG) + 1)
-    found, expected = by_rule(*arrays, *rows, KERNEL), by_rule(*arrays, *rows, REFERENCE)
+    actual, expected = by_rule(*arrays, *rows, KERNEL), by_rule(*arrays, *rows, REFERENCE)
     # float32 sums of up to 1,152 numbers of size 1, in another order: some 1,152 x 6e-8 = 7e-5 at worst.
-    close(found, expected, 1e-4)
-    assert np.array_equal(found[0][4], np.broadcast_to(arrays[2][4, :, :, None], found[0][4].shape))  # padding
+    close(actual, expected, 1e-4)
+    assert np.array_equal(actual[0][4], np.broadcast_to(arrays[2][4, :, :, None], actual[0][4].shape))  # padding
 
 
 @pytest.mark.parametrize("kernel", ["kernel", "gpu_kernel"])
 def test_bfloat16_sums_in_float32(kernel):
     until_BT, position_BT = (x[:, :384].clip(max=384) for x in long_rows())
-    arrays = [x.astype(jnp.bfloat16) for x in made(1, 5, 384)]
+    arrays = [x.astype(jnp.bfloat16) for x in arrays_of(1, 5, 384)]
     config = dataclasses.replace(TINY, attention=kernel, dtype="bfloat16")
-    found = by_rule(*arrays, until_BT, position_BT, config)
-    assert all(x.dtype == jnp.bfloat16 for x in found)
+    actual = by_rule(*arrays, until_BT, position_BT, config)
+    assert all(x.dtype == jnp.bfloat16 for x in actual)
     exact = by_rule(*(x.astype(np.float32) for x in arrays), until_BT, position_BT, REFERENCE)
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(actual, exact, strict=True):
         # Weights, their gradients and results are each rounded to 8 bits, 2^-9 of their size; a sum of many such.
         error = np.asarray(a, np.float32) - np.asarray(b)
         assert np.sqrt(np.mean(error**2)) < 2**-8 * np.sqrt(np.mean(np.square(b)))
@@ -203,14 +203,14 @@ def test_what_does_not_fit_is_refused(monkeypatch):
 
 def test_a_mesh_changes_nothing():
     until_BT, position_BT = (x[:4, :384].clip(max=384) for x in long_rows())
-    arrays = (*made(2, 4, 384), until_BT, position_BT)
+    arrays = (*arrays_of(2, 4, 384), until_BT, position_BT)
     expected = by_rule(*arrays, KERNEL)
     mesh, place = make_mesh(MeshConfig(2, 2, 2)), spec("batch", None, "kv_heads")
     with jax.set_mesh(mesh):
         heads = (jax.device_put(x, jax.NamedSharding(mesh, place)) for x in arrays[:3])
-        found = by_rule(*heads, *put_rows(arrays[3:], mesh), KERNEL)
-    close(found, expected, 2e-5)  # another compilation fuses other operations, which moves the last bits
-    assert all(x.sharding.spec[0] == ("data", "fsdp") and x.sharding.spec[2] == "tensor" for x in found)
+        actual = by_rule(*heads, *put_rows(arrays[3:], mesh), KERNEL)
+    close(actual, expected, 2e-5)  # another compilation fuses other operations, which moves the last bits
+    assert all(x.sharding.spec[0] == ("data", "fsdp") and x.sharding.spec[2] == "tensor" for x in actual)
 
 
 def test_gemma_type_checks_on_a_mesh():
@@ -221,5 +221,5 @@ def test_gemma_type_checks_on_a_mesh():
         return jax.grad(lambda weights: step_logits(weights, config, rows).sum())(init(config, key))
 
     with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
-        found = jax.eval_shape(gradient, jax.random.key(0), put_rows(rows, jax.sharding.get_mesh()))
-    assert found["decoder"]["layers_1"]["query"].sharding.spec == jax.P(None, "fsdp", "tensor", None, None)
+        actual = jax.eval_shape(gradient, jax.random.key(0), put_rows(rows, jax.sharding.get_mesh()))
+    assert actual["decoder"]["layers_1"]["query"].sharding.spec == jax.P(None, "fsdp", "tensor", None, None)

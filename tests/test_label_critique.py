@@ -25,17 +25,17 @@ def script(number, body):
     return reply(rf"sample {body['seed']}" "\n" rf"\boxed{{{'Yes' if body['seed'] % 2 else 'No'}}}", tokens=7)
 
 
-def kept(folder, own, records, **config):
+def kept(folder, scorer, records, **config):
     write_records(folder / "in.jsonl", records)
     paths = folder / "in.jsonl", folder / "out.jsonl", folder / "critiques.jsonl"
-    counts = label_critique(own, *paths, CritiqueConfig(**config))
+    counts = label_critique(scorer, *paths, CritiqueConfig(**config))
     return list(read_records(folder / "out.jsonl")), counts
 
 
 def test_critiques_whose_verdict_is_the_label_are_kept(serve, tmp_path):
     server = serve(script)
-    own = judge(server, PLAIN, samples=4)
-    records, counts = kept(tmp_path, own, [POOL], most=2)
+    scorer = judge(server, PLAIN, samples=4)
+    records, counts = kept(tmp_path, scorer, [POOL], most=2)
     steps = [["good"], ["good", "odd", "bad"], ["good", "bad"]]
     questions = [PLAIN.filled("p", path) for path in steps for _ in range(2)]
     assert [record["problem"] for record in records] == questions
@@ -66,8 +66,8 @@ def test_of_a_chain_the_first_error_decides(serve, tmp_path, prompt, texts, matc
     server = serve(lambda number, body: reply(texts[body["seed"]]))
     chain = {"problem": "p", "steps": ["a", "b", "c"], "labels": [1, -1, None], "semantics": "rating"}
     unknown = {"problem": "q", "steps": ["a", "b"], "labels": [None, -1], "semantics": "rating"}
-    own = judge(server, prompt, samples=4, delimiter="\n")
-    records, counts = kept(tmp_path, own, [chain, unknown], most=4)
+    scorer = judge(server, prompt, samples=4, delimiter="\n")
+    records, counts = kept(tmp_path, scorer, [chain, unknown], most=4)
     opening = [prompt.opening] if prompt.opening else []
     assert [record["steps"] for record in records] == [[*opening, texts[i].strip()] for i in matching]
     assert [record["verdict"] for record in records] == [1]
@@ -76,8 +76,8 @@ def test_of_a_chain_the_first_error_decides(serve, tmp_path, prompt, texts, matc
 
 def test_a_probability_below_a_half_does_not_turn_a_verdict(serve, tmp_path):
     logprobs = {"tokens": [r"\boxed{", "Yes", "}"], "token_logprobs": [0.0, -2.0, 0.0]}
-    own = judge(serve(lambda number, body: reply(r"\boxed{Yes}", logprobs=logprobs)), PLAIN, logprobs=True)
-    records, _ = kept(tmp_path, own, [{"problem": "p", "steps": ["a"], "labels": [1]}])
+    scorer = judge(serve(lambda number, body: reply(r"\boxed{Yes}", logprobs=logprobs)), PLAIN, logprobs=True)
+    records, _ = kept(tmp_path, scorer, [{"problem": "p", "steps": ["a"], "labels": [1]}])
     assert len(records) == 1
 
 

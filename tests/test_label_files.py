@@ -131,17 +131,17 @@ def test_a_labeller_of_ones_own_labels_files(folder, capsys):
     folder, _ = folder
     (folder / "own.py").write_text(LENGTH)
 
-    def own(name, status=0, **files):
+    def label_with(name, status=0, **files):
         run(folder, f"{folder}/own.py:{name}", policy="", rollouts="", status=status, **files)
         return capsys.readouterr().err
 
-    own("LENGTH")
+    label_with("LENGTH")
     (record,) = read_records(folder / "out.jsonl")
     assert [node.get("label") for node in record["nodes"]] == [None, 1, 1]
     before = (folder / "out.jsonl").read_bytes()
-    own("LENGTH")
+    label_with("LENGTH")
     assert (folder / "out.jsonl").read_bytes() == before
-    assert "label" in own("WRONG", status=2, output="wrong.jsonl") and not (folder / "wrong.jsonl").exists()
-    assert "NOTHING" in own("NOTHING", status=2, output="none.jsonl")
+    assert "label" in label_with("WRONG", status=2, output="wrong.jsonl") and not (folder / "wrong.jsonl").exists()
+    assert "NOTHING" in label_with("NOTHING", status=2, output="none.jsonl")
     write_records(folder / "chains.jsonl", [{"problem": "1+2", "steps": ["so"]}])
-    assert "record 1: id" in own("LENGTH", status=2, output="new.jsonl") and not (folder / "new.jsonl").exists()
+    assert "record 1: id" in label_with("LENGTH", status=2, output="new.jsonl") and not (folder / "new.jsonl").exists()

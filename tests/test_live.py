@@ -56,7 +56,7 @@ def grow(prm, seed, rounds, keep):
     problems = [word(rng) for _ in range(3)]
     expected_tokens = sum(len(LAYOUT.problem(problem)) for problem in problems)
     chain_of = {root: (problem, ()) for root, problem in zip(trees.open(problems), problems, strict=True)}
-    live_handles, found, most = list(chain_of), [], 0
+    live_handles, grown, most = list(chain_of), [], 0
     for _ in range(rounds):
         parents = (
             [int(p) for p in rng.choice(live_handles, 6)] if keep is None else [p for p in live_handles for _ in "ab"]
@@ -68,7 +68,7 @@ def grow(prm, seed, rounds, keep):
         for handle, parent, step, score in zip(handles, parents, steps, score_P, strict=True):
             problem, before = chain_of[parent]
             chain_of[handle] = (problem, (*before, step))
-            found.append((*chain_of[handle], score))
+            grown.append((*chain_of[handle], score))
         most = max(most, sum(len(node.slots) for node in trees._nodes.values()))
         if keep is None:
             live_handles = [*live_handles, *handles]
@@ -79,10 +79,10 @@ def grow(prm, seed, rounds, keep):
             best = [h for p in problems for h in [h for h in handles if chain_of[h][0] == p][-keep:]]
             live_handles, dropped = best, [h for h in dropped if h not in best]
         trees.release(dropped)
-    records = [{"problem": problem, "steps": list(steps)} for problem, steps, _ in found]
+    records = [{"problem": problem, "steps": list(steps)} for problem, steps, _ in grown]
     again = [record["scores"][-1] for record in prm.score_many(records)]
-    np.testing.assert_allclose([score for *_, score in found], again, **CLOSE)
-    assert len({round(float(score), 4) for *_, score in found}) > 5
+    np.testing.assert_allclose([score for *_, score in grown], again, **CLOSE)
+    assert len({round(float(score), 4) for *_, score in grown}) > 5
     return trees, expected_tokens, most, live_handles
 
 
@@ -152,12 +152,12 @@ def test_every_mesh_scores_as_one_device_does(sizes):
 
 def test_the_way_of_attention_does_not_matter_to_a_cache():
     """Tokens that are decoded have a way of their own."""
-    found = []
+    scores = []
     for way in ("blocked", "paths"):
         trees = LiveTrees(make(head_dim=8, dtype="bfloat16", attention=way))
         root = trees.open(["ab"])
-        found.append(trees.extend(root * 3, ["abc", "abd", "ccc"])[1])
-    np.testing.assert_array_equal(*found)
+        scores.append(trees.extend(root * 3, ["abc", "abd", "ccc"])[1])
+    np.testing.assert_array_equal(*scores)
 
 
 def test_a_score_that_is_not_finite_is_an_error_and_its_nodes_are_dropped(prm):

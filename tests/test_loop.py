@@ -138,7 +138,7 @@ def test_metrics_are_read_one_step_late_and_nothing_is_compiled_after_the_first_
 
 def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tmp_path):
     """float32 sums over devices in another order; Adam makes up to a learning rate of a gradient that is about zero."""
-    many, one = tmp_path / "many", tmp_path / "one"
+    many, single = tmp_path / "many", tmp_path / "one"
     on_mesh = dataclasses.replace(tiny_run.experiment, mesh=MeshConfig(2, 2, 2), keep=9)
     training.train(on_mesh, many)
     assert steps_of(many) == [3, 6]
@@ -149,11 +149,11 @@ def test_a_mesh_gives_the_same_losses_and_checkpoints_go_to_another(tiny_run, tm
     np.testing.assert_allclose(losses(many)[0], losses(tiny_run.folder)[0], rtol=1e-5)
     np.testing.assert_allclose(losses(many), losses(tiny_run.folder), rtol=1e-3)
 
-    shutil.copytree(many, one)
-    shutil.rmtree(one / "checkpoints" / "6")
+    shutil.copytree(many, single)
+    shutil.rmtree(single / "checkpoints" / "6")
     with one_device():
-        training.train(tiny_run.experiment, one)
-    np.testing.assert_allclose(losses(one), losses(many), rtol=1e-3)
+        training.train(tiny_run.experiment, single)
+    np.testing.assert_allclose(losses(single), losses(many), rtol=1e-3)
     # The other way: one device's checkpoint, in pieces on eight.
     prm = jprm.load(tiny_run.folder)
     assert {len(x.addressable_shards) for x in jax.tree.leaves(prm.params)} == {8}

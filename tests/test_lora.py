@@ -59,10 +59,10 @@ def test_merging_adds_the_product_to_each_layers_matrix(rslora):
 
 def test_targets_and_freezing_choose_the_matrices():
     def chosen(freeze="", **changes):
-        found = jax.eval_shape(
+        paths = jax.eval_shape(
             lambda: parameters.init_adapters(dataclasses.replace(LORA, **changes), GROUPS, freeze, jax.random.key(0))
         )
-        return {path.removesuffix(parameters.A) for path in found if path.endswith(parameters.A)}
+        return {path.removesuffix(parameters.A) for path in paths if path.endswith(parameters.A)}
 
     assert chosen(targets="/(query|value)$", freeze="embed|layers_0") == {
         "decoder/layers_1/query", "decoder/layers_1/value",
@@ -109,8 +109,8 @@ def run(tmp_path_factory):
 def stored(folder, trained):
     mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
-        found, step = store.load_params(folder, trained, mesh)
-    return flatten_dict(jax.tree.map(np.asarray, found), sep="/"), step
+        restored, step = store.load_params(folder, trained, mesh)
+    return flatten_dict(jax.tree.map(np.asarray, restored), sep="/"), step
 
 
 def test_only_adapters_and_the_head_are_trained_and_have_optimizer_state(run):

@@ -81,7 +81,7 @@ def test_one_logit_is_the_difference_of_two():
         close(loss(OF[1], log_odds, TARGET, WEIGHT), loss(OF[2], logit_BSC, TARGET, WEIGHT))
 
 
-@pytest.mark.parametrize("name", [name for name, made in OBJECTIVES.items() if isinstance(made, Pointwise)])
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if isinstance(objective, Pointwise)])
 @pytest.mark.parametrize("size", [0.0, 100.0, 1e30])
 def test_losses_and_gradients_are_finite_where_the_model_is_certain(name, size):
     for head in [head for head in HEADS if OBJECTIVES[name].target in (None, HEADS[head].target)]:

@@ -54,8 +54,8 @@ def test_formulas_are_drawn_and_money_is_not(page):  # noqa: F811
     show(page, *DRAWN, *MONEY)
     page.run("return document.fonts.ready.then(() => 1)")
     sources = page.run(FORMULAS % "m.dataset.source")
-    for found, (text, expected) in zip(sources, DRAWN.items(), strict=False):
-        assert found == [text if one is ... else one for one in expected]
+    for formulas, (text, expected) in zip(sources, DRAWN.items(), strict=False):
+        assert formulas == [text if part is ... else part for part in expected]
     assert sources[len(DRAWN) :] == [[] for _ in MONEY]
     assert page.run("return document.querySelectorAll('#steps .katex math').length") == sum(map(len, DRAWN.values()))
     assert [bool(FORMULA.search(text)) for text in (*DRAWN, *MONEY[:4], *MONEY[5:])] == [True] * 6 + [False] * 6

@@ -50,18 +50,18 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("given", ARGUMENTS)
-def test_arguments_are_an_object_at_every_door(given):
-    wanted = tree_of(talk(ASK, turn(ARGUMENTS[given]), TOLD, LAST))
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_arguments_are_an_object_at_every_door(arguments):
+    wanted = tree_of(talk(ASK, turn(ARGUMENTS[arguments]), TOLD, LAST))
     record = talk(ASK, turn(), TOLD, LAST)
-    record["messages"][1]["tool_calls"][0]["function"]["arguments"] = given
+    record["messages"][1]["tool_calls"][0]["function"]["arguments"] = arguments
     assert tree_of(record) == wanted
     (logged,) = read("openai", record)
     assert said(logged) == said(record)
     nodes = [message | {"parent": i - 1} for i, message in enumerate(record["messages"])]
     assert [node.extra for node in tree_of({"nodes": nodes}).nodes] == [node.extra for node in wanted.nodes]
     bare = talk(ASK, turn(), TOLD, LAST)
-    bare["messages"][1]["tool_calls"] = [{"id": "c1", "name": "lookup", "arguments": given}]
+    bare["messages"][1]["tool_calls"] = [{"id": "c1", "name": "lookup", "arguments": arguments}]
     assert tree_of(bare) == wanted
     del record["messages"][1]["tool_calls"][0]["function"]["arguments"]
     assert tree_of(record) == tree_of(talk(ASK, turn({}), TOLD, LAST))

@@ -40,24 +40,28 @@ def read(name, item):
 
 
 def test_mr_ben_is_read_by_the_numbers_of_steps_and_lines_of_programs():
-    (one,) = read("mr_ben", SOLUTION)
-    assert one["steps"] == ["Step 1: a", "Step 2: b", "Solution: B"]
-    assert (one["labels"], one["first_error"]) == ([1, 0, None], 1)
-    assert one["problem"] == "What?\nA: one\nB: two" and one["correct"] is False and one["task"] == "college_physics"
-    (one,) = read("mr_ben", PROGRAM)
-    assert (one["steps"], one["first_error"]) == (["def f():", "    return 2"], 1)
-    (one,) = read("mr_ben", PROGRAM | {"Model_Solution_First_Error_Step": "x = 1"})
-    assert one["first_error"] is None and one["labels"] == [None, None]
+    (record,) = read("mr_ben", SOLUTION)
+    assert record["steps"] == ["Step 1: a", "Step 2: b", "Solution: B"]
+    assert (record["labels"], record["first_error"]) == ([1, 0, None], 1)
+    assert (
+        record["problem"] == "What?\nA: one\nB: two"
+        and record["correct"] is False
+        and record["task"] == "college_physics"
+    )
+    (record,) = read("mr_ben", PROGRAM)
+    assert (record["steps"], record["first_error"]) == (["def f():", "    return 2"], 1)
+    (record,) = read("mr_ben", PROGRAM | {"Model_Solution_First_Error_Step": "x = 1"})
+    assert record["first_error"] is None and record["labels"] == [None, None]
     right = {"Model_Solution_Correctness": "correct", "Model_Solution_First_Error_Step": "N/A"}
-    (one,) = read("mr_ben", SOLUTION | right)
-    assert one["first_error"] == -1 and one["labels"] == [1, 1, 1]
+    (record,) = read("mr_ben", SOLUTION | right)
+    assert record["first_error"] == -1 and record["labels"] == [1, 1, 1]
 
 
 def test_steps_without_text_are_left_out_and_the_place_moves():
     item = {"input": "( (", "steps": ["a", " ", "b"], "mistake_index": 2, "answer": None, "target": ") )"}
-    (one,) = read("big_bench_mistake", item)
-    assert (one["steps"], one["first_error"], one["task"]) == (["a", "b"], 1, "dyck_languages")
-    assert one["correct"] is False and "answer" not in one
+    (record,) = read("big_bench_mistake", item)
+    assert (record["steps"], record["first_error"], record["task"]) == (["a", "b"], 1, "dyck_languages")
+    assert record["correct"] is False and "answer" not in record
 
 
 def encrypted(item, canary="c"):
@@ -74,11 +78,13 @@ def encrypted(item, canary="c"):
 def test_hard2verify_is_read_as_published_and_in_plain_text():
     long = PROOF | {"question": "12", "model_response_by_step": ["\u221a2 is irrational. " * 20, "b", "c"]}
     for item in (PROOF, long, PROOF | {"human_labels": [1, 1, 1], "human_labels_first_error_idx": -1}):
-        (one,) = read("hard2verify", encrypted(item))
-        assert one["problem"] == item["question"] and one["steps"] == item["model_response_by_step"]
-        assert one["labels"] == item["human_labels"] and one["id"] == "u"
-        assert one["first_error"] == item["human_labels_first_error_idx"] and one["correct"] == (one["first_error"] < 0)
-        assert read("hard2verify", item) == read("hard2verify", item | {"canary": "c"}) == [one]
+        (record,) = read("hard2verify", encrypted(item))
+        assert record["problem"] == item["question"] and record["steps"] == item["model_response_by_step"]
+        assert record["labels"] == item["human_labels"] and record["id"] == "u"
+        assert record["first_error"] == item["human_labels_first_error_idx"] and record["correct"] == (
+            record["first_error"] < 0
+        )
+        assert read("hard2verify", item) == read("hard2verify", item | {"canary": "c"}) == [record]
 
 
 SWAPS = (
@@ -181,16 +187,16 @@ def test_levels_are_hard2verifys_own():
     ]  # fmt: skip
     levels = levels_report(trees, 0.25, 0)["levels"]
 
-    def of(truth, said):
+    def counts_of(truth, said):
         right, wrong = (metrics.recall_score(truth, said, pos_label=label) for label in (1, 0))
         return [right, wrong, (right + wrong) / 2, 2 * right * wrong / (right + wrong)]
 
-    verdicts = [[int(score >= 0.25) for score in one] for one in scores]
+    verdicts = [[int(score >= 0.25) for score in of_chain] for of_chain in scores]
     expected = {
-        "steps": of(sum(labels, []), sum(verdicts, [])),
-        "responses": of([min(x) for x in labels], [min(x) for x in verdicts]),
+        "steps": counts_of(sum(labels, []), sum(verdicts, [])),
+        "responses": counts_of([min(x) for x in labels], [min(x) for x in verdicts]),
     }
-    first, named = ([one.index(0) if 0 in one else -1 for one in some] for some in (labels, verdicts))
+    first, named = ([of_chain.index(0) if 0 in of_chain else -1 for of_chain in side] for side in (labels, verdicts))
     right = np.mean([said == -1 for true, said in zip(first, named, strict=True) if true == -1])
     wrong = np.mean([said == true for true, said in zip(first, named, strict=True) if true != -1])
     expected["first error"] = [right, wrong, (right + wrong) / 2, 2 * right * wrong / (right + wrong)]
@@ -202,7 +208,7 @@ def test_levels_are_hard2verifys_own():
 
 def test_solutions_of_one_question_are_scored_into_one_file(tmp_path):
     """A file of records with an `id` of another line is refused, and a question of MR-Ben has three solutions."""
-    records = [one for name in ("gpt", "llama") for one in read("mr_ben", SOLUTION | {"Sampled_Model": name})]
+    records = [record for name in ("gpt", "llama") for record in read("mr_ben", SOLUTION | {"Sampled_Model": name})]
     write_records(tmp_path / "scored.jsonl", records)
     assert [tree.extra["generator"] for tree in read_trees(tmp_path / "scored.jsonl")] == ["gpt", "llama"]
     assert {tree.extra["question_id"] for tree in read_trees(tmp_path / "scored.jsonl")} == {"q"}
@@ -218,7 +224,7 @@ def test_the_published_files_are_read_whole_and_programs_decide_them(shared_data
     for name, bar in zip(tasks, (0.98, 0.9, 0.88, 0.65), strict=True):
         records = source("big_bench_mistake").records(shared_data / f"big_bench_mistake/{name}.jsonl")
         assert {record["task"] for record in records} == {name}
-        right = [first_mistake(name, one["problem"], one["steps"]) == one["first_error"] for one in records]
+        right = [first_mistake(name, record["problem"], record["steps"]) == record["first_error"] for record in records]
         assert np.mean(right) >= bar
 
 

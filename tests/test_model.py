@@ -96,15 +96,15 @@ def test_real_trees_equal_their_chains(shared_data, smollm2_gguf, most):
     trees = []
     for i in rng.permutation(len(records)):
         tree = tree_of(records[i][1])
-        made = token_tree(tree, layout)
-        if len(made.tokens_N) < tokens:
-            trees.append((tree, made))
+        flat = token_tree(tree, layout)
+        if len(flat.tokens_N) < tokens:
+            trees.append((tree, flat))
     trees = trees[:50]
     assert len(trees) == 50
     config = dataclasses.replace(
         PATHS, vocab_size=layout.tokenizer.vocab_size, width=32, head_dim=8, rope_theta=1e5, attention_block=256
     )
-    packed = pack([made for _, made in trees], tokens, 128, too_long="error")
+    packed = pack([flat for _, flat in trees], tokens, 128, too_long="error")
     score = {}
     for b, *part in zip(range(len(packed.rows.tokens)), packed.tree_BS, packed.node_BS, strict=True):
         row = jax.tree.map(lambda x: x[b : b + 1], packed.rows)  # noqa: B023
@@ -186,14 +186,14 @@ def test_what_is_computed_again_changes_nothing(some_rows):
 
 
 def test_groups_of_layers_are_one_stack_cut_in_pieces(some_rows):
-    one = dataclasses.replace(PLAIN, layers=3, layer_groups=())
-    two = dataclasses.replace(one, layer_groups=(2, 1))
-    weights = params(one)
+    single = dataclasses.replace(PLAIN, layers=3, layer_groups=())
+    double = dataclasses.replace(single, layer_groups=(2, 1))
+    weights = params(single)
     decoder = {name: value for name, value in weights["decoder"].items() if name != "layers_0"}
     for name, part in (("layers_0", slice(0, 2)), ("layers_1", slice(2, 3))):
         decoder[name] = jax.tree.map(lambda x: x[part], weights["decoder"]["layers_0"])  # noqa: B023
-    assert jax.tree.map(jnp.shape, {**weights, "decoder": decoder}) == jax.tree.map(jnp.shape, params(two))
-    close(logits({**weights, "decoder": decoder}, two, some_rows), logits(weights, one, some_rows))
+    assert jax.tree.map(jnp.shape, {**weights, "decoder": decoder}) == jax.tree.map(jnp.shape, params(double))
+    close(logits({**weights, "decoder": decoder}, double, some_rows), logits(weights, single, some_rows))
 
 
 def test_bfloat16_is_near_float32(some_rows):

@@ -28,8 +28,8 @@ KINDS = ("bad", "cut")
 def with_classes(records):
     """Chains whose steps have the class of their word: several, none, and not labelled where it is 'far'."""
     for record in records:
-        found = [[kind for kind in KINDS if kind in step] for step in record["steps"]]
-        pairs = zip(record["steps"], found, strict=True)
+        classes = [[kind for kind in KINDS if kind in step] for step in record["steps"]]
+        pairs = zip(record["steps"], classes, strict=True)
         record["classes"] = [None if "far" in x else kinds[0] if len(kinds) == 1 else kinds for x, kinds in pairs]
     return records
 
@@ -154,7 +154,7 @@ def test_an_export_reads_as_a_token_classifier(trained, tmp_path, activation, on
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["id2label"] == {"0": "right", "1": "bad", "2": "cut"}
     record = chains(1, seed=5)[0]
-    one, other = (loading.load(tmp_path / name).outputs_of([tree_of(record)])[0] for name in ("run", "exported"))
+    stored, exported = (loading.load(tmp_path / name).outputs_of([tree_of(record)])[0] for name in ("run", "exported"))
     assert ("problem_type" in config) == (activation == "sigmoid")
     for name in ("score", "right", *KINDS):
-        np.testing.assert_allclose(one[name], other[name], atol=1e-6)
+        np.testing.assert_allclose(stored[name], exported[name], atol=1e-6)

@@ -53,13 +53,13 @@ def test_a_layer_that_the_base_lacks_is_an_error_or_starts_at_random(fork, tmp_p
     run = experiment(tmp_path, model=fork, base=str(file))
     refused(ValueError, "m.gguf: .*decoder/layers_0/experts", started, run)
     refused(ValueError, "decoder/layers_0/experts", base.load_decoder, file, fork, new="router")
-    found, random = started(override(run, ["new_parameters=experts$"])), started(dataclasses.replace(run, base=""))
-    assert found.keys() == random.keys()
+    actual, random = started(override(run, ["new_parameters=experts$"])), started(dataclasses.replace(run, base=""))
+    assert actual.keys() == random.keys()
     for path, x in flatten_dict({"decoder": weights}, sep="/").items():
-        np.testing.assert_allclose(found[path], x, atol=1e-6)
+        np.testing.assert_allclose(actual[path], x, atol=1e-6)
     for path in ("decoder/layers_0/experts", "head/kernel", "head/bias"):
-        np.testing.assert_array_equal(found[path], random[path])
-    assert found["decoder/layers_0/experts"].any()
+        np.testing.assert_array_equal(actual[path], random[path])
+    assert actual["decoder/layers_0/experts"].any()
     with pytest.raises(ValueError, match="decoder/layers_0/experts"):
         started(dataclasses.replace(run, new_parameters="experts$", lora=LoraConfig(rank=2)))
     with pytest.raises(ValueError, match="layers_0/experts"):
@@ -82,6 +82,6 @@ def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
         refused(ValueError, "run: .*decoder/layers_0/experts", jprm.load, tmp_path / "run")
     run = dataclasses.replace(before, base=str(tmp_path / "run"))
     refused(ValueError, "decoder/layers_0/experts", started, run)
-    found = started(dataclasses.replace(run, new_parameters="experts"))
-    assert found.keys() - old.keys() == {"decoder/layers_0/experts"}
-    np.testing.assert_array_equal(found["decoder/layers_0/query"], old["decoder/layers_0/query"])
+    actual = started(dataclasses.replace(run, new_parameters="experts"))
+    assert actual.keys() - old.keys() == {"decoder/layers_0/experts"}
+    np.testing.assert_array_equal(actual["decoder/layers_0/query"], old["decoder/layers_0/query"])

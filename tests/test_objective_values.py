@@ -48,8 +48,8 @@ def log_odds(logit_NC):
 
 def compare(objective, head, supervise, brute, chains=False, tokens=16):
     """Asserts that the packed trees' loss, count and gradient are the sums of `brute(tree, log odds of its nodes)`."""
-    made = [token_tree(tree, Letters(), supervise, ("node",)) for tree in TREES]
-    rows = pack(made, tokens, 8, too_long="error", chains=chains).rows
+    token_trees = [token_tree(tree, Letters(), supervise, ("node",)) for tree in TREES]
+    rows = pack(token_trees, tokens, 8, too_long="error", chains=chains).rows
     table = np.random.default_rng(1).normal(scale=2.0, size=(OFFSETS[-1], 2 if head == "binary" else 1))
 
     def packed(table):
@@ -61,11 +61,11 @@ def compare(objective, head, supervise, brute, chains=False, tokens=16):
         sums = [brute(tree, s[begin : begin + len(tree.nodes)]) for tree, begin in zip(TREES, OFFSETS, strict=False)]
         return sum(total for total, _ in sums), sum(count for _, count in sums)
 
-    (found, count), gradient = jax.jit(jax.value_and_grad(packed, has_aux=True))(jnp.asarray(table, jnp.float32))
+    (actual, count), gradient = jax.jit(jax.value_and_grad(packed, has_aux=True))(jnp.asarray(table, jnp.float32))
     (wanted, number), slope = jax.jit(jax.value_and_grad(looped, has_aux=True))(jnp.asarray(table, jnp.float32))
     assert float(number) > 10
     np.testing.assert_allclose(count, number, rtol=1e-6)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
     np.testing.assert_allclose(gradient, slope, rtol=1e-5, atol=1e-5)  # float32; gradients are of size 1
 
 
@@ -78,8 +78,8 @@ def test_bradley_terry_is_a_loop_over_pairs(among):
     def brute(tree, s):
         loss, count = 0.0, 0
         for i, j in itertools.permutations(labelled(tree), 2):
-            one, two = tree.nodes[i], tree.nodes[j]
-            if (among == "problem" or one.parent == two.parent) and one.label > two.label:
+            first, second = tree.nodes[i], tree.nodes[j]
+            if (among == "problem" or first.parent == second.parent) and first.label > second.label:
                 loss, count = loss - jax.nn.log_sigmoid(s[i] - s[j]), count + 1
         return loss, count
 
@@ -116,8 +116,8 @@ def test_pqm_is_the_mean_over_chains_of_their_means():
     for mean, value in wanted.items():
         of_rows = [find("pqm", {"mean": mean}).of_logits(logit, rows, HEADS["scalar"])[:2]
                    for rows, logit in (chain_of(q[n], marks[n]) for n in q)]  # fmt: skip
-        found = sum(total for total, _ in of_rows) / sum(count for _, count in of_rows)
-        np.testing.assert_allclose(found, value, rtol=1e-6)
+        actual = sum(total for total, _ in of_rows) / sum(count for _, count in of_rows)
+        np.testing.assert_allclose(actual, value, rtol=1e-6)
     np.testing.assert_allclose([wanted["chains"], wanted["steps"]], [3.958, 4.434], atol=5e-4)
     assert find("pqm").mean == "chains"
 
@@ -129,8 +129,10 @@ def test_pqm_of_a_tree_is_that_of_its_chains_alone(chains, tokens):
     def brute(tree, s):
         loss, count = 0.0, 0
         for end in sorted(set(range(len(tree.nodes))) - {node.parent for node in tree.nodes}):
-            some = [i for i in path(tree, end) if tree.nodes[i].label is not None]
-            total, terms = pqm_of_chain(s[np.array(some, int)], [tree.nodes[i].label >= 0.5 for i in some], 4.0)
+            labelled_steps = [i for i in path(tree, end) if tree.nodes[i].label is not None]
+            total, terms = pqm_of_chain(
+                s[np.array(labelled_steps, int)], [tree.nodes[i].label >= 0.5 for i in labelled_steps], 4.0
+            )
             if terms:
                 loss, count = loss + total / terms, count + 1
         return loss, count
@@ -143,20 +145,20 @@ def test_pqm_by_steps_counts_each_step_of_a_tree_once(margin):
     """A correct step's rivals are collected chain by chain, each once."""
 
     def brute(tree, s):
-        some = labelled(tree)
-        chains = [[i for i in path(tree, end) if i in some] for end in range(len(tree.nodes))]
-        right = {i: tree.nodes[i].label >= 0.5 for i in some}
+        labelled_steps = labelled(tree)
+        chains = [[i for i in path(tree, end) if i in labelled_steps] for end in range(len(tree.nodes))]
+        right = {i: tree.nodes[i].label >= 0.5 for i in labelled_steps}
         loss, count = 0.0, 0
-        for t in (i for i in some if right[i]):
+        for t in (i for i in labelled_steps if right[i]):
             on = {i for chain in chains if t in chain for i in chain}
             rivals = {i for i in on if not right[i]} | {i for i in path(tree, t)[:-1] if right.get(i)}
             below = 1 + sum(jnp.exp(s[i] + (0.0 if right[i] else margin)) for i in rivals)
             loss, count = loss - jnp.log(jnp.exp(s[t]) / (jnp.exp(s[t]) + below)), count + 1
-        if wrong := [i for i in some if not right[i]]:
+        if wrong := [i for i in labelled_steps if not right[i]]:
             loss, count = loss - jnp.log(1 / (1 + sum(jnp.exp(s[i] + margin) for i in wrong))), count + 1
         line = [node.parent for node in tree.nodes] == list(range(-1, len(tree.nodes) - 1))
-        if line and some:  # on one chain it is the published loss
-            published = pqm_of_chain(s[np.array(some)], [right[i] for i in some], margin)
+        if line and labelled_steps:  # on one chain it is the published loss
+            published = pqm_of_chain(s[np.array(labelled_steps)], [right[i] for i in labelled_steps], margin)
             assert published[1] == count
             return published
         return loss, count

@@ -145,9 +145,9 @@ def value_of(case):
     return evaluate, both
 
 
-def close(found, wanted):
+def close(actual, wanted):
     """Float32 sums of a hundred terms, in another order."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), found, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), actual, wanted)
 
 
 def finished(tree):
@@ -213,7 +213,8 @@ def train_base(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["bradley_terry", *(pytest.param(own, marks=pytest.mark.slow) for own in ("dpo", "pairwise", "pull"))]
+    "name",
+    ["bradley_terry", *(pytest.param(objective, marks=pytest.mark.slow) for objective in ("dpo", "pairwise", "pull"))],
 )
 def test_resumed_is_undisturbed(name, tmp_path):
     """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""
@@ -286,8 +287,8 @@ def test_a_run_scores_as_its_objective_says_whatever_its_name(tmp_path, one_devi
     train_base(case, tmp_path)
     for name, (objective, options) in names.items():
         run = run_of(case, tmp_path / "x", objective=objective, objective_options=options, steps=1, valid=())
-        given = Implicit() if name == "object" else None
-        with jprm.Trainer(run, tmp_path / name, objective=given) as trainer:
+        chosen = Implicit() if name == "object" else None
+        with jprm.Trainer(run, tmp_path / name, objective=chosen) as trainer:
             trainer.save()  # before a step: its parameters differ from the reference's, which took one
     (tmp_path / "mine.py").unlink()  # scoring needs no objective
     for name in names:
@@ -381,8 +382,8 @@ class Thawed:
 def test_options_are_fields_of_the_objective(tmp_path):
     (tmp_path / "hinge.py").write_text(HINGE)
     file = f"{tmp_path}/hinge.py"
-    changed, made = objectives.find(f"{file}:hinge", {"margin": 2}), objectives.find(f"{file}:Hinge", {"margin": 2.0})
-    assert (changed.margin, changed.power) == (2.0, 1) and changed == made and hash(changed) == hash(made)
+    changed, built = objectives.find(f"{file}:hinge", {"margin": 2}), objectives.find(f"{file}:Hinge", {"margin": 2.0})
+    assert (changed.margin, changed.power) == (2.0, 1) and changed == built and hash(changed) == hash(built)
     assert objectives.find(f"{file}:hinge") == objectives.find(f"{file}:hinge", {"power": 1})
     known = re.escape("may set: margin (float), power (1 or 2): ")
     for name, options, message in [

@@ -186,9 +186,9 @@ def test_a_head_finds_what_its_states_say(tmp_path):
 
 def test_seeds_are_averaged_problem_by_problem():
     def test(keys):
-        one = {"n": 2, "problems": ["a", "b"], "chain_problem": [0, 0, 1, 1], "chain_correct": [1.0, 0.0, 1.0, 0.0]}
+        fields = {"n": 2, "problems": ["a", "b"], "chain_problem": [0, 0, 1, 1], "chain_correct": [1.0, 0.0, 1.0, 0.0]}
         values = {"best_of_n": [1.0, keys[2]], "one_sample": [0.5, 0.5], "majority": [0.5, 0.5]}
-        return one | values | {"weighted_vote": [1.0, keys[2]], "chain_key": keys, "chain_score": keys}
+        return fields | values | {"weighted_vote": [1.0, keys[2]], "chain_key": keys, "chain_score": keys}
 
     good, bad = test([0.9, 0.1, 0.8, 0.2]), test([0.9, 0.1, 0.2, 0.8])
     mean = study.measure.figures([good, bad], [good, good])
@@ -228,5 +228,5 @@ def test_equal_steps_become_one_node_whose_alternatives_compare():
 def test_a_step_beyond_a_row_scores_as_the_step_before_it():
     parents = [-1, 0, 1, -1, 3]
     tree = tree_of({"problem": "p", "nodes": [{"parent": i, "text": f"s{n}"} for n, i in enumerate(parents)]})
-    found = study.language.filled(tree, np.array([0.5, np.nan, np.nan, np.nan, -2.0]))
-    assert found == [0.5, 0.5, 0.5, 0.0, -2.0]
+    filled = study.language.filled(tree, np.array([0.5, np.nan, np.nan, np.nan, -2.0]))
+    assert filled == [0.5, 0.5, 0.5, 0.0, -2.0]

@@ -199,14 +199,14 @@ def test_problems_advance_together_and_give_the_trees_that_they_give_alone(tmp_p
             return super().sample(prefixes, n, until=until, seed=seed)
 
     problems = [tree_of(PROBLEM | {"problem": f"p{i}"}) for i in range(6)]
-    found, calls = {}, {}
+    by_chunk, calls = {}, {}
     for at_once in (1, 4, 32):
         policy = Counting(length=8)
         with Rollouts(policy, tmp_path / f"{at_once}.jsonl") as rollouts:
             config = OmegaConfig(k=4, searches=5, problems_at_once=at_once)
-            found[at_once] = list(label_problems(problems, rollouts, config))
+            by_chunk[at_once] = list(label_problems(problems, rollouts, config))
         calls[at_once] = policy.calls
-    assert found[1] == found[4] == found[32] and len(found[1]) > 3
+    assert by_chunk[1] == by_chunk[4] == by_chunk[32] and len(by_chunk[1]) > 3
     assert calls[32] < calls[4] < calls[1]
 
 
@@ -238,7 +238,7 @@ def test_a_policy_that_is_down_ends_the_run(tmp_path):
     problems = [tree_of(PROBLEM | {"problem": "r"})] * 40
     with Rollouts(Failing(8, 3), tmp_path / "never.jsonl") as rollouts, pytest.raises(PolicyError, match="too long"):
         list(label_problems(problems, rollouts, OmegaConfig(k=4)))
-    some = [tree_of(PROBLEM), *(tree_of(PROBLEM | {"problem": "q", "answer": i}) for i in range(40))]
-    some += problems
+    records = [tree_of(PROBLEM), *(tree_of(PROBLEM | {"problem": "q", "answer": i}) for i in range(40))]
+    records += problems
     with Rollouts(Failing(8, 3), tmp_path / "later.jsonl") as rollouts, pytest.raises(PolicyError, match="too long"):
-        list(label_problems(some, rollouts, OmegaConfig(k=4, problems_at_once=1)))
+        list(label_problems(records, rollouts, OmegaConfig(k=4, problems_at_once=1)))

@@ -56,8 +56,8 @@ def test_the_global_gradient_is_clipped():
     norm = float(optax.tree.norm(large))
     cases = (1.0, large, 100 / norm / 1e6), (1.0, small, 0.01 / 1e6), (0, large, 100 / (1e6 + 100))
     for clip_norm, gradients, wanted in cases:
-        found = update(dataclasses.replace(config, clip_norm=clip_norm), gradients)
-        np.testing.assert_allclose(found["head/bias"], -0.1 * wanted, rtol=1e-5)
+        actual = update(dataclasses.replace(config, clip_norm=clip_norm), gradients)
+        np.testing.assert_allclose(actual["head/bias"], -0.1 * wanted, rtol=1e-5)
 
 
 def test_weight_decay_spares_norms_biases_and_embeddings():

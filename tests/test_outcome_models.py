@@ -51,7 +51,7 @@ def small():
         yield
 
 
-def make(folder, family, own=""):
+def make(folder, family, architecture=""):
     """Writes a tiny classifier of sequences with its tokenizer and chat template; returns it and the function that
     scores a chain with it. `own`: the architecture of Qwen's reward model, with its head of two layers."""
     torch = pytest.importorskip("torch", reason=REASON)
@@ -62,7 +62,7 @@ def make(folder, family, own=""):
     config = getattr(transformers, f"{family}Config")(**SIZES, num_labels=1, pad_token_id=0, rope_theta=100.0)
     model = random_weights(getattr(transformers, f"{family}ForSequenceClassification")(config))
     model.save_pretrained(folder)
-    if own:
+    if architecture:
         linear, D = torch.nn.Linear, config.hidden_size
         model.score = random_weights(torch.nn.Sequential(linear(D, D), torch.nn.ReLU(), linear(D, 1)), "head")
         tensors = load_file(folder / "model.safetensors")
@@ -70,7 +70,7 @@ def make(folder, family, own=""):
         tensors |= {f"score.{name}": x.detach().numpy() for name, x in model.score.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         fields = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(fields | {"architectures": [own]}))
+        (folder / "config.json").write_text(json.dumps(fields | {"architectures": [architecture]}))
     inner, names = bytes_tokenizer(bos)
     inner.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(names | {"chat_template": template}))
@@ -86,10 +86,10 @@ def make(folder, family, own=""):
 
 @pytest.fixture(scope="module", params=["Qwen2", "Llama", "Qwen2ForRewardModel"])
 def model(request, tmp_path_factory):
-    family, own = ("Qwen2", request.param) if request.param.endswith("Model") else (request.param, "")
-    folder, score = make(tmp_path_factory.mktemp("outcome") / "model", family, own)
+    family, architecture = ("Qwen2", request.param) if request.param.endswith("Model") else (request.param, "")
+    folder, score = make(tmp_path_factory.mktemp("outcome") / "model", family, architecture)
     prm = jprm.load(folder)
-    name = "qwen-rm" if own else "reward"
+    name = "qwen-rm" if architecture else "reward"
     assert prm.name.startswith(f"{folder.resolve()} ({name} ") and prm.rule == "last"
     return prm, score
 

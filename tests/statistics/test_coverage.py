@@ -113,10 +113,10 @@ def f1s(problems, share, error, correct):
 
 def average_f1s(problems):
     def sample(rng, n, seed):
-        files = (found_errors(rng, problems, *of)(n, seed + i) for i, of in enumerate(FILES))
+        files = (found_errors(rng, problems, *args)(n, seed + i) for i, args in enumerate(FILES))
         return interval(average_draws(dict(enumerate(files)), range(len(FILES))))
 
-    return sample, np.mean([f1_of(*of[1:]) for of in FILES])
+    return sample, np.mean([f1_of(*args[1:]) for args in FILES])
 
 
 FILES = ((0.5, 0.5, 0.8), (0.6, 0.35, 0.9))
@@ -261,8 +261,8 @@ def covered(name, repetitions, n):
     make, arguments, _ = CASES[name]
     sample, truth = make(*arguments)
     rng = np.random.default_rng(0)
-    found = [sample(rng, n, seed) for seed in range(repetitions)]
-    return [low <= truth <= high for _, low, high, *_ in found]
+    intervals = [sample(rng, n, seed) for seed in range(repetitions)]
+    return [low <= truth <= high for _, low, high, *_ in intervals]
 
 
 @pytest.mark.parametrize("name", FAST)

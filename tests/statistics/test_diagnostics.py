@@ -30,7 +30,7 @@ def records(rng, n, flaw=None, hidden=0.5, noise=1.0):
     A fraction `hidden` of the chains with an error has a correct answer. `outcome` sees only the answer, and `blind`
     nothing.
     """
-    made = []
+    rows = []
     for i in range(n):
         length = int(rng.integers(2, 10))
         error = int(rng.integers(length)) if rng.random() < 0.5 else -1
@@ -42,18 +42,18 @@ def records(rng, n, flaw=None, hidden=0.5, noise=1.0):
             odds[-1] -= 1.5
         if flaw == "scale":
             odds = 0.5 * odds
-        made.append({"problem": f"p{i}", "steps": ["step"] * length, "scores": squash(odds).tolist(),
+        rows.append({"problem": f"p{i}", "steps": ["step"] * length, "scores": squash(odds).tolist(),
                      "labels": right.astype(float).tolist(), "first_error": error,
                      "correct": bool(correct)})  # fmt: skip
-    return made
+    return rows
 
 
 def chains(*args):
     return trees(records(*args))
 
 
-def trees(made):
-    return list(map(tree_of, made))
+def trees(records):
+    return list(map(tree_of, records))
 
 
 def pools(rng, n, flaw=None):
@@ -66,7 +66,7 @@ def pools(rng, n, flaw=None):
     odds_BP += 0.3 * (length_B[:, None] - 6) * (flaw == "length")
     odds_BP += 8.0 * ((flaw == "fooled") & ~correct_B & (rng.random(n * 8) < 0.2))[:, None]
     keys = _keys_and_weights(squash(odds_BP).astype(np.float32), step_P < length_B[:, None], PROBABILITY)
-    key, weight = ({rule: np.asarray(x_B, float).reshape(n, 8) for rule, x_B in of.items()} for of in keys)
+    key, weight = ({rule: np.asarray(x_B, float).reshape(n, 8) for rule, x_B in by_rule.items()} for by_rule in keys)
     correct_PN, length_PN = correct_B.reshape(n, 8).astype(float), length_B.reshape(n, 8)
     return Pools(
         problem=[f"p{i}" for i in range(n)], size_P=np.full(n, 8), empty_P=np.zeros(n, int), correct_PN=correct_PN,
@@ -151,13 +151,13 @@ CASES = {
 
 def findings(name, n, flaw, runs):
     """How many of the runs are a finding; a diagnostic that says that it cannot judge finds nothing."""
-    rng, found = np.random.default_rng([n, len(name)]), 0
+    rng, count = np.random.default_rng([n, len(name)]), 0
     for seed in range(runs):
         try:
-            found += CASES[name][0](rng, n, flaw, seed)
+            count += CASES[name][0](rng, n, flaw, seed)
         except ScoreError:
             pass
-    return found
+    return count
 
 
 FROM_100 = {"lowest at end", "wrong process", "over-optimisation", "over-optimisation of random scores"}
@@ -177,23 +177,23 @@ def test_clean_scorers_are_no_finding_and_flawed_ones_are(name):
 def test_rates_of_findings(name, n):
     level, flaw = CASES[name][2:]
     runs = 200 if n < 1000 else 40
-    alarms, found = findings(name, n, CASES[name][1], runs), findings(name, n, flaw, runs // 4)
-    print(f"\nfindings: {name}, {n} problems: {alarms} of {runs} clean, {found} of {runs // 4} flawed")
+    alarms, detected = findings(name, n, CASES[name][1], runs), findings(name, n, flaw, runs // 4)
+    print(f"\nfindings: {name}, {n} problems: {alarms} of {runs} clean, {detected} of {runs // 4} flawed")
     assert alarms <= binom.ppf(0.999, runs, level)
     if n >= 100 or name not in FROM_100:
-        assert found >= binom.ppf(0.001, runs // 4, 0.98)
+        assert detected >= binom.ppf(0.001, runs // 4, 0.98)
 
 
 def wrong_processes(runs, n, *args):
     """Reports of the diagnostic of incorrect steps in chains with a correct answer."""
-    made = [chains(np.random.default_rng([n, seed]), n, *args) for seed in range(runs)]
-    return [diagnostics.diagnostics_report(x, {}, 0.5, seed)["wrong_process"] for seed, x in enumerate(made)]
+    drawn = [chains(np.random.default_rng([n, seed]), n, *args) for seed in range(runs)]
+    return [diagnostics.diagnostics_report(x, {}, 0.5, seed)["wrong_process"] for seed, x in enumerate(drawn)]
 
 
 @pytest.mark.parametrize(("n", "hidden", "noise"), [(30, 0.3, 1.0), (60, 0.1, 2.0), (60, 0.3, 2.0), (100, 0.3, 2.0)])
 def test_a_good_scorer_is_no_finding_however_few_the_chains(n, hidden, noise):
-    found = sum(report.get("finding", False) for report in wrong_processes(40, n, None, hidden, noise))
-    assert found <= 5  # above 5 of 40 at a rate of 5 %: 1.4 %
+    alarms = sum(report.get("finding", False) for report in wrong_processes(40, n, None, hidden, noise))
+    assert alarms <= 5  # above 5 of 40 at a rate of 5 %: 1.4 %
 
 
 def test_a_scorer_that_sees_nothing_is_found_and_few_chains_are_not_computed():
@@ -210,7 +210,7 @@ def drawn(n, seed, flaw=None):
 
 def sampled(n, seed):
     """Pools of twelve samples. Wrong chains are longer on average, as they are: no flaw of the scorer."""
-    rng, made = np.random.default_rng(seed), []
+    rng, records = np.random.default_rng(seed), []
     for i in range(n):
         samples = []
         for _ in range(12):
@@ -218,8 +218,8 @@ def sampled(n, seed):
             right[-2:] = correct = rng.random() < 0.5
             scores = squash(np.where(right, 2.0, -1.0) + rng.normal(size=len(right)))
             samples.append({"steps": ["step"] * len(right), "correct": bool(correct), "scores": scores.tolist()})
-        made.append({"problem": f"p{i}", "samples": samples})
-    return made
+        records.append({"problem": f"p{i}", "samples": samples})
+    return records
 
 
 def drift_of(before, after, seed):
@@ -231,8 +231,8 @@ def test_lowest_at_end_by_hand():
         return {"problem": str(scores), "steps": ["s"] * len(scores), "labels": labels or [1] * len(scores),
                 "scores": scores}  # fmt: skip
 
-    made = [chain([0.2, 0.1]), chain([0.5, 0.5]), chain([0.1, 0.9, 0.2]), chain([0.3]), chain([0.9, 0.1], [1, 0])]
-    report = diagnostics.lowest_at_end(trees(made), 0)
+    examples = [chain([0.2, 0.1]), chain([0.5, 0.5]), chain([0.1, 0.9, 0.2]), chain([0.3]), chain([0.9, 0.1], [1, 0])]
+    report = diagnostics.lowest_at_end(trees(examples), 0)
     assert report["n"] == 3 and report["share"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert report["expected"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3)
     with pytest.raises(ScoreError):
@@ -241,12 +241,12 @@ def test_lowest_at_end_by_hand():
 
 def test_length_slope_by_hand():
     """Two problems: within each the slope is 0.1 a step, across them it is negative."""
-    made = [
+    examples = [
         {"problem": f"p{p}", "samples": [{"steps": ["s"] * k, "scores": [0.6 - 0.4 * p + 0.1 * (k - 2 - 5 * p)] * k,
          "correct": True} for k in (1 + 5 * p, 3 + 5 * p)]}
         for p in (0, 1)
     ]  # fmt: skip
-    report = diagnostics.length_slopes(pools_of(trees(made)), 0)
+    report = diagnostics.length_slopes(pools_of(trees(examples)), 0)
     assert report["mean"]["slope"] == pytest.approx(0.1, abs=1e-6)  # float32 scores
     assert report["mean"]["correlation"]["value"] == pytest.approx(1, abs=1e-6)
 
@@ -255,10 +255,10 @@ def test_the_peak_is_that_of_other_problems():
     """A problem in several records is in one half: written down twice, all problems give what they give once."""
     once = sampled(20, 0)
     twice = [record for record in once for _ in range(2)]
-    one, two = (diagnostics.over_optimisation(pools_of(trees(made)), 0)["mean"] for made in (once, twice))
-    assert two["value"] == pytest.approx(one["value"])
-    assert two["drop"]["value"] == pytest.approx(one["drop"]["value"])
-    assert one["value"][one["peak"] - 1] == max(one["value"]) and 1 <= one["peak"] <= 12
+    single, double = (diagnostics.over_optimisation(pools_of(trees(trees_of)), 0)["mean"] for trees_of in (once, twice))
+    assert double["value"] == pytest.approx(single["value"])
+    assert double["drop"]["value"] == pytest.approx(single["drop"]["value"])
+    assert single["value"][single["peak"] - 1] == max(single["value"]) and 1 <= single["peak"] <= 12
 
 
 def test_drift_verdicts():
@@ -308,7 +308,7 @@ def test_scores_that_moved_and_mean_the_same_seldom_have_a_lost_calibration(monk
     lost = 0
     for seed in range(40):
         before, after = (
-            relabelled(np.random.default_rng([seed, k]), 30, 1.0, *of) for k, of in ((7, ()), (9, (1.5, "q")))
+            relabelled(np.random.default_rng([seed, k]), 30, 1.0, *args) for k, args in ((7, ()), (9, (1.5, "q")))
         )
         lost += drift_of(before, after, seed)["calibration_p"] <= 0.05
     assert lost <= 6

@@ -20,7 +20,7 @@ from jprm.tree import record_of, tree_of
 def records(sizes, empty, seed=0, answers=True):
     """Pools of `sizes` samples, the first of each `empty` without steps. Scores are distinct."""
     rng = np.random.default_rng(seed)
-    made = []
+    rows = []
     for p, (size, none) in enumerate(zip(sizes, empty, strict=True)):
         scores = (rng.permutation(size) + 1) / (size + 1)
         samples = []
@@ -31,14 +31,14 @@ def records(sizes, empty, seed=0, answers=True):
             if answers and i >= none:
                 sample["answer"] = "1" if right else "2"
             samples.append(sample)
-        made.append({"problem": f"p{p}", "samples": samples})
-    return made
+        rows.append({"problem": f"p{p}", "samples": samples})
+    return rows
 
 
-def read(made):
+def read(pools):
     reader = find("pools")
     options = reader.options(empty_samples="drop")
-    return [tree_of(record) for item in made for record in reader.parse(item, "here", options)]
+    return [tree_of(record) for item in pools for record in reader.parse(item, "here", options)]
 
 
 def best(subset):
@@ -54,29 +54,29 @@ def majority(subset):
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_samples_without_steps_take_their_places(answers):
-    made = records([4, 5, 6, 4], [2, 0, 3, 4], answers=answers)
-    report = best_of_n_report(read(made), seed=0)
+    pools = records([4, 5, 6, 4], [2, 0, 3, 4], answers=answers)
+    report = best_of_n_report(read(pools), seed=0)
     assert (report["n_max"], report["n_samples"], report["without_steps"]) == (4, 19, 9)
     assert report["mean_accuracy"] == pytest.approx(
-        np.mean([np.mean([s["correct"] for s in r["samples"]]) for r in made])
+        np.mean([np.mean([s["correct"] for s in r["samples"]]) for r in pools])
     )
     for n in range(1, 5):
         for key, chosen in (("best_of_n", best), ("majority", majority)):
             if key == "majority" and not answers:
                 continue
-            wanted = np.mean([np.mean([chosen(x) for x in itertools.combinations(r["samples"], n)]) for r in made])
-            found = report["rules"]["prod"][key] if key == "best_of_n" else report[key]
-            assert found["value"][n - 1] == pytest.approx(wanted, abs=1e-12), (key, n)
-    curves = pools_of(read(made))
+            wanted = np.mean([np.mean([chosen(x) for x in itertools.combinations(r["samples"], n)]) for r in pools])
+            actual = report["rules"]["prod"][key] if key == "best_of_n" else report[key]
+            assert actual["value"][n - 1] == pytest.approx(wanted, abs=1e-12), (key, n)
+    curves = pools_of(read(pools))
     assert all(curve.shape[0] == 4 for curve in (curves.key[rule] for rule in RULES))
 
 
 def test_a_pool_of_empty_samples_alone_is_scored_and_counted(tiny_run, tmp_path, one_device):
-    made = records([3, 3], [3, 1])
-    for record in made:
+    pools = records([3, 3], [3, 1])
+    for record in pools:
         for sample in record["samples"]:
             sample.pop("scores", None)
-    write_records(tmp_path / "pool.jsonl", made)
+    write_records(tmp_path / "pool.jsonl", pools)
     prm = jprm.load(tiny_run.folder)
     trees = scored_trees(prm, tmp_path / "pool.jsonl", source("pools"), tmp_path / "scores")
     assert [len(tree.nodes) for tree in trees] == [0, 2]

@@ -15,12 +15,12 @@ from jprm.tree import tree_of
 def pools(seed, count=6):
     """Samples that share steps, beginnings of steps, and whole chains; some have no steps."""
     rng = np.random.default_rng(seed)
-    made = []
+    drawn = []
     for p in range(count):
         chains = [["".join(rng.choice(list("ab"), rng.integers(1, 5))) for _ in range(rng.integers(0, 4))]
                   for _ in range(rng.integers(4, 7))]  # fmt: skip
-        made.append((f"problem{'!' * p}", [*chains, chains[0]]))
-    return made
+        drawn.append((f"problem{'!' * p}", [*chains, chains[0]]))
+    return drawn
 
 
 def record(problem, chains):
@@ -29,17 +29,17 @@ def record(problem, chains):
 
 
 def tokens_of(problem, chains):
-    some = [steps for steps in chains if steps]
-    return len(token_tree(tree_of(record(problem, some)), Letters()).tokens_N) if some else 0
+    nonempty = [steps for steps in chains if steps]
+    return len(token_tree(tree_of(record(problem, nonempty)), Letters()).tokens_N) if nonempty else 0
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_expected_tokens_are_the_mean_over_all_subsets(seed):
-    made = pools(seed)
-    n_max = min(len(chains) for _, chains in made)
-    found_n = token_costs([tree_of(record(*pool)) for pool in made], SimpleNamespace(layout=Letters()), n_max)[1]
+    drawn = pools(seed)
+    n_max = min(len(chains) for _, chains in drawn)
+    found_n = token_costs([tree_of(record(*pool)) for pool in drawn], SimpleNamespace(layout=Letters()), n_max)[1]
     for n in range(1, n_max + 1):
-        subsets = [[tokens_of(problem, x) for x in itertools.combinations(chains, n)] for problem, chains in made]
+        subsets = [[tokens_of(problem, x) for x in itertools.combinations(chains, n)] for problem, chains in drawn]
         assert found_n[n - 1] == pytest.approx(np.mean([np.mean(cost_of) for cost_of in subsets]), rel=1e-12)
 
 

@@ -75,8 +75,8 @@ def test_the_documented_gamed_runs_are_ended(seed):
 
 
 def test_levels_of_all_tests_sum_to_the_false_alarms_of_a_run():
-    one = Run(20, 4, 0).evaluation(0.5, 0)
-    levels = [guards.fresh_test(one, one, earlier, seed=0)["level"] for earlier in range(300)]
+    evaluation = Run(20, 4, 0).evaluation(0.5, 0)
+    levels = [guards.fresh_test(evaluation, evaluation, earlier, seed=0)["level"] for earlier in range(300)]
     assert sum(levels) == pytest.approx(guards.FALSE_ALARMS, rel=5e-3) and sum(levels) < guards.FALSE_ALARMS
 
 
@@ -100,7 +100,7 @@ def test_unchanged_runs_are_called_better_at_the_nominal_rate_and_their_best_is_
         chosen.append(best["gold"])
         said = guards.verdict(run.evaluations, "gaming" if ended else "", seed, fresh[-1])
         better.append(said[0].endswith(", better."))
-    truth = np.mean([each["gold"] for each in fresh])
+    truth = np.mean([figures["gold"] for figures in fresh])
     assert sum(better) <= binom.ppf(0.999, len(better), 0.025)
     assert np.mean(chosen) - truth > 0.01
 
@@ -118,9 +118,9 @@ def test_rates_of_false_alarms(size, accuracy):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", GAMED)
 def test_rates_of_detection(seed):
-    runs, found = 1000, {}
+    runs, ended_at = 1000, {}
     for i in range(runs):
         at = Run(200, 8, i).ended([x / 100 for x in GAMED[seed]])
-        found[at] = found.get(at, 0) + 1
-    print(f"\nguard: {seed}: ended at {found}")
-    assert runs - found.get(None, 0) >= binom.ppf(0.001, runs, 0.95)
+        ended_at[at] = ended_at.get(at, 0) + 1
+    print(f"\nguard: {seed}: ended at {ended_at}")
+    assert runs - ended_at.get(None, 0) >= binom.ppf(0.001, runs, 0.95)

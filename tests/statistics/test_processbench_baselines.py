@@ -40,7 +40,7 @@ def test_a_scorer_of_noise_is_seldom_better_than_a_baseline_of_noise():
     """Each side has noise. Whether the baseline is inside the model's interval ignored the baseline's."""
     files = [report(seed) for seed in range(60)]
     results = [{"processbench": {"files": {"a": file}, "calibrate": "a", "average": None}} for file in files]
-    found = list(map(findings, results))
-    kinds = [kind for of_file in found for kind, _ in verdict(list(of_file))]
+    by_file = list(map(findings, results))
+    kinds = [kind for of_file in by_file for kind, _ in verdict(list(of_file))]
     assert kinds.count("good") <= binom.ppf(0.999, 60, 0.025)
     assert kinds.count("bad") <= binom.ppf(0.999, 60, 0.05)  # the best of two baselines is lucky twice as often

@@ -34,15 +34,15 @@ REDUCE = {
 def pools(seed, shift):
     """Four pools of five samples of two steps, all scores below 0 with shift -1."""
     rng = np.random.default_rng(seed)
-    found = []
+    drawn = []
     for p in range(4):
         samples = [
             {"steps": ["a", "b"], "scores": (rng.random(2) + shift).round(2).tolist(), "answer": answer,
              "correct": answer == "1"}
             for answer in rng.choice(["1", "2", "3"], 5).tolist()
         ]  # fmt: skip
-        found.append({"problem": f"p{p}", "answer": "1", "samples": samples})
-    return found
+        drawn.append({"problem": f"p{p}", "answer": "1", "samples": samples})
+    return drawn
 
 
 @pytest.mark.parametrize("rule", REDUCE)

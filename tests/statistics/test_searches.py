@@ -15,23 +15,23 @@ from jprm.tree import tree_of
 
 
 def pools(rng, count=6, size=5):
-    made = []
+    drawn = []
     for p in range(count):
         samples = [
             {"steps": ["a", "b"], "scores": rng.random(2).round(2).tolist(), "answer": a, "correct": a == "1",
              "tokens": int(rng.integers(5, 15))}
             for a in rng.choice(["1", "2", "3"], size).tolist()
         ]  # fmt: skip
-        made.append({"problem": f"p{p}", "answer": "1", "samples": samples})
-    return made
+        drawn.append({"problem": f"p{p}", "answer": "1", "samples": samples})
+    return drawn
 
 
-def results(rng, made, low, high):
+def results(rng, drawn, low, high):
     return [
         {"problem": record["problem"], "answer": "1", "nodes": [{"parent": -1, "text": "a"}],
          "search": {"method": "Beam", "rule": "min", "chosen": 0, "correct": bool(rng.random() < 0.6),
                     "policy_tokens": int(rng.integers(low, high)), "over_budget_tokens": 3}}
-        for record in reversed(made)  # in another order than the pools
+        for record in reversed(drawn)  # in another order than the pools
     ]  # fmt: skip
 
 
@@ -49,12 +49,12 @@ def at(n, samples):
 @pytest.mark.parametrize(("low", "high"), [(8, 45), (1, 90)])  # within the pools; also below one sample, beyond them
 def test_each_problem_gets_the_tokens_that_its_search_spent(low, high, tmp_path):
     rng = np.random.default_rng(0)
-    made = pools(rng)
-    found = results(rng, made, low, high)
-    report = searches.searches_report({"beam": list(map(tree_of, found))}, list(map(tree_of, made)), seed=0)["beam"]
-    by_problem = {record["problem"]: record["samples"] for record in made}
+    drawn = pools(rng)
+    records = results(rng, drawn, low, high)
+    report = searches.searches_report({"beam": list(map(tree_of, records))}, list(map(tree_of, drawn)), seed=0)["beam"]
+    by_problem = {record["problem"]: record["samples"] for record in drawn}
     right, rival, below, beyond = [], [], 0, 0
-    for record in found:
+    for record in records:
         samples = by_problem[record["problem"]]
         n = (record["search"]["policy_tokens"] + 3) / np.mean([s["tokens"] for s in samples])
         below, beyond = below + (n < 1), beyond + (n > 5)
@@ -65,13 +65,13 @@ def test_each_problem_gets_the_tokens_that_its_search_spent(low, high, tmp_path)
     right, rival = np.array(right, float), np.array(rival)
     assert (report["below_one"], report["beyond_pool"]) == (below, beyond) and (low > 5 or below and beyond)
     assert report["accuracy"]["value"] == pytest.approx(right.mean())
-    problems = [record["problem"] for record in found]
+    problems = [record["problem"] for record in records]
     for name, value in zip(("best_of_n", "majority"), rival.T, strict=True):
         assert report[name]["value"] == pytest.approx(value.mean(), abs=1e-6)
         paired = difference(*(draws(lambda w, x=x: weighted_mean(x, w), problems, seed=0) for x in (right, value)))
         assert report[f"less_{name}"] == pytest.approx(paired.json(), abs=1e-5)
-    write_records(tmp_path / "beam.jsonl", found)
-    write_records(tmp_path / "pool.jsonl", made)
+    write_records(tmp_path / "beam.jsonl", records)
+    write_records(tmp_path / "pool.jsonl", drawn)
     paths = ["--searches", str(tmp_path / "beam.jsonl"), "--pool", str(tmp_path / "pool.jsonl")]
     assert cli.main(["eval", f"{searches.__file__}:SEARCHES", *paths, "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["beam"] == json.loads(json.dumps(report))
@@ -83,8 +83,8 @@ def test_each_problem_gets_the_tokens_that_its_search_spent(low, high, tmp_path)
 )
 def test_results_that_cannot_be_compared_are_refused(change, message):
     rng = np.random.default_rng(0)
-    made = pools(rng)
-    found = results(rng, made, 8, 45)
-    found.append(found[0] | change)
-    searched, pooled = list(map(tree_of, found)), list(map(tree_of, made))
+    drawn = pools(rng)
+    records = results(rng, drawn, 8, 45)
+    records.append(records[0] | change)
+    searched, pooled = list(map(tree_of, records)), list(map(tree_of, drawn))
     refused(ValueError, message, searches.searches_report, {"beam": searched}, pooled, seed=0)

@@ -52,11 +52,13 @@ def test_votes_over_spellings_are_votes_over_numbers():
     rng = np.random.default_rng(0)
     numbers = [Fraction(int(rng.integers(-3, 4)), int(rng.choice([1, 2, 4, 8]))) for _ in range(6)]
     drawn = [[numbers[i] for i in rng.integers(len(numbers), size=8)] for _ in range(20)]
-    plain = [pool([float(x) for x in of], float(of[0]), str(i)) for i, of in enumerate(drawn)]
-    spelt = [pool([spelled(x, rng) for x in of], spelled(of[0], rng), str(i)) for i, of in enumerate(drawn)]
+    plain = [pool([float(x) for x in answers], float(answers[0]), str(i)) for i, answers in enumerate(drawn)]
+    spelt = [
+        pool([spelled(x, rng) for x in answers], spelled(answers[0], rng), str(i)) for i, answers in enumerate(drawn)
+    ]
     np.testing.assert_array_equal(pools_of(plain).class_PN, pools_of(spelt).class_PN)
-    one, other = (best_of_n_report(trees, seed=0)["majority"]["value"] for trees in (plain, spelt))
-    assert one == other
+    as_numbers, spellings = (best_of_n_report(trees, seed=0)["majority"]["value"] for trees in (plain, spelt))
+    assert as_numbers == spellings
 
 
 FORMS = ["1/3", "0.333333", "0.3333", "18%", "0.18", "18", "18 percent", "x+1", "1+x", "(1,2)", "1,2", "2,1", "1<x<2",
@@ -71,25 +73,25 @@ def test_classes_are_those_of_pairwise_comparison():
     texts = [form for form in texts if "percent" not in form] + ["18 percent", "18%"]
     firsts, class_of = [], {}
     for form in [*numbers, *texts]:
-        found = [c for c, first in enumerate(firsts) if equivalent(first, form) or equivalent(form, first)]
-        class_of[form] = found[0] if found else len(firsts)
-        if not found:
+        classes = [c for c, first in enumerate(firsts) if equivalent(first, form) or equivalent(form, first)]
+        class_of[form] = classes[0] if classes else len(firsts)
+        if not classes:
             firsts.append(form)
     expected = [class_of.get(canonical_answer(form), -1) for form in FORMS]
-    found = answer_classes(FORMS)
-    assert (np.equal.outer(found, found) == np.equal.outer(expected, expected)).all()
+    classes = answer_classes(FORMS)
+    assert (np.equal.outer(classes, classes) == np.equal.outer(expected, expected)).all()
     assert class_of["18%"] == class_of[0.18] != class_of[18] and expected.count(class_of[1000]) == 2
-    assert (found == -1).tolist() == [form in (None, "nan") for form in FORMS]
+    assert (classes == -1).tolist() == [form in (None, "nan") for form in FORMS]
 
 
 def test_classes_do_not_depend_on_the_order_of_the_samples():
     rng, classes = np.random.default_rng(0), answer_classes(FORMS)
     for _ in range(50):
         order = rng.permutation(len(FORMS))
-        found = answer_classes([FORMS[i] for i in order])
+        actual = answer_classes([FORMS[i] for i in order])
         same = np.equal.outer(classes, classes)[np.ix_(order, order)]
-        assert (np.equal.outer(found, found) == same).all()
-        kept = found[found >= 0]
+        assert (np.equal.outer(actual, actual) == same).all()
+        kept = actual[actual >= 0]
         assert list(dict.fromkeys(kept)) == list(range(kept.max() + 1))  # numbered as they appear
 
 
