@@ -205,7 +205,7 @@ class Experiment:
 
     @property
     def semantics(self) -> str:
-        """What the head's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`); see `semantics`."""
+        """What the head's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`)."""
         if self.data.supervise.startswith("outcome"):
             return "value"
         return {"progress": "advantage", "relative": "correctness"}.get(self.target.soft, self.target.labels)
@@ -339,11 +339,6 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
         for entry in name if isinstance(name, list) else [name]:  # a pattern of layers names several
             if isinstance(entry, str):
                 check_foreign(entry, path_of(path).parent, f"{path}: {field}")
-
-
-def semantics(experiment: Experiment, log_ratio: float | None) -> str:
-    """Returns what the scores of a run mean whose objective has this `log_ratio`."""
-    return experiment.semantics if log_ratio is None else "implicit"
 
 
 def written(experiment: Experiment, log_ratio: float | None = None) -> str:

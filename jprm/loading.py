@@ -10,7 +10,7 @@ import jax
 
 from jprm.checkpoints import base, store
 from jprm.devices import enable_compile_cache, quiet_without_tpu
-from jprm.experiment import RUN, Experiment, kind_of, read_record, semantics
+from jprm.experiment import RUN, Experiment, kind_of, read_record
 from jprm.io.storage import Place, check_named, path_of
 from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
@@ -87,7 +87,7 @@ def load(
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
     fields = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)
     fields["context"] = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
-    meaning = semantics(experiment, beta)
+    meaning = experiment.semantics if beta is None else "implicit"
     return PRM(params, model, layout, grid, meaning, str(folder.resolve()), step, **fields)
 
 

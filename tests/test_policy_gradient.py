@@ -16,8 +16,7 @@ from refusing import refused
 from tiny import TINY, chain_rows, filled, optimised, params, placed
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
-from jprm.methods.decoding import vocabulary
-from jprm.methods.rl import credit
+from jprm.methods.rl import credit, policy_gradient
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.policy_gradient import PolicyGradient
 from jprm.methods.rl.samples import Rollout, group_tree
@@ -43,18 +42,18 @@ def table(params, config, rows):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Logits of 8 slots at a time, so that rows have several blocks."""
-    monkeypatch.setattr(vocabulary, "BLOCK", 8)
+    monkeypatch.setattr(policy_gradient, "BLOCK", 8)
 
 
 @pytest.fixture
 def tabular(monkeypatch):
-    monkeypatch.setattr(vocabulary, "hidden", table)
+    monkeypatch.setattr(policy_gradient, "hidden", table)
 
 
 def distributions(model):
     """log p(token | text so far), (13, 2, 4), at every token of every text, each text in a row of its own."""
     rows = jax.tree.map(jnp.asarray, chain_rows([[*PROMPT, *text] for text in TEXTS], 8))
-    x_GTD = vocabulary.hidden(model, SMALL, rows)[:, len(PROMPT) - 1 : len(PROMPT) + 1]
+    x_GTD = policy_gradient.hidden(model, SMALL, rows)[:, len(PROMPT) - 1 : len(PROMPT) + 1]
     return jax.nn.log_softmax(transformer.head_logits(model, SMALL, x_GTD) / T)
 
 
@@ -282,14 +281,14 @@ def test_ratios_are_to_the_proximal_policy_where_rows_have_one(tabular):
     """Its log-probabilities, computed by the learner, may come in an extra; those of now are the default."""
     options = VARIANTS["stale, exact"]
     rows = tree_rows(32)
-    near = jax.jit(lambda rows: vocabulary.log_probabilities(MODEL, SMALL, rows, T))(rows)
+    near = jax.jit(lambda rows: policy_gradient.log_probabilities(MODEL, SMALL, rows, T))(rows)
     given = dataclasses.replace(rows, extras={**rows.extras, "proximal": np.asarray(near)})
     close(evaluated(options, given), evaluated(options, rows))
 
 
 def test_no_array_has_the_vocabulary_of_a_row(tabular, monkeypatch):
     """The logits of a row of 8,192 slots over 9,504 tokens, a sixteenth of Qwen2.5's, are 297 MiB."""
-    monkeypatch.setattr(vocabulary, "BLOCK", 128)
+    monkeypatch.setattr(policy_gradient, "BLOCK", 128)
     wide = dataclasses.replace(SMALL, vocab_size=152_064 // 16, tied_embeddings=True)
     task = dataclasses.replace(TASK, model=wide)
     model = jax.eval_shape(lambda: transformer.init(wide, jax.random.key(0)))

@@ -43,7 +43,7 @@ from jprm.model.transformer import check_model
 from jprm.objectives import Judged, Objective, divisor, means, names
 from jprm.options import find_part
 from jprm.rows import Rows
-from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
+from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import (
     Streams,
     batches_of,
@@ -205,9 +205,21 @@ class Trainer:
             )
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
-        """Returns `evaluated` over these files, by default the experiment's validation files."""
+        """Returns the loss and the metrics over these files, by default the experiment's validation files.
+
+        Scores that the objective judges give `valid_step_accuracy` and the exact `valid_auroc`, which is None where the
+        labels are all correct or all incorrect.
+        """
+        config, task = self.experiment.data, self.experiment.task
+        if not (files := files or config.valid):
+            raise ValueError(
+                "data.valid names no file: pass files to evaluate, as in trainer.evaluate(['valid.jsonl'])"
+            )
+        batches = batches_of(self.experiment, files, native_layout(self.tokenizer), once=True)
+        micro = itertools.chain.from_iterable(unstacked(micro_batches(rows, config.micro_rows)) for rows, _ in batches)
         with jax.set_mesh(self.mesh):
-            return evaluated(self.experiment, self.objective, self._models(), self.tokenizer, files)
+            values = measured(self.objective, self._models(), micro, task)
+        return {f"valid_{name}": value for name, value in values.items()}
 
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
         """Returns an objective's mean loss and metrics on rows of shape (A, B, ...), and learns nothing from them."""
@@ -295,23 +307,6 @@ def _recording(objective: Objective, experiment: Experiment, workdir: Place | No
             return experiment
     name, options = objectives.recorded(objective)
     return dataclasses.replace(experiment, objective=name, objective_options=options)
-
-
-def evaluated(
-    experiment: Experiment, objective: Objective, params: dict[str, Any], tokenizer: Tokenizer,
-    files: Sequence[str] = (),
-) -> dict[str, float | None]:  # fmt: skip
-    """Returns the loss and the metrics over files, by default the validation files, on the mesh that is set.
-
-    Scores that the objective judges give `valid_step_accuracy` and the exact `valid_auroc`, which is None where the
-    labels are all correct or all incorrect. `params` are as an objective takes them.
-    """
-    config = experiment.data
-    if not (files or config.valid):
-        raise ValueError("data.valid names no file: pass files to evaluate, such as trainer.evaluate(['valid.jsonl'])")
-    batches = batches_of(experiment, files or config.valid, native_layout(tokenizer), once=True)
-    micro = itertools.chain.from_iterable(unstacked(micro_batches(rows, config.micro_rows)) for rows, _ in batches)
-    return {f"valid_{name}": value for name, value in measured(objective, params, micro, experiment.task).items()}
 
 
 def measured(

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jprm.methods.decoding.vocabulary import draw, drawn_log_probabilities, top_entropy
+from jprm.methods.decoding.draw import draw, log_probabilities, top_entropy
 from jprm.model import Dtype, layers, transformer
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
@@ -507,7 +507,7 @@ def next_token(
     logit_BV = head_logits(params, config, x_B1D[:, 0])
     key = jax.vmap(jax.random.fold_in)(key_B, s.begun_B + s.length_B)
     token_B = draw(key, logit_BV, temperature, top_p)
-    logprob_B, drawn_B = drawn_log_probabilities(logit_BV, token_B, temperature)
+    logprob_B, drawn_B = log_probabilities(logit_BV, token_B, temperature)
     entropy_B = top_entropy(logit_BV / (temperature or 1.0), entropies) if entropies else None
     running_B = s.end_B == RUNNING
     progress_B = table_VP.at[token_B, s.progress_B].get(out_sharding=sharding("batch"))

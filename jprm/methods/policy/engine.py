@@ -42,11 +42,11 @@ from jaxtyping import Float32
 from jprm import multihost
 from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
-from jprm.methods.decoding import vocabulary
 from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
 from jprm.methods.formats.export import writing
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy.protocol import Prefix, Until
+from jprm.methods.rl import policy_gradient
 from jprm.model import FileDtype
 from jprm.model.attention import chain_rows
 from jprm.model.config import ModelConfig
@@ -523,4 +523,4 @@ def _log_probabilities(params: Mapping, config: ModelConfig, rows: Rows, written
     if written != "float32":  # XLA may leave out a conversion there and back, but not this
         info = jnp.finfo(written)
         params = jax.tree.map(lambda x: jax.lax.reduce_precision(x, info.nexp, info.nmant), params)
-    return vocabulary.log_probabilities(params, config, rows)
+    return policy_gradient.log_probabilities(params, config, rows)

@@ -1,86 +1,14 @@
-"""Functions of the logits over a vocabulary: probabilities of given tokens, for training, and tokens that are drawn.
-
-8,192 slots of 152,064 float32 logits take 4.6 GiB a row. Of given tokens a block of slots is computed at a time: its
-logits are used and dropped, and computed again for the gradient. A token is drawn without sorting the vocabulary.
-"""
+"""One token from logits: the most probable, or one of the nucleus of the softmax, without sorting the vocabulary."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jprm.model.config import ModelConfig
-from jprm.model.heads import token_log_probability
-from jprm.model.mesh import at_tokens, gathered_weight, reshape
-from jprm.model.transformer import head_logits, hidden
-from jprm.rows import Rows
+from jprm.model.mesh import reshape
 
-BLOCK = 128
-"""Slots of a row whose logits are in memory at once: 74 MiB an array for a vocabulary of 152,064."""
-
-
-def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) -> Any:
-    """Returns `function(*arrays)`, arrays (B, S), computed for `BLOCK` slots at a time and again for the gradient."""
-    B, S = arrays_BS[0].shape[:2]
-    block = min(BLOCK, S)
-    count = -(-S // block)
-
-    def cut(x_BSX):
-        rest = x_BSX.shape[2:]
-        padded = jnp.pad(x_BSX, [(0, 0), (0, count * block - S), *[(0, 0)] * len(rest)])
-        return jnp.moveaxis(reshape(padded, (B, count, block, *rest), "batch"), 1, 0)
-
-    def joined(x_NBb):
-        return reshape(jnp.moveaxis(x_NBb, 0, 1), (B, count * block), "batch")[:, :S]
-
-    if count == 1:
-        return jax.checkpoint(function)(*arrays_BS)
-    # A scan needs no guard against CSE.
-    once = jax.checkpoint(lambda arrays: function(*arrays), prevent_cse=False)
-    return jax.tree.map(joined, jax.lax.map(once, jax.tree.map(cut, arrays_BS)))
-
-
-def gathered_head(params: Mapping, config: ModelConfig) -> dict:
-    """Returns parameters for `head_logits` whose table is gathered once, and its gradient summed once, for all blocks.
-
-    Those of a language head. On a mesh that splits tokens the gradient is summed for every block: all devices of a row
-    compute its slots, so theirs are no terms of a sum.
-    """
-    params = dict(params)
-    part, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
-    table = params[part][name]
-    if isinstance(table, Array) and jax.typeof(table).sharding.mesh.shape.get("context", 1) == 1:
-        params[part] = {**params[part], name: gathered_weight(table, axis)}
-    return params
-
-
-def slot_states(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S D"]:
-    """Returns the hidden states at which slots are read."""
-    return at_tokens(hidden(params, config, rows), rows.step_end)
-
-
-def log_probabilities(
-    params: Mapping, config: ModelConfig, rows: Rows, temperature: float = 1.0
-) -> Float[Array, "B S"]:
-    """Returns log p(token of the slot | the tokens before it) under softmax(logits / temperature), in float32.
-
-    Rows are a policy's, with a slot for every token and its id as label. The gradient takes no more memory.
-    """
-    head = gathered_head(params, config)
-
-    def of_block(x_BSD, token_BS):
-        return token_log_probability(head_logits(head, config, x_BSD) / temperature, token_BS)
-
-    return in_blocks(of_block, slot_states(params, config, rows), rows.label)
-
-
-# ------------------------------------------------------------------------------------------------ one token from logits
-
-_WIDTH = 128
+_BLOCK = 128
 """Tokens of the vocabulary whose weights are summed together."""
 
 
@@ -96,11 +24,11 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
     if temperature == 0:
         return jnp.argmax(logit_BV, axis=-1).astype(jnp.int32)
     if top_p >= 1:  # weights of blocks, then of one block: those of all tokens are never written
-        top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _cut_up(logit_BV, -jnp.inf)
+        top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _in_blocks(logit_BV, -jnp.inf)
         uniform_B2 = _uniform(key_B, 0)
         block_B = _invert(uniform_B2[:, 0], _weights(logit_BNW, top_B, temperature))
         weight_BW = jnp.exp((pick(logit_BNW, block_B) - top_B[:, None]) / temperature)
-        return block_B * _WIDTH + _invert(uniform_B2[:, 1], weight_BW)
+        return block_B * _BLOCK + _invert(uniform_B2[:, 1], weight_BW)
     weight_BV = jnp.exp((logit_BV - jnp.max(logit_BV, axis=-1, keepdims=True)) / temperature)
     total_B = jnp.sum(weight_BV, axis=-1)
 
@@ -117,14 +45,14 @@ def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: fl
     return jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), body, start)[2]
 
 
-def drawn_log_probabilities(
+def log_probabilities(
     logit_BV: Float[Array, "B V"], token_B: Int[Array, " B"], temperature: float
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Returns the log-probability of each row's token under softmax(logit), and under softmax(logit / temperature).
 
     Temperature 0 counts as 1.
     """
-    top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _cut_up(logit_BV, -jnp.inf)
+    top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _in_blocks(logit_BV, -jnp.inf)
     temperature_2 = jnp.array([1.0, temperature or 1.0])
     # A pass for each: XLA for CPUs does not vectorise two sums of exponentials in one, nor the sum of such sums.
     weight_2BN = jax.lax.map(lambda temperature: _weights(logit_BNW, top_B, temperature), temperature_2)
@@ -147,11 +75,11 @@ def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, round), (2,)))(key_B)
 
 
-def _cut_up(x_BV: Float[Array, "B V"], filler: float) -> Float[Array, "B N W"]:
+def _in_blocks(x_BV: Float[Array, "B V"], filler: float) -> Float[Array, "B N W"]:
     """Returns the numbers in blocks of tokens, the last one filled up."""
     B, V = x_BV.shape
-    padded_BV = jnp.pad(x_BV, ((0, 0), (0, -V % _WIDTH)), constant_values=filler)
-    return reshape(padded_BV, (B, padded_BV.shape[1] // _WIDTH, _WIDTH), "batch")
+    padded_BV = jnp.pad(x_BV, ((0, 0), (0, -V % _BLOCK)), constant_values=filler)
+    return reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
 
 
 def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temperature: float) -> Float[Array, "B N"]:
@@ -161,9 +89,9 @@ def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temper
 
 def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
     """Inverts the distribution function in two levels, with a uniform number each: a block of tokens, then a token."""
-    weight_BNW = _cut_up(weight_BV, 0)
+    weight_BNW = _in_blocks(weight_BV, 0)
     block_B = _invert(uniform_B2[:, 0], jnp.sum(weight_BNW, axis=-1))
-    return block_B * _WIDTH + _invert(uniform_B2[:, 1], pick(weight_BNW, block_B))
+    return block_B * _BLOCK + _invert(uniform_B2[:, 1], pick(weight_BNW, block_B))
 
 
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
