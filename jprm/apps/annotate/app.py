@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from jprm.apps.annotate.quality import figures, standing
+from jprm.apps.annotate.quality import figures, standing, tables
 from jprm.apps.annotate.study import EventLog, Study, chance, events_in, open_log, read, scores_of
 from jprm.apps.annotate.tasks import Conflict, Reason, Task, Tasks
 from jprm.apps.web import Listen, around, text_of_file
@@ -44,6 +44,7 @@ from jprm.apps.web.http import (
     read_request,
     under,
 )
+from jprm.methods.evaluate.blocks import Table
 from jprm.tree import ReasoningTree
 
 
@@ -130,7 +131,11 @@ async def _study(request: Request) -> Response:
 
     def report() -> dict[str, Any]:
         tasks = Tasks(study, events_in(study.events))
-        return {"name": study.folder.name} | figures(tasks) | {"standing": standing(tasks, state.clock())}
+        about = {"name": study.folder.name} | figures(tasks) | {"standing": standing(tasks, state.clock())}
+        blocks = list(tables(about))
+        (table,) = (block for block in blocks if isinstance(block, Table))
+        said = [block for block in blocks if isinstance(block, str)]
+        return about | {"said": said, "table": {"columns": table.columns, "rows": table.lines}}
 
     async with state.one_report:  # of several pages, and no annotator waits for it
         return JSONResponse(await asyncio.to_thread(report))

@@ -226,7 +226,7 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the report as a table and sentences."""
+    """Yields the report as sentences and a table of the annotators, with where they stand if it has `standing`."""
     tasks, agreement = report["tasks"], report["agreement"]
     yield (
         f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
@@ -234,11 +234,13 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
     )
     if agreement["alpha"]:
         yield (
-            f"Ordinal alpha {_number(agreement['alpha'])} over {agreement['steps']:,} steps that two rated; both or"
-            f" neither call one wrong in {_percent(agreement['wrong_or_not'])}"
+            f"Ordinal alpha {_number(agreement['alpha']) or 'undefined'} over {agreement['steps']:,} steps that two"
+            f" rated; both or neither call one wrong in {_percent(agreement['wrong_or_not'])}"
         )
     if agreement["chains"]:
         yield f"The same first error or none in {_percent(agreement['first_error'])} of {agreement['chains']:,} chains"
+    if not agreement["steps"]:
+        yield "No step has two ratings yet, so agreement is not computed"
     if anchoring := report["anchoring"]:
         yield (
             f"Scores were shown on {anchoring['shown']:,} labellings and hidden on {anchoring['hidden']:,}. Shown less"
@@ -247,11 +249,12 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
         )
     rows = {
         "tasks": lambda row: f"{row['tasks']:,}",
+        "steps": lambda row: f"{row['steps']:,}",
         "minutes": lambda row: f"{row['minutes']:.1f}",
         "seconds a step, median": lambda row: _plain(row["seconds_a_step"]),
         "seconds a task, median": lambda row: _plain(row["seconds_a_task"]),
         "screening": lambda row: (
-            f"{row['screening']['right']:g} of {row['screening']['tasks']}" if row["screening"] else ""
+            "{right:g} of {tasks}, {done} done".format_map(row["screening"]) if row["screening"] else ""
         ),
         "known tasks, as known": lambda row: _percent(row["gold"], n=True),
         "repeated tasks, as before": lambda row: _percent(row["repeats"], n=True),
@@ -263,8 +266,21 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
         "flagged": lambda row: f"{row['flagged']:,}",
     }
     cells = [[what, *map(cell, report["annotators"].values())] for what, cell in rows.items()]
+    if standing := report.get("standing"):
+        where = {
+            "state": lambda row: row["state"],
+            "last event, ago": lambda row: _ago(row["minutes"]),
+            "is on": lambda row: f"step {row['on']['step']}: {row['on']['problem']}" if row["on"] else "",
+        }
+        cells = [[what, *map(cell, standing.values())] for what, cell in where.items()] + cells
     yield Table("", ("", *report["annotators"]), cells)
     yield "Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first."
+
+
+def _ago(minutes: float | None) -> str:
+    if minutes is None:
+        return ""
+    return "now" if minutes < 1 else f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.0f} h"
 
 
 def _plain(value: float | None) -> str:
