@@ -53,7 +53,7 @@ LONG = (
     "extending", "experiments", "rl_loop", "huggingface", "deltanet", "objectives_contract", "processes",
     "layers_tpu", "loop", "model", "policy_gradient", "experts", "sharding", "objectives_study", "tpu", "real_models",
     "trainer", "named_outputs", "acting", "survive", "trajectories_page", "export", "objective_values", "adapters",
-    "tutorial", "trajectory_model", "sampler", "chains", "decoding_copy", "outcome_models", "diagnostics",
+    "tutorial", "trajectory_model", "sampler", "chains", "decode", "outcome_models", "diagnostics",
     "report_table", "plan", "rl_turns", "kernel", "pack", "python_steps", "gpu_kernel", "readers", "step_layer",
 )  # fmt: skip
 """Files that take more than 12 s of CPU time, the longest first. They begin, so that workers that each take a file when

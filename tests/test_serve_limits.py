@@ -9,7 +9,7 @@ import pytest
 from stub_server import reply
 from test_judge import YES, judge
 from test_serve import CHAIN, call, chains, engine, post, prm  # noqa: F401  (fixtures)
-from test_serve_faults import Running
+from test_serve_engine import Running
 from test_serve_pooling import ids_of
 from toy_policy import Markov
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from test_turn_ids import read_by_jprm
+from test_turns import read_by_jprm
 from tiny import TINY, chain_rows, logits, params, placed
 from tiny_run import VALUE
 from trajectories import branched, labelled, trajectory
