@@ -27,7 +27,7 @@ from jprm.methods.data import readers
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.run import FileReader, scored_trees
 from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
-from jprm.methods.rl.loop import claim_rl
+from jprm.methods.rl.progress import claim_rl
 from jprm.methods.scored_files import score_file
 from jprm.methods.search.growing_tree import find as method_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, ttest_rel
 
-from jprm.methods.rl import loop as guards
+from jprm.methods.rl import progress as guards
 from jprm.methods.rl.config import GuardConfig
 
 SIZES = {"200 x 4, 20 evaluations": (200, 4, 20), "100 x 4, 50": (100, 4, 50), "200 x 8, 5": (200, 8, 5)}

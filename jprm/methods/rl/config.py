@@ -56,7 +56,7 @@ class GuardConfig:
     floor: the reward of a chain that is blank or was cut off; below 0 it counts under every credit.
     gaming: end the run, and restore the best checkpoint, where the PRM's score is above the best checkpoint's and fewer
         answers are correct. An evaluation raises the suspicion, and fresh samples of both policies decide: at most 5 %
-        of runs without a loss are ended (`jprm.methods.rl.loop.fresh_test`).
+        of runs without a loss are ended (`jprm.methods.rl.progress.fresh_test`).
     kl_budget: end the run where the estimate of KL(policy, start), in nats a token, is above it; 0: no limit.
     disagreement: end the run where the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
     """

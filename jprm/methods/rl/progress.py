@@ -1,0 +1,198 @@
+"""What a run of reinforcement learning knows of itself: its folder, its position, its guards and its verdict."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy  # its parts are loaded when they are first used
+
+from jprm.checkpoints import store
+from jprm.experiment import from_json, to_json
+from jprm.io.jsonl import parse
+from jprm.io.outputs import digest, write_json
+from jprm.io.storage import Place
+from jprm.methods.agents import environment
+from jprm.methods.evaluate.blocks import decided, percent, points
+from jprm.methods.rl.config import GuardConfig, RLExperiment
+from jprm.methods.rl.sampling import Ahead
+from jprm.methods.verify import verifiers
+from jprm.statistics import mean_differences
+
+CONFIG = "rl_experiment.json"
+FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_every", "keep", "stall_seconds",
+        "trackers")  # fmt: skip
+"""Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
+
+
+def claim_rl(workdir: Place, config: RLExperiment) -> None:
+    """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
+    path = workdir / CONFIG
+    if path.exists() and store.saved(workdir):
+        recorded = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
+        store.check_experiment(path, to_json(recorded), to_json(config), FREE)
+    judges: dict[str, Any] = {"working": verifiers.find_working(config.working)}
+    if config.environment:
+        judges["environment"] = environment.find(config.environment.name)
+    else:
+        judges["verifier"] = verifiers.find(config.verifier)
+    digests = {name: digest(judge) for name, judge in judges.items()}
+    store.keep_digests(
+        workdir, digests | {file: store.data_digest(file) for file in (*config.problems, *config.held_out)}
+    )
+    write_json(path, to_json(config))
+
+
+# ---- The position.
+
+
+@dataclasses.dataclass
+class Progress:
+    """What a checkpoint holds beside the state: a `Position` of the trainer."""
+
+    update: int = 0
+    tokens: int = 0  # sampled, or of demonstrations, in all updates
+    evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ended: str = ""  # the guard that ended the run, in words
+    fresh: dict[str, Any] | None = None  # at the end of the run, the best policy's evaluation on fresh samples
+    prm: str = ""  # the adopted refresh, a folder in that of the run; empty: the experiment's PRM
+    refreshes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ahead: list[Ahead] = dataclasses.field(default_factory=list)
+    lengths: dict[str, float] = dataclasses.field(default_factory=dict)  # mean tokens of a problem's last samples
+
+    def get_state(self) -> dict[str, Any]:
+        ahead = [batch.json() for batch in self.ahead]
+        return copy.deepcopy({name: value for name, value in vars(self).items() if name != "ahead"}) | {"ahead": ahead}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        known = {field.name for field in dataclasses.fields(self)}
+        vars(self).update({name: value for name, value in state.items() if name in known})
+        self.ahead = [Ahead.of_json(batch) for batch in state.get("ahead", [])]
+
+
+# ---- Guards: whether an evaluation ends the run, and the run's verdict in words. Pure functions of the evaluations.
+#
+# The gaming guard looks at every evaluation, and the best of many evaluations is lucky: compared with it at 95 %, most
+# long runs whose accuracy never changes look worse at some time. So a comparison raises no more than a suspicion. Then
+# both policies draw fresh samples, and one test on these decides.
+
+Evaluation = Mapping[str, Any]
+
+FALSE_ALARMS = 0.05
+"""The most of the runs without a loss of accuracy that the gaming guard ends, whatever their length."""
+
+SUSPICION = 0.025
+"""The p-value below which an evaluation looks worse than the best one."""
+
+
+def best_of(evaluations: Sequence[Evaluation]) -> int:
+    """Returns the index of the evaluation with the most correct answers, the first of equals."""
+    return int(np.argmax([evaluation["gold"] for evaluation in evaluations]))
+
+
+def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
+    """Returns whether the last evaluation looks like gaming: a higher PRM's score and fewer correct answers."""
+    now, best = evaluations[-1], evaluations[best_of(evaluations)]
+    if not config.gaming or "proxy" not in now or not now["proxy"] > best["proxy"]:
+        return False
+    return p_worse(best, now) < SUSPICION
+
+
+def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
+    """Returns the test of a suspicion on fresh samples of both policies, as JSON holds it.
+
+    The k-th test of a run rejects at p < FALSE_ALARMS / (k (k + 1)), levels whose sum over all k is FALSE_ALARMS. Fresh
+    samples do not depend on what raised the suspicion, so by the union bound this sum bounds the false alarms of a run.
+
+    Args:
+        best, now: evaluations on the same problems, on samples that nothing was chosen by.
+        earlier: the number of the run's tests before.
+    """
+    level = FALSE_ALARMS / ((earlier + 1) * (earlier + 2))
+    change = {key: x for key, x in gold_change(best, now, seed).items() if key != "better"}
+    return {"best": best["gold"], "now": now["gold"], **change, "p": p_worse(best, now), "level": level}
+
+
+def p_worse(before: Evaluation, after: Evaluation) -> float:
+    """Returns the one-sided p-value of "no fewer answers are correct after", by the t-test paired by problem."""
+    change_P = np.array(after["gold_P"]) - np.array(before["gold_P"])
+    if len(change_P) < 2 or change_P.mean() >= 0:
+        return 1.0
+    error = change_P.std(ddof=1) / math.sqrt(len(change_P))
+    return float(scipy.special.stdtr(len(change_P) - 1, change_P.mean() / error)) if error else 0.0
+
+
+def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
+    """Returns the guard that the last evaluation fires, in words; empty where none does.
+
+    The evaluation has the key `check` where `fresh_test` tested a suspicion.
+    """
+    now, best = evaluations[-1], evaluations[best_of(evaluations)]
+    if (test := now.get("check")) and test["p"] < test["level"]:
+        return (
+            f"gaming: the PRM's score rose from {best['proxy']:.3f} to {now['proxy']:.3f} since update {best['update']}"
+            f" while correct answers changed by {points(test)} on fresh samples"
+        )
+    if config.kl_budget and (now.get("kl") or 0.0) > config.kl_budget:
+        return f"KL budget: {now['kl']:.4f} nats a token from the start, more than {config.kl_budget:g}"
+    if config.disagreement and now["disagreement"] is not None and now["disagreement"] > config.disagreement:
+        return (
+            f"disagreement: the two PRMs' scores of a step lie {now['disagreement']:.3f} apart, more than"
+            f" {config.disagreement:g}"
+        )
+    return ""
+
+
+def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, Any]:
+    """Returns the paired difference in correct answers over the same problems, `after` less `before`."""
+    difference_P1 = np.array(after["gold_P"])[:, None] - np.array(before["gold_P"])[:, None]
+    problems = [str(i) for i in range(len(difference_P1))]
+    interval = mean_differences(difference_P1, problems, seed).json()
+    return {key: value[0] for key, value in interval.items()}
+
+
+def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
+    """Returns what the run shows, a sentence each.
+
+    `fresh` is the best policy's evaluation on samples that it was not chosen by, which a run has at its end. The
+    samples that it was chosen by show it better than it is.
+    """
+    first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]
+    shown = (fresh or best) if ended else last
+    change, where = gold_change(first, shown, seed), ", on fresh samples," if ended and fresh else ""
+    if shown is first or (ended and best is first):
+        sentences = [f"Correct answers: {percent(first['gold'])} % at the start. No later evaluation was better."]
+    else:
+        sentences = [
+            f"Correct answers went from {percent(first['gold'])} % to {percent(shown['gold'])} %{where} at update"
+            f" {shown['update']}: {points(change)} on the same problems, {decided(change)}."
+        ]
+    if ended:
+        sentences.append(f"A guard ended the run at update {last['update']}, {ended}.")
+        sentences.append(f"The parameters are those of the best evaluation, at update {best['update']}.")
+    elif fresh and best is not last and gold_change(fresh, last, seed)["high"] < 0:
+        sentences.append(
+            f"Update {best['update']}, which best/ holds, was better than the last: {percent(fresh['gold'])} % on fresh"
+            " samples."
+        )
+    tests = [evaluation["check"] for evaluation in evaluations if "check" in evaluation]
+    if unconfirmed := sum(test["p"] >= test["level"] for test in tests):
+        sentences.append(
+            f"At {unconfirmed} of {len(evaluations)} evaluations the run looked like gaming, and fresh samples did"
+            " not confirm it."
+        )
+    if "proxy" in first:
+        moved = "rose" if last["proxy"] > first["proxy"] else "fell"
+        sentences.append(
+            f"The PRM's mean lowest score {moved} from {first['proxy']:.3f} to {last['proxy']:.3f} by update"
+            f" {last['update']}."
+        )
+    sentences.append(
+        f"Right working: {percent(first['working'])} % of chains at the start, {percent(shown['working'])} % at update"
+        f" {shown['update']}. Tokens a chain: {first['tokens']:.1f} and {shown['tokens']:.1f}."
+    )
+    return sentences
