@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,8 +137,9 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
     """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
 
     `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
-    wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null), and
-    where a model is a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step. Equal
+    wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null), `w`
+    and `k` as `ranked` has them, and where a model is a judge `j`, by model: [step, status, tokens, text] of each
+    critique that ends at a step. Equal
     chains are one item, whose `n` says how many. `all` and `distinct` are the numbers of chains; where they exceed
     `BYTES`, `items` holds those that the page's orders show first, and random others.
     """
@@ -152,7 +153,7 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
             told = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
             items += [{"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(told, order) for order in orders]
     data = {"models": list(names), "files": list(scores[0]), "all": len(items)}
-    items = _merged(items)
+    items = ranked(_merged(items))
     return data | {"distinct": len(items)} | _shown(items, list(problems))
 
 
@@ -166,7 +167,9 @@ def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
     """Returns `problems` and `items`: all that `BYTES` holds, taken in turns from the page's orders and at random."""
     models = range(len(items[0]["c"])) if items else ()
-    orders = [np.argsort([-key(item, m) for item in items], kind="stable") for key in ORDERS for m in models]
+    orders = [
+        np.argsort([-item["k"][m][o] for item in items], kind="stable") for o in range(len(ORDERS)) for m in models
+    ]
     orders.append(np.random.default_rng(0).permutation(len(items)))
     size = [len(dump(item).encode()) for item in items]
     taken: set[int] = set()
@@ -187,26 +190,39 @@ def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str
     }
 
 
-def _is_wrong(item: Mapping[str, Any]) -> bool | None:
-    """Returns whether a step is labelled incorrect or, where no step has a label, the answer is; as page.js."""
-    labels = [label for label in item["l"] if label is not None]
-    return min(labels) < 0.5 if labels else None if item["o"] is None else not item["o"]
+def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns items with `w`, whether a step is labelled incorrect or, where no step has a label, the answer is (or
+    null), and by model with what they rank by in `ORDERS`, `k`."""
+    made = []
+    for item in items:
+        labels = [label for label in item["l"] if label is not None]
+        wrong = min(labels) < 0.5 if labels else None if item["o"] is None else not item["o"]
+        told: dict[str, Any] = {**item, "w": wrong}
+        made.append(told | {"k": [[round(key(told, m), 4) for key in ORDERS] for m in range(len(item["c"]))]})
+    return made
 
 
 def _convincing(item: Mapping[str, Any], m: int) -> float:
-    """Returns the score of a wrong chain by its lowest step, of a tree by the wrong step that scores highest."""
+    """Returns how convincing a wrong chain is: its lowest score, which an error should have lowered.
+
+    Of a tree the largest such score of the paths that end in a wrong step. Nodes come depth first, so that `path` holds
+    the lowest score so far at each depth.
+    """
     scores = item["c"][m]
-    if not _is_wrong(item):
+    if not item["w"]:
         return -1.0
     if "d" not in item:
         return min(scores, default=0.0)
-    return max(
-        (s for s, label in zip(scores, item["l"], strict=True) if label is not None and label < 0.5), default=0.0
-    )
+    top, path = 0.0, []
+    for depth, score, label in zip(item["d"], scores, item["l"], strict=True):
+        path[depth:] = [min([score, *path[max(depth - 1, 0) : depth]])]
+        if label is not None and label < 0.5:
+            top = max(top, path[depth])
+    return top
 
 
 def _doubted(item: Mapping[str, Any], m: int) -> float:
-    return 1.0 - min(item["c"][m], default=1.0) if _is_wrong(item) is False else -1.0
+    return 1.0 - min(item["c"][m], default=1.0) if item["w"] is False else -1.0
 
 
 def _far_from_label(item: Mapping[str, Any], m: int) -> float:
@@ -219,7 +235,7 @@ def _apart(item: Mapping[str, Any], _: int) -> float:
 
 
 ORDERS = (_convincing, _doubted, _far_from_label, _apart)
-"""The page's orders: what an item and the number of a model rank by."""
+"""What the page's orders rank an item and the number of a model by, in the order of page.js."""
 
 
 def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:

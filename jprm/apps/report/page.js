@@ -7,41 +7,7 @@
   const model = at("model"), where = at("where");
   let shown = [], page = 0;
 
-  // A chain is incorrect if a step is labelled incorrect or, where no step has a label, if its answer is incorrect.
-  for (const item of data.items) {
-    let some = false, wrong = false;
-    for (const label of item.l) if (label !== null) { some = true; wrong = wrong || label < 0.5; }
-    item.labelled = some;
-    item.w = some ? wrong : item.o === null ? null : !item.o;
-  }
-
-  // How convincing an incorrect chain is: its lowest score, which an error should have lowered. For a tree: the largest
-  // such score of the chains that end in an incorrect step. Nodes come depth first, so `path` holds the lowest score so
-  // far at each depth.
-  const lowest = (scores) => scores.reduce((a, b) => Math.min(a, b), 1);
-  function convincing(item, m) {
-    const scores = item.c[m];
-    if (!item.d) return scores.length ? lowest(scores) : 0;
-    let top = 0;
-    const path = [];
-    item.l.forEach((label, i) => {
-      const depth = item.d[i];
-      path[depth] = depth ? Math.min(path[depth - 1], scores[i]) : scores[i];
-      if (label !== null && label < 0.5) top = Math.max(top, path[depth]);
-    });
-    return top;
-  }
-  const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
-  const keys = {
-    convincing: (item, m) => (item.w === true ? 1 + convincing(item, m) : 0),
-    doubted: (item, m) => (item.w === false ? 2 - lowest(item.c[m]) : 0),
-    step: (item, m) => largest(item.c[m].map((s, i) => (item.l[i] === null ? 0 : Math.abs(s - item.l[i])))),
-    models: (item) => largest(item.c[0].map((_, i) => {
-      const scores = item.c.map((c) => c[i]);
-      return Math.max(...scores) - Math.min(...scores);
-    })),
-    file: () => 0,
-  };
+  const ORDERS = ["convincing", "doubted", "step", "models"];  // of what items rank by, their `k` for each model
 
   function choose() {
     const words = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
@@ -59,10 +25,8 @@
       if (kind.value === "right" && item.w !== false) return false;
       return patterns.every((pattern, k) => problemHas(item.p, k) || item.t.some((text) => pattern.test(text)));
     });
-    const key = keys[sort.value];
-    const ranked = shown.map((item, i) => [key(item, m), i, item]);
-    ranked.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
-    shown = ranked.map((row) => row[2]);
+    const order = ORDERS.indexOf(sort.value);
+    if (order >= 0) shown.sort((a, b) => b.k[m][order] - a.k[m][order]);  // a stable sort: equal ones as in the files
     page = 0;
     draw();
   }
@@ -104,7 +68,7 @@
       const card = element("article");
       card.tabIndex = -1;
       const outcome = item.o === null || item.o === undefined ? "" : item.o ? ", answer right" : ", answer wrong";
-      const what = item.d ? "tree" : !item.labelled ? "chain" : item.w ? "chain with an error" : "chain without an error";
+      const what = item.d ? "tree" : item.l.every((label) => label === null) ? "chain" : item.w ? "chain with an error" : "chain without an error";
       card.setAttribute("aria-label", `${page * PAGE + i + 1} of ${shown.length}`);
       const times = item.n ? `, ${item.n} equal ones` : "";
       card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}: ${what}${outcome}${times}`));

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure as Canvas
 
 import jprm
-from jprm.apps.report.collect import Page, collect
+from jprm.apps.report.collect import Page, collect, ranked
 from jprm.apps.report.runs import training
 from jprm.apps.web import text_of_file
 from jprm.io.jsonl import parse
@@ -497,10 +497,11 @@ def _add_chains(chains: dict[str, Any], name: str, result: dict[str, Any]) -> No
             if example["problem"] not in chains["problems"]:
                 chains["problems"].append(example["problem"])
             count = len(example["steps"])
-            chains["items"].append({
+            item: dict[str, Any] = {
                 "f": len(chains["files"]) - 1, "p": chains["problems"].index(example["problem"]),
                 "t": example["steps"], "l": [None] * count, "c": [example["scores"] or [0.5] * count], "o": False,
-            })  # fmt: skip
+            }  # fmt: skip
+            chains["items"] += ranked([item])
 
 
 def _number(value: float | None) -> str:
