@@ -94,9 +94,9 @@ class Scripted:
     def sample(self, prefixes, n, *, until, seed):
         assert until == "end"
         self.asked += [(prefix, seed + j) for prefix in prefixes for j in range(n)]
-        return [[self.one(self.outcomes[seed + j]) for j in range(n)] for _ in prefixes]
+        return [[self.draw_one(self.outcomes[seed + j]) for j in range(n)] for _ in prefixes]
 
-    def one(self, outcome):
+    def draw_one(self, outcome):
         if outcome is None:
             return Sample((), 0, "error", error="gone")
         return Sample((f"The answer is {int(bool(outcome))}",), 5, "length" if outcome == "cut" else "stop")

@@ -40,9 +40,9 @@ class Cliff:
 
     def sample(self, prefixes, n, *, until, seed):
         self.asked += [prefix.steps for prefix in prefixes for _ in range(n)]
-        return [[self.one(prefix.steps, seed + j) for j in range(n)] for prefix in prefixes]
+        return [[self.draw_one(prefix.steps, seed + j) for j in range(n)] for prefix in prefixes]
 
-    def one(self, steps, number):
+    def draw_one(self, steps, number):
         wrong = any(step.startswith("bad") for step in steps)
         goes_wrong = number % 2 and len(steps) <= self.error
         bad = self.error if goes_wrong else -1
@@ -93,7 +93,7 @@ def test_binary_search_finds_the_first_error_with_k_log_m_rollouts(tmp_path_fact
     policy = Cliff(length + 1, error)
     config = OmegaConfig(k=4)
     with draw(tmp_path_factory.mktemp("omega"), policy) as rollouts:
-        wrong = policy.one((), 1)
+        wrong = policy.draw_one((), 1)
         assert len(wrong.steps) == length + 1 and wrong.steps[error] == f"bad {error}"
         search = Search({"problem": "p", "answer": 1}, {(): ValuedPrefix(2, 4)})
         assert alone(first_error(search, (), wrong.steps, config), rollouts, config) == error
@@ -105,14 +105,14 @@ def test_the_error_may_be_the_last_step(tmp_path):
     """Wrong only in the answer itself: no prefix short of the whole chain has value 0, and none of it is sampled."""
 
     class LastStep(Cliff):
-        def one(self, steps, number):
+        def draw_one(self, steps, number):
             texts = [f"fine {i}" for i in range(len(steps), self.length - 1)]
             return Sample((*texts, f"The answer is {number % 2}"), 100, "stop")
 
     policy = LastStep(8, None)
     with draw(tmp_path, policy) as rollouts:
         search = Search({"problem": "p", "answer": 1}, {(): ValuedPrefix(2, 4)})
-        steps = policy.one((), 0).steps
+        steps = policy.draw_one((), 0).steps
         config = OmegaConfig(k=4)
         assert alone(first_error(search, (), steps, config), rollouts, config) == 7
         assert search.spent == 4 * 3
@@ -142,7 +142,7 @@ def test_tree_of_a_whole_search(tmp_path):
 
 def test_only_wrong_whole_rollouts_are_candidates(tmp_path):
     class Mixed(Cliff):
-        def one(self, steps, number):
+        def draw_one(self, steps, number):
             finish = "length" if number == 3 else "stop"
             return Sample((f"step {number}", f"The answer is {int(number < 2)}"), 10, finish)
 
@@ -180,7 +180,7 @@ def test_a_search_of_a_markov_chain_is_consistent_and_repeats_from_the_file(tmp_
 
 def test_problems_without_an_error_to_find_are_counted(tmp_path):
     class Always(Cliff):
-        def one(self, steps, number):
+        def draw_one(self, steps, number):
             return Sample((f"The answer is {self.error}",), 10, "stop")
 
     for answer, reason in ((1, "too easy"), (0, "too hard")):

@@ -149,14 +149,14 @@ def tree_steps(tree, node):
 
 def test_trees_that_grow_have_the_same_rewards_and_keep_no_ends(model):
     prm, score = model
-    trees, found = LiveTrees(prm), []
+    trees, scores = LiveTrees(prm), []
     (handle,) = kept = trees.open([PROBLEM])
     for step in STEPS:
         (handle, other), score_P = trees.extend([handle, handle], [step, "So 30."])
         trees.release([other])
         kept.append(handle)
-        found.append(score_P[0])
-    np.testing.assert_allclose(found, prm.score(PROBLEM, STEPS), atol=CLOSE, rtol=0)
+        scores.append(score_P[0])
+    np.testing.assert_allclose(scores, prm.score(PROBLEM, STEPS), atol=CLOSE, rtol=0)
     path = [token for number, step in enumerate(STEPS) for token in prm.layout.step(step, number)]
     assert sum(len(node.slots) for node in trees._above(handle)) == len(prm.layout.problem(PROBLEM)) + len(path)
     assert sorted(trees._nodes) == kept

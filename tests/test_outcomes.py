@@ -28,12 +28,12 @@ POOL = tree_of({"problem": "p", "samples": [
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def value(given, name, rows):
-    def loss(given):
-        total, count, _ = find(name)({"model": given}, rows, TASK)
+def value(model, name, rows):
+    def loss(model):
+        total, count, _ = find(name)({"model": model}, rows, TASK)
         return total, count
 
-    return jax.value_and_grad(loss, has_aux=True)(given)
+    return jax.value_and_grad(loss, has_aux=True)(model)
 
 
 def alone(tree):
@@ -51,22 +51,25 @@ def rows_of(trees, supervise):
 @pytest.mark.parametrize("supervise", ["outcome_steps", "outcome_tokens"])
 @pytest.mark.parametrize("name", ["cross_entropy", "squared_error"])
 def test_a_packed_tree_trains_like_its_chains_alone(tree, supervise, name):
-    given, apart = params(), []
+    weights, apart = params(), []
     for steps, correct in alone(tree):
         texts = steps if supervise == "outcome_steps" else [letter for step in steps for letter in step]
         nodes = (Node(i - 1, text, float(correct)) for i, text in enumerate(texts))
         apart.append(ReasoningTree(tree.problem, tuple(nodes), semantics="value"))
-    (wanted, count), slope = value(given, name, rows_of(apart, "step"))
-    (found, weight), gradient = value(given, name, rows_of([tree], supervise))
+    (wanted, count), slope = value(weights, name, rows_of(apart, "step"))
+    (actual, weight), gradient = value(weights, name, rows_of([tree], supervise))
     assert weight == count > 0
     if name == "cross_entropy":  # linear in the target; of squares only the gradient is the chains'
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)  # sums of thirty float32 terms in another order
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5)  # sums of thirty float32 terms in another order
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, slope)
 
 
 def test_a_shared_step_has_the_mean_over_its_chains_and_their_number():
-    made = token_tree(TREE, Letters(), "outcome_steps")
-    by_node = {int(n): (float(a), float(w)) for n, a, w in zip(made.node_M, made.label_M, made.weight_M, strict=True)}
+    tokens_of_tree = token_tree(TREE, Letters(), "outcome_steps")
+    by_node = {
+        int(n): (float(a), float(w))
+        for n, a, w in zip(tokens_of_tree.node_M, tokens_of_tree.label_M, tokens_of_tree.weight_M, strict=True)
+    }
     third = float(np.float32(2 / 3))
     assert by_node == {0: (third, 3), 1: (1, 1), 2: (0.5, 2), 3: (0, 1), 4: (1, 1), 5: (1, 0), 6: (0.5, 2), 7: (1, 1)}
 

@@ -116,19 +116,24 @@ def owned(packed, value_BS):
 def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
     tokens, slots = smallest(trees)
     tokens, slots = tokens + spare_tokens, slots + spare_slots
-    given = [token_tree(tree, LAYOUT) for tree in trees]
-    packed = pack(given, tokens, slots, too_long="error", chains=True)
+    token_trees = [token_tree(tree, LAYOUT) for tree in trees]
+    packed = pack(token_trees, tokens, slots, too_long="error", chains=True)
     check(trees, packed, every_node(trees))
     rows, report = packed.rows, packed.report
     assert one_chain_each(rows).all() and rows.step_end.shape[1] == slots
     leaves = {tuple(chain_ids(tree, node)) for tree in trees for node in range(len(tree.nodes))}
     alone = [ids for ids in leaves if not any(ids == other[: len(ids)] for other in leaves - {ids})]
-    found = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]
-    assert set(found) >= set(alone)  # and more where equal steps need the slots of several rows, or trees are equal
-    whole = pack(given, tokens, slots, too_long="error").report
+    chains_read = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]
+    assert set(chains_read) >= set(
+        alone
+    )  # and more where equal steps need the slots of several rows, or trees are equal
+    whole = pack(token_trees, tokens, slots, too_long="error").report
     laid_out = ("rows", "cells", "tokens", "repeated", "pairs_lost")
     assert report == dataclasses.replace(whole, **{name: getattr(report, name) for name in laid_out})
-    assert report.tokens == sum(map(len, found)) and report.tokens + report.padding == report.cells == rows.tokens.size
+    assert (
+        report.tokens == sum(map(len, chains_read))
+        and report.tokens + report.padding == report.cells == rows.tokens.size
+    )
     assert report.tokens - report.repeated == whole.tokens - whole.repeated
 
 
@@ -138,16 +143,16 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
 def test_parts_have_the_targets_of_their_trees(after_error, trees):
     """With slots for all steps of a chain, those of equal alternatives too, among which an error masks what follows."""
     policy = TargetConfig("rating", neutral="negative", after_error=after_error)
-    given = [token_tree(tree, LAYOUT) for tree in trees]
-    found = []
+    token_trees = [token_tree(tree, LAYOUT) for tree in trees]
+    targets = []
     for tokens, chains in [(128, False), (smallest(trees)[0], False), (128, True)]:
-        packed = pack(given, tokens, 64, too_long="error", chains=chains)
+        packed = pack(token_trees, tokens, 64, too_long="error", chains=chains)
         count, rows = len(packed.rows.tokens), empty_rows(42, 128, 64)
         for whole, part in zip(jax.tree.leaves(rows), jax.tree.leaves(packed.rows), strict=True):
             whole[:count, : part.shape[1]] = part
         target_BS, weight_BS = (np.asarray(x)[:count] for x in TARGETS(rows, policy))
-        found.append((owned(packed, target_BS), owned(packed, weight_BS), weight_BS.sum()))
-    assert found[0] == found[1] == found[2]
+        targets.append((owned(packed, target_BS), owned(packed, weight_BS), weight_BS.sum()))
+    assert targets[0] == targets[1] == targets[2]
 
 
 @settings(max_examples=100, deadline=None)

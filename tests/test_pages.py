@@ -62,9 +62,9 @@ def trained(shell, tiny_run):
 def test_every_page_with_code_is_run():
     pages = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
     names = [str(page.relative_to(REPOSITORY)) for page in pages]
-    found = {name: sum(language in ("python", "sh") for _, language, _ in blocks(name)) for name in names}
-    assert {name: count for name, count in found.items() if count and name not in CONTINUED} == ALONE
-    assert all(found[name] for name in CONTINUED)
+    counts = {name: sum(language in ("python", "sh") for _, language, _ in blocks(name)) for name in names}
+    assert {name: count for name, count in counts.items() if count and name not in CONTINUED} == ALONE
+    assert all(counts[name] for name in CONTINUED)
 
 
 def test_readme_scores_in_python(trained):

@@ -74,16 +74,16 @@ def test_peft_adapters_give_the_states_that_peft_gives(base_folder, tmp_path, ki
     model = adapted(base_folder, tmp_path / "adapters", **KINDS[kind])
     config = base.model_config(tmp_path / "adapters", remat="nothing", attention="reference")
     params = {"decoder": base.load_decoder(tmp_path / "adapters", config)}
-    found = np.asarray(hidden(params, config, chain_rows([IDS], 64)))[0, : len(IDS)]
+    actual = np.asarray(hidden(params, config, chain_rows([IDS], 64)))[0, : len(IDS)]
     with torch.no_grad():
         wanted = model(torch.tensor([IDS]), output_hidden_states=True)
-    np.testing.assert_allclose(found, wanted.hidden_states[-1][0].numpy(), atol=1e-4)  # float32, in another order
+    np.testing.assert_allclose(actual, wanted.hidden_states[-1][0].numpy(), atol=1e-4)  # float32, in another order
     with torch.no_grad(), model.disable_adapter():
         unchanged = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0].numpy()
-    assert np.abs(found - unchanged).max() > 0.1
+    assert np.abs(actual - unchanged).max() > 0.1
     if kind == "head":
         file = peft.MergedTensors(tmp_path / "adapters")
-        logit = found @ file.tensor("score.weight").T + file.tensor("score.bias")
+        logit = actual @ file.tensor("score.weight").T + file.tensor("score.bias")
         np.testing.assert_allclose(logit, wanted.logits[0].numpy(), atol=1e-4)
 
 
@@ -98,10 +98,10 @@ def test_a_vocabulary_with_added_tokens_is_that_of_the_saved_embeddings(base_fol
     assert config.vocab_size == 264 and base.model_config(base_folder).vocab_size == 256
     params = {"decoder": base.load_decoder(tmp_path / "adapters", config)}
     ids = [*IDS, 260]  # one of the added tokens
-    found = np.asarray(hidden(params, config, chain_rows([ids], 64)))[0, : len(ids)]
+    actual = np.asarray(hidden(params, config, chain_rows([ids], 64)))[0, : len(ids)]
     with torch.no_grad():
         wanted = model.eval()(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0].numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(actual, wanted, atol=1e-4)
     tiny.save_tokenizer(tmp_path / "bytes.json")
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bytes.json"))
     tokenizer.add_tokens(["<step>"])
@@ -218,8 +218,8 @@ def test_what_jprm_trains_scores_in_peft_as_here_and_reads_back_bit_for_bit(base
     )
     wanted = every_logit(jax.tree.map(np.asarray, prm.params), prm.config, IDS)
     with torch.no_grad():
-        found = reference_model.eval()(input_ids=torch.tensor([IDS])).logits[0].numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+        actual = reference_model.eval()(input_ids=torch.tensor([IDS])).logits[0].numpy()
+    np.testing.assert_allclose(actual, wanted, atol=1e-4)
     whole = export(tmp_path / "run", tmp_path / "whole")  # merged
     with torch.no_grad():
         merged = (

@@ -86,8 +86,8 @@ def program(request):
 def test_flops_are_counted_with_the_turns_of_the_loops(program):
     # Three products of (B / 8, D) with (D, D) a layer: forward, and the gradients of input and weights. That of the
     # first input is not needed, and may or may not be computed.
-    one = 2 * B / 8 * D * D
-    assert (3 * L - 1) * one <= program.flops <= 3 * L * one
+    product = 2 * B / 8 * D * D
+    assert (3 * L - 1) * product <= program.flops <= 3 * L * product
 
 
 def test_collectives_are_found_in_the_layer_loop(program):
@@ -247,9 +247,14 @@ def test_the_scoring_step_is_the_scorers(file):
 
 def test_a_candidate_is_told_whole_in_a_narrow_console():
     memory, bounds = {"total": 20.0 * GIB}, {"tokens_per_second": 123456.0, "mfu": 0.4567, "by": "interconnect"}
-    some = {"mesh": {axis: 1024 for axis in planning.MESH_AXES}, "remat": "nothing", "micro_rows": 16, "memory": memory}
+    candidate = {
+        "mesh": {axis: 1024 for axis in planning.MESH_AXES},
+        "remat": "nothing",
+        "micro_rows": 16,
+        "memory": memory,
+    }
     console = Console(file=io.StringIO(), width=30)
-    show(planning.tables_of_search([some | {"bounds": bounds}, some | {"bounds": None}], None), console)
+    show(planning.tables_of_search([candidate | {"bounds": bounds}, candidate | {"bounds": None}], None), console)
     for cell in (" x ".join(["1024"] * len(planning.MESH_AXES)), "123,456", "45.7%", "interconnect", "does not fit"):
         assert cell in console.file.getvalue()
 

@@ -66,10 +66,10 @@ ENTRY %main (x: f32[16]) -> f32[16] {{
   ROOT %g = f32[16]{{0}} all-reduce(%x), channel_id=1, {text}, to_apply=%sum
 }}
 """
-    (found,) = collectives(hlo.parse(program), (), 4)
+    (reduced,) = collectives(hlo.parse(program), (), 4)
     n = group_size(collective)
-    assert found.network == (nodes > 1)
-    assert found.received == (2 * 64 * (n - 1) / n if nodes == 1 else 2 * 64 * (1 - 1 / nodes) / (n / nodes))
+    assert reduced.network == (nodes > 1)
+    assert reduced.received == (2 * 64 * (n - 1) / n if nodes == 1 else 2 * 64 * (1 - 1 / nodes) / (n / nodes))
 
 
 def test_products_of_cublas_are_counted():
@@ -169,11 +169,11 @@ ENTRY %main (a: bf16[2,16]) -> bf16[8,4] {{
 
 def test_what_slices_send_each_other_while_they_compute():
     module = hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE"))
-    found = {
+    sent = {
         (row["network"], row["in_layers"], row["kind"], row["moves"]): (row["count"], row["bytes"], row["received"])
         for row in totals(list(collectives(module, {8 * 16, 16})))
     }
-    assert found == {
+    assert sent == {
         # Three turns of the loop, and the one before it; of the 256 bytes three quarters come from others.
         (False, True, "reduce-scatter", "gradients"): (4, 4 * 256, 4 * 192),
         (False, True, "all-reduce", "gradients"): (3, 3 * 128, 3 * 2 * 96),  # two norms, packed
@@ -193,9 +193,9 @@ def test_what_slices_send_each_other_while_they_compute():
     ],
 )  # fmt: skip
 def test_all_kinds_between_slices(said, kind, bytes, received):
-    found = [c for c in collectives(hlo.parse(PIPELINED.replace("MORE", said)), ()) if c.network]
-    assert ("all-reduce", 64) in {(c.kind, c.bytes) for c in found}
-    assert [(c.kind, c.moves, c.bytes, c.received) for c in found if c.name == "jit(step)/jvp(M)/sum"] == [
+    sent = [c for c in collectives(hlo.parse(PIPELINED.replace("MORE", said)), ()) if c.network]
+    assert ("all-reduce", 64) in {(c.kind, c.bytes) for c in sent}
+    assert [(c.kind, c.moves, c.bytes, c.received) for c in sent if c.name == "jit(step)/jvp(M)/sum"] == [
         (kind, "other", bytes, received)
     ]
     with pytest.raises(ValueError, match="send.3.*ALL_AT_ONCE"):
@@ -204,10 +204,10 @@ def test_all_kinds_between_slices(said, kind, bytes, received):
 
 def test_the_network_bounds_a_step():
     program = ProgramCounts(0.0, 0.0, tuple(collectives(hlo.parse(PIPELINED.replace("MORE", "ALL_REDUCE")), ())))
-    found = counts.bounds(program, topologies.find("v5p-128"))
+    bounds = counts.bounds(program, topologies.find("v5p-128"))
     # 288 bytes at 50 Gb/s; the 1,392 within a slice at 600 GB/s.
-    assert found.network == pytest.approx(288 / 6.25e9) and found.by == "network" and found.step == found.network
-    assert found.interconnect == pytest.approx((4 * 192 + 3 * 192 + 48) / 600e9)
+    assert bounds.network == pytest.approx(288 / 6.25e9) and bounds.by == "network" and bounds.step == bounds.network
+    assert bounds.interconnect == pytest.approx((4 * 192 + 3 * 192 + 48) / 600e9)
     assert counts.bounds(program, topologies.find("v4-8")).network == 0  # whose rate nobody publishes
 
 

@@ -77,11 +77,14 @@ def test_hosts_that_sample_take_their_time_while_the_others_learn(file, monkeypa
     monkeypatch.setattr(rl, "measure", measure)
     monkeypatch.setattr(rl, "packing_seconds", lambda *_: 0.5)
     planned = rl.plan(of_two_meshes(file), find("v5e-16"))
-    of = planned["resident"]
+    held = planned["resident"]
     for name in ("update", "push"):
-        assert beside[name] == (of["parameters"] + of["moments"] + of["reference"], {2, 3})  # which stand for 0 and 1
+        assert beside[name] == (
+            held["parameters"] + held["moments"] + held["reference"],
+            {2, 3},
+        )  # which stand for 0 and 1
     for name in ("scoring", "prefill", "decode"):
-        assert beside[name][0] == of["sampler"] + of["PRM"]
+        assert beside[name][0] == held["sampler"] + held["PRM"]
     assert planned["update_seconds"] == 1.0 + max(5.0 + 0.5, 2.0 + 1.0 + 3.0)
     assert planned["expected_seconds"] == pytest.approx((1.0 + 6.0) / 0.6)  # packing takes the processor as long
     slow = rl.in_all(planned["work"], 7.0, apart=True), rl.in_all(planned["work"], 7.0, apart=False)
@@ -105,21 +108,21 @@ def test_a_plan_of_two_meshes_is_that_of_each(file):
         return resident, {name: rl.measure(name, runs[name], 0.0, {}, lambda line: None) for name in names}
 
     with optimised():
-        held, found = measured(config, "v5e-16", "update", "decode", "prefill", "push")
+        held, programs = measured(config, "v5e-16", "update", "decode", "prefill", "push")
         learners, learnt = measured(alone, "v5e-8", "update")
         samplers, sampled = measured(twice, "v5e-16", "decode", "prefill", "push")
     assert {**learners, **{name: samplers[name] for name in ("sampler", "PRM")}} == held
-    one, other = found["push"]["program"], sampled.pop("push")["program"]
-    assert one["received"] == 2 * other["received"] > 0  # every layer goes to the hosts that sample as well
-    assert {name: found[name] for name in sampled} == sampled
-    assert found["update"]["program"]["flops"] == learnt["update"]["program"]["flops"]
-    assert found["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.1)
+    push, sampled_push = programs["push"]["program"], sampled.pop("push")["program"]
+    assert push["received"] == 2 * sampled_push["received"] > 0  # every layer goes to the hosts that sample as well
+    assert {name: programs[name] for name in sampled} == sampled
+    assert programs["update"]["program"]["flops"] == learnt["update"]["program"]["flops"]
+    assert programs["update"]["peak"] == pytest.approx(learnt["update"]["peak"], rel=0.1)
 
 
 def test_links_are_those_of_the_slice():
     """Bytes a second: v5p 100e9 a link, v5e 50e9, v6e 100e9. A host of v5p is a 2 x 2 of chips with two links each."""
-    found = {name: find(name).interconnect / 1e9 for name in ("v5p-8", "v5p-64", "v5p-128", "v5e-64", "v5e-256")}
-    assert found == {"v5p-8": 200, "v5p-64": 300, "v5p-128": 600, "v5e-64": 100, "v5e-256": 200}
+    links = {name: find(name).interconnect / 1e9 for name in ("v5p-8", "v5p-64", "v5p-128", "v5e-64", "v5e-256")}
+    assert links == {"v5p-8": 200, "v5p-64": 300, "v5p-128": 600, "v5e-64": 100, "v5e-256": 200}
     assert find("v6e-16").interconnect == 200e9 and find("h100-8").interconnect == 450e9
     hosts = {name: find(name).host.chips for name in ("v5p-128", "v5e-64", "v5e-8", "v6e-16", "v5e-4")}
     assert hosts == {"v5p-128": 4, "v5e-64": 4, "v5e-8": 8, "v6e-16": 4, "v5e-4": 4}

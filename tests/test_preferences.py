@@ -49,15 +49,15 @@ def pairs_of_steps(samples, reward):
         paths.append([sample.ids[a:b] for a, b in zip((0, *stops), stops, strict=False)])
 
     def reached(path):
-        return any(some[: len(path)] == path and right for some, right in zip(paths, reward, strict=True))
+        return any(texts[: len(path)] == path and right for texts, right in zip(paths, reward, strict=True))
 
     steps = {tuple(path[: n + 1]) for path in paths for n in range(len(path))}
-    found = []
+    pairs = []
     for a, b in itertools.product(steps, repeat=2):
         if a[:-1] == b[:-1] and reached(list(a)) and not reached(list(b)):
             texts = (tuple(itertools.chain(*x)) for x in (a, b))
-            found.append((*texts, sum(map(len, a[:-1]))))
-    return found
+            pairs.append((*texts, sum(map(len, a[:-1]))))
+    return pairs
 
 
 def naive(model, reference, pairs):
@@ -89,7 +89,7 @@ def test_trees_of_preferences_are_loops_over_pairs(alternatives, pairs_of):
     wanted = jax.jit(jax.value_and_grad(lambda model: naive(model, REFERENCE, pairs)))(MODEL)
     assert largest(wanted[1]) > 0.1
     for tokens in (32, 16):  # 16: sides are halved
-        trees = [t for each in alternatives(PROMPT, samples, reward) for t in preference_trees("p", each, tokens)]
+        trees = [t for pair in alternatives(PROMPT, samples, reward) for t in preference_trees("p", pair, tokens)]
         rows = filled(pack(trees, tokens, 16, too_long="error").rows, 24)
         loss, count, metrics, gradient = evaluated(Implicit(BETA, "dpo"), rows, task=TASK)
         assert count == len(pairs) and metrics["pair_accuracy"] <= count
@@ -99,28 +99,28 @@ def test_trees_of_preferences_are_loops_over_pairs(alternatives, pairs_of):
 @pytest.mark.parametrize("seed", range(8))
 def test_every_right_continuation_meets_every_wrong_one_once(seed):
     samples, reward = sampled(seed, 20)
-    for each in (*of_chains(PROMPT, samples, reward), *of_steps(PROMPT, samples, reward)):
-        met, least = [], len(each.prefix) + 2 * LONGEST + 2
-        for tree in preference_trees("p", each, least):
-            assert len(tree.tokens_N) <= least and tree.problem == len(each.prefix)
+    for pair in (*of_chains(PROMPT, samples, reward), *of_steps(PROMPT, samples, reward)):
+        met, least = [], len(pair.prefix) + 2 * LONGEST + 2
+        for tree in preference_trees("p", pair, least):
+            assert len(tree.tokens_N) <= least and tree.problem == len(pair.prefix)
             packed = pack([tree], least, 64, too_long="error")
             assert packed.report.rows == 1 and packed.report.pairs_lost == 0
             right = tree.label_M == 1
             met += [(r, w) for r in texts(tree, right) for w in texts(tree, ~right)]
-        assert sorted(met) == sorted(itertools.product(each.right, each.wrong))
+        assert sorted(met) == sorted(itertools.product(pair.right, pair.wrong))
 
 
 def texts(tree, some_M):
     """The continuations that end at these slots."""
-    found = []
+    ids_read = []
     for run in tree.run_M[some_M].tolist():
         ids = []
         while run > 0:
             begin = tree.start_R[run]
             ids = tree.tokens_N[begin : begin + tree.length_R[run]].tolist() + ids
             run = tree.parent_R[run]
-        found.append(tuple(ids))
-    return found
+        ids_read.append(tuple(ids))
+    return ids_read
 
 
 def test_there_is_nothing_to_learn_where_all_are_right_or_a_pair_does_not_fit():

@@ -91,7 +91,7 @@ def test_a_full_pool_gives_up_what_was_used_least_recently(prm):
         tokens = {(caller, *prefix) for prefix in prefixes_of(tree)}
         got, cached = cache.outputs_of(tree, caller)
         assert cached == len(tokens & set(order))
-        order = [one for one in order if one not in tokens] + sorted(tokens, key=len, reverse=True)
+        order = [tokens_of for tokens_of in order if tokens_of not in tokens] + sorted(tokens, key=len, reverse=True)
         order = order[-slots:]
         assert sorted([*cache._slots.free, *cache._key]) == list(range(slots)) and len(cache._key) <= len(order)
         assert {cache._slot[key] for key in cache._key.values()} == set(cache._key)

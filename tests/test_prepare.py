@@ -91,10 +91,10 @@ def test_problems_of_benchmarks_are_left_out_and_counted(tmp_path, shared_data, 
 
 def test_a_record_in_two_benchmarks_counts_for_both_and_once(tmp_path, console):
     source = lines(tmp_path / "s.jsonl", chain("What is $x$?"), chain("other"))
-    one = lines(tmp_path / "one.jsonl", {"question": "what is  x?", "answer": "#### 1"})
-    two = lines(tmp_path / "two.jsonl", {"input": "What is $x$? Step 1: a", "label": ""})
-    report = prepare("jsonl", [source], tmp_path / "out", [one, two], console=console)
-    assert report.excluded == {str(one): 1, str(two): 1} and report.excluded_records == 1 and report.kept == 1
+    first = lines(tmp_path / "one.jsonl", {"question": "what is  x?", "answer": "#### 1"})
+    second = lines(tmp_path / "two.jsonl", {"input": "What is $x$? Step 1: a", "label": ""})
+    report = prepare("jsonl", [source], tmp_path / "out", [first, second], console=console)
+    assert report.excluded == {str(first): 1, str(second): 1} and report.excluded_records == 1 and report.kept == 1
     nothing = lines(tmp_path / "three.jsonl", {"text": "?"})
     refused(RecordError, "problem", prepare, "jsonl", [source], tmp_path / "new", [nothing], console=console)
 
@@ -298,8 +298,8 @@ def test_near_texts_are_found_by_what_they_share(tmp_path, console):
     text = words(200)
     nearly, partly, other = [*text[:-1], "x"], [*text[:160], *words(40, 1)], words(200, 2)
     known = Texts([" ".join(text)], near=0.8)
-    assert [known.holds(" ".join(each)) for each in (text, nearly, partly, other)] == [True, True, False, False]
-    source = lines(tmp_path / "in.jsonl", *(chain(" ".join(each)) for each in (nearly, text, partly, other)))
+    assert [known.holds(" ".join(words)) for words in (text, nearly, partly, other)] == [True, True, False, False]
+    source = lines(tmp_path / "in.jsonl", *(chain(" ".join(words)) for words in (nearly, text, partly, other)))
     benchmark = lines(tmp_path / "benchmark.jsonl", chain(" ".join(partly)))
     options = {"exclude": [benchmark], "duplicates": "drop", "near": 0.8, "console": console}
     report = prepare("jsonl", [source], tmp_path / "out", **options)

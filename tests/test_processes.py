@@ -101,15 +101,15 @@ def both(tiny_run, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("own", "here", "there"),
+    ("index", "here", "message"),
     [
         (0, "first raised KeyError ", "process 0 refused: KeyError: 'of only process 0'"),
         (1, "spread raised KeyError ", "process 1 failed: KeyError: 'of only process 1'"),
         (1, "refused: broken here", "refused: process 1 failed: ValueError: broken here"),
     ],
 )
-def test_where_one_fails_all_hear(both, own, here, there):
-    assert here in both[1][own] and there in both[1][1 - own]
+def test_where_one_fails_all_hear(both, index, here, message):
+    assert here in both[1][index] and message in both[1][1 - index]
 
 
 def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
@@ -123,9 +123,9 @@ def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
     assert all("result: 6" in log for log in logs)
     assert sorted(path.name for path in (folder / "many" / "heartbeats").iterdir()) == ["0.json", "1.json"]
 
-    one = of_two_processes(folder, mesh=MeshConfig(), keep=9)
-    training.train(one, folder / "stopped")  # eight devices in one process, every row on one of them
-    training.train(one, folder / "one")
+    whole_rows = of_two_processes(folder, mesh=MeshConfig(), keep=9)
+    training.train(whole_rows, folder / "stopped")  # eight devices in one process, every row on one of them
+    training.train(whole_rows, folder / "one")
     alone = untimed(lines(folder / "one"))
     run = {
         name: json.loads((folder / name / "checkpoints/6/run/data.json").read_text())

@@ -103,7 +103,7 @@ def test_chains_name_their_first_wrong_step():
     record = {"problem": PROBLEM, "answer": 10, "samples": [sample(steps) for steps in (SOUND, LUCKY, WRONG)]}
     chains = judge._chains(record, task)
     assert [(chain["label"], chain["final_answer_correct"]) for chain in chains] == [(-1, True), (0, True), (1, False)]
-    working = [judge._is_wrong_working(record, one) for one in record["samples"]]
+    working = [judge._is_wrong_working(record, sample) for sample in record["samples"]]
     assert working == [False, True, False]
 
 
@@ -140,11 +140,11 @@ def test_the_cost_of_critiques_is_the_mean_over_all_choices_of_samples():
     asked = len(set.union(*prefixes))  # equal steps after equal steps are asked about once
     assert asked == 8
 
-    def cost(some):
-        questions = [critic.prompt.filled(PROBLEM, list(steps)) for steps in set.union(*(prefixes[i] for i in some))]
+    def cost(subset):
+        questions = [critic.prompt.filled(PROBLEM, list(steps)) for steps in set.union(*(prefixes[i] for i in subset))]
         return sum(2 * len(layout.problem(question)) + generated / asked for question in questions)
 
-    wanted_n = [np.mean([cost(some) for some in itertools.combinations(range(4), n)]) for n in (1, 2, 3, 4)]
+    wanted_n = [np.mean([cost(subset) for subset in itertools.combinations(range(4), n)]) for n in (1, 2, 3, 4)]
     found_n = equal_cost.critique_tokens([tree], critic, layout, generated, 4)
     np.testing.assert_allclose(found_n, wanted_n, rtol=1e-12)
 
@@ -154,7 +154,7 @@ def test_a_policys_samples_become_pools():
     cut = Sample(tuple(SOUND[:2]), 6, "length")
     assert find_part(run.REACHES_ANSWER, {}, "verifier", files=True) is task.reaches_answer  # of the rollouts
     pool = run.pool({"problem": PROBLEM, "answer": 10}, [whole, cut])
-    assert [(one["answer"], one["correct"]) for one in pool["samples"]] == [(10, True), (None, False)]
+    assert [(sample["answer"], sample["correct"]) for sample in pool["samples"]] == [(10, True), (None, False)]
 
 
 def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_run, one_device, tmp_path):

@@ -287,9 +287,9 @@ any_item = st.recursive(
 @given(item=any_item)
 def test_any_item_gives_records_or_a_record_error(name, item):
     reader = find(name)
-    given = [Event("f:1", item)] if reader.whole else item
+    events = [Event("f:1", item)] if reader.whole else item
     try:
-        for record in reader.parse(given, "f:1", reader.options(**OPTIONS.get(name, {}))):
+        for record in reader.parse(events, "f:1", reader.options(**OPTIONS.get(name, {}))):
             tree_of(record, "f:1")
     except RecordError as error:
         assert str(error).startswith("f:1: ")

@@ -86,8 +86,10 @@ def test_a_sample_has_the_same_states_in_a_pool_as_by_itself(smollm2_gguf, tmp_p
         (single,) = states.read(tmp_path, tree)
         assert shared.end_K.tolist() == single.end_K.tolist()
         assert shared.end_K[-1] == len(shared.logprob_T) - 1
-        for name, one, other in zip(shared._fields, shared, single, strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-2, err_msg=name)  # float16, sums in another order
+        for name, expected, actual in zip(shared._fields, shared, single, strict=True):
+            np.testing.assert_allclose(
+                expected, actual, rtol=2e-3, atol=2e-2, err_msg=name
+            )  # float16, sums in another order
         assert (shared.entropy_T >= 0).all()
         assert (shared.certainty_T >= 0).all()
 
@@ -231,15 +233,15 @@ def test_arms_choose_by_what_their_readers_find(tmp_path, few_passes):
         if name == "own_train":
             with Bar("fitting", len(readers.FITTED)) as bar:
                 fitted = reader_scores.fit(trees, by_problem, bar)
-        for tree, some in zip(trees, by_problem, strict=True):
+        for tree, of_tree in zip(trees, by_problem, strict=True):
             chosen = 1 + reader_scores.fold_of(tree) if name == "own_train" else 0
-            records.append(reader_scores.record(name, tree, some, {k: fits[chosen] for k, fits in fitted.items()}))
+            records.append(reader_scores.record(name, tree, of_tree, {k: fits[chosen] for k, fits in fitted.items()}))
     write_records(tmp_path / "scores_states.jsonl", records)
     known = verdict.read_scores([tmp_path / "scores_states.jsonl"])
-    own, test = (verdict.read(tmp_path / f"{name}.jsonl.gz", known) for name in ("own_train", "own_test"))
+    train, test = (verdict.read(tmp_path / f"{name}.jsonl.gz", known) for name in ("own_train", "own_test"))
     assert test.lost == 1
-    arms = verdict.arms(own, seed=0)
-    result = verdict.figures(test, [arms, verdict.arms(own, seed=1)])
+    arms = verdict.arms(train, seed=0)
+    result = verdict.figures(test, [arms, verdict.arms(train, seed=1)])
     assert result["problems"] == 60
     for name in ("SWIFT", "last state", "CLUE", "fused"):
         assert result["arms"][name]["vote less majority"]["low"] > 0
@@ -253,11 +255,11 @@ def test_a_pool_ends_at_the_last_problem_that_all_readers_scored(tmp_path):
     trees = reader_scores.trees_of(tmp_path / "own_test.jsonl.gz", None)
 
     def known(*readers_of):
-        of = {}
+        scores_of = {}
         for tree, names in zip(trees, readers_of, strict=False):
             scores = {name: [0.5] * (len(tree.nodes) // 2) for name in names}
-            of["own_test", states.name_of(tree)] = scores
-        return of
+            scores_of["own_test", states.name_of(tree)] = scores
+        return scores_of
 
     pool = verdict.read(tmp_path / "own_test.jsonl.gz", known(*["ab"] * 4, *["a"] * 6))
     assert int(pool.chains.problem_M.max()) + 1 == 4
@@ -270,11 +272,11 @@ def test_a_reader_trained_on_all_outcomes_is_judged_without_scores_of_what_fits(
         score_M = np.where(reader_scores.rights(tree), 0.9, 0.1).tolist()
         held_out = verdict.bucket(tree.problem, 10) >= 7
         known["own_train", states.name_of(tree)] = {"of all": score_M} | ({"outcome PRM": score_M} if held_out else {})
-    own = verdict.read(tmp_path / "own_train.jsonl.gz", known)
-    score_M = own.score("outcome PRM", 0)
-    assert np.isnan(score_M).tolist() == (own.bucket_M < 7).tolist()
-    odds = {name: arm(own) for name, arm in verdict.arms(own, seed=0).items()}
-    held_out_M = own.bucket_M >= 7
+    pool = verdict.read(tmp_path / "own_train.jsonl.gz", known)
+    score_M = pool.score("outcome PRM", 0)
+    assert np.isnan(score_M).tolist() == (pool.bucket_M < 7).tolist()
+    odds = {name: arm(pool) for name, arm in verdict.arms(pool, seed=0).items()}
+    held_out_M = pool.bucket_M >= 7
     assert auroc(odds["outcome PRM"][held_out_M], right_M[: len(score_M)][held_out_M]) == 1
     assert np.isfinite(odds["fused"]).all()
 

@@ -65,13 +65,13 @@ def test_hidden_states_are_those_of_transformers(file, reference, decoder):
     ids = beginning(file) + ids * (1 + 2 * max(config.windows, default=0) // len(ids))  # beyond the windows
     expected = reference.model(torch.tensor([ids])).last_hidden_state[0].numpy()
     rows = chain_rows([ids], len(ids))
-    found = np.asarray(jax.jit(hidden, static_argnums=1)({"decoder": decoder}, config, rows))[0]
+    actual = np.asarray(jax.jit(hidden, static_argnums=1)({"decoder": decoder}, config, rows))[0]
     print(
         f"{file.name}: hidden states of {len(ids)} tokens up to {np.abs(expected).max():.4g}, "
-        f"off by at most {np.abs(found - expected).max():.2g}"
+        f"off by at most {np.abs(actual - expected).max():.2g}"
     )
     # 30 layers of float32 in another order, on states of size 1 with outliers far above.
-    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-3)
+    np.testing.assert_allclose(actual, expected, atol=1e-3, rtol=1e-3)
     assert np.abs(expected).max() > 1
 
 
@@ -95,7 +95,7 @@ def test_perplexity_on_gsm8k_is_that_of_transformers(file, reference, decoder, s
     if not config.tied_embeddings:
         weights["head"] = jax.device_get(load_language_head(file, config))
     tokens = 64 * -(-max(len(ids) for ids, _ in chains) // 64)
-    every, found = np.arange(tokens)[None], []
+    every, actual = np.arange(tokens)[None], []
 
     @jax.jit
     def logs(weights, rows, next_T):
@@ -106,10 +106,10 @@ def test_perplexity_on_gsm8k_is_that_of_transformers(file, reference, decoder, s
         rows = dataclasses.replace(chain_rows([ids], tokens), step_end=every, label=every, weight=every)
         next_T = np.zeros(tokens, np.int32)
         next_T[: len(ids) - 1] = ids[1:]
-        found += np.asarray(logs(weights, rows, next_T))[start - 1 : len(ids) - 1].tolist()
-    found, expected = np.exp(-np.mean(found)), np.exp(-np.mean(expected))
-    print(f"perplexity of {count} solutions: jprm {found:.6f}, transformers {expected:.6f}")
-    assert 1 < found < 100 and abs(found / expected - 1) < 5e-5  # half of the fourth digit
+        actual += np.asarray(logs(weights, rows, next_T))[start - 1 : len(ids) - 1].tolist()
+    actual, expected = np.exp(-np.mean(actual)), np.exp(-np.mean(expected))
+    print(f"perplexity of {count} solutions: jprm {actual:.6f}, transformers {expected:.6f}")
+    assert 1 < actual < 100 and abs(actual / expected - 1) < 5e-5  # half of the fourth digit
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_gemma3_ids_are_those_of_its_tokenizer_in_transformers(gemma3_gguf):
     transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
     from transformers.convert_slow_tokenizer import generate_merges
 
-    fields, found = open_gguf(gemma3_gguf).fields, load_tokenizer(gemma3_gguf)
+    fields, tokenizer = open_gguf(gemma3_gguf).fields, load_tokenizer(gemma3_gguf)
     kinds = fields["tokenizer.ggml.token_type"]
     defined = [i for i, kind in enumerate(kinds) if kind == 4]
     names = [
@@ -136,12 +136,12 @@ def test_gemma3_ids_are_those_of_its_tokenizer_in_transformers(gemma3_gguf):
     inner.encode_special_tokens = True
     rng = np.random.default_rng(0)
     letters = [*range(32, 127), 9, 10, 10, 32, 32, 32, 0xE9, 0x301, 0x4E2D, 0x1F389, 0x200D, 0x2581, 0xE000, 0x10FFFF]
-    made = ["".join(map(chr, rng.choice(letters, size=60))) for _ in range(2000)]
-    texts = [TEXT, *TRICKY, *made]
-    assert [found.encode(text) for text in texts] == [
+    random_texts = ["".join(map(chr, rng.choice(letters, size=60))) for _ in range(2000)]
+    texts = [TEXT, *TRICKY, *random_texts]
+    assert [tokenizer.encode(text) for text in texts] == [
         inner.encode(text, add_special_tokens=False).ids for text in texts
     ]
-    assert all(found.decode(found.encode(text)) == text.replace("\u2581", " ") for text in texts)
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text.replace("\u2581", " ") for text in texts)
 
 
 TRICKY = [

@@ -101,14 +101,14 @@ def one_device(monkeypatch):
     monkeypatch.setattr(sampler, "make_mesh", lambda config, devices=None: make_mesh(config, jax.devices()[:1]))
 
 
-def beyond(url, own, drawn):
+def beyond(url, sampler, drawn):
     """Returns the fraction of sampled tokens that are not among the 20 most probable ones, by the server."""
     import httpx2
 
     ranks = []
     for problem, samples in zip(PROBLEMS, drawn, strict=True):
         for sample in samples:
-            prompt = own.prompt(problem)
+            prompt = sampler.prompt(problem)
             path, body = engines.DIALECTS["vllm"].force("m", [*prompt, *sample.ids])
             (choice,) = httpx2.post(url + path, json=body, timeout=120).json()["choices"]
             after = zip(choice["prompt_logprobs"][len(prompt) :], sample.ids, strict=True)
@@ -119,12 +119,14 @@ def beyond(url, own, drawn):
 def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tmp_path):
     """Tied embeddings; the server's own defaults (top_k 20, a second end) change nothing; an old head is found."""
     options = SamplerConfig(1.0, max_tokens=24, rows=16)
-    own = load_sampler(policy_folder, options)
+    sampler = load_sampler(policy_folder, options)
     with vllm(policy_folder, tmp_path) as url:
         config = EngineConfig(url, "vllm", "m", dtype="float32", tolerance=1e-3)
         probes = Probes(PROBLEMS[:4], tmp_path / "engine", 256)
-        remote = RemoteSampler(config, probes, own.params, own.config, own.tokenizer, own.mesh, options, "run@0")
-        gaps, params = [], own.params
+        remote = RemoteSampler(
+            config, probes, sampler.params, sampler.config, sampler.tokenizer, sampler.mesh, options, "run@0"
+        )
+        gaps, params = [], sampler.params
         for push in range(4):
             if push:
                 rng = np.random.default_rng(push)
@@ -132,13 +134,17 @@ def test_an_engines_draws_are_the_models_and_each_push_arrives(policy_folder, tm
                 params = jax.tree.map(move, params)
                 remote.push(params, f"run@{push}")
             drawn = remote.draw(PROBLEMS, 4, until="end", seed=0, stream=(push,))
-            sequences = [(own.prompt(p), one.ids) for p, each in zip(PROBLEMS, drawn, strict=True) for one in each]
-            found = np.concatenate([one.logprob_N for each in drawn for one in each])
-            wanted = engines.log_probabilities(params, own.config, own.mesh, sequences)
-            gaps.append(float(np.abs(found - wanted).max()))
+            sequences = [
+                (sampler.prompt(p), sample.ids)
+                for p, samples in zip(PROBLEMS, drawn, strict=True)
+                for sample in samples
+            ]
+            actual = np.concatenate([sample.logprob_N for samples in drawn for sample in samples])
+            wanted = engines.log_probabilities(params, sampler.config, sampler.mesh, sequences)
+            gaps.append(float(np.abs(actual - wanted).max()))
             if not push:
-                ours = own.draw(PROBLEMS, 4, until="end", seed=0)
-                ranks = [beyond(url, own, each) for each in (drawn, ours)]
+                ours = sampler.draw(PROBLEMS, 4, until="end", seed=0)
+                ranks = [beyond(url, sampler, samples) for samples in (drawn, ours)]
         print("largest gap in nats after each push", gaps, "of the server's and our draws beyond rank 20", ranks)
         assert max(gaps) < 5e-3
         assert min(ranks) > 0 and max(ranks) < 4 * min(ranks)  # with the server's top_k=20 none is

@@ -65,7 +65,7 @@ def test_a_row_that_has_ended_takes_the_next_sample(monkeypatch, turns, split):
 def test_a_row_of_a_hybrid_starts_from_its_prompts_state():
     model = dataclasses.replace(HYBRID, head="language")
     together = make(model=model, temperature=1.0, rows=32, max_tokens=24).sample(PROBLEMS[:8], 2, until="end", seed=3)
-    assert len({sample.tokens for some in together for sample in some}) > 2
+    assert len({sample.tokens for samples in together for sample in samples}) > 2
     for mesh in (None, mesh_by_heads(model, jax.devices()[:4])):
         few = make(mesh, model=model, temperature=1.0, rows=4, max_tokens=24)
         assert_same(few.sample(PROBLEMS[:8], 2, until="end", seed=3), together)
@@ -82,8 +82,10 @@ def wanted(begun=()):
 
 def test_chains_go_on_in_fewer_rows_than_devices():
     mesh, few = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2]), wanted()[:3]
-    one, many = (make(on, temperature=1.0, top_p=1.0, rows=rows).go_on(few, 3) for on, rows in ((mesh, 1), (None, 16)))
-    assert [sample.ids for sample in one] == [sample.ids for sample in many]
+    single, many = (
+        make(on, temperature=1.0, top_p=1.0, rows=rows).go_on(few, 3) for on, rows in ((mesh, 1), (None, 16))
+    )
+    assert [sample.ids for sample in single] == [sample.ids for sample in many]
 
 
 def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
@@ -95,12 +97,12 @@ def test_chains_that_were_interrupted_go_on_as_if_they_were_not():
     assert any(sample.finish_reason == "open" and sample.ids for sample in begun) and not begun[-1].ids
     left = [i for i, sample in enumerate(begun) if sample.finish_reason == "open"]
     after = policy.go_on([wanted(begun)[i] for i in left], len(left))
-    for i, one in zip(left, after, strict=True):
-        begun[i] = one
-    for one, other in zip(begun, whole, strict=True):
-        assert (one.ids, one.finish_reason) == (other.ids, other.finish_reason)
-        np.testing.assert_allclose(one.logprob_N, other.logprob_N, atol=1e-4)
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+    for i, chain in zip(left, after, strict=True):
+        begun[i] = chain
+    for chain, expected in zip(begun, whole, strict=True):
+        assert (chain.ids, chain.finish_reason) == (expected.ids, expected.finish_reason)
+        np.testing.assert_allclose(chain.logprob_N, expected.logprob_N, atol=1e-4)
+        assert chain.logprob == pytest.approx(expected.logprob, abs=1e-3)
 
 
 def test_every_token_has_the_probability_of_the_policy_that_drew_it():
@@ -109,13 +111,15 @@ def test_every_token_has_the_probability_of_the_policy_that_drew_it():
     policy = Sampler(old, MODEL, Letters(), mesh, SamplerConfig(max_tokens=40, temperature=1.0, rows=16), "letters")
     begun = policy.go_on(wanted(), 8)
     policy.push(new, "new")
-    some = [i for i, one in enumerate(begun) if one.finish_reason == "open" and one.ids]
-    after = policy.go_on([wanted(begun)[i] for i in some], len(some))
-    i, one, first = next((i, one, len(begun[i].ids)) for i, one in zip(some, after, strict=True) if len(one.ids) > 35)
-    sequence = [(wanted()[i].prompt, one.ids)]
+    interrupted = [i for i, chain in enumerate(begun) if chain.finish_reason == "open" and chain.ids]
+    after = policy.go_on([wanted(begun)[i] for i in interrupted], len(interrupted))
+    i, chain, first = next(
+        (i, chain, len(begun[i].ids)) for i, chain in zip(interrupted, after, strict=True) if len(chain.ids) > 35
+    )
+    sequence = [(wanted()[i].prompt, chain.ids)]
     of_old, of_new = (log_probabilities(params, MODEL, mesh, sequence) for params in (old, new))
-    np.testing.assert_allclose(one.logprob_N[:first], of_old[:first], atol=1e-4)
-    np.testing.assert_allclose(one.logprob_N[first:], of_new[first:], atol=1e-4)
+    np.testing.assert_allclose(chain.logprob_N[:first], of_old[:first], atol=1e-4)
+    np.testing.assert_allclose(chain.logprob_N[first:], of_new[first:], atol=1e-4)
     assert np.abs(of_old - of_new).max() > 0.1
 
 
@@ -128,9 +132,9 @@ def test_costs_are_shared_out():
 
 
 def test_staleness_is_told_by_token():
-    one = Rollout((1, 2, 3, 4), np.zeros(4, np.float32), (4,), ("x",), True, drawn_by=((0, 2), (3, 4)))
-    assert behind_T(one, 5).tolist() == [2, 2, 2, 0]
-    assert Rollout.of_json(json.loads(json.dumps(one.json()))).drawn_by == one.drawn_by
+    rollout = Rollout((1, 2, 3, 4), np.zeros(4, np.float32), (4,), ("x",), True, drawn_by=((0, 2), (3, 4)))
+    assert behind_T(rollout, 5).tolist() == [2, 2, 2, 0]
+    assert Rollout.of_json(json.loads(json.dumps(rollout.json()))).drawn_by == rollout.drawn_by
 
 
 def carried(data, **changes):
@@ -166,7 +170,7 @@ def test_a_run_whose_samples_are_carried_over_goes_on_bit_for_bit(tmp_path, monk
     assert params_of(tmp_path / "run") == params_of(tmp_path / "whole")
     assert untimed(lines(tmp_path / "run")) == untimed(lines(tmp_path / "whole"))
     behind = [row["behind"] for row in lines(tmp_path / "whole") if "behind" in row]
-    assert behind[0] == 0 and all(0 < each <= 1 for each in behind[1:])
+    assert behind[0] == 0 and all(0 < share <= 1 for share in behind[1:])
 
 
 def test_carrying_needs_samples_that_are_drawn_ahead(tmp_path):

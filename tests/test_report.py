@@ -162,10 +162,10 @@ def test_the_verdict_follows_the_figures(folders):
         use = model.results["best_of_n"]["pool"]["rules"][model.results["model"]["rule"]]
         rows = [row for row in said[model.name] if row[1].startswith("pool")]
         named = {"better": "good", "worse": "bad", "undecided": "open"}
-        for (kind, sentence), of in zip(rows, ("best_of_n", "weighted_vote"), strict=True):
-            assert kind == named[decided(use[f"{of}_minus_best_baseline"])]
-            figures = (interval(last(use[of])), points(use[f"{of}_minus_best_baseline"]))
-            assert all(figure in sentence for figure in (*figures, points(use[f"{of}_minus_one_sample"])))
+        for (kind, sentence), figure_of in zip(rows, ("best_of_n", "weighted_vote"), strict=True):
+            assert kind == named[decided(use[f"{figure_of}_minus_best_baseline"])]
+            figures = (interval(last(use[figure_of])), points(use[f"{figure_of}_minus_best_baseline"]))
+            assert all(figure in sentence for figure in (*figures, points(use[f"{figure_of}_minus_one_sample"])))
             baseline = model.results["best_of_n"]["pool"]["best_baseline"]["value"]
             assert f"({percent(baseline)} %)" in sentence
     assert next(kind for kind, sentence in said["good"] if "AUROC" in sentence) == "good"
@@ -227,8 +227,8 @@ def test_the_page_and_the_terminal_say_once_where_each_difference_lies(folders):
             (sentence,) = (sentence for sentence in said if f"{finding.what}, {points(finding.difference)}" in sentence)
             assert sentence.startswith(place[decided(finding.difference)]) and finding.baseline in sentence
     assert list(tables(model.results, registered()))[-len(said) :] == said
-    one = np.mean([np.mean([s["correct"] for s in pool["samples"]]) for pool in records(3.0)["pool"]])
-    difference = use["best_of_n"]["value"][-1] - one
+    baseline = np.mean([np.mean([s["correct"] for s in pool["samples"]]) for pool in records(3.0)["pool"]])
+    difference = use["best_of_n"]["value"][-1] - baseline
     assert use["best_of_n_minus_one_sample"]["value"] == pytest.approx(difference, abs=1e-6)
 
 
@@ -269,12 +269,12 @@ def test_a_page_holds_the_first_chains_of_each_order_and_not_more_than_its_room(
     pools = [tree_of(pool) for pool in records(3.0)["pool"]]
     whole = chains(["m"], [{"pool": pools}])
     monkeypatch.setattr(collecting, "BYTES", 4000)
-    some = chains(["m"], [{"pool": pools}])
-    assert 0 < len(some["items"]) < len(whole["items"]) == whole["distinct"] == some["distinct"]
-    assert len(json.dumps([some["items"], some["problems"]], ensure_ascii=False)) < 4400
+    page = chains(["m"], [{"pool": pools}])
+    assert 0 < len(page["items"]) < len(whole["items"]) == whole["distinct"] == page["distinct"]
+    assert len(json.dumps([page["items"], page["problems"]], ensure_ascii=False)) < 4400
     lowest = [min(item["c"][0]) for item in whole["items"] if not item["o"]]
-    assert max(lowest) in [min(item["c"][0]) for item in some["items"] if not item["o"]]
-    shown = {(some["problems"][item["p"]], *item["t"]) for item in some["items"]}
+    assert max(lowest) in [min(item["c"][0]) for item in page["items"] if not item["o"]]
+    shown = {(page["problems"][item["p"]], *item["t"]) for item in page["items"]}
     assert shown <= {(whole["problems"][item["p"]], *item["t"]) for item in whole["items"]}
 
 

@@ -50,9 +50,9 @@ def test_the_variance_is_that_of_drawing_seeds_and_problems():
 def test_one_run_has_the_interval_of_its_problems():
     rng = np.random.default_rng(1)
     (run,), (accuracy,) = of_seeds(values(rng, 1, 25)), of_seeds(rng.random((1, 25)) < 0.9)
-    for of, fraction in ((run, False), (accuracy, True)):
-        between = mean_of_runs([of], fraction=fraction).interval()
-        np.testing.assert_allclose(between, interval(of, fraction=fraction), rtol=1e-12)
+    for of_runs, fraction in ((run, False), (accuracy, True)):
+        between = mean_of_runs([of_runs], fraction=fraction).interval()
+        np.testing.assert_allclose(between, interval(of_runs, fraction=fraction), rtol=1e-12)
     two = difference_of_runs([run], [run], same_seeds=True)
     assert (two.value, two.p) == (0, 1)
 
@@ -100,9 +100,9 @@ def test_intervals_of_accuracies_near_the_ends_cover_within_0_and_1(logit, probl
 
 def test_the_difference_of_one_run_and_several_says_that_it_is_over_problems_alone(evaluated):
     folders = [evaluated / "results/0.5-0", *(evaluated / f"results/0.012345678-{seed}" for seed in range(3))]
-    one, several = (row for row in table_of(folders) if row.figure == "steps, AUROC")
-    assert (one.over, several.over, several.less_over) == ("problems", "seeds and problems", "problems")
-    (table,) = (table for table in tables([one, several]))
+    single, several = (row for row in table_of(folders) if row.figure == "steps, AUROC")
+    assert (single.over, several.over, several.less_over) == ("problems", "seeds and problems", "problems")
+    (table,) = (table for table in tables([single, several]))
     shown = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["interval over"] for row in shown] == ["problems", "seeds and problems"]
     assert [row["p over"] for row in shown] == ["\N{EN DASH}", "problems"]
@@ -177,6 +177,6 @@ def test_every_form_holds_the_same_figures(evaluated, capsys):
 def test_settings_that_differ_in_the_last_digit_differ_in_the_table():
     entry = {"step": 1, "steps": 1, "metrics": {"loss": 0.123456, "tokens_per_second": 123456.7}}
     rates = [0.00123456, 0.00123457]
-    found = [entry | {"folder": f"runs/{rate}", "settings": {"rate": rate, "s": "x" * 90}} for rate in rates]
-    (table,) = runs.tables({"differ": ["rate", "s"], "runs": found, "left_out": []})
+    entries = [entry | {"folder": f"runs/{rate}", "settings": {"rate": rate, "s": "x" * 90}} for rate in rates]
+    (table,) = runs.tables({"differ": ["rate", "s"], "runs": entries, "left_out": []})
     assert [row[1:] for row in table.rows] == [[str(r), "x" * 90, "1/1", "0.1235", "123457"] for r in rates]

@@ -80,7 +80,7 @@ def whole(folder):
 
 def equal(run, other):
     """Whether two runs have the same figures, parameters and best parameters, bit for bit."""
-    of_run = [json.loads((each / "rl.json").read_bytes()) for each in (run, other)]
+    of_run = [json.loads((run_folder / "rl.json").read_bytes()) for run_folder in (run, other)]
     assert of_run[0]["evaluations"] == of_run[1]["evaluations"] and of_run[0]["fresh"] == of_run[1]["fresh"]
     assert untimed(lines(run)) == untimed(lines(other))
     with one_device():
@@ -165,18 +165,18 @@ def test_a_job_without_a_process_that_learns_is_refused(folder, tmp_path):
 
 
 def test_a_judged_group_survives_a_message_and_a_checkpoint():
-    one = Rollout((1, 2, 3), np.array([-0.1, -0.7, -1e-9], np.float32), (2, 3), ("a", "b"), True)
+    sample = Rollout((1, 2, 3), np.array([-0.1, -0.7, -1e-9], np.float32), (2, 3), ("a", "b"), True)
     record = {"problem": "p", "answer": 3}
     scores, second = [np.array([0.1, 0.7], np.float32)], [np.array([0.3, 1e-7], np.float32)]
-    group = rollout.Group(record, [one], np.array([1 / 3]), scores, True, 2, second)
+    group = rollout.Group(record, [sample], np.array([1 / 3]), scores, True, 2, second)
     told = json.loads(json.dumps(group.json()))
     again = rollout.Group.of_json(told, {"p": record})
     assert again.json() == group.json() and again.record is record
     assert again.scores is not None and again.scores[0].dtype == np.float32
     waiting = loop.Progress(update=3, ahead=[Ahead(4, 2, [], judged=[told])])
-    there = loop.Progress()
-    there.set_state(json.loads(json.dumps(waiting.get_state())))
-    assert there == waiting and there.ahead[0].judged == [told]
+    restored = loop.Progress()
+    restored.set_state(json.loads(json.dumps(waiting.get_state())))
+    assert restored == waiting and restored.ahead[0].judged == [told]
 
 
 GROUPS = """

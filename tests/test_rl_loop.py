@@ -94,11 +94,11 @@ def params_of(folder):
 
 def test_a_refreshed_prm_is_adopted_for_its_auroc_on_fresh_steps_of_held_out_problems(whole):
     folder, result, _ = whole
-    for each in result["refreshes"]:
-        assert each["adopted"] == (each["after"] >= each["before"])
+    for refreshed in result["refreshes"]:
+        assert refreshed["adopted"] == (refreshed["after"] >= refreshed["before"])
     first, last = result["refreshes"][0], result["evaluations"][-1]
     assert first["adopted"] and first["after"] > first["before"]
-    assert last["prm"] == f"prm/{max(each['update'] for each in result['refreshes'] if each['adopted'])}"
+    assert last["prm"] == f"prm/{max(refreshed['update'] for refreshed in result['refreshes'] if refreshed['adopted'])}"
     assert (folder / last["prm"] / "experiment.json").is_file()
     at = next(evaluation for evaluation in result["evaluations"] if evaluation["update"] == first["update"])
     assert at["auroc"] == first["after"]  # the same samples, by the adopted PRM
@@ -115,7 +115,7 @@ def test_samples_are_drawn_so_many_updates_before(data, tmp_path, monkeypatch, s
 
     monkeypatch.setattr(sampling, "sample", sample)
     loop.train(experiment(data, evaluate_every=4, stale=stale, minibatches=1, **VERIFIER), tmp_path / "run")
-    assert [each for each in drawn if each[0] > 0] == [(n, max(0, n - 1 - stale)) for n in range(1, 5)]
+    assert [call for call in drawn if call[0] > 0] == [(n, max(0, n - 1 - stale)) for n in range(1, 5)]
     behind = [row.get("behind") for row in lines(tmp_path / "run") if "loss" in row]
     assert behind == ([0, 1, 2, 2] if stale else [None] * 4)
 
@@ -238,7 +238,7 @@ def test_a_step_is_scored_after_the_steps_before_it_in_its_own_sample():
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample():
     correct_PN = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
     for k, value in pass_at(correct_PN).items():
-        subsets = [correct_PN[:, list(some)].any(1) for some in itertools.combinations(range(4), int(k))]
+        subsets = [correct_PN[:, list(subset)].any(1) for subset in itertools.combinations(range(4), int(k))]
         assert value == pytest.approx(np.mean(subsets))
 
 

@@ -69,7 +69,7 @@ def written(path):
 
     def sample(policy, problems, n, *, seed, update, costs):
         drawn = samples.sample(policy, problems, n, seed=seed, update=update, costs=costs)
-        every.append([update, [[one.ids for one in samples] for samples in drawn]])
+        every.append([update, [[sample.ids for sample in samples] for samples in drawn]])
         return drawn
 
     with pytest.MonkeyPatch.context() as patch:
@@ -121,9 +121,9 @@ def test_two_learn_what_one_learns(both):
     start = numbers_of(folder / "data/policy")
     moved = max(np.abs(before[name] - start[name]).max() for name in before)
     assert apart < 1e-5 and moved > 1e-2  # numbers of about 1
-    for one, two in zip(untimed(lines(folder / "alone")), untimed(lines(folder / "whole")), strict=True):
-        assert one.keys() == two.keys()
-        np.testing.assert_allclose([*one.values()], [*two.values()], rtol=1e-3, atol=1e-5)
+    for first, second in zip(untimed(lines(folder / "alone")), untimed(lines(folder / "whole")), strict=True):
+        assert first.keys() == second.keys()
+        np.testing.assert_allclose([*first.values()], [*second.values()], rtol=1e-3, atol=1e-5)
 
 
 def numbers_of(folder):
@@ -166,5 +166,5 @@ def test_a_server_samples_for_two_processes_what_it_samples_for_one(serve, tmp_p
     assert [evaluation["gold_P"] for evaluation in together["evaluations"]] == [
         evaluation["gold_P"] for evaluation in alone["evaluations"]
     ]
-    one, two = numbers_of(tmp_path / "one"), numbers_of(tmp_path / "two")
-    assert max(np.abs(one[name] - two[name]).max() for name in one) < 1e-5  # float32 rounding, as above
+    first, second = numbers_of(tmp_path / "one"), numbers_of(tmp_path / "two")
+    assert max(np.abs(first[name] - second[name]).max() for name in first) < 1e-5  # float32 rounding, as above

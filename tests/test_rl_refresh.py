@@ -41,13 +41,13 @@ GROUPS = [
 
 def test_verdicts_are_the_fractions_of_completions_that_the_verifier_accepts():
     policy, verifier = Digits(), of_function(product_is_even)
-    both, one = (
+    both, single = (
         refresh.verdicts_of_rollouts(GROUPS, policy, verifier, RefreshConfig(rollouts=6, chains=n)) for n in (2, 1)
     )
     # Of completions 0 to 5 the first is cut off. After an odd prefix 2 and 4 are accepted, after an even one all.
     assert both == [[[2 / 6, 2 / 6, 0.0], [2 / 6, 1.0], []], [[5 / 6, 1.0], [0.0]]]
     assert len(policy.prefixes) == 2 * 3  # the shared first step is completed once
-    assert one[0][1] == [None, None]
+    assert single[0][1] == [None, None]
 
 
 def test_labels_are_as_the_prm_takes_them():
@@ -89,9 +89,9 @@ def test_a_prm_learns_from_the_policy_and_is_adopted_by_its_auroc(data, tmp_path
         credit=CreditConfig("verifier", "rloo", "constant", length=16),
     )  # fmt: skip
     result = loop.train(config, tmp_path / "run")
-    assert [each["update"] for each in result["refreshes"]] == [1, 2]
-    for each, evaluation in zip(result["refreshes"], result["evaluations"][1:], strict=True):
-        assert each["adopted"] == (each["after"] >= each["before"])
-        assert evaluation["auroc"] == max(each["after"], each["before"])
+    assert [refreshed["update"] for refreshed in result["refreshes"]] == [1, 2]
+    for refreshed, evaluation in zip(result["refreshes"], result["evaluations"][1:], strict=True):
+        assert refreshed["adopted"] == (refreshed["after"] >= refreshed["before"])
+        assert evaluation["auroc"] == max(refreshed["after"], refreshed["before"])
     lengths = [len((tmp_path / f"run/prm/{n}.jsonl").read_text().splitlines()) for n in (1, 2)]
     assert lengths == [4, 4]  # a record for every problem of the update

@@ -46,6 +46,6 @@ def test_openrlhf_is_paid_for_right_answers_alone(monkeypatch):
     reward_func = block("reward_func")
     prompt = "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     answers = ["2 + 2 = 4.\nThe answer is 4.<|im_end|>", "The answer is 5.<|im_end|>", ""]
-    found = reward_func([prompt + text for text in answers], [prompt] * 3, ["4"] * 3)
-    assert found["rewards"].tolist() == pytest.approx([0.7, 0.0, 0.0])
+    rewards = reward_func([prompt + text for text in answers], [prompt] * 3, ["4"] * 3)
+    assert rewards["rewards"].tolist() == pytest.approx([0.7, 0.0, 0.0])
     assert scored == [("What is 2 + 2?", ["2 + 2 = 4.", "The answer is 4."])]

@@ -19,35 +19,35 @@ from jprm.methods.verify.verifiers import of_function
 @pytest.fixture
 def processes(monkeypatch):
     """Returns a function that calls another in `count` threads, each a process to `jprm.multihost`."""
-    own = threading.local()
+    process = threading.local()
 
     def run(count, call):
-        said, found, barrier = [None] * count, [None] * count, threading.Barrier(count, timeout=60)
+        said, results, barrier = [None] * count, [None] * count, threading.Barrier(count, timeout=60)
 
         def shared(value):
-            said[own.index] = json.dumps(value)
+            said[process.index] = json.dumps(value)
             barrier.wait()
-            told = [json.loads(each) for each in said]
+            told = [json.loads(message) for message in said]
             barrier.wait()
             return told
 
         def thread(index):
-            own.index = index
+            process.index = index
             try:
-                found[index] = call(index)
+                results[index] = call(index)
             except Exception as error:
-                found[index] = error
+                results[index] = error
 
-        fake = types.SimpleNamespace(process_count=lambda: count, process_index=lambda: own.index)
+        fake = types.SimpleNamespace(process_count=lambda: count, process_index=lambda: process.index)
         with monkeypatch.context() as patch:
             patch.setattr(multihost, "jax", fake)
             patch.setattr(multihost, "shared", shared)
             threads = [threading.Thread(target=thread, args=[i]) for i in range(count)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
-        return found
+            for started in threads:
+                started.start()
+            for started in threads:
+                started.join()
+        return results
 
     return run
 
@@ -62,16 +62,18 @@ def test_every_process_gets_the_trajectories_that_one_draws(processes, policy, d
 
     policy.draw = counted
     try:
-        found = processes(3, lambda index: samples.sample(policy, PROBLEMS, 6, seed=3, update=5))
+        results = processes(3, lambda index: samples.sample(policy, PROBLEMS, 6, seed=3, update=5))
     finally:
         del policy.draw
     assert sorted(calls) == [[problem] for problem in PROBLEMS]  # the third has none to draw
-    for each in found:
-        for some, wanted in zip(each, drawn, strict=True):
-            assert [(one.ids, one.steps, one.ended) for one in some] == [(a.ids, a.steps, a.ended) for a in wanted]
-            for one, other in zip(some, wanted, strict=True):  # float32 rounding, in batches of other sizes
-                np.testing.assert_allclose(one.log_probability_T, other.log_probability_T, atol=1e-5)
-                assert one.log_probability_T.dtype == np.float32
+    for result in results:
+        for group, wanted in zip(result, drawn, strict=True):
+            assert [(sample.ids, sample.steps, sample.ended) for sample in group] == [
+                (a.ids, a.steps, a.ended) for a in wanted
+            ]
+            for sample, expected in zip(group, wanted, strict=True):  # float32 rounding, in batches of other sizes
+                np.testing.assert_allclose(sample.log_probability_T, expected.log_probability_T, atol=1e-5)
+                assert sample.log_probability_T.dtype == np.float32
 
 
 RECORDS = [{"problem": f"p{i}", "answer": i} for i in range(5)]
@@ -96,8 +98,8 @@ def test_every_process_gets_the_groups_that_one_judges(processes, prm):
             assert group.record == wanted.record and group.samples == wanted.samples
             np.testing.assert_array_equal(group.reward_G, wanted.reward_G)
             assert (group.scores is None) == (prm is None)
-            for some, others in zip(group.scores or [], wanted.scores or [], strict=True):
-                np.testing.assert_array_equal(some, others)
+            for scores, others in zip(group.scores or [], wanted.scores or [], strict=True):
+                np.testing.assert_array_equal(scores, others)
     assert sorted(seen) == sorted(once)  # nothing is judged twice
 
 
@@ -114,7 +116,7 @@ def test_files_of_problems_that_differ_between_hosts_are_refused(processes, tmp_
     for i in range(2):
         write_records(tmp_path / f"{i}.jsonl", RECORDS[i:])
     verifier = of_function(reward)
-    for found in processes(2, lambda index: rollout.read_records([str(tmp_path / f"{index}.jsonl")], verifier)):
-        assert isinstance(found, ValueError) and "the hosts do not have the same problems there" in str(found)
+    for error in processes(2, lambda index: rollout.read_records([str(tmp_path / f"{index}.jsonl")], verifier)):
+        assert isinstance(error, ValueError) and "the hosts do not have the same problems there" in str(error)
     same = processes(2, lambda index: rollout.read_records([str(tmp_path / "0.jsonl")], verifier))
     assert same[0] == same[1] == RECORDS

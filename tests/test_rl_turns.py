@@ -43,7 +43,7 @@ WORLD = Environment(reset, step, copy.deepcopy)
 """
 
 
-def one(ids, observed, stops, reward=1.0):
+def episode_of(ids, observed, stops, reward=1.0):
     log = np.where(np.isin(np.arange(len(ids)), np.concatenate([np.arange(a, b) for a, b in observed])), 0.0, -1.0)
     episode = {"messages": [], "turns": [], "reward": reward, "error": ""}
     return Rollout(tuple(ids), log.astype(np.float32), stops, ("x",) * len(stops), True, (1, 2), observed, episode)
@@ -51,7 +51,7 @@ def one(ids, observed, stops, reward=1.0):
 
 @pytest.mark.parametrize("norm", ["sequence", "group", "constant"])
 def test_credit_is_by_turn_and_what_the_world_wrote_has_none(norm):
-    samples = [one([5, 6, 7, 8, 9, 3], ((2, 4),), (2, 6)), one([5, 6, 7, 8, 4], ((2, 4),), (2, 5))]
+    samples = [episode_of([5, 6, 7, 8, 9, 3], ((2, 4),), (2, 6)), episode_of([5, 6, 7, 8, 4], ((2, 4),), (2, 5))]
     config = CreditConfig("sum", "rloo", norm, length=4 if norm == "constant" else 0)
     advantage = token_advantages(samples, np.array([1.0, 0.0]), [np.array([0.9, 0.2]), np.array([0.5, 0.6])], config)
     # outcome 1 - 0; reward to go of turn 1 is 1.1 against 1.1, of turn 2 is 0.2 against 0.6
@@ -61,10 +61,10 @@ def test_credit_is_by_turn_and_what_the_world_wrote_has_none(norm):
         np.testing.assert_allclose(got, np.array(want) / size, atol=1e-12)
     tree = group_tree("p", (1, 2), samples, advantage)
     token_M = tree.label_M.astype(int)
-    of = {name: dict(zip(token_M.tolist(), tree.extras[name].tolist(), strict=True)) for name in tree.extras}
-    assert of["count"] == {5: 2, 6: 2, 7: 0, 8: 0, 9: 1, 3: 1, 4: 1}
-    assert dict(zip(token_M.tolist(), tree.weight_M.tolist(), strict=True)) == of["count"]
-    assert of["gain"][7] == of["penalty"][8] == 0 and of["old"][7] == 0
+    by_name = {name: dict(zip(token_M.tolist(), tree.extras[name].tolist(), strict=True)) for name in tree.extras}
+    assert by_name["count"] == {5: 2, 6: 2, 7: 0, 8: 0, 9: 1, 3: 1, 4: 1}
+    assert dict(zip(token_M.tolist(), tree.weight_M.tolist(), strict=True)) == by_name["count"]
+    assert by_name["gain"][7] == by_name["penalty"][8] == 0 and by_name["old"][7] == 0
     assert Rollout.of_json(json.loads(json.dumps(samples[0].json()))).observed == samples[0].observed
 
 
@@ -143,7 +143,12 @@ def test_what_episodes_do_not_go_with_is_refused(folder):
 def test_episodes_that_begin_differently_are_trained_each_after_its_own_beginning(method):
     """A world that draws its start: the baseline is the task's, the tokens before a sample are its own."""
     none = ((0, 0),)
-    begun = one([5, 6], none, (2,)), one([5, 7], none, (2,), 0.0), one([5, 8], none, (2,)), one([9, 8], none, (2,), 0.0)
+    begun = (
+        episode_of([5, 6], none, (2,)),
+        episode_of([5, 7], none, (2,), 0.0),
+        episode_of([5, 8], none, (2,)),
+        episode_of([9, 8], none, (2,), 0.0),
+    )
     starts = (1, 2, 3), (1, 2, 9, 9)
     samples = [dataclasses.replace(x, prompt=starts[i]) for x, i in zip(begun, (0, 1, 1, 0), strict=True)]
     group = rollout.Group({"problem": "p"}, samples, np.array([1.0, 0.0, 1.0, 0.0]), None)

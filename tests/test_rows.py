@@ -30,8 +30,8 @@ def numbered(trees):
 
 
 def packed(trees, tokens, slots, chains=False):
-    given = [token_tree(tree, Letters(), extras=("tree", "node")) for tree in numbered(trees)]
-    return pack(given, tokens, slots, too_long="error", chains=chains)
+    token_trees = [token_tree(tree, Letters(), extras=("tree", "node")) for tree in numbered(trees)]
+    return pack(token_trees, tokens, slots, too_long="error", chains=chains)
 
 
 def longest(trees):
@@ -59,13 +59,13 @@ def relations(rows):
 def test_structure_equals_brute_force_whatever_the_row(trees, spare_tokens, spare_slots, chains):
     """With the nodes' numbers as extras, every pair of slots of a row is a pair of nodes whose relation is known."""
     tokens, slots = longest(trees)
-    made = packed(trees, tokens + spare_tokens, slots + spare_slots, chains)
-    rows, seen, together = made.rows, [], set()
+    packed_rows = packed(trees, tokens + spare_tokens, slots + spare_slots, chains)
+    rows, seen, together = packed_rows.rows, [], set()
     before, alike = relations(rows)
     for b in range(len(rows.tokens)):
         used = np.flatnonzero(rows.tree[b] >= 0)
         node = {s: (int(rows.extras["tree"][b, s]), int(rows.extras["node"][b, s])) for s in used}
-        np.testing.assert_array_equal(rows.owned[b], made.node_BS[b] >= 0)
+        np.testing.assert_array_equal(rows.owned[b], packed_rows.node_BS[b] >= 0)
         for s in range(rows.tree.shape[1]):
             if s not in node:
                 unused = rows.parent[b, s], rows.problem[b, s], rows.step_end[b, s], rows.weight[b, s]
@@ -76,7 +76,7 @@ def test_structure_equals_brute_force_whatever_the_row(trees, spare_tokens, spar
                 continue
             tree, n = node[s]
             if rows.owned[b, s]:
-                assert node[s] == (made.tree_BS[b, s], made.node_BS[b, s])
+                assert node[s] == (packed_rows.tree_BS[b, s], packed_rows.node_BS[b, s])
             assert rows.problem[b, s] == len(trees[tree].problem) + 1
             assert rows.weight[b, s] == rows.tree_weight[b, s] * rows.owned[b, s]
             assert rows.leaf[b, s] == all(other.parent != n for other in trees[tree].nodes)
@@ -128,24 +128,24 @@ def test_extras_that_do_not_fit_are_refused():
     def tree(*extras):
         return ReasoningTree("p", tuple(Node(-1, "a", extra=extra) for extra in extras))
 
-    made = token_tree(tree({"v": 2}, {}, {"v": None}), Letters(), extras=("v",))
-    np.testing.assert_array_equal(made.extras["v"], [2, np.nan, np.nan])  # an absent class is not class 0
+    flat = token_tree(tree({"v": 2}, {}, {"v": None}), Letters(), extras=("v",))
+    np.testing.assert_array_equal(flat.extras["v"], [2, np.nan, np.nan])  # an absent class is not class 0
     for call, named in [
         (lambda: token_tree(tree({}, {"w": 1}), Letters(), extras=("v",)), "'v'"),
         (lambda: token_tree(tree({"v": 1}, {"v": "high"}), Letters(), extras=("v",)), "node 1: v"),
         (lambda: token_tree(tree({"v": 1}), Letters(end=0), "token", ("v",)), "every"),
-        (lambda: pack([made, token_tree(tree({}), Letters())], 8, 4, too_long="error"), "tree 1"),
+        (lambda: pack([flat, token_tree(tree({}), Letters())], 8, 4, too_long="error"), "tree 1"),
     ]:
         refused(ValueError, named, call)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_rows_of_one_slot_have_no_relations_on_a_mesh_either(rows):
-    one = dataclasses.replace(empty_rows(rows, 8, 1), weight=np.ones((rows, 1), np.float32))
+    single = dataclasses.replace(empty_rows(rows, 8, 1), weight=np.ones((rows, 1), np.float32))
     target = TargetConfig("value", "none", "mask", soft="progress")
     with jax.set_mesh(mesh := make_mesh(devices=jax.devices()[:1])):
-        put = put_rows(one, mesh)
+        put = put_rows(single, mesh)
         assert not ancestors(put).any() and not siblings(put).any()
-        np.testing.assert_array_equal(path_sum(put.label, put), one.label)
-        np.testing.assert_array_equal(returns(put, put.label, put.label, put.weight, 0.5)[0], one.label)
+        np.testing.assert_array_equal(path_sum(put.label, put), single.label)
+        np.testing.assert_array_equal(returns(put, put.label, put.label, put.weight, 0.5)[0], single.label)
         assert not targets(put, target)[1].any()

@@ -40,10 +40,10 @@ class Stopping(Markov):
         super().__init__()
         self.limit = limit
 
-    def one(self, prefix, until, number):
+    def draw_one(self, prefix, until, number):
         if self.sampled == self.limit:
             raise KeyboardInterrupt
-        return super().one(prefix, until, number)
+        return super().draw_one(prefix, until, number)
 
 
 def test_every_problem_becomes_a_pool(folder):
@@ -54,7 +54,7 @@ def test_every_problem_becomes_a_pool(folder):
     for record in records:
         tree_of(record)  # is a pool
         for number, sample in enumerate(record["samples"]):
-            drawn = policy.one(Prefix(record["problem"]), "end", number)
+            drawn = policy.draw_one(Prefix(record["problem"]), "end", number)
             assert sample["steps"] == list(drawn.steps) and sample["tokens"] == drawn.tokens
             assert sample["correct"] == (sample["answer"] == "1")
     samples = [sample for record in records for sample in record["samples"]]
@@ -108,7 +108,7 @@ def test_another_request_and_a_policy_that_is_down_are_refused(folder):
         run(folder, n=5)
 
     class Down(Markov):
-        def one(self, prefix, until, number):
+        def draw_one(self, prefix, until, number):
             return Sample((), 0, "error", error="no route to host")
 
     (folder / "pools.jsonl").unlink()
@@ -120,16 +120,16 @@ def test_numbers_of_every_token():
     """Ids, log-probabilities and entropies are as many as the tokens; the entropies are those of the logits."""
     sampler, heard = make(logprobs=True, entropies=5, temperature=0.7, top_p=1.0), []
     sampler.watch = lambda tokens, ended: heard.append((tokens, ended))
-    ((one, other),) = sampler.sample([Prefix("abc")], 2, until="end", seed=3)
-    assert heard == sorted(heard) and heard[-1] == (one.tokens + other.tokens, 2)  # it tells how far it is
-    assert len(one.token_ids) == len(one.token_logprobs) == len(one.token_entropies) == one.tokens
+    ((first, second),) = sampler.sample([Prefix("abc")], 2, until="end", seed=3)
+    assert heard == sorted(heard) and heard[-1] == (first.tokens + second.tokens, 2)  # it tells how far it is
+    assert len(first.token_ids) == len(first.token_logprobs) == len(first.token_entropies) == first.tokens
     ((plain, _),) = make(temperature=0.7, top_p=1.0).sample([Prefix("abc")], 2, until="end", seed=3)
-    assert plain.steps == one.steps and plain.logprob == one.logprob and not plain.token_entropies
-    record = pool(Problem("abc", "1"), [one])["samples"][0]
-    assert record["token_ids"] == list(one.token_ids)
-    np.testing.assert_allclose(record["token_entropies"], one.token_entropies, atol=1e-6)
-    assert all(0 <= entropy <= math.log(5) + 1e-6 for entropy in one.token_entropies)
-    assert sampler.tokenizer.decode(list(one.token_ids)) == "".join(text for text, _ in one.token_logprobs)
+    assert plain.steps == first.steps and plain.logprob == first.logprob and not plain.token_entropies
+    record = pool(Problem("abc", "1"), [first])["samples"][0]
+    assert record["token_ids"] == list(first.token_ids)
+    np.testing.assert_allclose(record["token_entropies"], first.token_entropies, atol=1e-6)
+    assert all(0 <= entropy <= math.log(5) + 1e-6 for entropy in first.token_entropies)
+    assert sampler.tokenizer.decode(list(first.token_ids)) == "".join(text for text, _ in first.token_logprobs)
     assert isinstance(sampler.tokenizer, Letters)
 
 

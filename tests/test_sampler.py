@@ -78,9 +78,9 @@ def log_probabilities(ids):
     return np.asarray(jax.nn.log_softmax(logit_TV))[: len(ids)]
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     """The same tokens; log-probabilities up to the order of float32 sums."""
-    for a, b in zip(sum(found, []), sum(expected, []), strict=True):
+    for a, b in zip(sum(actual, []), sum(expected, []), strict=True):
         assert dataclasses.replace(a, logprob=None) == dataclasses.replace(b, logprob=None)
         assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
 
@@ -146,9 +146,10 @@ def test_every_mesh_draws_as_one_device_does(chains):
 @pytest.mark.slow
 def test_every_mesh_draws_from_a_model_with_windows_as_one_device_does():
     model = dataclasses.replace(GEMMA, head="language")
-    one = make(model=model, temperature=1.0).sample(PREFIXES, N, until="end", seed=5)
+    expected = make(model=model, temperature=1.0).sample(PREFIXES, N, until="end", seed=5)
     assert_same(
-        make(make_mesh(MeshConfig(2, 2, 2)), model=model, temperature=1.0).sample(PREFIXES, N, until="end", seed=5), one
+        make(make_mesh(MeshConfig(2, 2, 2)), model=model, temperature=1.0).sample(PREFIXES, N, until="end", seed=5),
+        expected,
     )
 
 

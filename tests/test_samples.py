@@ -44,30 +44,30 @@ def learned(params, problem, ids):
 
 def test_the_samplers_log_probabilities_are_the_learners(drawn):
     for problem, samples in zip(PROBLEMS, drawn, strict=True):
-        for each in samples:
+        for rollout in samples:
             # float32 sums in another order, through two layers and the softmax
-            np.testing.assert_allclose(each.log_probability_T, learned(weights(), problem, each.ids), atol=1e-4)
-    assert {each.ended for samples in drawn for each in samples} == {True, False}
+            np.testing.assert_allclose(rollout.log_probability_T, learned(weights(), problem, rollout.ids), atol=1e-4)
+    assert {rollout.ended for samples in drawn for rollout in samples} == {True, False}
 
 
 def test_steps_are_spans_of_the_sampled_tokens(policy, drawn):
     texts = policy.sample([Prefix(problem) for problem in PROBLEMS], 6, until="end", seed=0)  # another stream of draws
     assert [s.steps for s in sum(texts, [])] != [t.steps for t in sum(drawn, [])]
     raw = policy.draw([Prefix(problem) for problem in PROBLEMS], 6, until="end", seed=0, stream=(3, 5))
-    for each, ids in zip(sum(drawn, []), sum(raw, []), strict=True):
-        assert each.ids == ids.ids and each.ended == (each.ids[-1] == 1)
-        written = each.ids[:-1] if each.ended else each.ids
-        assert tuple(s.strip() for s in Letters().decode(written).split("\n") if s.strip()) == each.steps
-        spans = [each.ids[a:b] for a, b in zip((0, *each.step_stop), each.step_stop, strict=False)]
-        assert sum(spans, ()) == (each.ids if each.steps else ())
+    for rollout, ids in zip(sum(drawn, []), sum(raw, []), strict=True):
+        assert rollout.ids == ids.ids and rollout.ended == (rollout.ids[-1] == 1)
+        written = rollout.ids[:-1] if rollout.ended else rollout.ids
+        assert tuple(s.strip() for s in Letters().decode(written).split("\n") if s.strip()) == rollout.steps
+        spans = [rollout.ids[a:b] for a, b in zip((0, *rollout.step_stop), rollout.step_stop, strict=False)]
+        assert sum(spans, ()) == (rollout.ids if rollout.steps else ())
 
 
 def test_a_draw_is_numbered_by_seed_update_problem_and_sample(policy, drawn):
     again = sample(policy, PROBLEMS[::-1], 3, seed=3, update=5)[::-1]
     for few, many in zip(again, drawn, strict=True):
-        assert [each.ids for each in few] == [each.ids for each in many[:3]]
+        assert [sample.ids for sample in few] == [sample.ids for sample in many[:3]]
     others = [sample(policy, PROBLEMS, 6, seed=s, update=u) for s, u in ((3, 6), (4, 5), (5, 3))]
-    chains = [each.ids for batch in (drawn, *others) for samples in batch for each in samples]
+    chains = [sample.ids for batch in (drawn, *others) for samples in batch for sample in samples]
     long = [ids for ids in chains if len(ids) > 4]  # a short one may be drawn twice
     assert len(set(long)) == len(long)
 
@@ -83,8 +83,10 @@ def test_pushed_parameters_are_sampled_without_compiling_again_and_are_a_copy(dr
     after = sample(policy, PROBLEMS, 6, seed=3, update=5)
     assert (decode.decode_samples._cache_size(), decode.prefill._cache_size()) == compiled
     assert policy.name.startswith("letters@1#") and [t.ids for t in after[0]] != [t.ids for t in drawn[0]]
-    for each in after[0]:
-        np.testing.assert_allclose(each.log_probability_T, learned(changed, PROBLEMS[0], each.ids), atol=1e-4)
+    for drawn_sample in after[0]:
+        np.testing.assert_allclose(
+            drawn_sample.log_probability_T, learned(changed, PROBLEMS[0], drawn_sample.ids), atol=1e-4
+        )
 
 
 def test_a_blank_chain_has_no_step(policy):

@@ -93,11 +93,11 @@ def test_an_output_of_another_release_is_refused(score, input_file, tmp_path):
     """An earlier one does not say what config its scores are of."""
     score(input_file, tmp_path / "out.jsonl")
     info, output = tmp_path / "out.jsonl.info.json", (tmp_path / "out.jsonl").read_bytes()
-    there = json.loads(info.read_text())
-    info.write_text(json.dumps(there | {"version": 3}))
+    recorded = json.loads(info.read_text())
+    info.write_text(json.dumps(recorded | {"version": 3}))
     refused(ValueError, "out.jsonl.info.json: .*version 3", score, input_file, tmp_path / "out.jsonl")
-    assert there.pop("digests")
-    info.write_text(json.dumps(there | {"version": 1, "digest": "0" * 16}))
+    assert recorded.pop("digests")
+    info.write_text(json.dumps(recorded | {"version": 1, "digest": "0" * 16}))
     refused(ValueError, "of another model, input or request ", score, input_file, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_bytes() == output
 

@@ -66,9 +66,9 @@ def test_files_keep_the_digits_of_a_low_score():
     """Seven decimals made all below 5e-8 the same, and a product with one of them 0."""
     score_N = np.array([3e-9, 2e-8, 1e-30, 0, 0.01234567, 0.1, 1 / 3, 1 - 2**-24, 1, -123.45678], np.float32)
     chain = {"problem": "p", "steps": ["x"] * len(score_N)}
-    found = json.loads(json.dumps(scorer.scored(chain, tree_of(chain), {"score": score_N})))["scores"]
-    np.testing.assert_allclose(found, score_N, rtol=5e-7)  # half a unit of the seventh digit
-    assert found[4:7] == [0.01234567, 0.1, 0.3333333]  # and none that float32 has not
+    stored = json.loads(json.dumps(scorer.scored(chain, tree_of(chain), {"score": score_N})))["scores"]
+    np.testing.assert_allclose(stored, score_N, rtol=5e-7)  # half a unit of the seventh digit
+    assert stored[4:7] == [0.01234567, 0.1, 0.3333333]  # and none that float32 has not
 
 
 @settings(max_examples=5, deadline=None)
@@ -80,8 +80,8 @@ def test_trees_and_pools_score_as_their_chains_do(prm, seed):
     texts = [node["text"] for node in tree["nodes"]]
     for path in chains_of(tree_of(tree)):
         expected = prm.score(tree["problem"], [texts[node] for node in path])
-        found = [scored_tree["nodes"][node]["score"] for node in path]
-        np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=0)
+        actual = [scored_tree["nodes"][node]["score"] for node in path]
+        np.testing.assert_allclose(actual, expected, atol=CLOSE, rtol=0)
     for sample in scored_pool["samples"]:
         np.testing.assert_allclose(sample["scores"], prm.score("q", sample["steps"]), atol=CLOSE, rtol=0)
 
@@ -137,16 +137,16 @@ def test_rows_are_no_longer_than_asked_for_unless_a_chain_is(prm):
 
 def test_every_tree_has_its_row_and_rows_are_full(prm):
     """Trees of 20 to 250 tokens: what is left after full rows goes into shorter ones, one of a size."""
-    given = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
-    groups = scorer.row_groups(given, scorer.LONGEST)
+    token_trees = [token_tree(tree_of(tree), prm.layout) for tree in trees(100, seed=8)]
+    groups = scorer.row_groups(token_trees, scorer.LONGEST)
     assert sorted(i for members in groups.values() for i in members) == list(range(100))
     packed = [
-        pack([given[i] for i in group], tokens, tokens // 2, too_long="error") for tokens, group in groups.items()
+        pack([token_trees[i] for i in group], tokens, tokens // 2, too_long="error") for tokens, group in groups.items()
     ]
     assert list(groups) == sorted(groups, reverse=True) and max(groups) == scorer.FILLED
     assert all(len(p.rows.tokens) <= 2 for p in packed[1:])
     report = sum((p.report for p in packed), PackReport())
-    assert report.tokens == sum(len(tree.tokens_N) for tree in given)
+    assert report.tokens == sum(len(tree.tokens_N) for tree in token_trees)
     assert report.padding_share < 0.1
 
 
@@ -178,11 +178,11 @@ def test_two_models_score_a_chain_a_row_too(prm, monkeypatch):
     policy = dataclasses.replace(prm.config, head="language")
     other = LogRatio(jax.tree.map(lambda x: 1.1 * x, prm.params), policy, 0.5)
     implicit = dataclasses.replace(prm, config=policy, ratio=other)
-    given = [tree_of(record) for record in trees(5, seed=5)]
-    expected = np.concatenate(implicit.score_trees(given))
+    scored_trees = [tree_of(record) for record in trees(5, seed=5)]
+    expected = np.concatenate(implicit.score_trees(scored_trees))
     monkeypatch.setattr(scorer, "chain_rows", lambda config: True)
     # Sums of up to a hundred differences of logarithms, each off by a few 6e-8 of some five.
-    np.testing.assert_allclose(np.concatenate(implicit.score_trees(given)), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(np.concatenate(implicit.score_trees(scored_trees)), expected, atol=1e-4, rtol=0)
     assert np.ptp(expected) > 0.1
 
 
@@ -222,12 +222,14 @@ def test_a_run_that_was_trained_with_a_kernel_is_scored_on_a_cpu(tiny_run, tmp_p
     path = tmp_path / "run" / "experiment.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps(values | {"model": values["model"] | {"attention": "kernel"}}))
-    stored, own = jprm.load(tmp_path / "run"), jprm.load(tiny_run.folder)
-    assert (own.config.attention, stored.config.attention) == ("reference", "paths")
+    stored, original = jprm.load(tmp_path / "run"), jprm.load(tiny_run.folder)
+    assert (original.config.attention, stored.config.attention) == ("reference", "paths")
     assert jprm.load(tmp_path / "run", attention="kernel").config.attention == "kernel"  # asked for: interpreted
-    given = [tree_of(record) for record in [*chains(5), *trees(2)]]
+    scored_trees = [tree_of(record) for record in [*chains(5), *trees(2)]]
     # Sums of one row in another order: a few roundings of 6e-8 on logits of size 1.
-    np.testing.assert_allclose(*(np.concatenate(prm.score_trees(given)) for prm in (stored, own)), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        *(np.concatenate(prm.score_trees(scored_trees)) for prm in (stored, original)), atol=1e-5, rtol=0
+    )
 
 
 def test_a_chain_that_no_memory_holds_is_named_before_it_is_compiled(prm, monkeypatch):
@@ -262,6 +264,6 @@ def test_arrays_and_tuples_are_lists(prm):
     record = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7."], "labels": [1, 0]}
     (expected,) = prm.score_many([record])
     for steps, labels in ((np.array(record["steps"], object), np.array([1, 0])), (tuple(record["steps"]), (1, 0))):
-        (found,) = prm.score_many([record | {"steps": steps, "labels": labels}])
-        assert found["scores"] == expected["scores"]
-        assert record_of(tree_of(found)) == record_of(tree_of(expected))
+        (scored,) = prm.score_many([record | {"steps": steps, "labels": labels}])
+        assert scored["scores"] == expected["scores"]
+        assert record_of(tree_of(scored)) == record_of(tree_of(expected))

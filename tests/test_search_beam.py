@@ -27,8 +27,8 @@ SCORES = {"a": 0.9, "b": 0.8, "aa.": 0.5, "ab.": 0.4, "ba.": 0.3, "bb.": 0.7}
 def run(method, table=STEPS, scores=SCORES, rule="prod", problems=1, **options):
     policy, scorer = Script(table), Table(scores)
     asked = [Problem(f"p{i}") for i in range(problems)]
-    found = dict(search(asked, policy, scorer, SearchConfig(method, rule, **options)))
-    return [found[i] for i in range(problems)], policy, scorer
+    results = dict(search(asked, policy, scorer, SearchConfig(method, rule, **options)))
+    return [results[i] for i in range(problems)], policy, scorer
 
 
 def best_chain(tree, rule="prod"):
@@ -75,8 +75,8 @@ def test_a_beam_of_full_width_is_exhaustive(rule):
     fold = {"min": min, "prod": np.prod, "mean": np.mean, "last": lambda p: p[-1],
             "mean_log": lambda p: np.prod(p) ** (1 / 3)}[rule]  # fmt: skip
     value = {name: fold([scores[name[:1]], scores[name[:2]], scores[name + "."]]) for name in names if len(name) == 3}
-    found, score = best_chain(tree, rule)
-    assert found.split()[-1] == max(value, key=value.get) + "."
+    best, score = best_chain(tree, rule)
+    assert best.split()[-1] == max(value, key=value.get) + "."
     assert score == pytest.approx(max(value.values()), abs=1e-6)  # float32
     assert scorer.tokens == len(names) == 39
 
@@ -122,7 +122,7 @@ def test_problems_advance_in_lockstep():
 
 def test_a_policy_that_never_ends_is_stopped():
     class Endless(Script):
-        def one(self, steps, until, number):
+        def draw_one(self, steps, until, number):
             return Sample(("on",), 10, "step")
 
     tree = dict(search([Problem("p")], Endless({}), Table({"on": 0.5}), SearchConfig(Beam(2, 2, 5), "min")))[0]

@@ -76,17 +76,17 @@ def test_its_options_and_help_come_from_its_config(greedy, capsys):
 
 def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     """The command fills the config and hands it to the search; its checks are one line."""
-    made = []
+    configs = []
     line = ["search", "greedy", "--policy", "p", "--model", "m", "--input", "i", "--budget", "90", "--output", "o"]
     monkeypatch.setattr("jprm.methods.policy.load.load_policy", lambda path: path)
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
     monkeypatch.setattr("jprm.methods.search.lockstep.live_scorer", lambda prm: prm)
     monkeypatch.setattr("jprm.methods.scored_files.identity", lambda prm: {"model": prm.name})
-    searched = lambda *args, **_: made.append(args[-1]) or {"problems": 1}  # noqa: E731
+    searched = lambda *args, **_: configs.append(args[-1]) or {"problems": 1}  # noqa: E731
     monkeypatch.setattr("jprm.methods.search.files.search_file", searched)
     assert greedy.main([*line, "--expand", "5"]) == 0
     assert capsys.readouterr().out == "o: written. problems: 1\n"
-    assert made == [SearchConfig(find("greedy")(expand=5), "last", budget=90)]
+    assert configs == [SearchConfig(find("greedy")(expand=5), "last", budget=90)]
     assert greedy.main([*line, "--expand", "0"]) == 2
     assert capsys.readouterr().err == "error: expand is 0: it must be at least 1\n"
 

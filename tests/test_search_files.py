@@ -174,10 +174,10 @@ def test_bad_lines_stop_or_are_set_aside(folder):
 class Poison(Markov):
     """Fails at p1, and says nothing but the end for p3."""
 
-    def one(self, prefix, until, number):
+    def draw_one(self, prefix, until, number):
         if prefix.problem in ("p1", "p3"):
-            return Script({(): ["!" if prefix.problem == "p1" else ""]}).one((), until, number)
-        return super().one(prefix, until, number)
+            return Script({(): ["!" if prefix.problem == "p1" else ""]}).draw_one((), until, number)
+        return super().draw_one(prefix, until, number)
 
 
 def test_a_problem_without_a_step_is_set_aside(folder):
@@ -191,9 +191,13 @@ def test_a_server_that_goes_down_loses_nothing(folder):
     class Down(Markov):
         up = 60
 
-        def one(self, prefix, until, number):
+        def draw_one(self, prefix, until, number):
             self.up -= 1
-            return super().one(prefix, until, number) if self.up >= 0 else Script({(): ["!"]}).one((), until, number)
+            return (
+                super().draw_one(prefix, until, number)
+                if self.up >= 0
+                else Script({(): ["!"]}).draw_one((), until, number)
+            )
 
     refused(PolicyError, "server", run, folder, Down())
     policy = Markov()

@@ -40,10 +40,10 @@ def test_rescoring_counts_every_token_that_it_computes():
         problem=lambda text: [1] * 5, step=lambda text, number: [ord(text[0])] * 3, last=lambda text, number: None
     )
     scorer = Rescorer(types.SimpleNamespace(layout=layout, score_trees=depths))
-    one, two = scorer.open(["p", "q"])
-    (a, b), scores = scorer.extend([one, two], ["a", "b"])
+    first, second = scorer.open(["p", "q"])
+    (a, b), scores = scorer.extend([first, second], ["a", "b"])
     assert scores.tolist() == [1, 1] and scorer.tokens == 16
-    _, scores = scorer.extend([a, a, one, b], ["c", "d", "e", "f"])
+    _, scores = scorer.extend([a, a, first, b], ["c", "d", "e", "f"])
     assert scores.tolist() == [2, 2, 1, 2]  # p: a with c and d, and e: 5 + 4 * 3 tokens; q: b with f: 5 + 2 * 3
     assert scorer.tokens == 16 + 17 + 11
 

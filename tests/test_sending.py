@@ -81,8 +81,8 @@ def spans(item):
     return [span for a in item["resourceSpans"] for b in a["scopeSpans"] for span in b["spans"]]
 
 
-def attributes(of):
-    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in of["attributes"]}
+def attributes(span):
+    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in span["attributes"]}
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_what_a_server_refused_is_sent_by_the_next_call(scored, tmp_path):
         send("otlp", scored, output, url)
         assert len(taken) == 3
         send("otlp", scored, tmp_path / "twice.jsonl", url)
-    ids = [[(span["traceId"], span["spanId"], span["startTimeUnixNano"]) for span in spans(otlp_json(one))]
-           for one in taken]  # fmt: skip
+    ids = [[(span["traceId"], span["spanId"], span["startTimeUnixNano"]) for span in spans(otlp_json(request))]
+           for request in taken]  # fmt: skip
     assert ids[:3] == ids[3:]
 
 
@@ -187,8 +187,8 @@ def test_phoenix_shows_the_trace_and_the_scores(scored, tmp_path):
     phoenix = os.environ.get("JPRM_PHOENIX") or shutil.which("phoenix")
     if not phoenix:
         pytest.skip("the package arize-phoenix is not installed, and JPRM_PHOENIX names no `phoenix`")
-    with socket.socket() as one, socket.socket() as two:
-        ports = [each.getsockname()[1] for each in (one, two) if each.bind(("127.0.0.1", 0)) is None]
+    with socket.socket() as first, socket.socket() as second:
+        ports = [bound.getsockname()[1] for bound in (first, second) if bound.bind(("127.0.0.1", 0)) is None]
     of_server = {"WORKING_DIR": tmp_path / "phoenix", "HOST": "127.0.0.1", "PORT": ports[0], "GRPC_PORT": ports[1],
                  "TELEMETRY_ENABLED": "false"}  # fmt: skip
     environment = os.environ | {f"PHOENIX_{name}": str(value) for name, value in of_server.items()}

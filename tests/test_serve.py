@@ -37,16 +37,16 @@ def prm(tiny_run):
     """A model whose longest rows have 512 tokens, so that few shapes are compiled."""
     with tiny.one_device(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer, "LONGEST", 512)
-        made = jprm.load(tiny_run.folder)
-        assert made.warm_up(512) == [256, 512]
-        yield made
+        loaded = jprm.load(tiny_run.folder)
+        assert loaded.warm_up(512) == [256, 512]
+        yield loaded
 
 
 @pytest.fixture
 def engine(prm):
-    made = Engine(prm, 256, "tiny")
-    yield made
-    made.close()
+    running = Engine(prm, 256, "tiny")
+    yield running
+    running.close()
 
 
 def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, headers=None, **more):
@@ -59,7 +59,7 @@ def call(engine, *requests, config=CONFIG, key=None, view=None, policy=None, hea
             base_url="http://localhost",
             headers=headers,
         ) as client:
-            return await asyncio.gather(*(client.request(m, path, **given) for m, path, given in requests))
+            return await asyncio.gather(*(client.request(m, path, **options) for m, path, options in requests))
 
     return asyncio.run(send())
 
@@ -71,14 +71,14 @@ def post(path, body, **more):
 
 def test_a_record_comes_back_with_the_librarys_scores(engine, prm):
     (got,) = call(engine, post("/v1/score", CHAIN))
-    made = got.json()
+    answer = got.json()
     expected = prm.score(CHAIN["problem"], CHAIN["steps"])
-    assert made["record"]["scores"] == pytest.approx(expected.tolist(), abs=1e-7)
-    assert made["chains"][0]["weakest"] == int(np.argmin(expected))
+    assert answer["record"]["scores"] == pytest.approx(expected.tolist(), abs=1e-7)
+    assert answer["chains"][0]["weakest"] == int(np.argmin(expected))
     assert (
-        made["model"] == "tiny"
-        and made["rule"] == prm.rule
-        and made["usage"]["prompt_tokens"] == engine.tokens_of([tree_of(CHAIN)])
+        answer["model"] == "tiny"
+        and answer["rule"] == prm.rule
+        and answer["usage"]["prompt_tokens"] == engine.tokens_of([tree_of(CHAIN)])
     )
 
 
@@ -142,12 +142,12 @@ def test_a_poisoned_request_fails_alone_and_leaves_the_server_ready(engine, monk
 
 def test_a_caller_has_the_rest_of_its_request_alone_computed(prm):
     """1e-5: attention sums over cached and new keys in two parts, and rounding errors of 6e-8 grow over the layers."""
-    made = Engine(prm, 256, "tiny", prefix_cache(prm, 512))
+    running = Engine(prm, 256, "tiny", prefix_cache(prm, 512))
     edited = dict(CHAIN, steps=[*CHAIN["steps"][:-1], "far 9"])
-    send = lambda record, **more: call(made, post("/v1/score", record | more))[0].json()  # noqa: E731
+    send = lambda record, **more: call(running, post("/v1/score", record | more))[0].json()  # noqa: E731
     first, second, third = (send(r, prompt_cache_key="me") for r in (CHAIN, edited, CHAIN))
     other, none = send(CHAIN, prompt_cache_key="you"), send(CHAIN)
-    made.close()
+    running.close()
     for got, record in ((first, CHAIN), (second, edited), (third, CHAIN), (other, CHAIN)):
         assert got["record"]["scores"] == pytest.approx(
             prm.score(record["problem"], record["steps"]).tolist(), abs=1e-5
@@ -156,7 +156,7 @@ def test_a_caller_has_the_rest_of_its_request_alone_computed(prm):
     total = first["usage"]["total_tokens"]
     cached = [got["usage"]["prompt_tokens_details"]["cached_tokens"] for got in (first, second, third, other)]
     assert cached[0] == cached[3] == 0 and cached[2] == total and 0 < total - cached[1] <= len("far 9\n")
-    assert "prompt_tokens_details" not in none["usage"] and made.counts["cached_tokens"] == sum(cached)
+    assert "prompt_tokens_details" not in none["usage"] and running.counts["cached_tokens"] == sum(cached)
 
 
 def test_rerank_orders_documents_by_their_chains(engine):
@@ -191,8 +191,8 @@ def test_keys_hosts_and_origins(engine):
     assert [a.status_code for a in call(engine, *requests, key="secret")] == [401, 200, 200, 401]
     (got,) = call(engine, requests[0], key="secret", headers={"authorization": "Bearer secret"})
     assert got.json()["data"][0]["id"] == "tiny"
-    one, other = call(engine, *(("GET", f"/v1/models/{name}", {}) for name in ("tiny", "other")))
-    assert one.json() == got.json()["data"][0] and other.status_code == 404
+    first, second = call(engine, *(("GET", f"/v1/models/{name}", {}) for name in ("tiny", "other")))
+    assert first.json() == got.json()["data"][0] and second.status_code == 404
     (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": "evil.example:8000"}}))
     assert got.status_code == 400 and "--hosts evil.example" in got.json()["error"]["message"]
     for names, host in ((("gpu.example",), "gpu.example"), (("*.example",), "a.example:80"), ((), "[::1]:8000")):

@@ -51,11 +51,13 @@ def expected(engine, method: Any, budget=2000, problem="p0 1", answer=None) -> d
 def test_the_answer_is_the_searchs(engine, method, asked):  # noqa: F811
     got = ask(engine, search=asked | {"budget": 2000})
     assert got.status_code == 200, got.text
-    made, result = got.json(), expected(engine, method)["search"]
-    assert made["search"]["answer"] == result["answer"] and made["search"]["score"] == pytest.approx(result["score"])
-    (choice,) = made["choices"]
+    answer, result = got.json(), expected(engine, method)["search"]
+    assert answer["search"]["answer"] == result["answer"] and answer["search"]["score"] == pytest.approx(
+        result["score"]
+    )
+    (choice,) = answer["choices"]
     assert choice["message"]["content"].endswith(f"answer is {result['answer']}")
-    assert choice["finish_reason"] == "stop" and made["usage"]["completion_tokens"] == result["policy_tokens"]
+    assert choice["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] == result["policy_tokens"]
 
 
 def test_a_stream_has_progress_and_then_the_answer(engine):  # noqa: F811
@@ -71,10 +73,10 @@ def test_a_stream_has_progress_and_then_the_answer(engine):  # noqa: F811
 
 
 def test_a_budget_too_small_is_a_refusal(engine):  # noqa: F811
-    made = ask(engine, search={"method": "beam", "budget": 8}).json()
-    message = made["choices"][0]["message"]
+    answer = ask(engine, search={"method": "beam", "budget": 8}).json()
+    message = answer["choices"][0]["message"]
     assert message["content"] is None and "budget" in message["refusal"]
-    assert made["choices"][0]["finish_reason"] == "content_filter"
+    assert answer["choices"][0]["finish_reason"] == "content_filter"
 
 
 def test_what_the_filter_does_not_accept_is_a_refusal(engine):  # noqa: F811
@@ -97,9 +99,9 @@ def test_what_the_filter_does_not_accept_is_a_refusal(engine):  # noqa: F811
 def test_scores_come_from_the_engine_and_reuse_what_is_kept(engine, prm):  # noqa: F811
     scorer = Rescorer(_Scores(engine))
     (root,) = scorer.open(["p"])
-    (first,), one = scorer.extend([root], ["good 1"])
+    (first,), first_scores = scorer.extend([root], ["good 1"])
     _, two = scorer.extend([first, first], ["bad 2", "good 3"])
-    assert [*one, two[0]] == pytest.approx(prm.score("p", ["good 1", "bad 2"]).tolist(), abs=1e-6)
+    assert [*first_scores, two[0]] == pytest.approx(prm.score("p", ["good 1", "bad 2"]).tolist(), abs=1e-6)
 
 
 def test_a_policy_that_is_absent_or_fails_is_said(engine):  # noqa: F811

@@ -51,19 +51,19 @@ def test_the_rewards_of_trl_are_the_chains_scores(server, prm):  # noqa: F811
 
 def test_the_reward_of_openrlhf_is_the_sum_of_its_tokens(server, prm):  # noqa: F811
     module, chain = example("openrlhf"), CHAINS[0]
-    given = module["reward_func"]([chain["problem"] + "\n".join(chain["steps"])], [chain["problem"]], ["4"])
+    rewards = module["reward_func"]([chain["problem"] + "\n".join(chain["steps"])], [chain["problem"]], ["4"])
     scores = prm.score(**chain)
-    assert given["rewards"] == pytest.approx(float(min_form(scores, 0.1).sum()), abs=1e-5)
-    assert given["scores"] == pytest.approx(float(scores.prod()), abs=1e-6)
-    assert given["extra_logs"] == {"steps": len(scores), "lowest_step": pytest.approx(float(scores.min()), abs=1e-6)}
+    assert rewards["rewards"] == pytest.approx(float(min_form(scores, 0.1).sum()), abs=1e-5)
+    assert rewards["scores"] == pytest.approx(float(scores.prod()), abs=1e-6)
+    assert rewards["extra_logs"] == {"steps": len(scores), "lowest_step": pytest.approx(float(scores.min()), abs=1e-6)}
 
 
 def test_search_and_learn_gets_every_steps_score(server, prm, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "sal.models.reward_models", types.SimpleNamespace(PRM=Base))
-    made = runpy.run_path(str(ROOT / "examples/trainers/search_and_learn.py"))["RemotePRM"](None)
+    model = runpy.run_path(str(ROOT / "examples/trainers/search_and_learn.py"))["RemotePRM"](None)
     first, second, third = CHAINS
     answers = [["\n\n".join(first["steps"]), "\n\n".join(first["steps"][:2]), " "], ["\n\n".join(second["steps"])]]
-    (whole, part, blank), (other,) = made.score([first["problem"], second["problem"]], answers)
+    (whole, part, blank), (other,) = model.score([first["problem"], second["problem"]], answers)
     assert whole == pytest.approx(prm.score(**first).tolist(), abs=1e-6)
     assert part == pytest.approx(whole[:2], abs=1e-6) and blank == [0.0]
     assert other == pytest.approx(prm.score(**second).tolist(), abs=1e-6)

@@ -37,15 +37,17 @@ def test_alternatives_are_the_policys_and_their_scores_the_librarys(engine, prm,
     (got,) = ask(
         engine, Markov(), {"problem": PROBLEM, "steps": steps, "n": 3, "until": until, "seed": 5, "rule": "min"}
     )
-    made = got.json()
+    answer = got.json()
     expected = Markov().sample([Prefix(PROBLEM, tuple(steps))], 3, until=until, seed=5)[0]
-    assert [tuple(one["steps"]) for one in made["alternatives"]] == [sample.steps for sample in expected]
-    for one in made["alternatives"]:
-        whole = prm.score(PROBLEM, steps + one["steps"]).tolist()
-        assert made["scores"] + one["scores"] == pytest.approx(whole, abs=1e-6)
-        assert one["score"] == pytest.approx(min(whole), abs=1e-6)
-        assert one["finish_reason"] == ("step" if until == "step" else "stop")
-    assert made["policy"] == "markov" and made["usage"]["completion_tokens"] == sum(s.tokens for s in expected)
+    assert [tuple(alternative["steps"]) for alternative in answer["alternatives"]] == [
+        sample.steps for sample in expected
+    ]
+    for alternative in answer["alternatives"]:
+        whole = prm.score(PROBLEM, steps + alternative["steps"]).tolist()
+        assert answer["scores"] + alternative["scores"] == pytest.approx(whole, abs=1e-6)
+        assert alternative["score"] == pytest.approx(min(whole), abs=1e-6)
+        assert alternative["finish_reason"] == ("step" if until == "step" else "stop")
+    assert answer["policy"] == "markov" and answer["usage"]["completion_tokens"] == sum(s.tokens for s in expected)
 
 
 def test_a_policy_that_is_absent_or_fails_is_said(engine):  # noqa: F811

@@ -41,17 +41,17 @@ def of_criterion(number, body):
 
 @pytest.fixture
 def engine(serve):
-    made = JudgeEngine(judge(serve(verdict)), 256, "judge")
-    yield made
-    made.close()
+    running = JudgeEngine(judge(serve(verdict)), 256, "judge")
+    yield running
+    running.close()
 
 
 @pytest.fixture
 def rubric(serve, tmp_path):
     write_judge(tmp_path / "judge.json", serve(of_criterion), criteria=CRITERIA, prompt="rubric")
-    made = JudgeEngine(load_judge(tmp_path / "judge.json"), 256, "rubric")
-    yield made
-    made.close()
+    running = JudgeEngine(load_judge(tmp_path / "judge.json"), 256, "rubric")
+    yield running
+    running.close()
 
 
 def test_scores_and_lines_are_the_judges(engine):
@@ -65,9 +65,9 @@ def test_scores_and_lines_are_the_judges(engine):
         ),
         ("GET", "/v1/models", {}),
     )
-    made, expected = got.json(), list(engine.judge.score_many([CHAIN, TREE]))
-    assert made["record"] == expected[0] and made["record"]["scores"] == [1.0, 0.0, 1.0]
-    assert made["chains"] == [{"nodes": [0, 1, 2], "score": 0.0, "weakest": 1}]
+    answer, expected = got.json(), list(engine.judge.score_many([CHAIN, TREE]))
+    assert answer["record"] == expected[0] and answer["record"]["scores"] == [1.0, 0.0, 1.0]
+    assert answer["chains"] == [{"nodes": [0, 1, 2], "score": 0.0, "weakest": 1}]
     assert [json.loads(line) for line in lines.text.splitlines()] == expected
     assert models.json()["data"][0]["id"] == "judge"
 
@@ -156,8 +156,8 @@ def test_a_rubric_has_an_output_a_criterion_and_their_weighted_mean(rubric):
 
 
 def test_a_criterion_may_have_a_question_of_its_own(tmp_path, serve):
-    own = {"text": "It is kind.", "prompt": "{problem}\n{steps}\nIs it so? {criterion}"}
-    write_judge(tmp_path / "judge.json", serve(verdict), criteria={"kind": own, "true": {"text": "It is true."}})
+    kind = {"text": "It is kind.", "prompt": "{problem}\n{steps}\nIs it so? {criterion}"}
+    write_judge(tmp_path / "judge.json", serve(verdict), criteria={"kind": kind, "true": {"text": "It is true."}})
     judges = load_judge(tmp_path / "judge.json").judges
     assert judges["kind"].prompt.filled("p", ["s"]) == "p\nStep 1: s\nIs it so? It is kind."
     assert "It is true." in judges["true"].prompt.text and "Judge step" in judges["true"].prompt.text
@@ -165,6 +165,6 @@ def test_a_criterion_may_have_a_question_of_its_own(tmp_path, serve):
 
 def test_labels_take_no_rubric(tmp_path, serve):
     write_judge(tmp_path / "judge.json", serve(verdict), criteria=CRITERIA)
-    made = load_judge(tmp_path / "judge.json")
-    assert isinstance(made, Rubric) and made.judges["use"].prompt.asks == RUBRIC.asks
+    rubric = load_judge(tmp_path / "judge.json")
+    assert isinstance(rubric, Rubric) and rubric.judges["use"].prompt.asks == RUBRIC.asks
     refused(RecordError, "criteria", load_plain_judge, tmp_path / "judge.json")

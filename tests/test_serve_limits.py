@@ -213,21 +213,21 @@ class Slowly:
 
 
 def test_long_work_waits_for_all_and_short_work_for_a_batch_of_each(prm):  # noqa: F811
-    made = Engine(prm, 256, "tiny")
+    running = Engine(prm, 256, "tiny")
     go = threading.Event()
     try:
-        made.run(go.wait, tokens=10 * BATCH_TOKENS)
-        futures = [made.run(lambda: None, tokens=10 * BATCH_TOKENS) for _ in range(3)]
-        while not made.busy_tokens:
+        running.run(go.wait, tokens=10 * BATCH_TOKENS)
+        futures = [running.run(lambda: None, tokens=10 * BATCH_TOKENS) for _ in range(3)]
+        while not running.busy_tokens:
             time.sleep(0.01)
-        made.rate = 1.0
-        assert made.wait_seconds(SHORT) <= 5 * BATCH_TOKENS < 40 * BATCH_TOKENS == made.wait_seconds(SHORT + 1)
+        running.rate = 1.0
+        assert running.wait_seconds(SHORT) <= 5 * BATCH_TOKENS < 40 * BATCH_TOKENS == running.wait_seconds(SHORT + 1)
         go.set()
         for future in futures:
             future.result(60)
     finally:
         go.set()
-        made.close()
+        running.close()
 
 
 # ---- Judges.
@@ -235,9 +235,9 @@ def test_long_work_waits_for_all_and_short_work_for_a_batch_of_each(prm):  # noq
 
 @pytest.fixture
 def judged(serve):
-    made = JudgeEngine(judge(serve(lambda number, body: reply(YES))), 256, "judge")
-    yield made
-    made.close()
+    running = JudgeEngine(judge(serve(lambda number, body: reply(YES))), 256, "judge")
+    yield running
+    running.close()
 
 
 def test_critiques_are_counted_before_any_is_asked_for(judged):
@@ -261,35 +261,35 @@ def test_questions_of_a_judge_that_compares_are_counted(serve, compares, rounds,
     pool = {"problem": "q", "samples": [{"steps": [f"{i}"]} for i in range(5)]}
     with contextlib.closing(
         JudgeEngine(Comparison(judge(server).policy, compares, rounds=rounds), 256, "judge")
-    ) as made:
-        assert made.critiques_of([tree_of(pool)]) == asked
-        (got,) = call(made, post("/v1/score", pool), config=FEW)
+    ) as running:
+        assert running.critiques_of([tree_of(pool)]) == asked
+        (got,) = call(running, post("/v1/score", pool), config=FEW)
         assert (got.status_code == 413) == (asked > 4) and (asked == 1 or not server.requests)
-        (got,) = call(made, post("/v1/score", pool | {"stream": True}))
+        (got,) = call(running, post("/v1/score", pool | {"stream": True}))
         assert got.status_code == 400
 
 
 def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
     go = threading.Event()
-    made = JudgeEngine(judge(serve(lambda number, body: (go.wait(30), reply(YES))[1])), 256, "judge")
+    running = JudgeEngine(judge(serve(lambda number, body: (go.wait(30), reply(YES))[1])), 256, "judge")
     try:
-        made.rate = 0.01  # pieces a second, of each of eight threads
-        work = [made.ask(PIECE, lambda judge: go.wait(30)) for _ in range(8)]
-        (got,) = call(made, post("/v1/score", CHAIN))
+        running.rate = 0.01  # pieces a second, of each of eight threads
+        work = [running.ask(PIECE, lambda judge: go.wait(30)) for _ in range(8)]
+        (got,) = call(running, post("/v1/score", CHAIN))
         assert got.status_code == 503 and int(got.headers["retry-after"]) == 70
         go.set()
         for future in work:
             future.result(30)
-        assert made.wait_seconds() == 0
+        assert running.wait_seconds() == 0
     finally:
         go.set()
-        made.close()
+        running.close()
 
 
 def test_critiques_that_nobody_waits_for_are_not_asked_for(serve):
     server = serve(lambda number, body: (time.sleep(2), reply(YES))[1])
-    made = JudgeEngine(judge(server), 256, "judge")
+    running = JudgeEngine(judge(server), 256, "judge")
     late = ServeConfig(longest=256, answer_seconds=1.0)
-    (got,) = call(made, post("/v1/score", {"problem": "q", "steps": ["a"] * 300}), config=late)
-    made.close()
+    (got,) = call(running, post("/v1/score", {"problem": "q", "steps": ["a"] * 300}), config=late)
+    running.close()
     assert got.status_code == 504 and len(server.requests) == PIECE

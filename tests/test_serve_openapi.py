@@ -25,14 +25,14 @@ def test_every_route_is_described(engine):  # noqa: F811
     (got,) = call(engine, ("GET", "/openapi.json", {}))
     assert got.json()["openapi"] == "3.1.0" and "/v1/runs" not in got.json()["paths"]
     for verbs in got.json()["paths"].values():
-        for made in verbs.values():
-            assert made["summary"] and made["operationId"].isidentifier()
+        for operation in verbs.values():
+            assert operation["summary"] and operation["operationId"].isidentifier()
 
 
 def schemas(verb, path):
     """The schemas of a route's request, where it has a body, and of its answer."""
-    made = document([path], False)["paths"][path][verb]
-    parts = [made.get("requestBody"), made["responses"]["200"]]
+    operation = document([path], False)["paths"][path][verb]
+    parts = [operation.get("requestBody"), operation["responses"]["200"]]
     return [part and part["content"]["application/json"]["schema"] for part in parts]
 
 

@@ -37,10 +37,10 @@ def marked(prm):  # noqa: F811
     """The model with a layout in which one token ends every step."""
     tokenizer = prm.layout.tokenizer
     (end,) = tokenizer.encode(")")[-1:]
-    made = Engine(dataclasses.replace(prm, layout=TemplateLayout(tokenizer, ("{problem}", "\n"), ("{step}", "<end>"),
+    running = Engine(dataclasses.replace(prm, layout=TemplateLayout(tokenizer, ("{problem}", "\n"), ("{step}", "<end>"),
                                                                 ids={"<end>": end})), 256, "tiny")  # fmt: skip
-    yield made
-    made.close()
+    yield running
+    running.close()
 
 
 def test_logits_of_every_token_are_those_of_steps_and_of_shorter_chains(engine, prm):  # noqa: F811
@@ -49,9 +49,9 @@ def test_logits_of_every_token_are_those_of_steps_and_of_shorter_chains(engine, 
     Rows of another length round differently: 1e-6 is ten units in the last place of a float32 near 1.
     """
     ids, ends = ids_of(prm)
-    (made,) = pool(engine, input=ids, use_activation=False)["data"]
-    assert made["index"] == 0 and made["object"] == "pooling" and len(made["data"]) == len(ids)
-    logit_TC = np.array(made["data"])
+    (row,) = pool(engine, input=ids, use_activation=False)["data"]
+    assert row["index"] == 0 and row["object"] == "pooling" and len(row["data"]) == len(ids)
+    logit_TC = np.array(row["data"])
     np.testing.assert_allclose(logit_TC[ends], prm.logits(**CHAIN), atol=1e-6)
     for n in (1, 3, len(ids) // 2):
         np.testing.assert_allclose(logit_TC[n - 1], prm.token_logits(ids[:n], [n - 1])[0], atol=1e-6)
@@ -59,14 +59,14 @@ def test_logits_of_every_token_are_those_of_steps_and_of_shorter_chains(engine, 
 
 def test_several_chains_and_their_probabilities(engine, prm):  # noqa: F811
     ids, ends = ids_of(prm)
-    made = pool(engine, model="tiny", task="token_classify", input=[ids, ids[:9]])
-    assert made["object"] == "list" and made["model"] == "tiny" and made["id"].startswith("pooling-")
-    assert made["usage"] == {
+    answer = pool(engine, model="tiny", task="token_classify", input=[ids, ids[:9]])
+    assert answer["object"] == "list" and answer["model"] == "tiny" and answer["id"].startswith("pooling-")
+    assert answer["usage"] == {
         "prompt_tokens": len(ids) + 9, "total_tokens": len(ids) + 9, "completion_tokens": 0,
         "prompt_tokens_details": None, "completion_tokens_details": None,
     }  # fmt: skip
-    assert list(made) == ["id", "object", "created", "model", "data", "usage"]  # as of vLLM 0.32
-    whole, part = (np.array(data["data"]) for data in made["data"])
+    assert list(answer) == ["id", "object", "created", "model", "data", "usage"]  # as of vLLM 0.32
+    whole, part = (np.array(data["data"]) for data in answer["data"])
     np.testing.assert_allclose(whole[:9], part, atol=1e-6)
     np.testing.assert_allclose(whole.sum(axis=1), 1, atol=1e-6)
     (packed,) = pool(engine, input=ids, encoding_format="base64")["data"]
@@ -80,15 +80,15 @@ def test_equal_chains_are_computed_once(engine, monkeypatch):  # noqa: F811
     asked, run = [], engine.run
     monkeypatch.setattr(engine, "run", lambda function, tokens=0: asked.append(tokens) or run(function, tokens))
     (got,) = call(engine, post("/pooling", {"input": [[1, 2], [3], [1, 2]] * 5}))
-    rows = [each["data"] for each in got.json()["data"]]
+    rows = [row["data"] for row in got.json()["data"]]
     assert len(asked) == 2 and rows[0] == rows[2] == rows[14] != rows[1] and [len(x) for x in rows[:2]] == [2, 1]
 
 
 def test_a_layout_with_a_token_that_ends_steps_gives_these_rows_alone(marked):
     prm = marked.prm  # noqa: F811
     ids, ends = ids_of(prm)
-    (made,) = pool(marked, input=ids, use_activation=False)["data"]
-    np.testing.assert_allclose(made["data"], prm.logits(**CHAIN), atol=1e-6)
+    (row,) = pool(marked, input=ids, use_activation=False)["data"]
+    np.testing.assert_allclose(row["data"], prm.logits(**CHAIN), atol=1e-6)
     assert len(ends) == len(CHAIN["steps"])
     (none,) = pool(marked, input=ids[: ends[0]])["data"]
     assert none["data"] == []

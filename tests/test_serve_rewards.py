@@ -85,18 +85,18 @@ def test_a_steps_token_is_the_first_after_which_decoding_has_the_step(engine, ca
     tokenizer = callers[name]
     special = min(tokenizer.special_ids, default=None)
     ids = [tokenizer.encode(text) + ([] if special is None else [special]) for text in TEXTS]
-    samples = [{"problem": "p", "ids": some, "segmentation": "auto"} for some in ids]
+    samples = [{"problem": "p", "ids": sample_ids, "segmentation": "auto"} for sample_ids in ids]
     (got,) = call(engine, post("/v1/rewards", {"samples": samples, "tokenizer": name}), tokenizers=callers)
     assert got.status_code == 200, got.text
     inside = 0
-    for sample, some in zip(got.json()["samples"], ids, strict=True):
-        text = tokenizer.decode([i for i in some if i not in tokenizer.special_ids])
+    for sample, sample_ids in zip(got.json()["samples"], ids, strict=True):
+        text = tokenizer.decode([i for i in sample_ids if i not in tokenizer.special_ids])
         assert sample["text"] == text and len(sample["steps"]) > 1
         for step in sample["steps"]:
             start, end = step["span"]
             assert text[start:end] == text[start:end].strip() != ""
             at = step["token"]
-            before, after = tokenizer.decode(some[:at]), tokenizer.decode(some[: at + 1])
+            before, after = tokenizer.decode(sample_ids[:at]), tokenizer.decode(sample_ids[: at + 1])
             assert after.startswith(text[:end]) and not before.startswith(text[:end])
             inside += len(after.replace("�", "")) > end
     assert (inside > 0) == (name in ("merged", "words"))  # their tokens hold what follows a step as well
@@ -193,14 +193,14 @@ def test_a_trajectory_has_its_turns_scores_at_the_ids_of_the_whole(trajectory_pr
     ]
     end = tokenizer.token_id("<|im_end|>")
     ids, mask = [], []
-    for text, own in (("We look. Then we see.\n<call>lookup</call>", 1), ("It is 4.", 0), ("So it is 4. Done.", 1)):
-        some = [*tokenizer.encode(text), *([end] if own and end is not None else [])]
-        ids, mask = ids + some, mask + [own] * len(some)
+    for text, sampled in (("We look. Then we see.\n<call>lookup</call>", 1), ("It is 4.", 0), ("So it is 4. Done.", 1)):
+        turn_ids = [*tokenizer.encode(text), *([end] if sampled and end is not None else [])]
+        ids, mask = ids + turn_ids, mask + [sampled] * len(turn_ids)
     sample = {"messages": messages, "ids": ids, "mask": mask, "outcome": 2, "segmentation": segmentation}
-    with contextlib.closing(Engine(trajectory_prm, 512, "turns")) as made:
+    with contextlib.closing(Engine(trajectory_prm, 512, "turns")) as running:
         body = {"credit": "sum", "samples": [sample], "tokenizer": "own"}
         got, short = call(
-            made, post("/v1/rewards", body), post("/v1/rewards", {"samples": [sample | {"mask": mask[1:]}]}),
+            running, post("/v1/rewards", body), post("/v1/rewards", {"samples": [sample | {"mask": mask[1:]}]}),
             tokenizers={"own": tokenizer},
         )  # fmt: skip
     assert short.status_code == 400 and short.json()["error"]["param"] == "mask"
@@ -218,4 +218,4 @@ def test_a_trajectory_has_its_turns_scores_at_the_ids_of_the_whole(trajectory_pr
         if segmentation == "sentences" or step["turn"]:
             assert tokenizer.decode(ids[: step["token"] + 1]).rstrip().endswith(text)
     assert sum(row["token_rewards"]) == pytest.approx(2 + float(expected[tree.steps].sum()), abs=1e-4)
-    assert not any(reward for reward, own in zip(row["token_rewards"], mask, strict=True) if not own)
+    assert not any(reward for reward, sampled in zip(row["token_rewards"], mask, strict=True) if not sampled)

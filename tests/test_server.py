@@ -394,9 +394,9 @@ def busy_echo(number, body):
 
 
 def test_several_servers_share_the_work_and_give_the_samples_of_one(serve):
-    one, servers = serve(echo), [serve(busy_echo) for _ in range(3)]
+    single, servers = serve(echo), [serve(busy_echo) for _ in range(3)]
     prefixes = [Prefix(f"p{i}") for i in range(10)]
-    alone, together = policy(one), several(*servers, concurrency=6)
+    alone, together = policy(single), several(*servers, concurrency=6)
     assert alone.name == together.name  # samples kept of one are those of the others
     assert together.sample(prefixes, 3, until="end", seed=5) == alone.sample(prefixes, 3, until="end", seed=5)
     assert sum(len(server.requests) for server in servers) == 30

@@ -67,17 +67,17 @@ def alone():
 def test_parameters_are_born_split_and_equal_those_of_one_device():
     expected = init(CONFIG, jax.random.key(0))
     with jax.set_mesh(make_mesh(MeshConfig(2, 2, 2))):
-        found = init(CONFIG, jax.random.key(0))
+        params = init(CONFIG, jax.random.key(0))
     # The same random bits, made normal by a loop that rounds the last bit as it likes.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7), found, expected)
-    for path, array in jax.tree_util.tree_leaves_with_path(found):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7), params, expected)
+    for path, array in jax.tree_util.tree_leaves_with_path(params):
         place = spec(*axes_of(path[-1].key))
         assert array.sharding.spec == place
         pieces = 2 ** sum(axis is not None for axis in place)
         assert array.addressable_shards[0].data.size * pieces == array.size
-    assert not np.any(found["head"]["kernel"]) and not np.any(found["head"]["bias"])  # a new head says one half
-    assert found["decoder"]["layers_0"]["query"].sharding.spec == P(None, "fsdp", "tensor", None, None)
-    assert found["decoder"]["layers_0"]["down"].sharding.spec == P(None, "tensor", "fsdp")
+    assert not np.any(params["head"]["kernel"]) and not np.any(params["head"]["bias"])  # a new head says one half
+    assert params["decoder"]["layers_0"]["query"].sharding.spec == P(None, "fsdp", "tensor", None, None)
+    assert params["decoder"]["layers_0"]["down"].sharding.spec == P(None, "tensor", "fsdp")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,10 @@ def test_a_gathered_weight_has_the_gradient_of_all_tokens(sizes, axis):
         return y, *back(dy)
 
     with jax.set_mesh(mesh):
-        at = [jax.device_put(a, jax.NamedSharding(mesh, spec(*of))) for a, of in zip((x, w, dy), axes, strict=True)]
+        at = [
+            jax.device_put(a, jax.NamedSharding(mesh, spec(*places)))
+            for a, places in zip((x, w, dy), axes, strict=True)
+        ]
         y, dw = jax.jit(run)(*at)
     np.testing.assert_array_equal(y, np.einsum(f"{of_x},{of_w}->{of_y}", x, w))
     np.testing.assert_array_equal(dw, np.einsum(f"{of_x},{of_y}->{of_w}", x, dy))

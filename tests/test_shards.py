@@ -124,8 +124,8 @@ def test_commands_that_drop_or_add_results_are_merged_by_problem(tmp_path):
     for index in range(4):
         shard = Shard(index, 4)
         out = shard.part_of(tmp_path / "out.jsonl")
-        own = shards.write_input(shard, shards.lines_of(tmp_path / "in.jsonl"), source, out)
-        problems = [json.loads(line)["problem"] for line in own.read_bytes().splitlines()]
+        kept = shards.write_input(shard, shards.lines_of(tmp_path / "in.jsonl"), source, out)
+        problems = [json.loads(line)["problem"] for line in kept.read_bytes().splitlines()]
         write_records(out, itertools.chain.from_iterable(results[problem] for problem in problems))
         shards.write_manifest(shard, out, {}, {"kept": 1, "name": "text"}, seconds=2.0, devices="cpu")
     merged = shards.merge([Shard(i, 4).part_of(tmp_path / "out.jsonl") for i in range(4)])
@@ -140,23 +140,27 @@ def keep(path, change):
 
 MORE = b'{"problem": "more", "steps": ["1 = 1"]}\n'
 HARMS = {
-    "missing": lambda input, own: own[1].unlink(),
-    "unfinished": lambda input, own: own[1].rename(beside(own[1], "part")),
-    "another kind": lambda input, own: keep(beside(own[1], "info.json"), lambda x: x.replace(b"arithmetic", b"coq")),
-    "other records": lambda input, own: keep(own[1], lambda _: own[0].read_bytes()),
-    "manifest cut": lambda input, own: keep(beside(own[1], "manifest.json"), lambda x: x[:40]),
-    "input changed": lambda input, own: keep(input, lambda x: x + MORE),
+    "missing": lambda input, shard_files: shard_files[1].unlink(),
+    "unfinished": lambda input, shard_files: shard_files[1].rename(beside(shard_files[1], "part")),
+    "another kind": lambda input, shard_files: keep(
+        beside(shard_files[1], "info.json"), lambda x: x.replace(b"arithmetic", b"coq")
+    ),
+    "other records": lambda input, shard_files: keep(shard_files[1], lambda _: shard_files[0].read_bytes()),
+    "manifest cut": lambda input, shard_files: keep(beside(shard_files[1], "manifest.json"), lambda x: x[:40]),
+    "input changed": lambda input, shard_files: keep(input, lambda x: x + MORE),
 }
 
 
 @pytest.mark.parametrize("harm", [*HARMS, "given twice", "none"])
 def test_what_does_not_belong_together_is_refused_and_nothing_is_written(files, harm, capsys):
     input, output, _ = files
-    own = sharded(input, output, 3)
-    paths = {"given twice": [*own, own[1]], "none": [input]}.get(harm) or list(output.parent.glob("out.jsonl.*"))
-    named = {"given twice": "00001-of-00003", "none": "OUT", "input changed": input.name}.get(harm, own[1].name)
+    shard_files = sharded(input, output, 3)
+    paths = {"given twice": [*shard_files, shard_files[1]], "none": [input]}.get(harm) or list(
+        output.parent.glob("out.jsonl.*")
+    )
+    named = {"given twice": "00001-of-00003", "none": "OUT", "input changed": input.name}.get(harm, shard_files[1].name)
     if harm in HARMS:
-        HARMS[harm](input, own)
+        HARMS[harm](input, shard_files)
     capsys.readouterr()
     assert merge(*paths) == 2
     assert named in capsys.readouterr().err
@@ -204,35 +208,35 @@ def test_shards_of_a_bucket(files, s3):
     assert path_of(f"{s3}/out.jsonl").read_bytes() == whole
 
 
-def forged(own, **changes):
+def forged(shard_files, **changes):
     """Changes the manifest of the first shard, and says what `merge` then answers."""
-    path = beside(own[0], "manifest.json")
+    path = beside(shard_files[0], "manifest.json")
     content = path.read_text()
     path.write_text(json.dumps(json.loads(content) | changes))
     with pytest.raises(ValueError) as raised:
-        shards.merge(own)
+        shards.merge(shard_files)
     path.write_text(content)
     return str(raised.value)
 
 
 def test_what_a_strangers_manifest_says_is_checked(files):
-    own = sharded(*files[:2], 2)
-    stamp = json.loads(beside(own[0], "manifest.json").read_text())["source"]
+    shard_files = sharded(*files[:2], 2)
+    stamp = json.loads(beside(shard_files[0], "manifest.json").read_text())["source"]
     address = "http://127.0.0.1:9/secret/in.jsonl"  # nobody listens: to ask there would be another error
-    assert "nothing is downloaded" in forged(own, source=stamp | {"input": address})
+    assert "nothing is downloaded" in forged(shard_files, source=stamp | {"input": address})
     for changes in ({"unit": 10**24}, {"unit": 0}, {"seconds": "x"}, {"seconds": -1}, {"source": {"input": 3}}):
-        assert ".00000-of-00002.manifest.json" in forged(own, **changes), changes
+        assert ".00000-of-00002.manifest.json" in forged(shard_files, **changes), changes
     assert not files[1].exists()
     # nor is a checksum believed of a shard that was cut
-    keep(own[0], lambda x: b"".join(x.splitlines(keepends=True)[:-1]))
-    assert "has changed" in forged(own, output=path_of(own[0]).checksum())
+    keep(shard_files[0], lambda x: b"".join(x.splitlines(keepends=True)[:-1]))
+    assert "has changed" in forged(shard_files, output=path_of(shard_files[0]).checksum())
 
 
 def test_merge_waits_for_no_pipe_and_counts_no_endless_shards(files):
-    own = sharded(*files[:2], 2)
-    for path in (own[0], beside(own[0], "manifest.json")):
+    shard_files = sharded(*files[:2], 2)
+    for path in (shard_files[0], beside(shard_files[0], "manifest.json")):
         path.rename(path.with_suffix(".kept"))
         os.mkfifo(path)
-        refused(ValueError, "not a file on disk", shards.merge, own)
+        refused(ValueError, "not a file on disk", shards.merge, shard_files)
         path.with_suffix(".kept").rename(path)
     refused(ValueError, "99,999,999,999 shards", shards.merge, ["out.00000-of-99999999999"])

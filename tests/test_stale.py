@@ -73,7 +73,9 @@ def test_a_model_of_another_config_or_layout_is_another_request(prm, input_file,
 def test_a_policy_of_another_config_has_another_name():
     """Samples and rollouts are kept by the policy's name."""
     model = test_sampler.MODEL
-    names = [test_sampler.make(model=each).name for each in (model, model, dataclasses.replace(model, rope_theta=77.0))]
+    names = [
+        test_sampler.make(model=model).name for model in (model, model, dataclasses.replace(model, rope_theta=77.0))
+    ]
     assert names[0] == names[1] != names[2]
 
 
@@ -101,13 +103,13 @@ def edited(path, before, after):
 def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
     """Its own file, and one of the user's that it imports."""
     write_records(tmp_path / "in.jsonl", [{"problem": "p", "steps": ["a"], "answer": "1"}])
-    own, helper = tmp_path / "verifier.py", tmp_path / "stale_helper.py"
+    verifier, helper = tmp_path / "verifier.py", tmp_path / "stale_helper.py"
     helper.write_text("def reward():\n    return 0.0\n")
-    own.write_text(
+    verifier.write_text(
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom stale_helper import reward\nsys.path.pop(0)\n"
         "def judge(record, steps):\n    return reward()\n"
     )
-    call = (f"{own}:judge", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    call = (f"{verifier}:judge", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert label_outcomes(*call) == label_outcomes(*call) == {"chains": 1, "correct": 0}
     edited(helper, "0.0", "1.0")
     del sys.modules["stale_helper"]
@@ -115,19 +117,19 @@ def test_a_verifier_whose_file_changed_is_another_request(tmp_path):
     refused(ValueError, r"\(digests.verifier\)", label_outcomes, *call)
     (tmp_path / "out.jsonl").unlink()
     assert label_outcomes(*call) == {"chains": 1, "correct": 1}
-    edited(own, "return reward()", "return 0.5 * reward()")
+    edited(verifier, "return reward()", "return 0.5 * reward()")
     refused(ValueError, r"\(digests.verifier\)", label_outcomes, *call)
     del sys.modules["stale_helper"]
 
 
 def test_a_search_method_whose_file_changed_is_another_request(tmp_path):
     write_records(tmp_path / "problems.jsonl", [{"problem": "p", "steps": ["-"], "answer": "7"}])
-    own = tmp_path / "method.py"
-    own.write_text(METHOD)
+    method_file = tmp_path / "method.py"
+    method_file.write_text(METHOD)
     for _ in range(2):
-        search(tmp_path, method=method_of(f"{own}:Some")())
-    edited(own, "ROOT, 4", "ROOT, 3")
-    refused(ValueError, r"\(digests.method\)", search, tmp_path, method=method_of(f"{own}:Some")())
+        search(tmp_path, method=method_of(f"{method_file}:Some")())
+    edited(method_file, "ROOT, 4", "ROOT, 3")
+    refused(ValueError, r"\(digests.method\)", search, tmp_path, method=method_of(f"{method_file}:Some")())
 
 
 READER = """
@@ -139,9 +141,9 @@ READER = Reader(parse)
 
 
 def test_a_reader_whose_file_changed_is_another_request(prm, input_file, tmp_path):
-    own = tmp_path / "reader.py"
-    own.write_text(READER)
-    name = f"{own}:READER"
+    reader_file = tmp_path / "reader.py"
+    reader_file.write_text(READER)
+    name = f"{reader_file}:READER"
 
     def read():
         return scored_trees(prm, input_file, FileReader(name, readers.find(name), {}), tmp_path / "scores")
@@ -149,7 +151,7 @@ def test_a_reader_whose_file_changed_is_another_request(prm, input_file, tmp_pat
     prepared = prepare(name, [input_file], tmp_path / "prepared")
     assert prepared == prepare(name, [input_file], tmp_path / "prepared")
     assert len(read()) == len(read()) == 20
-    edited(own, 'item["steps"]', 'item["steps"][:1]')
+    edited(reader_file, 'item["steps"]', 'item["steps"][:1]')
     refused(ValueError, r"\(reading\)", read)
     refused(ValueError, r"code\.", prepare, name, [input_file], tmp_path / "prepared")
 
@@ -167,12 +169,12 @@ HEAD = dataclasses.replace(HEADS["binary"], readout=Readout(score=score))
 @pytest.fixture
 def head(tmp_path, monkeypatch):
     """A user's head, as a function that edits its file."""
-    own = tmp_path / "stale_head.py"
-    own.write_text(HEAD)
+    head_file = tmp_path / "stale_head.py"
+    head_file.write_text(HEAD)
     monkeypatch.syspath_prepend(tmp_path)
 
     def edit():
-        edited(own, "jax.nn.sigmoid(logit", "jax.nn.sigmoid(-1 * logit")
+        edited(head_file, "jax.nn.sigmoid(logit", "jax.nn.sigmoid(-1 * logit")
         del sys.modules["stale_head"]
 
     yield edit
@@ -180,16 +182,16 @@ def head(tmp_path, monkeypatch):
 
 
 def test_a_head_whose_file_changed_continues_no_scores(prm, head, input_file, tmp_path):
-    def own():
+    def loaded():
         readout = options.find_part("stale_head:HEAD", {}, "head").readout
         config = dataclasses.replace(prm.config, head="stale_head:HEAD")
         return dataclasses.replace(prm, config=config, readout=readout)
 
     out = tmp_path / "out.jsonl"
-    score_file(own(), input_file, out)
-    assert "20 were there already" in score_file(own(), input_file, out)
+    score_file(loaded(), input_file, out)
+    assert "20 were there already" in score_file(loaded(), input_file, out)
     head()
-    refused(ValueError, r"\(digests.head, digests.model.head\)", score_file, own(), input_file, out)
+    refused(ValueError, r"\(digests.head, digests.model.head\)", score_file, loaded(), input_file, out)
 
 
 @pytest.fixture
@@ -229,13 +231,13 @@ def test_a_run_does_not_go_on_with_other_data(claimed, tmp_path, name):
 
 
 def test_a_run_of_reinforcement_learning_keeps_its_verifier(tmp_path, monkeypatch):
-    own = tmp_path / "verifier.py"
-    own.write_text("def judge(record, steps):\n    return 1.0\n")
-    config = tiny_rl.experiment(tiny_rl.make(tmp_path / "data"), verifier=f"{own}:judge")
+    verifier = tmp_path / "verifier.py"
+    verifier.write_text("def judge(record, steps):\n    return 1.0\n")
+    config = tiny_rl.experiment(tiny_rl.make(tmp_path / "data"), verifier=f"{verifier}:judge")
     monkeypatch.setattr(store, "saved", lambda workdir: [3])
     claim_rl(tmp_path / "run", config)
     claim_rl(tmp_path / "run", config)
-    edited(own, "1.0", "0.0")
+    edited(verifier, "1.0", "0.0")
     refused(ValueError, "verifier", claim_rl, tmp_path / "run", config)
 
 
@@ -252,22 +254,22 @@ def test_prepared_data_have_a_digest_of_their_content(tmp_path):
 def test_a_digest_follows_values_and_code(tmp_path):
     """Closures, defaults and methods count; order of keys, and where the file lies, do not."""
 
-    def of(text, folder="a"):
+    def reader_of(text, folder="a"):
         file = tmp_path / folder / "part.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
         return options.find_part(f"{file}:part", {}, "part", files=True)
 
     text = "def made(x, y=1):\n    return lambda: x + y\npart = made(1)\n"
-    assert digest(of(text)) == digest(of(text)) == digest(of(text, "b"))
-    assert digest(of(text)) != digest(of(text.replace("y=1", "y=2")))
+    assert digest(reader_of(text)) == digest(reader_of(text)) == digest(reader_of(text, "b"))
+    assert digest(reader_of(text)) != digest(reader_of(text.replace("y=1", "y=2")))
     assert digest({"a": 1, "b": [2.0]}) == digest({"b": [2.0], "a": 1}) != digest({"a": 1, "b": [2]})
 
     def near(scale):
         return lambda x: x * scale
 
     assert digest(near(1)) == digest(near(1)) != digest(near(2))
-    assert code_of(readers.find("jsonl")) == {} and list(code_of(of(text))) == [str(tmp_path / "a" / "part.py")]
+    assert code_of(readers.find("jsonl")) == {} and list(code_of(reader_of(text))) == [str(tmp_path / "a" / "part.py")]
     loop = {"a": 1}
     loop["b"] = loop
     assert digest(loop)

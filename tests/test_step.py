@@ -96,12 +96,12 @@ def test_it_learns_what_can_be_learned_and_leaves_the_frozen_alone():
 
 
 def test_padding_rows_weigh_nothing():
-    one = micro_batches([learnable(0), learnable(1)], (1, 2))
-    padded = jax.tree.map(lambda a, b: np.concatenate([a, b.reshape(2, 2, *b.shape[1:])]), one, empty_rows(4, 64, 16))
-    alone, metrics = STEP(fresh(), one)
+    batch = micro_batches([learnable(0), learnable(1)], (1, 2))
+    padded = jax.tree.map(lambda a, b: np.concatenate([a, b.reshape(2, 2, *b.shape[1:])]), batch, empty_rows(4, 64, 16))
+    alone, metrics = STEP(fresh(), batch)
     with_padding, padded_metrics = STEP(fresh(), padded)
-    found, wanted = (padded_metrics, with_padding.params), (metrics, alone.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, wanted)
+    actual, wanted = (padded_metrics, with_padding.params), (metrics, alone.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), actual, wanted)
 
 
 def test_a_batch_without_labels_changes_nothing_that_is_not_decayed():

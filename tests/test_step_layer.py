@@ -60,11 +60,11 @@ def test_scores_are_equal_through_score_search_and_server(prm):
     scores = prm.score("abc", steps)
     trees, cache = LiveTrees(prm), PrefixCache(prm, 256)
     for scorer in (trees, Rescorer(prm)):
-        (handle,), found = scorer.open(["abc"]), []
+        (handle,), scores_read = scorer.open(["abc"]), []
         for step in steps:
             (handle,), score = scorer.extend([handle], [step])
-            found += score.tolist()
-        np.testing.assert_allclose(found, scores, **CLOSE)
+            scores_read += score.tolist()
+        np.testing.assert_allclose(scores_read, scores, **CLOSE)
     for n in (5, 20):  # the second time most tokens are there
         outputs, cached = cache.outputs_of(tree_of({"problem": "abc", "steps": steps[:n]}), "me")
         np.testing.assert_allclose(outputs["score"], scores[:n], **CLOSE)
@@ -94,7 +94,7 @@ def test_the_heads_first_fit_reads_what_the_head_reads(prm):
     rows = filled(packed_trees([random_tree(s, 8) for s in range(4)], 64, 16).rows, 4)
     target = TargetConfig("rating", neutral="negative", after_error="keep")
     with jax.set_mesh(prm.mesh):
-        found, plain = (
+        actual, plain = (
             labelled_steps(weights, c, target, [rows], 4).x_ND for c in (config, dataclasses.replace(config, steps=""))
         )
     some_BS = np.asarray(rows.weight) > 0
@@ -104,7 +104,7 @@ def test_the_heads_first_fit_reads_what_the_head_reads(prm):
     assert all(some_BS[b, parent_BS[b, s]] for b, s in zip(*np.nonzero(parent_BS >= 0), strict=True))
     before_BSD = np.where(parent_BS[..., None] >= 0, np.take_along_axis(x_BSD, parent_BS[..., None], axis=1), 0)
     wanted = (x_BSD + before_BSD @ np.asarray(weights["steps"]["kernel"]))[some_BS]
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(actual, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(rank=2)])

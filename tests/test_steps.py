@@ -34,7 +34,7 @@ def test_joined_steps_are_the_text_and_none_is_blank(text, rule):
 
 
 @pytest.mark.parametrize(
-    ("rule", "found"),
+    ("rule", "pieces"),
     [
         ("markers", ["Step 1: add.\nIt is 5.\n\n", "Step 2: multiply.\n"]),
         ("markers", ["### Step 1\nAdd.\n", "### Step 2\nMultiply."]),
@@ -51,10 +51,10 @@ def test_joined_steps_are_the_text_and_none_is_blank(text, rule):
         ("thoughts", ["<think>\nWait.\n\n", "No.\n</think>\n\n", "It is 4."]),
     ],
 )
-def test_rules_cut_where_a_reader_would(rule, found):
-    text = "".join(found)
+def test_rules_cut_where_a_reader_would(rule, pieces):
+    text = "".join(pieces)
     assert steps.rule_of(text) == rule
-    assert steps.split(text) == found
+    assert steps.split(text) == pieces
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def said(**fields):
 @pytest.mark.parametrize("record", [RESPONSE, CHAT])
 def test_free_text_is_a_chain_that_names_its_rule(record):
     tree = tree_of(record)
-    made = {"problem": "2+3+4?", "steps": ["2+3 = 5", "5+4 = 9"], "segmentation": "lines"}
-    made |= {"system": "Be brief."} if record is CHAT else {}
-    assert record_of(tree) == record | made
+    chain = {"problem": "2+3+4?", "steps": ["2+3 = 5", "5+4 = 9"], "segmentation": "lines"}
+    chain |= {"system": "Be brief."} if record is CHAT else {}
+    assert record_of(tree) == record | chain
     assert tree_of(record_of(tree)) == tree  # what was written is read again
-    assert next(iter(find("text").parse(record, "f:1", find("text").options()))) == record | made
+    assert next(iter(find("text").parse(record, "f:1", find("text").options()))) == record | chain
 
 
 THOUGHTS = "2+3 first.\n\nThat is 5."

@@ -175,7 +175,7 @@ def test_a_models_folder_names_no_address(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "there"),
+    ("file", "name", "address"),
     [
         ("gs://x/a/suite.json", "b.json", "gs://x/a/b.json"),
         ("gs://x/a/suite.json", "../c/b.json", "gs://x/c/b.json"),
@@ -185,8 +185,8 @@ def test_a_models_folder_names_no_address(tmp_path):
         ("/a/suite.json", "b/c", "/a/b/c"),
     ],
 )
-def test_a_file_names_others(file, name, there):
-    assert str(named_in(file, name)) == there
+def test_a_file_names_others(file, name, address):
+    assert str(named_in(file, name)) == address
 
 
 def test_a_path_is_no_address():

@@ -55,11 +55,11 @@ def unit(module):
 @functools.cache
 def edges():
     """What every module imports, read when the first test asks for it."""
-    found = {
+    imports = {
         module: set(imported(ast.parse(file.read_text(encoding="utf-8")))) - {module}
         for module, file in MODULES.items()
     }
-    return found | {"jprm": set()}  # the front door names for type checkers what it opens when it is asked for
+    return imports | {"jprm": set()}  # the front door names for type checkers what it opens when it is asked for
 
 
 def test_files_import_their_own_storey_and_lower_ones():

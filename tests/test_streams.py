@@ -30,28 +30,28 @@ COUNT, MICRO = 3, 6
 CONFIG = PipelineConfig(("none",), "step", "error", rows=3, tokens=24, slots=8, window=5, seed=7)
 
 
-def stream(k, count=COUNT, made=packed_batches, **changes):
+def stream(k, count=COUNT, batches_of=packed_batches, **changes):
     changes = dict(rows=2 * MICRO, stream=(k, count)) | changes
-    return made(TREES, Characters(), dataclasses.replace(CONFIG, **changes))
+    return batches_of(TREES, Characters(), dataclasses.replace(CONFIG, **changes))
 
 
 def counted(trees, layout, config):
     return counted_batches(tokenised(trees, layout, config), config)
 
 
-def batches(*own, count=COUNT):
-    return Streams({k: stream(k, count, counted) for k in own}, count, MICRO)
+def batches(*indices, count=COUNT):
+    return Streams({k: stream(k, count, counted) for k in indices}, count, MICRO)
 
 
-def blocks(rows, own):
+def blocks(rows, indices):
     """The rows of these streams."""
     block = MICRO // COUNT
-    some = [i for k in own for i in range(k * block, (k + 1) * block)]
-    return jax.tree.map(lambda x: x[:, some], rows)
+    rows_B = [i for k in indices for i in range(k * block, (k + 1) * block)]
+    return jax.tree.map(lambda x: x[:, rows_B], rows)
 
 
-@pytest.mark.parametrize("own", [[0], [1, 2], [0, 1, 2]])
-def test_each_packs_its_blocks_of_the_same_batches(own):
+@pytest.mark.parametrize("indices", [[0], [1, 2], [0, 1, 2]])
+def test_each_packs_its_blocks_of_the_same_batches(indices):
     """From the start, and where it goes on from the places of all."""
     whole, states, rows = batches(0, 1, 2), [], []
     for _ in range(6):
@@ -60,12 +60,12 @@ def test_each_packs_its_blocks_of_the_same_batches(own):
     assert rows[0].tokens.shape == (2, MICRO, 24) and len(states[3]["streams"]) == COUNT
     assert not equal(rows[0], rows[3])
     for start in (0, 3):
-        again = batches(*own)
+        again = batches(*indices)
         if start:
             again.set_state(states[start])
         for mine, all_of_it in zip(itertools.islice(again, 3), rows[start:], strict=False):
-            assert equal(blocks(mine, own), blocks(all_of_it, own))
-            others = blocks(mine, [k for k in range(COUNT) if k not in own])
+            assert equal(blocks(mine, indices), blocks(all_of_it, indices))
+            others = blocks(mine, [k for k in range(COUNT) if k not in indices])
             assert not any(np.any(x) for x in jax.tree.leaves(others))
 
 
@@ -75,13 +75,13 @@ def test_one_stream_is_the_plain_pipeline():
 
 
 def test_streams_share_an_epoch_between_them():
-    found = sum((problems(batch) for k in range(COUNT) for batch in stream(k, epochs=1)), start=Counter())
-    assert found == {1000 + i: 1 for i in range(23)}
+    problems_read = sum((problems(batch) for k in range(COUNT) for batch in stream(k, epochs=1)), start=Counter())
+    assert problems_read == {1000 + i: 1 for i in range(23)}
 
 
 def test_counts_of_packing_are_of_the_rows_that_came_and_resume():
     """Whatever process packed them; of a whole epoch they are the packer's report."""
-    whole, epoch = batches(0, 1, 2), [list(stream(k, made=counted, epochs=1)) for k in range(COUNT)]
+    whole, epoch = batches(0, 1, 2), [list(stream(k, batches_of=counted, epochs=1)) for k in range(COUNT)]
     for _ in itertools.islice(whole, 3):
         pass
     assert sum(batch[1][:, COUNTS.index("trees")].sum() for stream in epoch for batch in stream) == len(TREES)

@@ -32,14 +32,14 @@ GUARDED = dataclasses.replace(PLAIN, bad_steps="skip", spike=4.0)
 
 
 @functools.cache
-def made(config):
+def parts_of(config):
     tx = make_optimizer(config)
     return tx.init, jax.jit(tx.update), jax.jit(schedule(config, 1000))
 
 
 def walk(config, gradients, losses):
     """The parameters after each update of a made-up problem of two numbers, and the optimizer's last state."""
-    init, update, rate = made(config)
+    init, update, rate = parts_of(config)
     x = {"w": jnp.array([1.0, -2.0])}
     state, path = init(x), []
     for gradient, loss in zip(gradients, losses, strict=True):
@@ -233,9 +233,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_process_whose_main_thread_hangs_ends_and_continues(tmp_path):
-    made = make_data(tmp_path / "data")
+    prepared = make_data(tmp_path / "data")
     run = dataclasses.replace(
-        experiment(made, valid=()), steps=6, checkpoint_every=2, stall_seconds=4, stall_action="abort"
+        experiment(prepared, valid=()), steps=6, checkpoint_every=2, stall_seconds=4, stall_action="abort"
     )  # a busy machine takes more than a second for a step
     write_experiment(tmp_path / "experiment.py", run)
     code = HANGING.format(mark=str(tmp_path / "hung"))

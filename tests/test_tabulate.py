@@ -101,12 +101,12 @@ def test_best_of_n_of_tables_is_that_of_the_records(tmp_path):
     tables.write(records, tmp_path / "tables", rows=7)
     of_trees = chains_of_trees(map(tree_of, records), probability=True)
     of_tables = chains_of_trees(tables.trees(tmp_path / "tables"), probability=True)
-    for name, one, other in zip(of_trees._fields, of_trees, of_tables, strict=True):
+    for name, expected, actual in zip(of_trees._fields, of_trees, of_tables, strict=True):
         if name != "answers":
-            np.testing.assert_array_equal(one, other, name)
+            np.testing.assert_array_equal(expected, actual, name)
     assert [x and str(x) for x in of_trees.answers] == of_tables.answers
-    for one, other in zip(pooled(of_trees), pooled(of_tables), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one, other)
+    for expected, actual in zip(pooled(of_trees), pooled(of_tables), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, expected, actual)
     write_records(tmp_path / "in.jsonl", records)
     reports = []
     for input in ("in.jsonl", "tables"):

@@ -127,13 +127,13 @@ def test_a_split_tree_keeps_the_values_before_its_steps(soft):
     """12 trees of 120 labelled steps, of which each has first steps: a split loses no other target."""
     config = TargetConfig("value", "none", "keep", soft, threshold=0.8)
     trees = [random_tree(seed, 120, (0.0, 0.25, 0.5, 1.0)) for seed in range(12)]
-    given = [token_tree(tree, Letters()) for tree in trees]
-    some = lambda packed: {node: target for node, (target, weight) in by_node(packed, config).items() if weight}  # noqa: E731
-    whole = some(pack(given, 2048, 128, too_long="error"))
+    token_trees = [token_tree(tree, Letters()) for tree in trees]
+    targets_of = lambda packed: {node: target for node, (target, weight) in by_node(packed, config).items() if weight}  # noqa: E731
+    whole = targets_of(pack(token_trees, 2048, 128, too_long="error"))
     first = sum(node.parent < 0 for tree in trees for node in tree.nodes)
     for tokens, slots, chains in [(64, 32, False), (64, 24, False), (64, 32, True)]:
-        split = pack(given, tokens, slots, too_long="error", chains=chains)
-        assert split.report.repeated > 0 and some(split) == whole
+        split = pack(token_trees, tokens, slots, too_long="error", chains=chains)
+        assert split.report.repeated > 0 and targets_of(split) == whole
         assert float(targets(split.rows, config)[1].sum()) == len(whole) == 12 * 120 - first
 
 

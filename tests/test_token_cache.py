@@ -30,12 +30,12 @@ def layout(tiny_run):
     return native_layout(load_tokenizer(tiny_run.folder))
 
 
-def equal(one: TokenTree, other: TokenTree):
+def equal(first: TokenTree, second: TokenTree):
     for name in (field.name for field in dataclasses.fields(TokenTree)):
-        x, y = getattr(one, name), getattr(other, name)
+        x, y = getattr(first, name), getattr(second, name)
         np.testing.assert_equal(x, y, err_msg=name)
         assert getattr(x, "dtype", None) == getattr(y, "dtype", None), name
-    assert list(one.extras) == list(other.extras)
+    assert list(first.extras) == list(second.extras)
 
 
 @pytest.mark.parametrize("supervise", ["step", "outcome_tokens"])
@@ -45,19 +45,19 @@ def test_trees_come_back_as_they_were(layout, tmp_path, supervise):
     if supervise == "step":
         trees = [dataclasses.replace(t, extras={"b": t.label_M / 3, "a": t.weight_M}) for t in trees]
     write_trees(tmp_path, trees, {"extras": list(trees[0].extras)})
-    found = TokenTrees(tmp_path)
-    assert len(found) == len(trees)
-    for tree, other in zip(trees, found, strict=True):
+    stored = TokenTrees(tmp_path)
+    assert len(stored) == len(trees)
+    for tree, other in zip(trees, stored, strict=True):
         equal(tree, other)
-    equal(found[2:9:3][1], trees[5])
+    equal(stored[2:9:3][1], trees[5])
 
 
 def batches(files, layout, cache, count=1, **options):
     experiment = tiny.experiment(Path(files[0]).parent)
     config = dataclasses.replace(experiment.data, cache=str(cache), **options)
     experiment = dataclasses.replace(experiment, data=config)
-    made = iter(batches_of(experiment, files, layout))
-    return made, [next(made) for _ in range(count)]
+    batches = iter(batches_of(experiment, files, layout))
+    return batches, [next(batches) for _ in range(count)]
 
 
 def test_batches_are_the_same_bit_for_bit_over_epochs_and_resumed(layout, tmp_path):
@@ -65,11 +65,11 @@ def test_batches_are_the_same_bit_for_bit_over_epochs_and_resumed(layout, tmp_pa
         write_records(tmp_path / f"{i}.jsonl", RECORDS[i::2])
     files = [str(tmp_path / f"{i}.jsonl") for i in range(2)]
     _, expected = batches(files, layout, "", 12, window=8)
-    made, found = batches(files, layout, tmp_path / "cache", 12, window=8)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    resumed, rows = batches(files, layout, tmp_path / "cache", 12, window=8)
+    jax.tree.map(np.testing.assert_array_equal, rows, expected)
     again, _ = batches(files, layout, tmp_path / "cache", window=8)
-    again.set_state(made.get_state())
-    jax.tree.map(np.testing.assert_array_equal, next(again), next(made))
+    again.set_state(resumed.get_state())
+    jax.tree.map(np.testing.assert_array_equal, next(again), next(resumed))
 
 
 def test_what_the_trees_depend_on_makes_other_trees(layout, tmp_path, monkeypatch):
@@ -114,16 +114,18 @@ def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, m
     command = [sys.executable, "-c", WRITE, str(tmp_path)]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "writing\n"
-    own = [token_tree(tree_of(record), layout) for record in RECORDS[:3]]
-    found = []
-    thread = threading.Thread(target=lambda: found.append(cached_trees(tmp_path, own, 3, {"of": "both"} | PLAIN)))
+    token_trees = [token_tree(tree_of(record), layout) for record in RECORDS[:3]]
+    taken = []
+    thread = threading.Thread(
+        target=lambda: taken.append(cached_trees(tmp_path, token_trees, 3, {"of": "both"} | PLAIN))
+    )
     thread.start()
     time.sleep(0.1)
-    assert not found, "it did not wait"
+    assert not taken, "it did not wait"
     other.kill() if how == "killed" else other.communicate("\n")
     thread.join(60)
     other.wait()
-    assert len(found[0]) == (3 if how == "killed" else 1)
+    assert len(taken[0]) == (3 if how == "killed" else 1)
 
 
 def test_trees_that_another_run_wrote_meanwhile_are_taken(layout, tmp_path):

@@ -41,22 +41,22 @@ def world(tmp_path_factory):
     plain = tiny.experiment(folder, window=8)
     tokenise(plain, folder / "tokens", shards=7, workers=1)
     tokenise(plain, folder / "more", [str(folder / "more.jsonl")], shards=2, workers=1)
-    return folder, plain, of(plain, folder / "tokens")
+    return folder, plain, experiment_on(plain, folder / "tokens")
 
 
 @pytest.fixture
 def bucket(world):
     """A bucket with the shards."""
-    made = Remote(f"memory://bucket/{uuid.uuid4().hex}")
-    made.upload_folder(world[0] / "tokens", last=SHARDS)
-    return made
+    remote = Remote(f"memory://bucket/{uuid.uuid4().hex}")
+    remote.upload_folder(world[0] / "tokens", last=SHARDS)
+    return remote
 
 
 def names(shards):
     return [tree.name for tree in shards]
 
 
-def of(experiment, *train, **changes):
+def experiment_on(experiment, *train, **changes):
     train = tuple(map(str, train))
     return dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, train=train, **changes))
 
@@ -65,16 +65,16 @@ def layout_of(experiment):
     return native_layout(load_tokenizer(experiment.tokenizer))
 
 
-def streams(experiment, count, own=None):
+def streams(experiment, count, indices=None):
     layout = layout_of(experiment)
-    own = range(count) if own is None else own
+    indices = range(count) if indices is None else indices
     parts = {k: _batches(experiment, _sources(experiment, experiment.data.train, layout), stream=(k, count))
-             for k in own}  # fmt: skip
+             for k in indices}  # fmt: skip
     return Streams(parts, count, experiment.data.micro_rows)
 
 
-def same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+def same(first, second):
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 def test_threads_read_by_index_at_once(world):
@@ -98,11 +98,11 @@ def test_the_shards_hold_the_trees_of_all_records(world):
     folder, plain, _ = world
     records = [json.loads(line) for line in (folder / "train.jsonl").open()]
     layout = layout_of(plain)
-    made = {tree.name: tree for tree in (tokens_of(record, plain, layout) for record in records)}
+    by_name = {tree.name: tree for tree in (tokens_of(record, plain, layout) for record in records)}
     trees = list(TokenShards(folder / "tokens"))
-    assert len(trees) == len(made) == 90
+    assert len(trees) == len(by_name) == 90
     for tree in trees:
-        equal(tree, made[tree.name])
+        equal(tree, by_name[tree.name])
     about = json.loads((folder / "tokens" / SHARDS).read_text())["shards"]
     assert sum(shard["tokens"] for shard in about) == sum(len(tree.tokens_N) for tree in trees)
 
@@ -119,24 +119,24 @@ def test_streams_divide_an_epoch(world, count):
     assert all(epoch == dict.fromkeys(range(7), 1) for epoch in epochs)
     first = order.members(0)
     named = collections.Counter(order(i).name for i in range(sum(shards.records[shard] for shard in first)))
-    there = collections.Counter(shards[shards._starts[s] + i].name for s in first for i in range(shards.records[s]))
-    assert named == there
+    expected = collections.Counter(shards[shards._starts[s] + i].name for s in first for i in range(shards.records[s]))
+    assert named == expected
 
 
 @pytest.mark.parametrize("place", ["disk", "memory"])
 def test_resumed_rows_are_equal_bit_for_bit(world, bucket, tmp_path, place):
     _, _, experiment = world
     if place == "memory":
-        experiment = of(experiment, bucket, cache=str(tmp_path / "cache"))
+        experiment = experiment_on(experiment, bucket, cache=str(tmp_path / "cache"))
     whole = list(itertools.islice(streams(experiment, 2), 30))  # four epochs
     for stop in (1, 7, 16):
         before = streams(experiment, 2)
         for _ in range(stop):
             next(before)
         state = json.loads(json.dumps(before.get_state()))
-        own = streams(experiment, 2, [1])
-        own.set_state(state)
-        for rows, other in zip(itertools.islice(own, 6), whole[stop : stop + 6], strict=True):
+        stream = streams(experiment, 2, [1])
+        stream.set_state(state)
+        for rows, other in zip(itertools.islice(stream, 6), whole[stop : stop + 6], strict=True):
             same(jax.tree.map(lambda x: x[:, 2:], rows), jax.tree.map(lambda x: x[:, 2:], other))
     if place == "memory":
         same(whole, list(itertools.islice(streams(world[2], 2), 30)))
@@ -149,7 +149,7 @@ def test_copies_of_shards_are_bounded(world, bucket, tmp_path):
     shards, local = TokenShards(bucket, cache=cache, most=most), TokenShards(tokens)
     assert names(shards) == names(local)
     assert len(list(cache.iterdir())) == 2
-    order, of_local = (ShardOrder(made, 0, (0, 1)) for made in (shards, local))
+    order, of_local = (ShardOrder(trees, 0, (0, 1)) for trees in (shards, local))
     assert [order(i).name for i in range(200)] == [of_local(i).name for i in range(200)]
 
 
@@ -214,7 +214,7 @@ def test_a_mixture_keeps_its_weights_and_resumes(world, tmp_path, kind):
     folder, plain, _ = world
     train = ("tokens", "more") if kind == "shards" else ("train.jsonl", "more.jsonl")
     more = {"cache": str(tmp_path)} if kind == "cache" else {}
-    mixed = of(plain, *(folder / name for name in train), mixture=(1.0, 3.0), **more)
+    mixed = experiment_on(plain, *(folder / name for name in train), mixture=(1.0, 3.0), **more)
     whole = list(itertools.islice(streams(mixed, 1), 24))
     again = streams(mixed, 1)
     for _ in range(9):
@@ -234,9 +234,9 @@ def test_training_takes_shards_and_another_experiment_is_refused(world):
     folder, plain, experiment = world
     assert is_shards(folder / "tokens") and not is_shards(folder / "train.jsonl")
     mesh, tokenizer = make_mesh(MeshConfig(), jax.devices()[:1]), load_tokenizer(plain.tokenizer)
-    outcomes = of(experiment, folder / "tokens", supervise="outcome")
+    outcomes = experiment_on(experiment, folder / "tokens", supervise="outcome")
     refused(ValueError, "supervise", training_batches, outcomes, mesh, tokenizer)
-    both = of(plain, folder / "tokens", folder / "train.jsonl")
+    both = experiment_on(plain, folder / "tokens", folder / "train.jsonl")
     refused(ValueError, r"train\.jsonl|tokens", batches_of, both, (str(folder / "tokens"), "x"), layout_of(plain))
     assert list(batches_of(experiment, [str(folder / "more")], layout_of(plain), once=True))
     base = dict(train=("a", "b"), supervise="step", too_long="error")

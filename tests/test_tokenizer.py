@@ -95,10 +95,12 @@ def test_smollm2_ids_equal_those_of_transformers(smollm2, smollm2_gguf):
     pytest.importorskip("torch", reason="transformers reads GGUF files with torch: the extra 'parity' is not installed")
     reference = transformers.AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
     rng = np.random.default_rng(0)
-    made = ["".join(map(chr, rng.choice([*range(32, 127), 10, 0xE9, 0x4E2D, 0x1F389], size=40))) for _ in range(200)]
+    random_texts = [
+        "".join(map(chr, rng.choice([*range(32, 127), 10, 0xE9, 0x4E2D, 0x1F389], size=40))) for _ in range(200)
+    ]
     # transformers overlooks that the `smollm` tokenizer cuts at digits before anything else, as the published
     # tokenizer.json says. It matters where two blanks stand before a digit, so such text is left out.
-    for text in [text for text in [*SAMPLES[:4], *made] if not re.search(r"\s\s\d", text)]:
+    for text in [text for text in [*SAMPLES[:4], *random_texts] if not re.search(r"\s\s\d", text)]:
         assert smollm2.encode(text) == reference.encode(text, add_special_tokens=False)
 
 
@@ -129,7 +131,7 @@ def test_sentencepiece_in_gguf(spm, tmp_path, prefix):
     ids, defined = range(direct.get_piece_size()), ("\u2581\u2581", "\n\n")
     tokens = [direct.id_to_piece(i) for i in ids]
     marks = [(token in defined, direct.is_byte(i), direct.is_control(i) or i == 0) for i, token in enumerate(tokens)]
-    kinds = [4 if own else 6 if byte else 3 if control else 1 for own, byte, control in marks]
+    kinds = [4 if user_defined else 6 if byte else 3 if control else 1 for user_defined, byte, control in marks]
     fields = {} if prefix is None else {"add_space_prefix": prefix}
     write_gguf(
         tmp_path / "t.gguf", model="llama", pre="default", scores=[direct.get_score(i) for i in ids], token_type=kinds,

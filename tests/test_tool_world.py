@@ -70,15 +70,15 @@ def test_labels_of_the_planted_habits():
     look, other, stock = ["lookup", "pear", "price"], ["lookup", "fig", "price"], ["lookup", "pear", "stock"]
     good, none, lost = (True, True), (True, False), (False, False)
 
-    def of(*calls):
+    def labels_of(*calls):
         return [tuple(verdict.values()) for verdict in shop.verdicts(record, calls)]
 
-    assert of(look, other, ["submit", "fig"]) == [good, good, good]
-    assert of(look, look, other, ["submit", "fig"]) == [good, none, good, good]  # a repeated call
-    assert of(look, ["submit", "fig"]) == [good, lost]  # right by luck
-    assert of(look, other, ["submit", "pear"]) == [good, good, lost]  # an ignored observation
-    assert of(stock, stock, stock) == [none, none, lost]  # wrong tools: two turns are spare
-    assert of(look, [], other) == [good, none, good]  # no call
+    assert labels_of(look, other, ["submit", "fig"]) == [good, good, good]
+    assert labels_of(look, look, other, ["submit", "fig"]) == [good, none, good, good]  # a repeated call
+    assert labels_of(look, ["submit", "fig"]) == [good, lost]  # right by luck
+    assert labels_of(look, other, ["submit", "pear"]) == [good, good, lost]  # an ignored observation
+    assert labels_of(stock, stock, stock) == [none, none, lost]  # wrong tools: two turns are spare
+    assert labels_of(look, [], other) == [good, none, good]  # no call
 
 
 def test_the_door_plays_the_world_and_calls_are_written_as_they_are_sampled(records):
@@ -120,15 +120,15 @@ def test_advice_is_in_the_world_s_words_and_leaves_the_rest_as_it_was(records):
     rng = np.random.default_rng(3)
     whole = [shop.demonstration(record, rng, shop.Habits()) for record in records]
     labels = advice.Labels({record["problem"]: record for record in records})
-    for record, one in zip(records, whole, strict=True):
-        by_chance = advice.with_advice(one)["messages"]
+    for record, trajectory in zip(records, whole, strict=True):
+        by_chance = advice.with_advice(trajectory)["messages"]
         told = [i for i, m in enumerate(by_chance) if m["role"] == "user"][1:]
-        assert [m for i, m in enumerate(by_chance) if i not in told] == one["messages"]
-        turns = [m for m in shop.labelled(record, one["messages"]) if m["role"] == "assistant"]
+        assert [m for i, m in enumerate(by_chance) if i not in told] == trajectory["messages"]
+        turns = [m for m in shop.labelled(record, trajectory["messages"]) if m["role"] == "assistant"]
         assert len(told) == (len(turns) - 1) // advice.EVERY
-        assert labels({"problem": record["problem"], "messages": one["messages"]}) == [t["label"] for t in turns]
+        assert labels({"problem": record["problem"], "messages": trajectory["messages"]}) == [t["label"] for t in turns]
         world = World(advised(shop.SHOP, labels, every=advice.EVERY, words=advice.WORDS))
-        (episode,) = world.replay([record], [[m for m in one["messages"] if m["role"] == "assistant"]])
+        (episode,) = world.replay([record], [[m for m in trajectory["messages"] if m["role"] == "assistant"]])
         assert [m["role"] for m in episode.messages] == [m["role"] for m in by_chance] and not episode.error
         texts = [m["content"] for m in episode.messages if m["role"] == "user"][1:]
         for k, text in enumerate(texts):

@@ -45,34 +45,34 @@ def test_what_the_notebook_and_the_pages_import_is_there():
 
 def _names(code):
     """The names that code defines anywhere, those that it reads, and what it reads of `jprm` without an import."""
-    made, read, imported, parts = set(), set(), {"jprm"}, set()
+    bound, read, imported, parts = set(), set(), {"jprm"}, set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            made |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
             imported |= {alias.name for alias in node.names if isinstance(node, ast.Import)}
         elif isinstance(node, ast.Name):
-            (made if isinstance(node.ctx, ast.Store) else read).add(node.id)
+            (bound if isinstance(node.ctx, ast.Store) else read).add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            made.add(node.name)
+            bound.add(node.name)
         elif isinstance(node, ast.arg):
-            made.add(node.arg)
+            bound.add(node.arg)
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            made.add(node.name)
+            bound.add(node.name)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jprm":
             parts.add(node.attr)
     parts -= {"__version__", *jprm.__all__, *(name.removeprefix("jprm.") for name in imported)}
-    return made, read, parts
+    return bound, read, parts
 
 
 def test_code_of_the_notebook_and_the_pages_lacks_no_import():
     """As in a process of its own: a name is of the block or of an earlier one of its page, a module is imported."""
-    lacking, made, page = [], set(), None
+    lacking, bound, page = [], set(), None
     for where, code in _code():
         name = where.partition("[")[0]
-        page, made = name, made if name == page else {"display"}
+        page, bound = name, bound if name == page else {"display"}
         here, read, parts = _names(code)
-        made |= here
-        lacking += [f"{where}: {each}" for each in sorted((read - made - set(dir(builtins))) | parts)]
+        bound |= here
+        lacking += [f"{where}: {name}" for name in sorted((read - bound - set(dir(builtins))) | parts)]
     assert not lacking
 
 

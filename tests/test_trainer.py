@@ -20,14 +20,14 @@ from jprm.train.state import make_step, schedule
 
 def test_by_hand_is_the_loop(tiny_run, tmp_path, one_device):
     run = tiny_run.experiment
-    with jprm.Trainer(run, tmp_path / "run") as made:
-        sums = [made.step(rows) for rows in itertools.islice(made.batches, 3)]
-        made.save()
-    with jprm.Trainer(run, tmp_path / "run") as made:  # continues
-        assert int(made.state.step) == 3
-        sums += [made.step(rows) for rows in itertools.islice(made.batches, 3)]
-        values = made.evaluate()
-        made.save()
+    with jprm.Trainer(run, tmp_path / "run") as trainer:
+        sums = [trainer.step(rows) for rows in itertools.islice(trainer.batches, 3)]
+        trainer.save()
+    with jprm.Trainer(run, tmp_path / "run") as trainer:  # continues
+        assert int(trainer.state.step) == 3
+        sums += [trainer.step(rows) for rows in itertools.islice(trainer.batches, 3)]
+        values = trainer.evaluate()
+        trainer.save()
     assert equal(params(tmp_path / "run"), params(tiny_run.folder))
     wanted = {name: tiny_run.result[name] for name in values}
     assert values == wanted
@@ -56,16 +56,16 @@ def test_own_arrays_and_an_own_function(tmp_path, one_device):
     notebook, rows = in_a_notebook(tmp_path, steps=9)
     run, seen = notebook.experiment, []
 
-    def objective(given, rows, config):
+    def objective(params, rows, config):
         seen.append(config)
-        return training.objectives.find("squared_error")(given, rows, config)
+        return training.objectives.find("squared_error")(params, rows, config)
 
-    made = jprm.Trainer(run, objective=objective)
-    one = jax.tree.map(lambda x: x[0], rows)
-    losses = [made.step(one).means()["loss"] for _ in range(8)]
-    assert losses[-1] < losses[0] and int(made.state.step) == 8
+    trainer = jprm.Trainer(run, objective=objective)
+    batch = jax.tree.map(lambda x: x[0], rows)
+    losses = [trainer.step(batch).means()["loss"] for _ in range(8)]
+    assert losses[-1] < losses[0] and int(trainer.state.step) == 8
     assert seen and set(seen) == {run.task}
-    metrics = made.step(empty_rows(2, 64, 16))
+    metrics = trainer.step(empty_rows(2, 64, 16))
     assert metrics.count == metrics.gradient_norm == 0
 
 
@@ -75,9 +75,9 @@ def test_a_sweep_over_rates_and_schedules_compiles_once(tiny_run, tmp_path, one_
     make_step.cache_clear()
     for i, (rate, decay) in enumerate([(0.1, "cosine"), (0.01, "linear"), (0.001, "constant")]):
         changed = dataclasses.replace(optimizer, learning_rate=rate, decay=decay, warmup_steps=i)
-        made = jprm.Trainer(dataclasses.replace(tiny_run.experiment, optimizer=changed, steps=6 + i))
-        metrics = [made.step(first) for _ in range(3)]
-        steps.add(made._step)
+        trainer = jprm.Trainer(dataclasses.replace(tiny_run.experiment, optimizer=changed, steps=6 + i))
+        metrics = [trainer.step(first) for _ in range(3)]
+        steps.add(trainer._step)
         wanted = [np.float32(schedule(changed, 6 + i)(n)) for n in range(3)]
         np.testing.assert_allclose([metric.learning_rate for metric in metrics], wanted, rtol=1e-6)
     assert len(steps) == 1 and steps.pop()._cache_size() == 1
@@ -98,9 +98,9 @@ def test_a_run_may_be_made_longer(tiny_run, tmp_path, one_device):
 
 def test_skipped_steps_do_not_advance_the_schedule(tiny_run, one_device):
     skipping = dataclasses.replace(tiny_run.experiment.optimizer, bad_steps="skip")
-    made = jprm.Trainer(dataclasses.replace(tiny_run.experiment, optimizer=skipping))
-    rows = next(made.batches)
-    metrics = [made.step(some) for some in (rows, spoilt(rows), spoilt(rows), rows)]
+    trainer = jprm.Trainer(dataclasses.replace(tiny_run.experiment, optimizer=skipping))
+    rows = next(trainer.batches)
+    metrics = [trainer.step(batch) for batch in (rows, spoilt(rows), spoilt(rows), rows)]
     assert [int(metric.skipped) for metric in metrics] == [0, 1, 1, 0]
     rate = schedule(skipping, 6)
     np.testing.assert_allclose([m.learning_rate for m in metrics], [rate(n) for n in (0, 1, 1, 1)], rtol=1e-6)
@@ -129,62 +129,62 @@ def spoilt(rows):
     ],
 )
 def test_rows_that_do_not_index_into_themselves_are_refused(field, value, message, tmp_path, one_device):
-    made, rows = in_a_notebook(tmp_path)
+    trainer, rows = in_a_notebook(tmp_path)
     array = np.array(getattr(rows, field))
     array[0, 1, 3] = value
     plain = dataclasses.replace(rows, tokens=rows.tokens.astype(np.float32))
-    refused(ValueError, message, made.step, dataclasses.replace(rows, **{field: array}))
-    refused(ValueError, "rows.label", made.step, dataclasses.replace(rows, label=rows.label[..., :8]))
-    refused(ValueError, "rows.tokens", made.measure, plain, made.objective)
-    assert int(made.state.step) == 0
-    assert np.isfinite(made.step(rows).means()["loss"])
+    refused(ValueError, message, trainer.step, dataclasses.replace(rows, **{field: array}))
+    refused(ValueError, "rows.label", trainer.step, dataclasses.replace(rows, label=rows.label[..., :8]))
+    refused(ValueError, "rows.tokens", trainer.measure, plain, trainer.objective)
+    assert int(trainer.state.step) == 0
+    assert np.isfinite(trainer.step(rows).means()["loss"])
 
 
 def test_a_bad_step_leaves_the_last_good_state(tmp_path, one_device):
-    made, rows = in_a_notebook(tmp_path)
-    made.step(rows)
-    good = jax.tree.map(np.array, (made.state.step, made.state.trained, made.state.optimizer))
-    bad = made.step(spoilt(rows))
+    trainer, rows = in_a_notebook(tmp_path)
+    trainer.step(rows)
+    good = jax.tree.map(np.array, (trainer.state.step, trainer.state.trained, trainer.state.optimizer))
+    bad = trainer.step(spoilt(rows))
     assert np.isnan(bad.means()["loss"]) and not np.isfinite(bad.gradient_norm)
-    assert equal((made.state.step, made.state.trained, made.state.optimizer), good)
-    assert np.isfinite(made.step(rows).means()["loss"]) and int(made.state.step) == 2
+    assert equal((trainer.state.step, trainer.state.trained, trainer.state.optimizer), good)
+    assert np.isfinite(trainer.step(rows).means()["loss"]) and int(trainer.state.step) == 2
 
 
 def test_losses_of_small_weights_are_divided_by_their_count(tmp_path, one_device):
     """Weights are relative: multiplied by 0.05, where the count of a few labels is below 1, nothing changes."""
-    made, rows = in_a_notebook(tmp_path)
+    trainer, rows = in_a_notebook(tmp_path)
     apart, _ = in_a_notebook(tmp_path)
     few = dataclasses.replace(rows, weight=rows.weight * (np.cumsum(rows.weight).reshape(rows.weight.shape) <= 3))
     light = dataclasses.replace(few, weight=few.weight * np.float32(0.05))
     assert few.weight.sum() == 3
-    both = (made, few), (apart, light)
-    values = [(each.measure(some, each.objective), each.step(some).means()) for each, some in both]
+    both = (trainer, few), (apart, light)
+    values = [(run.measure(batch, run.objective), run.step(batch).means()) for run, batch in both]
     for whole, part in zip(*values, strict=True):
         assert part["loss"] == pytest.approx(whole["loss"], rel=1e-5) == pytest.approx(np.log(2), rel=1e-4)
         assert part["step_accuracy"] == pytest.approx(whole["step_accuracy"])
-    trained, other = (jax.tree.map(np.asarray, each.state.trained) for each in (made, apart))
+    trained, other = (jax.tree.map(np.asarray, run.state.trained) for run in (trainer, apart))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained, other)
 
 
 def test_evaluating_without_validation_data_is_an_error(tmp_path, one_device):
-    made, rows = in_a_notebook(tmp_path, valid=())
-    refused(ValueError, "data.valid", made.evaluate)
-    refused(ValueError, "objective", made.measure, jax.tree.map(lambda x: x[:0], rows), made.objective)
+    trainer, rows = in_a_notebook(tmp_path, valid=())
+    refused(ValueError, "data.valid", trainer.evaluate)
+    refused(ValueError, "objective", trainer.measure, jax.tree.map(lambda x: x[:0], rows), trainer.objective)
 
 
 @pytest.mark.parametrize("decay", ["cosine", "constant"])
 def test_a_step_after_the_last_would_learn_nothing(decay, tmp_path, one_device):
     optimizer = dataclasses.replace(experiment(tmp_path).optimizer, decay=decay)
-    made, rows = in_a_notebook(tmp_path, steps=2, optimizer=optimizer)
-    rates = [float(made.step(rows).learning_rate) for _ in range(2)]
+    trainer, rows = in_a_notebook(tmp_path, steps=2, optimizer=optimizer)
+    rates = [float(trainer.step(rows).learning_rate) for _ in range(2)]
     assert min(rates) > 0
     if decay == "constant":
-        assert made.step(rows).learning_rate > 0
+        assert trainer.step(rows).learning_rate > 0
     else:
-        refused(ValueError, "2 steps", made.step, rows)
+        refused(ValueError, "2 steps", trainer.step, rows)
     skipping = dataclasses.replace(optimizer, bad_steps="skip")
-    made, _ = in_a_notebook(tmp_path, steps=2, optimizer=skipping)
-    assert [int(made.step(some).skipped) for some in (spoilt(rows), rows, rows)] == [1, 0, 0]
+    trainer, _ = in_a_notebook(tmp_path, steps=2, optimizer=skipping)
+    assert [int(trainer.step(batch).skipped) for batch in (spoilt(rows), rows, rows)] == [1, 0, 0]
 
 
 def mean_and_extremes(params, rows, config):
@@ -195,11 +195,11 @@ def mean_and_extremes(params, rows, config):
 
 
 def test_two_judged_scores_have_names_of_their_own(tmp_path, one_device):
-    made, rows = in_a_notebook(tmp_path)
-    made = jprm.Trainer(dataclasses.replace(made.experiment, steps=20), objective=mean_and_extremes)
+    trainer, rows = in_a_notebook(tmp_path)
+    trainer = jprm.Trainer(dataclasses.replace(trainer.experiment, steps=20), objective=mean_and_extremes)
     for _ in range(9):
-        made.step(rows)
-    for values in (made.step(rows).means(), made.measure(rows, made.objective)):
+        trainer.step(rows)
+    for values in (trainer.step(rows).means(), trainer.measure(rows, trainer.objective)):
         judged = {"step_accuracy", "auroc", "opposite_step_accuracy", "opposite_auroc"}
         assert set(values) - {"labels"} == {"loss", *judged}
         assert values["auroc"] != 0.5 and values["opposite_auroc"] == pytest.approx(1 - values["auroc"], abs=1e-6)
@@ -216,18 +216,18 @@ class Scaled:
 
 def test_a_run_records_the_objective_that_was_given(tiny_run, tmp_path, one_device):
     def recorded(folder, objective, **changes):
-        with jprm.Trainer(dataclasses.replace(tiny_run.experiment, **changes), folder, objective=objective) as made:
-            made.step(next(made.batches))
-            made.save()
+        with jprm.Trainer(dataclasses.replace(tiny_run.experiment, **changes), folder, objective=objective) as trainer:
+            trainer.step(next(trainer.batches))
+            trainer.save()
         saved = read(folder / "experiment.json")
         return saved.objective, dict(saved.objective_options)
 
-    local = lambda *given: mean_and_extremes(*given)  # noqa: E731
+    local = lambda *args: mean_and_extremes(*args)  # noqa: E731
     assert recorded(tmp_path / "a", mean_and_extremes) == ("test_trainer:mean_and_extremes", {})
     assert recorded(tmp_path / "b", Scaled(2.0)) == ("test_trainer:Scaled", {"factor": 2.0})
     assert recorded(tmp_path / "d", local)[0].endswith("<locals>.<lambda>")
     for name, same in (("a", mean_and_extremes), ("b", Scaled(2.0)), ("d", local)):
         refused(ValueError, "test_trainer:.*cross_entropy", training.train, tiny_run.experiment, tmp_path / name)
-        with jprm.Trainer(tiny_run.experiment, tmp_path / name, objective=same) as made:
-            assert int(made.state.step) == 1
+        with jprm.Trainer(tiny_run.experiment, tmp_path / name, objective=same) as trainer:
+            assert int(trainer.state.step) == 1
     assert np.isfinite(jprm.load(tmp_path / "d").score("p0 1", ["add 1"])).all()

@@ -87,16 +87,16 @@ def close(numbers):
 def test_verl(address, folder, samples):
     got, expected = drive("verl", folder, samples), rewarded(address, samples)
     assert got["scores"] == close([sample["score"] for sample in expected])
-    for row, one in zip(got["token_rewards"], expected, strict=True):
-        assert row == close(one["token_rewards"] + [0.0] * (len(row) - len(one["token_rewards"])))
+    for row, scored in zip(got["token_rewards"], expected, strict=True):
+        assert row == close(scored["token_rewards"] + [0.0] * (len(row) - len(scored["token_rewards"])))
 
 
 @pytest.mark.slow
 def test_openrlhf(address, folder, samples):
     got, expected = drive("openrlhf", folder, samples), rewarded(address, samples)
-    for one, sample in zip(got, expected, strict=True):
-        assert one["reward"] == close(sum(sample["token_rewards"])) and one["scores"] == close(sample["score"])
-        assert one["extra_logs"]["steps"] == len(sample["steps"])
+    for reward, sample in zip(got, expected, strict=True):
+        assert reward["reward"] == close(sum(sample["token_rewards"])) and reward["scores"] == close(sample["score"])
+        assert reward["extra_logs"]["steps"] == len(sample["steps"])
 
 
 @pytest.mark.slow
@@ -118,32 +118,32 @@ def test_skyrl(address, folder, samples):
     got = drive("skyrl", folder, samples)
     correct = [0.0, 0.0, 1.0]  # of SkyRL's environment: the last text has the answer after ####
     expected = rewarded(address, [s | {"outcome": x} for s, x in zip(samples, correct, strict=True)])
-    for row, ids, one, sample in zip(got["rewards"], got["response_ids"], expected, samples, strict=True):
-        assert ids == sample["ids"] and row == close(one["token_rewards"])
+    for row, ids, expected_sample, sample in zip(got["rewards"], got["response_ids"], expected, samples, strict=True):
+        assert ids == sample["ids"] and row == close(expected_sample["token_rewards"])
 
 
 @pytest.mark.slow
 def test_slime(address, folder, samples):
     got, expected = drive("slime", folder, samples), rewarded(address, samples)
-    for single, batched, value, one in zip(got["single"], got["batched"], got["values"], expected, strict=True):
-        assert single["token_rewards"] == close(one["token_rewards"]) == batched["token_rewards"]
-        assert value == close(one["score"])
+    for single, batched, value, sample in zip(got["single"], got["batched"], got["values"], expected, strict=True):
+        assert single["token_rewards"] == close(sample["token_rewards"]) == batched["token_rewards"]
+        assert value == close(sample["score"])
 
 
 @pytest.mark.slow
 def test_nemo_gym(address, folder, samples):
     got, expected = drive("nemo_gym", folder, samples), rewarded(address, samples)
-    for verified, stepped, one in zip(got[::2], got[1::2], expected, strict=True):
-        assert verified["reward"] == close(one["score"]) == stepped["reward"]
-        assert verified["token_rewards"] == close(one["token_rewards"]) and stepped["token_rewards"] is None
-        assert verified["step_rewards"] == close([sum(one["token_rewards"])]) == stepped["step_rewards"]
+    for verified, stepped, sample in zip(got[::2], got[1::2], expected, strict=True):
+        assert verified["reward"] == close(sample["score"]) == stepped["reward"]
+        assert verified["token_rewards"] == close(sample["token_rewards"]) and stepped["token_rewards"] is None
+        assert verified["step_rewards"] == close([sum(sample["token_rewards"])]) == stepped["step_rewards"]
 
 
 @pytest.mark.slow
 def test_verifiers(address, folder, samples):
     got, expected = drive("verifiers", folder, samples), rewarded(address, samples)
-    for with_ids, without, one in zip(got[::2], got[1::2], expected, strict=True):
-        assert with_ids["reward"] == close(one["score"]) == without["reward"]
-        assert with_ids["info"] == [None, close(one["token_rewards"])]
-        assert without["info"] == [None, close([step["reward"] for step in one["steps"]])]
-        assert with_ids["metrics"]["lowest_step"] == close(min(step["score"] for step in one["steps"]))
+    for with_ids, without, sample in zip(got[::2], got[1::2], expected, strict=True):
+        assert with_ids["reward"] == close(sample["score"]) == without["reward"]
+        assert with_ids["info"] == [None, close(sample["token_rewards"])]
+        assert without["info"] == [None, close([step["reward"] for step in sample["steps"]])]
+        assert with_ids["metrics"]["lowest_step"] == close(min(step["score"] for step in sample["steps"]))

@@ -40,7 +40,7 @@ def test_records_come_back_as_they_were(seed):
     record = labelled(trajectory(seed, turns=6), seed) if seed % 2 else trajectory(seed, turns=6)
     assert read_trajectory(record).record() == record
     assert record_of(tree_of(record)) == record
-    assert [one.record() for one in trajectories_of(tree_of(record))] == [record]
+    assert [trajectory.record() for trajectory in trajectories_of(tree_of(record))] == [record]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -50,8 +50,10 @@ def test_trajectories_of_one_task_are_a_tree_and_come_back(seed):
     assert record_of(tree) == record
     apart = trajectories_of(tree)
     again = tree_of_trajectories(apart)
-    assert [one.record() for one in trajectories_of(again)] == [one.record() for one in apart]
-    assert len(again.nodes) <= sum(len(one.messages) for one in apart)
+    assert [trajectory.record() for trajectory in trajectories_of(again)] == [
+        trajectory.record() for trajectory in apart
+    ]
+    assert len(again.nodes) <= sum(len(trajectory.messages) for trajectory in apart)
     assert len(chains_of(tree)) <= len(apart)
 
 
@@ -65,8 +67,8 @@ def test_chains_pools_and_trees_are_trees_of_messages_with_one_turn_a_chain():
         tree = tree_of(record)
         messages = as_messages(tree)
         assert record_of(as_steps(messages, tree.kind)) == record
-        for one in trajectories_of(messages):
-            assert read_trajectory(one.record()) == one
+        for branch in trajectories_of(messages):
+            assert read_trajectory(branch.record()) == branch
 
 
 def test_a_rule_cuts_turns_into_steps_with_labels_of_their_own():
@@ -90,9 +92,9 @@ def test_scores_and_labels_go_to_turns_alone():
     written = scored(record, tree, {"score": np.array([np.nan, 0.5, np.nan, 0.25])})
     assert [message.get("score") for message in written["messages"]] == [None, 0.5, None, 0.25]
     assert list(written["messages"][1]) == [*TURN, "score"]
-    made = record_of(with_labels(tree, [None, 0.5, None, 1.0], "value", "monte_carlo"))
-    assert [message.get("label") for message in made["messages"]] == [None, 0.5, None, 1.0]
-    assert made["messages"][1]["origin"] == "monte_carlo" and made["semantics"] == "value"
+    labelled = record_of(with_labels(tree, [None, 0.5, None, 1.0], "value", "monte_carlo"))
+    assert [message.get("label") for message in labelled["messages"]] == [None, 0.5, None, 1.0]
+    assert labelled["messages"][1]["origin"] == "monte_carlo" and labelled["semantics"] == "value"
 
 
 def test_a_plain_exchange_stays_free_text():

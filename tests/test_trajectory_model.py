@@ -52,11 +52,11 @@ def test_a_tree_scores_its_turns_as_each_trajectory_alone_does(prm):
     for tree, score_N in zip(trees, prm.score_trees(trees), strict=True):
         assert np.isfinite(score_N[tree.steps]).all()
         assert np.isnan(np.delete(score_N, tree.steps)).all()  # context has no score
-        alone = prm.score_trees([tree_of(one.record()) for one in trajectories_of(tree)])
+        alone = prm.score_trees([tree_of(trajectory.record()) for trajectory in trajectories_of(tree)])
         paths = [chain for chain in chains_of(tree)]
         for chain in paths:
-            found = [s[np.isfinite(s)] for s in alone if np.isfinite(s).sum() >= len(chain)]
-            gaps = [np.abs(s[: len(chain)] - score_N[chain]).max() for s in found]
+            scores = [s[np.isfinite(s)] for s in alone if np.isfinite(s).sum() >= len(chain)]
+            gaps = [np.abs(s[: len(chain)] - score_N[chain]).max() for s in scores]
             assert min(gaps) < CLOSE
 
 
@@ -73,9 +73,9 @@ def test_records_come_back_with_scores_at_turns(prm):
     for record, scored in zip(records, prm.score_many(records), strict=True):
         nodes = scored.get("messages") or scored["nodes"]
         assert [("score" in node) for node in nodes] == [node["role"] == "assistant" for node in nodes]
-        given = record.get("messages") or record["nodes"]
+        messages = record.get("messages") or record["nodes"]
         plain = [{k: v for k, v in node.items() if k != "score"} for node in nodes]
-        assert plain == [{k: v for k, v in node.items() if k != "score"} for node in given]
+        assert plain == [{k: v for k, v in node.items() if k != "score"} for node in messages]
 
 
 def loss_of(rows, supervise: Any = "step"):
@@ -96,9 +96,9 @@ def test_gradients_of_some_turns_are_those_of_each_alone():
     loss, gradient = gradients(packed.rows)
     turns, ids, label = turns_of(tree, TOKENIZER), [], []
     for place, node in enumerate(tree.steps):
-        if (own := tree.nodes[node].label) is not None and own:
+        if (target := tree.nodes[node].label) is not None and target:
             ids.append(turns.ids[place])
-            label.append(own)
+            label.append(target)
     rows = chain_rows(ids, 384)
     alone_loss, alone = gradients(dataclasses.replace(rows, label=np.array(label, np.float32)[:, None]))
     np.testing.assert_allclose(loss, alone_loss, rtol=1e-5)  # sums of other orders
@@ -205,7 +205,7 @@ def test_log_ratios_of_a_tree_are_those_of_each_trajectory(tuned):
     for seed in range(2):
         tree = short(seed)
         (whole,) = tuned.outputs_of([tree])
-        alone = [tree_of(one.record()) for one in trajectories_of(tree)]
+        alone = [tree_of(trajectory.record()) for trajectory in trajectories_of(tree)]
         for chain, single, outputs in zip(chains_of(tree), alone, tuned.outputs_of(alone), strict=True):
             for name in ("score", "turn"):
                 np.testing.assert_allclose(outputs[name][single.steps], whole[name][chain], atol=1e-5)

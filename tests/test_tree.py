@@ -36,14 +36,14 @@ def optional(**fields):
 def branches(draw, semantics, sample):
     steps = draw(st.lists(text, min_size=1, max_size=4))
 
-    def each(values):
+    def with_length(values):
         return st.lists(values, min_size=len(steps), max_size=len(steps))
 
     keys = {
-        "labels": each(st.none() | label_of[semantics]),
+        "labels": with_length(st.none() | label_of[semantics]),
         "correct": st.none() | st.booleans(),
-        "scores": each(number),
-        "outputs": st.dictionaries(st.sampled_from(["low", "high"]), each(number)) | json_value,
+        "scores": with_length(number),
+        "outputs": st.dictionaries(st.sampled_from(["low", "high"]), with_length(number)) | json_value,
     }
     if sample:
         keys["answer"] = st.none() | text | number
@@ -88,11 +88,11 @@ def test_record_of_is_the_inverse_of_tree_of(record):
 
 @given(st.lists(records(), max_size=4))
 @settings(max_examples=30)
-def test_a_file_gives_back_its_records(tmp_path_factory, made):
-    made = [record | ({"id": i} if "id" in record else {}) for i, record in enumerate(made)]
+def test_a_file_gives_back_its_records(tmp_path_factory, written):
+    written = [record | ({"id": i} if "id" in record else {}) for i, record in enumerate(written)]
     path = tmp_path_factory.mktemp("file") / "made.jsonl"
-    write_records(path, made)
-    assert [exact(record) for record in read_records(path)] == [exact(record) for record in made]
+    write_records(path, written)
+    assert [exact(record) for record in read_records(path)] == [exact(record) for record in written]
 
 
 @given(json_value | st.dictionaries(st.sampled_from(["problem", "steps", "samples", "nodes", "prompt"]), json_value))
@@ -128,8 +128,8 @@ def test_pool_samples_are_branches_with_their_outcome_on_the_leaf():
 def test_new_scores_replace_those_of_a_record_of_any_kind_and_nothing_else(record):
     tree = tree_of(record)
     scores = [i / 8 for i in range(len(tree.nodes))]
-    made = record_of(with_scores(tree, scores, {"low": scores[::-1]}))
-    again = tree_of(made)
+    scored = record_of(with_scores(tree, scores, {"low": scores[::-1]}))
+    again = tree_of(scored)
     assert [node.score for node in again.nodes] == scores
     assert [node.outputs for node in again.nodes] == [{"low": score} for score in scores[::-1]]
     kept, still = ([(n.parent, n.text, n.label, n.origin, n.correct) for n in x.nodes] for x in (tree, again))
@@ -137,8 +137,8 @@ def test_new_scores_replace_those_of_a_record_of_any_kind_and_nothing_else(recor
     for pair in zip((tree, *tree.nodes), (again, *again.nodes), strict=True):
         before, after = ({key: value for key, value in x.extra.items() if key != "outputs"} for x in pair)
         assert exact(before) == exact(after)
-    ordered = in_order_of(record, made)
-    assert exact(ordered) == exact(made)
+    ordered = in_order_of(record, scored)
+    assert exact(ordered) == exact(scored)
     assert [key for key in ordered if key in record] == [key for key in record if key in ordered]
 
 
@@ -197,10 +197,10 @@ BAD = {
 def test_stop_names_file_and_line(tmp_path, line):
     path = tmp_path / "in.jsonl"
     path.write_bytes(GOOD + b"\n  \n" + line)
-    found = read_records(path)
-    assert next(found) == {"problem": "p", "steps": ["a"], "id": 1}
+    reading = read_records(path)
+    assert next(reading) == {"problem": "p", "steps": ["a"], "id": 1}
     with pytest.raises(RecordError) as caught:
-        next(found)
+        next(reading)
     assert str(caught.value).startswith(f"{path}:4: ") and BAD[line] in str(caught.value)
 
 

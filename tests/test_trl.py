@@ -115,9 +115,9 @@ def test_losses_are_those_of_trl_step_by_step(script, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     records = [record | {"prompt": record["prompt"].rstrip("\n")} for record in records]  # jprm writes the newline
     done = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=900, check=False)
-    found = next((line for line in done.stdout.splitlines() if line.startswith("LOSSES")), None)
-    assert found, done.stderr[-2000:]
-    theirs, ours = np.array(json.loads(found.removeprefix("LOSSES "))), own_losses(config, records)
+    losses = next((line for line in done.stdout.splitlines() if line.startswith("LOSSES")), None)
+    assert losses, done.stderr[-2000:]
+    theirs, ours = np.array(json.loads(losses.removeprefix("LOSSES "))), own_losses(config, records)
     assert len(theirs) == 20 and ours[0] == pytest.approx(np.log(2), rel=1e-5) and ours.min() < 0.6
     print("largest relative difference", np.abs(ours / theirs - 1).max())
     np.testing.assert_allclose(ours, theirs, rtol=2e-4)  # TRL logs losses rounded to four digits

@@ -154,7 +154,7 @@ def test_a_trained_teacher_gives_its_scores(folder, tiny_run, one_device, monkey
     expected = []
     for record in prm.score_many(records):
         branches = record.get("samples") or [record]
-        found = [s for b in branches for s in b["scores"]] if "nodes" not in record else None
-        expected.append(found or [node["score"] for node in record["nodes"]])
-    for found, scores in zip(labels, expected, strict=True):
-        np.testing.assert_array_equal(found, scores)
+        actual = [s for b in branches for s in b["scores"]] if "nodes" not in record else None
+        expected.append(actual or [node["score"] for node in record["nodes"]])
+    for actual, scores in zip(labels, expected, strict=True):
+        np.testing.assert_array_equal(actual, scores)

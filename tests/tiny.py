@@ -194,8 +194,8 @@ def chain_rows(chains, tokens, count=None):
 
 def tokenised(trees, layout, config):
     """The token trees of a source of trees, made when they are asked for."""
-    made = functools.partial(token_tree, layout=layout, supervise=config.supervise, extras=config.extras)
-    return grain.MapDataset.source(trees).map(made)
+    tokenise = functools.partial(token_tree, layout=layout, supervise=config.supervise, extras=config.extras)
+    return grain.MapDataset.source(trees).map(tokenise)
 
 
 def packed_batches(trees, layout, config):

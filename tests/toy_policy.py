@@ -30,9 +30,9 @@ class Markov:
         return self.value(good, self.length - len(prefix.steps))
 
     def sample(self, prefixes, n, *, until, seed):
-        return [[self.one(prefix, until, seed + j) for j in range(n)] for prefix in prefixes]
+        return [[self.draw_one(prefix, until, seed + j) for j in range(n)] for prefix in prefixes]
 
-    def one(self, prefix, until, number):
+    def draw_one(self, prefix, until, number):
         self.sampled += 1
         self.drawn.append((prefix, number))
         generator = random.Random(repr((prefix, number)))

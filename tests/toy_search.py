@@ -22,9 +22,9 @@ class Script:
 
     def sample(self, prefixes, n, *, until, seed):
         self.calls.append(([prefix.steps for prefix in prefixes], n, until, seed))
-        return [[self.one(prefix.steps, until, seed + j) for j in range(n)] for prefix in prefixes]
+        return [[self.draw_one(prefix.steps, until, seed + j) for j in range(n)] for prefix in prefixes]
 
-    def one(self, steps, until, number):
+    def draw_one(self, steps, until, number):
         new, reason = [], "step"
         while reason == "step":
             options = self.table[(*steps, *new)]

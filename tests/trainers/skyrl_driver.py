@@ -22,11 +22,11 @@ class Engine:
         self.samples, self.tokenizer, self.model_name = iter(samples), tokenizer, "policy"
 
     async def generate(self, request, **options):
-        some = [next(self.samples)["ids"] for _ in request.get("prompt_token_ids") or request["prompts"]]
+        drawn_ids = [next(self.samples)["ids"] for _ in request.get("prompt_token_ids") or request["prompts"]]
         return {
-            "responses": [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in some],
-            "response_ids": some,
-            "stop_reasons": ["stop"] * len(some),
+            "responses": [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in drawn_ids],
+            "response_ids": drawn_ids,
+            "stop_reasons": ["stop"] * len(drawn_ids),
             "response_logprobs": None,
         }
 

@@ -14,9 +14,9 @@ def main(adapter, folder, samples):
     sys.path.insert(0, str(pathlib.Path(adapter).parent))
     args = types.SimpleNamespace(custom_rm_path="slime_rewards.reward", reward_key="score")
     samples = [
-        Sample(prompt=[{"role": "user", "content": one["problem"]}], tokens=[1, 2, *one["ids"]], response=one["text"],
-               response_length=len(one["ids"]))
-        for one in samples
+        Sample(prompt=[{"role": "user", "content": sample["problem"]}], tokens=[1, 2, *sample["ids"]],
+               response=sample["text"], response_length=len(sample["ids"]))
+        for sample in samples
     ]  # fmt: skip
 
     async def run():

@@ -50,10 +50,10 @@ def main(adapter, folder, samples):
 
     function = load_reward_manager(config(adapter, folder, False), tokenizer)
 
-    async def each():
+    async def scored_each():
         return [await function.run_single(data[i : i + 1]) for i in range(len(data))]
 
-    scores = [one["reward_score"] for one in function.loop.run_until_complete(each())]
+    scores = [score["reward_score"] for score in function.loop.run_until_complete(scored_each())]
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     out = RewardLoopManager(config(adapter, folder, True)).compute_rm_score(data)
     ray.shutdown()
