@@ -176,10 +176,10 @@ def declared():
     import setuptools  # takes a second
 
     with pytest.MonkeyPatch.context() as patch:
-        found = {}
-        patch.setattr(setuptools, "setup", found.update)
+        settings = {}
+        patch.setattr(setuptools, "setup", settings.update)
         runpy.run_path(str(REPOSITORY / "setup.py"))
-    extras = {"": found["install_requires"], **found["extras_require"]}
+    extras = {"": settings["install_requires"], **settings["extras_require"]}
     return {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
 
 
@@ -220,9 +220,9 @@ def test_only_training_loads_what_training_needs(declared):
     """An installation without the extra `train` scores, evaluates, searches, labels and reports."""
     extra = _names(declared["train"])
     needs = {
-        module: f"{module} imports {sorted(found)}"
+        module: f"{module} imports {sorted(needed)}"
         for module, file in test_storeys.MODULES.items()
-        if (found := {name for name in _imports(_at_import(file)) if canonicalize_name(name) in extra})
+        if (needed := {name for name in _imports(_at_import(file)) if canonicalize_name(name) in extra})
     }
     assert {"jprm.train.state", "jprm.methods.data.prepare"} <= set(needs)
     edges = {module: set(test_storeys.imported(_at_import(file))) for module, file in test_storeys.MODULES.items()}
@@ -289,8 +289,10 @@ def test_a_pod_gets_pinned_releases_alone(tmp_path, extra):
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", report]
     command += ["-c", REPOSITORY / "constraints.txt", f"{REPOSITORY}[train,gcs,{extra}]"]
     subprocess.run(list(map(str, command)), check=True, timeout=1200)
-    pinned, found = _pinned("3.12"), [each["metadata"] for each in json.loads(report.read_text())["install"]]
-    others = {each["name"] for each in found if pinned.get(canonicalize_name(each["name"])) != each["version"]}
+    pinned, installed = _pinned("3.12"), [package["metadata"] for package in json.loads(report.read_text())["install"]]
+    others = {
+        package["name"] for package in installed if pinned.get(canonicalize_name(package["name"])) != package["version"]
+    }
     assert others == {"jax-prm"}
 
 

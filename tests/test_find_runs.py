@@ -151,7 +151,7 @@ def test_a_damaged_line_is_named_and_half_a_line_is_not_there(swept, tmp_path):
 def test_the_grid_of_settings():
     points = grid(["a.b=1,2", 'data.train=["x","y"],["z"]', "c=(1,2)", 's="p,q"'])
     train = 'data.train=["x","y"]', 'data.train=["z"]'
-    assert list(points.values()) == [(f"a.b={i}", each, "c=(1,2)", 's="p,q"') for i in (1, 2) for each in train]
+    assert list(points.values()) == [(f"a.b={i}", path, "c=(1,2)", 's="p,q"') for i in (1, 2) for path in train]
     assert next(iter(points)) == "a.b=1,data.train=__x_,_y__"
     assert list(grid(["base=runs/a,runs/b"])) == ["base=runs_a", "base=runs_b"]
 

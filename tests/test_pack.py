@@ -317,24 +317,24 @@ def next_tokens(tree):
 
 def check_policy(tree, tokens, slots, chains):
     """No part exceeds a row or lacks a parent, and the slots that own something are `next_tokens`, each once."""
-    given, wanted = token_tree(tree, POLICY, "token"), next_tokens(tree)
-    for part in split(given, 0, tokens, slots, too_long="error", chains=chains)[0]:
+    whole, wanted = token_tree(tree, POLICY, "token"), next_tokens(tree)
+    for part in split(whole, 0, tokens, slots, too_long="error", chains=chains)[0]:
         assert len(part.tree.tokens_N) <= tokens and len(part.tree.run_M) <= slots
         assert part.tree.parent_R[0] == -1
         assert all(0 <= parent < run for run, parent in enumerate(part.tree.parent_R[1:], 1))
-    packed = pack([given], tokens, slots, too_long="error", chains=chains)
-    rows, report, found = packed.rows, packed.report, []
+    packed = pack([whole], tokens, slots, too_long="error", chains=chains)
+    rows, report, slots_read = packed.rows, packed.report, []
     assert not chains or one_chain_each(rows).all()
     assert np.array_equal(packed.node_BS >= 0, rows.weight > 0)
     for row, slot in zip(*np.nonzero(rows.weight), strict=True):
         end = rows.step_end[row, slot]
         seen = (np.arange(tokens) <= end) & (rows.until[row] > end)
         assert rows.position[row, seen].tolist() == list(range(seen.sum()))
-        found.append((tuple(rows.tokens[row, seen].tolist()), int(rows.label[row, slot])))
-    assert len(found) == len(wanted) and set(found) == wanted
+        slots_read.append((tuple(rows.tokens[row, seen].tolist()), int(rows.label[row, slot])))
+    assert len(slots_read) == len(wanted) and set(slots_read) == wanted
     assert report.tokens + report.padding == report.cells and report.repeated >= 0
     read = {ids[:i] for ids, _ in wanted for i in range(1, len(ids) + 1)}
-    assert len(read) <= report.tokens - report.repeated <= len(given.tokens_N)  # the ends may be missing, no more
+    assert len(read) <= report.tokens - report.repeated <= len(whole.tokens_N)  # the ends may be missing, no more
     return report
 
 
@@ -417,22 +417,22 @@ def test_cuts_are_the_best_of_all(tree, spare_tokens, spare_slots):
     """Of all ways to cut: the fewest tokens, and with `siblings` first the fewest pairs lost."""
     tokens, slots = smallest([tree])
     tokens, slots = tokens + spare_tokens, slots + spare_slots
-    given = token_tree(tree, LAYOUT)
-    count = len(given.run_M)
-    found = []
+    whole = token_tree(tree, LAYOUT)
+    count = len(whole.run_M)
+    kept = []
     for inner in itertools.product((False, True), repeat=max(count - 1, 0)):
         cuts = [0, *(i + 1 for i, cut in enumerate(inner) if cut), count]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jprm.pack, "_cuts", lambda *_, cuts=cuts: cuts)
-            parts, report = split(given, 0, tokens, slots, too_long="error", chains=False)
+            parts, report = split(whole, 0, tokens, slots, too_long="error", chains=False)
         if all(len(part.tree.tokens_N) <= tokens and len(part.tree.run_M) <= slots for part in parts):
-            found.append((report.pairs_lost, report.tokens))
+            kept.append((report.pairs_lost, report.tokens))
     plain, together = (
-        split(given, 0, tokens, slots, too_long="error", chains=False, siblings=siblings)[1]
+        split(whole, 0, tokens, slots, too_long="error", chains=False, siblings=siblings)[1]
         for siblings in (False, True)
     )
-    assert plain.tokens == min(tokens for _, tokens in found)
-    assert (together.pairs_lost, together.tokens) == min(found)
+    assert plain.tokens == min(tokens for _, tokens in kept)
+    assert (together.pairs_lost, together.tokens) == min(kept)
 
 
 def test_a_row_of_alternatives_stays_together():

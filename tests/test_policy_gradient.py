@@ -72,10 +72,10 @@ def text_probabilities(model):
 
 def trajectories(model):
     """All texts, every token a step."""
-    found = np.asarray(jax.jit(lambda model: log_probabilities(model))(model))  # traced anew: tests differ in `hidden`
+    drawn = np.asarray(jax.jit(lambda model: log_probabilities(model))(model))  # traced anew: tests differ in `hidden`
     stops = [tuple(range(1, len(text) + 1)) for text in TEXTS]
     return [
-        Rollout(t, x[: len(t)], stop, ("x",) * len(t), True) for t, x, stop in zip(TEXTS, found, stops, strict=True)
+        Rollout(t, x[: len(t)], stop, ("x",) * len(t), True) for t, x, stop in zip(TEXTS, drawn, stops, strict=True)
     ]
 
 
@@ -94,8 +94,8 @@ def evaluated(objective, rows, models=(MODEL, REFERENCE), task=TASK):
     return jax.tree.map(np.asarray, run(*models, rows))
 
 
-def close(found, wanted, tolerance=1e-5):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, wanted)
+def close(actual, wanted, tolerance=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), actual, wanted)
 
 
 def largest(gradient):
@@ -141,8 +141,8 @@ def test_expected_gradients_are_gradients_of_expectations():
         ("implicit", "dr_grpo", 0.5, of_last),  # differences of scores add up to the last score
     ]:
         baseline = "return" if advantage == "dr_grpo" else None
-        found = run(MODEL, expected_rows(samples, CreditConfig(name, advantage, "constant", 1, baseline=baseline)))
-        close(found, jax.tree.map(lambda x, factor=factor: factor * x, gradient))
+        actual = run(MODEL, expected_rows(samples, CreditConfig(name, advantage, "constant", 1, baseline=baseline)))
+        close(actual, jax.tree.map(lambda x, factor=factor: factor * x, gradient))
 
 
 # Groups with duplicates, whose samples an older policy drew, against plain sums over the samples.
@@ -282,8 +282,8 @@ def test_ratios_are_to_the_proximal_policy_where_rows_have_one(tabular):
     options = VARIANTS["stale, exact"]
     rows = tree_rows(32)
     near = jax.jit(lambda rows: policy_gradient.log_probabilities(MODEL, SMALL, rows, T))(rows)
-    given = dataclasses.replace(rows, extras={**rows.extras, "proximal": np.asarray(near)})
-    close(evaluated(options, given), evaluated(options, rows))
+    with_proximal = dataclasses.replace(rows, extras={**rows.extras, "proximal": np.asarray(near)})
+    close(evaluated(options, with_proximal), evaluated(options, rows))
 
 
 def test_no_array_has_the_vocabulary_of_a_row(tabular, monkeypatch):

@@ -160,8 +160,8 @@ def test_a_batch_equals_brute_force(starts):
     assert starts == [len(BODIES)]  # equal programs run once
     for code, report in zip(codes, reports, strict=True):
         expected = brute_force(code)
-        found = [result == "passes" for result in report.results] if report.error is None else None
-        assert found == expected and report.passed == (expected == [True] * 3)
+        actual = [result == "passes" for result in report.results] if report.error is None else None
+        assert actual == expected and report.passed == (expected == [True] * 3)
 
 
 def test_equal_behaviour_is_equal_output_on_the_calls_of_the_tests():
@@ -170,15 +170,15 @@ def test_equal_behaviour_is_equal_output_on_the_calls_of_the_tests():
     )
     assert square.behaviour == other.behaviour == slow.behaviour
     assert twice.behaviour == double.behaviour
-    assert len({one.behaviour for one in (square, twice, constant, divides)}) == 4 and broken.behaviour is None
+    assert len({report.behaviour for report in (square, twice, constant, divides)}) == 4 and broken.behaviour is None
 
 
-@pytest.mark.parametrize(("one", "two", "equal"), [
+@pytest.mark.parametrize(("first", "second", "equal"), [
     ("{3, 'a', 'b'}", "{'b', 'a', 3}", True), ("{1: 2, 3: 4}", "{3: 4, 1: 2}", True), ("[1, 2]", "[2, 1]", False),
     ("object()", "object()", True), ("1", "1.0", False), ("1 / 0", "[][0]", False),
 ])  # fmt: skip
-def test_behaviour_is_of_values(one, two, equal):
-    reports = run_programs([Program(f"def f():\n    return {value}\n", ("f()",)) for value in (one, two)])
+def test_behaviour_is_of_values(first, second, equal):
+    reports = run_programs([Program(f"def f():\n    return {value}\n", ("f()",)) for value in (first, second)])
     assert (reports[0].behaviour == reports[1].behaviour) == equal
 
 
@@ -213,8 +213,8 @@ def test_a_hostile_program_has_its_own_report_alone(starts, program):
     honest = [Program(HONEST + f"\n# {i}", tests) for i in range(2)]
     batch = [honest[0], Program(program + "\ndef area(side): return 7", tests), honest[1]]
     began = time.monotonic()
-    one, hostile, two = run_programs(batch, Limits(seconds=1.0))
-    assert one.passed and two.passed and one.behaviour == two.behaviour
+    first, hostile, second = run_programs(batch, Limits(seconds=1.0))
+    assert first.passed and second.passed and first.behaviour == second.behaviour
     assert not hostile.passed and hostile.started
     assert time.monotonic() - began < 60  # 1 second for those that hang, on a busy machine
     assert starts[0] == 3

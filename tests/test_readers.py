@@ -420,10 +420,17 @@ def columns(tmp_path, *items, **more):
 def test_columns_take_the_place_of_the_first_error(tmp_path):
     places = [2, "2", -1, "N/A", None, 1]
     items = [{"q": "p", "s": ["a", "b", "c"], "first": place} for place in places]
-    found = columns(tmp_path, *items, first_error="first", first_step=1)
+    records = columns(tmp_path, *items, first_error="first", first_step=1)
     right = [1, 1, 1]
-    assert [record["labels"] for record in found] == [[1, 0, None], [1, 0, None], right, right, right, [0, None, None]]
-    assert [record["first_error"] for record in found] == [1, 1, -1, -1, -1, 0]
+    assert [record["labels"] for record in records] == [
+        [1, 0, None],
+        [1, 0, None],
+        right,
+        right,
+        right,
+        [0, None, None],
+    ]
+    assert [record["first_error"] for record in records] == [1, 1, -1, -1, -1, 0]
     assert columns(tmp_path, items[0], first_error="first", first_step=0)[0]["labels"] == [1, 1, 0]
     for wrong in (4, "x", 1.5, True):
         refused(RecordError, "first", columns, tmp_path, items[0] | {"first": wrong}, first_error="first", first_step=1)

@@ -313,9 +313,9 @@ def searched(method, policy=None, problems=3, scorer=None, **options):
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_equal_seeds_give_equal_results(method):
-    one, again, other = searched(method), searched(method), searched(method, seed=1000)
-    assert all(one[i].draws == again[i].draws and one[i].score == again[i].score for i in one)
-    assert any(one[i].text != other[i].text for i in one)
+    first, again, other = searched(method), searched(method), searched(method, seed=1000)
+    assert all(first[i].draws == again[i].draws and first[i].score == again[i].score for i in first)
+    assert any(first[i].text != other[i].text for i in first)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
@@ -374,10 +374,10 @@ def test_a_policy_that_is_down_is_an_error():
 
 def test_a_problem_that_always_fails_does_not_stop_the_others():
     class Poison(Markov):
-        def one(self, prefix, until, number):
+        def draw_one(self, prefix, until, number):
             if prefix.problem == "p1":
-                return Script({(): ["!"]}).one((), until, number)
-            return super().one(prefix, until, number)
+                return Script({(): ["!"]}).draw_one((), until, number)
+            return super().draw_one(prefix, until, number)
 
     for method in METHODS:
         trees = searched(method, Poison())

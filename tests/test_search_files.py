@@ -236,9 +236,9 @@ def test_the_command(method, folder, monkeypatch):
     args += ["--budget", "2000", "--output", str(folder / "out.jsonl"), *METHODS[method]]
     assert cli.main(args) == 0
     records = list(read_records(folder / "out.jsonl"))
-    for made in records:
-        assert record_of(tree_of(made)) == made
-        result = made["search"]
+    for stored in records:
+        assert record_of(tree_of(stored)) == stored
+        result = stored["search"]
         assert result["rule"] == "prod" and result["policy"] == "markov"  # what the model's labels call for
         assert result["scorer"] == {"model": "good", "digest": "0"} and result["policy_tokens"] <= 2000
     if method == "best-of-n":
@@ -339,11 +339,11 @@ def test_votes_by_hand():
 
 
 def test_best_of_n_and_votes_on_one_pool():
-    tree, found, policy = result_of(BestOfN(4))
+    tree, record, policy = result_of(BestOfN(4))
     assert [call[1:] for call in policy.calls] == [(4, "end", 0)]
     # Chains: a 1 (0.30) twice, b 2 (0.72), and one cut off, whose score would be the best.
-    assert found["search"]["chosen"] == 1 and found["search"]["score"] == pytest.approx(0.72)
-    assert (found["search"]["answer"], found["search"]["correct"]) == ("2", False)
+    assert record["search"]["chosen"] == 1 and record["search"]["score"] == pytest.approx(0.72)
+    assert (record["search"]["answer"], record["search"]["correct"]) == ("2", False)
     for how, answer, score in (("majority", "1", 0.30), ("weighted", "2", 0.72)):
         result = choose(tree, "prod", how, {1: ("1", True), 3: ("2", False)})
         assert (result.answer, result.score) == (answer, pytest.approx(score))

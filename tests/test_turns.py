@@ -99,15 +99,17 @@ def test_ids_are_what_the_template_writes_and_what_was_sampled_stays(layout, pla
         whole = render(TEMPLATE, said, {}, reply=False)
         assert whole.startswith(text) if episode.ended else text.startswith(whole)
         for start, stop, written in zip((0, *episode.turn_stop), episode.turn_stop, episode.texts, strict=False):
-            turn = [i for i, own in zip(episode.ids[start:stop], episode.sampled_T[start:stop], strict=True) if own]
+            turn = [
+                i for i, sampled in zip(episode.ids[start:stop], episode.sampled_T[start:stop], strict=True) if sampled
+            ]
             assert layout.tokenizer.decode(turn).removesuffix("<end>") == written
     assert {episode.ended for episode in played} == {True} or any(episode.cut for episode in played)
 
 
 def test_a_rollout_depends_on_nothing_that_is_sampled_beside_it(policy, layout, played):
     alone = [rollouts(policy, layout, [p], [n])[0][0] for p, n in (("abc", 1), ("hi?", 0))]
-    for one, beside in zip(alone, (played[1], played[2]), strict=True):
-        assert (one.ids, one.texts, one.ended) == (beside.ids, beside.texts, beside.ended)
+    for rollout, beside in zip(alone, (played[1], played[2]), strict=True):
+        assert (rollout.ids, rollout.texts, rollout.ended) == (beside.ids, beside.texts, beside.ended)
     assert len({episode.ids for episode in (played[0], played[1], played[3])}) == 3
 
 
@@ -139,9 +141,9 @@ def test_lost_episodes_are_told(policy, layout):
     world = World(dataclasses.replace(echo(3), step=step))
     with Conversations(policy, layout.stop) as talk:
         (start,) = [begun(talk, layout, e, 0) for e in world.start([{"problem": "a"}])]
-        (one,) = play(talk, layout, world, [start], EpisodeLimits(9, 400))
-    assert one.episode.error == "OSError: gone" or one.cut
-    assert not one.ended
+        (rollout,) = play(talk, layout, world, [start], EpisodeLimits(9, 400))
+    assert rollout.episode.error == "OSError: gone" or rollout.cut
+    assert not rollout.ended
 
 
 def test_an_answer_cannot_write_control_tokens(layout):
@@ -166,11 +168,11 @@ def test_rollouts_from_a_recorded_turn_begin_with_its_ids(policy, layout):
     (episode,) = world.replay([{"problem": "hi?"}], [turns])
     with Conversations(policy, layout.stop) as talk:
         start = begun(talk, layout, episode, 0)
-        one, other = play(talk, layout, world, [start, dataclasses.replace(start, number=1)], EpisodeLimits(9, 400))
+        first, second = play(talk, layout, world, [start, dataclasses.replace(start, number=1)], EpisodeLimits(9, 400))
     whole = render(TEMPLATE, episode.messages, {})
     assert layout.tokenizer.decode(start.prompt) == whole
-    assert one.prompt == start.prompt and len(one.texts) == len(other.texts) == 1
-    assert list(itertools.accumulate(one.episode.rewards)) == pytest.approx([0.1, 0.3, 0.6]) or one.cut
+    assert first.prompt == start.prompt and len(first.texts) == len(second.texts) == 1
+    assert list(itertools.accumulate(first.episode.rewards)) == pytest.approx([0.1, 0.3, 0.6]) or first.cut
 
 
 # ---- Trees of messages as token ids: equal to transformers', turn by turn, for the templates of five families.
@@ -198,8 +200,8 @@ def read_by_transformers(family: str):
 def mask_of(theirs, messages, tools):
     """Returns the ids, and which of them the assistant wrote, as transformers says."""
     options = dict(tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-    made = theirs.apply_chat_template(messages, tools=tools, **options)
-    return list(made["input_ids"]), list(made["assistant_masks"])
+    rendered = theirs.apply_chat_template(messages, tools=tools, **options)
+    return list(rendered["input_ids"]), list(rendered["assistant_masks"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -263,14 +265,14 @@ def test_a_policys_slots_are_the_tokens_that_it_wrote():
             for i in range(begin, end)
         }
         shape = geometry(slots.length_R, slots.parent_R)
-        found = set()
+        paths = set()
         for node in slots.node_M.tolist():
             path, at = [], node
             while at >= 0:
                 path.append(int(slots.tokens_N[at]))
                 at = int(slots.parent_R[at])
-            found.add(tuple(path[::-1]))
-        assert found == wanted and shape is not None
+            paths.add(tuple(path[::-1]))
+        assert paths == wanted and shape is not None
 
 
 def test_steps_inside_a_turn_end_at_the_token_that_holds_their_end():
