@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 import rich.console
+from refusing import refused
 
 from jprm.apps.cli import main
 from jprm.apps.report.collect import chains, only_turns
@@ -156,8 +157,7 @@ def test_thresholds_are_the_best_of_all_pairs():
 def test_scores_of_turns_are_needed():
     tree = agent(0, [1, -1], [0.5, 0.5])
     values = [0.5 if i == tree.steps[0] else None for i in range(len(tree.nodes))]
-    with pytest.raises(ValueError, match="has no score"):
-        agents_report([with_scores(tree, values)], (0.5, 0.5), 0)
+    refused(ValueError, "has no score", agents_report, [with_scores(tree, values)], (0.5, 0.5), 0)
     unscored = agents_report([with_scores(tree, [None] * len(tree.nodes))], (0.5, 0.5), 0)
     assert set(unscored) == {"first_bad"} and not unscored["first_bad"]["scores"]
     with pytest.raises(ValueError, match="nothing to judge by"):
@@ -288,8 +288,7 @@ def test_a_cut_transcript_is_refused_whole_or_skipped_whole(tmp_path):
 
     path = tmp_path / "s.jsonl"
     path.write_text("\n".join(map(json.dumps, CODEX)) + '\n{"type": "resp')
-    with pytest.raises(RecordError, match=f"{path}:{len(CODEX) + 1}: "):
-        list(find("codex").read(path))
+    refused(RecordError, f"{path}:{len(CODEX) + 1}: ", list, find("codex").read(path))
     with Rejects(tmp_path / "rejects") as rejects:
         assert list(find("codex").read(path, on_error="skip", rejects=rejects)) == []
     assert (tmp_path / "rejects").read_text() == path.read_text() + "\n"

@@ -126,8 +126,7 @@ def test_a_path_has_the_chunks_that_it_needs():
 
 def test_rows_that_blocks_do_not_divide_are_refused():
     until_BT = empty_rows(B, T, 1).until
-    with pytest.raises(ValueError, match="attention_block"):
-        by_rule(*arrays_of(0), until_BT, until_BT, configured("paths", 7))
+    refused(ValueError, "attention_block", by_rule, *arrays_of(0), until_BT, until_BT, configured("paths", 7))
 
 
 def flat_reference(until_BT, position_BT, config):

@@ -170,8 +170,7 @@ def test_a_server_that_drips_ends_with_patience(serve):
     server = serve(lambda number, body: (200, {}, (b" ",) * 60))
     start = time.monotonic()
     with Client(server.url, timeout_s=0.3, patience_s=0.8, backoff_s=0.01) as client:
-        with pytest.raises(ServerError, match="no answer in 0"):
-            client.score("p", ["s"])
+        refused(ServerError, "no answer in 0", client.score, "p", ["s"])
     assert time.monotonic() - start < 2  # the pieces of one answer take 3
     assert len(server.requests) > 1
 
@@ -211,8 +210,7 @@ LOOP.append(LOOP)
 def test_what_cannot_be_encoded_is_refused_at_once_with_its_place(serve, sample, place):
     server = serve(lambda number, body: ANSWER)
     with Client(server.url) as client:
-        with pytest.raises(ValueError, match=place):
-            client.rewards([{"problem": "q", "response": "a"}, {"problem": "q", **sample}])
+        refused(ValueError, place, client.rewards, [{"problem": "q", "response": "a"}, {"problem": "q", **sample}])
         with pytest.raises(ValueError, match=place.replace("samples", "records")):
             client.score_many([{"problem": "q", "response": "a"}, {"problem": "q", **sample}])
     assert not server.requests

@@ -5,6 +5,7 @@ import collections
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import refused
 
 from jprm.methods.label.files import consensus, first_error, implied
 from jprm.tree import tree_of
@@ -77,6 +78,5 @@ def test_a_source_agrees_with_itself(labels):
 
 def test_semantics_without_a_usual_threshold_need_one():
     trees = [chain([1.5, -2], semantics="advantage")]
-    with pytest.raises(ValueError, match="'advantage'"):
-        list(consensus(trees, trees))
+    refused(ValueError, "'advantage'", list, consensus(trees, trees))
     assert [tree.extra["consensus"] for tree in consensus(trees, trees, thresholds=(0, 0))] == [1]

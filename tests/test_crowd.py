@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from refusing import refused
 
 from jprm.apps.cli import main
 from jprm.io.jsonl import write_records
@@ -90,8 +91,7 @@ def test_no_gold_label_changes_nothing_and_steps_weigh_as_often_as_they_are_ther
     weighted = dawid_skene(verdict_NJ, weight_N=weight_N.astype(float))
     repeated = dawid_skene(np.repeat(verdict_NJ, weight_N, axis=0))
     np.testing.assert_allclose(weighted.confusion_JCV, repeated.confusion_JCV, atol=1e-9)
-    with pytest.raises(ValueError, match="no verdict"):
-        dawid_skene(np.array([[1, 1], [-1, -1]]))
+    refused(ValueError, "no verdict", dawid_skene, np.array([[1, 1], [-1, -1]]))
 
 
 def test_the_report_has_each_judges_errors_with_intervals():
@@ -148,11 +148,8 @@ def test_files_that_cannot_be_pooled_are_refused(tmp_path):
     write_records(second, [chain("q", [1, 0])])
     write_records(gold, [chain("q", [1, 0])])
     out = tmp_path / "out.jsonl"
-    with pytest.raises(ValueError, match="two judges of one name"):
-        label_pooled([first, first], out, [None] * 3)
-    with pytest.raises(ValueError, match="no step of"):
-        label_pooled([first, second], out, [None] * 3)
+    refused(ValueError, "two judges of one name", label_pooled, [first, first], out, [None] * 3)
+    refused(ValueError, "no step of", label_pooled, [first, second], out, [None] * 3)
     write_records(second, [chain("p", [1, 0])])
-    with pytest.raises(ValueError, match="nothing is corrected"):
-        label_pooled([first, second], out, [None] * 3, gold)
+    refused(ValueError, "nothing is corrected", label_pooled, [first, second], out, [None] * 3, gold)
     assert not out.exists()

@@ -166,8 +166,7 @@ def test_a_kind_has_one_name_and_one_without_a_cache_is_refused():
     same = dataclasses.replace(CONFIG, mixers=("jprm.model.transformer:ATTENTION",))
     assert same == CONFIG and same.mixers == ()
     deaf = dataclasses.replace(CONFIG, mixers=(f"{__name__}:DEAF", "attention"))
-    with pytest.raises(NotImplementedError, match="cached"):
-        decode.empty_cache(deaf, 1, 8)
+    refused(NotImplementedError, "cached", decode.empty_cache, deaf, 1, 8)
 
 
 # ---- The sampler's own layout: split by heads it draws the same ids, and a push holds one copy.

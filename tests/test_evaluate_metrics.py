@@ -66,8 +66,7 @@ def test_bootstrap_of_a_mean_has_the_textbook_width_and_draws_whole_groups():
     assert interval.value - interval.low == pytest.approx(half, rel=0.05)
     assert interval == bootstrap(lambda w: weighted_mean(value, w), groups, 4000, seed=1, fraction=False)
     assert interval != bootstrap(lambda w: weighted_mean(value, w), groups, 4000, seed=2, fraction=False)
-    with pytest.raises(ValueError, match="fraction"):
-        bootstrap(lambda w: weighted_mean(value, w), groups, seed=1)
+    refused(ValueError, "fraction", bootstrap, lambda w: weighted_mean(value, w), groups, seed=1)
 
 
 def test_bootstrap_of_a_curve_is_that_of_its_points():

@@ -284,8 +284,7 @@ def test_a_damaged_verifier_is_refused(fused, tmp_path, change, error):
 def test_code_that_comes_with_a_verifier_is_not_run(fused, tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')\n")
     entry = {"name": f"{tmp_path}/mine.py:MINE", "version": 1, "numbers": ["x"], "request": {}}
-    with pytest.raises(ForeignCode, match="never run"):
-        jprm.load(edited(fused[1], tmp_path, lambda data: data["sources"].append(entry)))
+    refused(ForeignCode, "never run", jprm.load, edited(fused[1], tmp_path, lambda data: data["sources"].append(entry)))
 
 
 def test_a_source_of_ones_own(fused, tmp_path):
@@ -312,10 +311,8 @@ def test_what_cannot_be_fitted_is_refused(fused, tmp_path):
     refused(ValueError, "twice", fit, [files[0], files[0]], out=out)
     with pytest.raises(ScoreError, match="outcome unknown"):
         fit([written(tmp_path / "a.jsonl", [{"problem": "p", "samples": [{"steps": ["1"]}]}])], out=out)
-    with pytest.raises(RecordError, match="samples"):
-        fit([written(tmp_path / "b.jsonl", [{"problem": "p", "steps": ["1"]}])], out=out)
-    with pytest.raises(ValueError, match="problems"):
-        fit([written(tmp_path / "c.jsonl", made_pools(1, n=3))], out=out)
+    refused(RecordError, "samples", fit, [written(tmp_path / "b.jsonl", [{"problem": "p", "steps": ["1"]}])], out=out)
+    refused(ValueError, "problems", fit, [written(tmp_path / "c.jsonl", made_pools(1, n=3))], out=out)
     assert not out.exists()
 
 

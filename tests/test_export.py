@@ -211,8 +211,7 @@ def test_qwens_own_format(tmp_path):
     np.testing.assert_array_equal(file.tensor("score.0.weight"), hidden["hidden_kernel"].T)
     np.testing.assert_array_equal(file.tensor("score.2.weight"), np.asarray(prm.params["head"]["kernel"]).T)
     refused(ValueError, "qwen2-prm", export, deep, tmp_path / "no")
-    with pytest.raises(ValueError, match="Qwen2"):
-        export(untrained(tmp_path / "llama"), tmp_path / "no", format="qwen2-prm")
+    refused(ValueError, "Qwen2", export, untrained(tmp_path / "llama"), tmp_path / "no", format="qwen2-prm")
 
 
 def test_float16_is_rounded_or_refused(tmp_path):
@@ -226,8 +225,7 @@ def test_float16_is_rounded_or_refused(tmp_path):
 
 
 def test_adapters_alone_need_a_run_that_has_them_and_a_base_that_peft_can_load(tmp_path):
-    with pytest.raises(ValueError, match=r"\(lora.rank=0\)"):
-        export(untrained(tmp_path / "run"), tmp_path / "no", format="peft")
+    refused(ValueError, r"\(lora.rank=0\)", export, untrained(tmp_path / "run"), tmp_path / "no", format="peft")
     prm = untrained(tmp_path / "lora")
     experiment = tiny.experiment(tmp_path / "lora", model=prm.config, lora=LoraConfig(rank=2))
     (tmp_path / "lora" / "experiment.json").write_text(json.dumps(to_json(experiment)))
@@ -269,8 +267,7 @@ def test_a_language_model_is_written_from_its_file(smollm2_gguf, tmp_path, monke
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     prm = export(untrained(tmp_path / "run"), tmp_path / "prm")
     for source, options in ((prm, {}), (folder, {"format": "qwen2-prm"})):
-        with pytest.raises(ValueError, match="no language model|was not trained here"):
-            export(source, tmp_path / "no", **options)
+        refused(ValueError, "no language model|was not trained here", export, source, tmp_path / "no", **options)
 
 
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):

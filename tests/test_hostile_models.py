@@ -112,17 +112,6 @@ def test_a_run_reads_no_text_that_is_far_too_long(tiny_run, one_device):
     refused(ValueError, "'aaa.*8,192", prm.score, "a" * 400_000, ["b"])
 
 
-def test_brackets_are_refused(tmp_path):
-    for name, load in (
-        ("config.json", huggingface.model_config),
-        ("experiment.json", lambda x: read(x / "experiment.json")),
-    ):
-        (tmp_path / name).write_bytes(hostile.BRACKETS)
-        refused(ValueError, name, load, tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes(hostile.BRACKETS)
-    refused(ValueError, "tokenizer.json", load_tokenizer, tmp_path)
-
-
 EVIL = "open({marker!r}, 'w').close()\nfrom jprm.model.heads import HEADS\nHEAD = HEADS['binary']\n"
 
 

@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from refusing import refused
 from stub_server import reply
 from test_sampler import make
 
@@ -129,10 +130,8 @@ def test_a_rating_without_alternatives_is_its_number(serve):
     [record] = scorer.score_many([{"problem": "p", "steps": ["a"]}])
     assert record["scores"] == [pytest.approx((0 + 0.75) / 2)]  # 6 is beyond the scale
     assert (record["judge"]["read"], record["judge"]["unreadable"], record["judge"]["by_vote"]) == (2, 2, 2)
-    with pytest.raises(ValueError, match="scale is 10"):
-        JudgePrompt("x", "{problem}{steps}", scale=10)
-    with pytest.raises(ValueError, match="top_logprobs needs"):
-        ServerConfig("http://a", "m", top_logprobs=5)
+    refused(ValueError, "scale is 10", JudgePrompt, "x", "{problem}{steps}", scale=10)
+    refused(ValueError, "top_logprobs needs", ServerConfig, "http://a", "m", top_logprobs=5)
 
 
 def test_a_fraction_of_votes_without_log_probabilities(serve):
@@ -186,8 +185,7 @@ def test_a_failed_critique_is_counted_and_a_dead_server_is_an_error(serve):
     server = serve(lambda number, body: (400, {}, {}) if body["seed"] else reply(YES))
     [record] = judge(server, samples=2).score_many([{"problem": "p", "steps": ["a"]}])
     assert (record["scores"], record["judge"]["failed"]) == ([1.0], 1)
-    with pytest.raises(PolicyError, match="critiques"):
-        judge(serve(lambda number, body: (400, {}, {}))).score("p", ["a"])
+    refused(PolicyError, "critiques", judge(serve(lambda number, body: (400, {}, {}))).score, "p", ["a"])
 
 
 def test_a_critique_continues_its_opening(serve):

@@ -21,18 +21,24 @@ from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.suite import read_results
 from jprm.methods.formats.export import export as exporting
 from jprm.methods.formats.export.export import export
+from jprm.methods.formats.huggingface import model_config
 from jprm.methods.label import files
 from jprm.methods.policy.load import load_policy
 from jprm.methods.verify import Verdict
+from jprm.tokenizer import load_tokenizer
 from jprm.tree import RecordError
 
 CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"
 
 
-@pytest.mark.parametrize("read", [lambda folder: read_results(folder), lambda f: experiment.read(f / "results.json")])
-def test_a_hundred_thousand_brackets_are_refused(tmp_path, read):
-    (tmp_path / "results.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
-    refused(ValueError, "results.json", read, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("results.json", read_results), ("experiment.json", lambda folder: experiment.read(folder / "experiment.json")),
+     ("config.json", model_config), ("tokenizer.json", load_tokenizer)],
+)  # fmt: skip
+def test_a_hundred_thousand_brackets_are_refused(tmp_path, name, read):
+    (tmp_path / name).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    refused(ValueError, name, read, tmp_path)
 
 
 def test_a_full_standard_output_is_one_line():

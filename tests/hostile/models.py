@@ -127,5 +127,3 @@ GROWING = {  # tokenizer.json files: one letter becomes gigabytes
 BACKTRACKING = tokenizer(normalizer=replace({"Regex": "(a+)+$"}, "b"))
 """Its expression takes exponential time on `LONG`; the library gives up and panics."""
 LONG = "a" * 40 + "b"
-
-BRACKETS = b'{"a": ' + b"[" * 100_000
