@@ -239,7 +239,7 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
 
     def bad(message, **changes):
         file = write(tmp_path / "other.gguf", TINY, decoder, **changes)
-        refused(ValueError, f"other.gguf: .*{message}", load_decoder, file, model_config(file))
+        refused(ValueError, f"other.gguf: .*{message}", lambda: load_decoder(file, model_config(file)))
 
     bad("'gemma'", architecture="gemma")
     yarn = dict(add_rope_scaling_type=gguf.RopeScalingType.YARN)
