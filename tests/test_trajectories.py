@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trajectories import TOOLS, branched, labelled, trajectory
 
-from jprm.methods.agents.records import as_messages, as_steps, read_trajectory, trajectories_of, tree_of_trajectories
+from jprm.methods.agents.records import as_messages, read_trajectory, trajectories_of, tree_of_trajectories
 from jprm.tree import chains_of, record_of, scored, tree_of, with_labels
 
 USER = {"role": "user", "content": "What does a lamp cost?"}
@@ -38,9 +38,9 @@ def test_a_trajectory_is_a_tree_whose_context_has_roles():
 @pytest.mark.parametrize("seed", range(40))
 def test_records_come_back_as_they_were(seed):
     record = labelled(trajectory(seed, turns=6), seed) if seed % 2 else trajectory(seed, turns=6)
-    assert read_trajectory(record).record() == record
+    assert read_trajectory(record) == record
     assert record_of(tree_of(record)) == record
-    assert [trajectory.record() for trajectory in trajectories_of(tree_of(record))] == [record]
+    assert trajectories_of(tree_of(record)) == [record]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -50,10 +50,8 @@ def test_trajectories_of_one_task_are_a_tree_and_come_back(seed):
     assert record_of(tree) == record
     apart = trajectories_of(tree)
     again = tree_of_trajectories(apart)
-    assert [trajectory.record() for trajectory in trajectories_of(again)] == [
-        trajectory.record() for trajectory in apart
-    ]
-    assert len(again.nodes) <= sum(len(trajectory.messages) for trajectory in apart)
+    assert trajectories_of(again) == apart
+    assert len(again.nodes) <= sum(len(branch["messages"]) for branch in apart)
     assert len(chains_of(tree)) <= len(apart)
 
 
@@ -66,9 +64,11 @@ def test_chains_pools_and_trees_are_trees_of_messages_with_one_turn_a_chain():
     ):  # fmt: skip
         tree = tree_of(record)
         messages = as_messages(tree)
-        assert record_of(as_steps(messages, tree.kind)) == record
+        turns = [messages.nodes[i] for i in messages.steps]
+        assert [turn.text.rstrip("\n") for turn in turns] == [node.text.rstrip("\n") for node in tree.nodes]
+        assert [turn.label for turn in turns] == [node.label for node in tree.nodes]
         for branch in trajectories_of(messages):
-            assert read_trajectory(branch.record()) == branch
+            assert read_trajectory(branch) == branch
 
 
 def test_a_rule_cuts_turns_into_steps_with_labels_of_their_own():

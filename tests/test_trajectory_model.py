@@ -52,7 +52,7 @@ def test_a_tree_scores_its_turns_as_each_trajectory_alone_does(prm):
     for tree, score_N in zip(trees, prm.score_trees(trees), strict=True):
         assert np.isfinite(score_N[tree.steps]).all()
         assert np.isnan(np.delete(score_N, tree.steps)).all()  # context has no score
-        alone = prm.score_trees([tree_of(trajectory.record()) for trajectory in trajectories_of(tree)])
+        alone = prm.score_trees([tree_of(branch) for branch in trajectories_of(tree)])
         paths = [chain for chain in chains_of(tree)]
         for chain in paths:
             scores = [s[np.isfinite(s)] for s in alone if np.isfinite(s).sum() >= len(chain)]
@@ -205,7 +205,7 @@ def test_log_ratios_of_a_tree_are_those_of_each_trajectory(tuned):
     for seed in range(2):
         tree = short(seed)
         (whole,) = tuned.outputs_of([tree])
-        alone = [tree_of(trajectory.record()) for trajectory in trajectories_of(tree)]
+        alone = [tree_of(branch) for branch in trajectories_of(tree)]
         for chain, single, outputs in zip(chains_of(tree), alone, tuned.outputs_of(alone), strict=True):
             for name in ("score", "turn"):
                 np.testing.assert_allclose(outputs[name][single.steps], whole[name][chain], atol=1e-5)

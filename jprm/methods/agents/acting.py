@@ -27,7 +27,7 @@ from jprm.io.jsonl import parse, read_lines, write_records
 from jprm.io.outputs import check_output, digest
 from jprm.io.storage import path_of
 from jprm.methods.agents.environment import Episode, Message, Record, World
-from jprm.methods.agents.records import content_of, read_trajectory
+from jprm.methods.agents.records import KNOWN, content_of, known, problem_of, read_trajectory
 from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.decoding.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.methods.formats.chat_template import template_of
@@ -241,16 +241,18 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
         for number, line in read_lines(input):
             where = f"{os.fspath(input)}:{number}"
             trajectory = read_trajectory(parse(line, where), where)
-            record = {**trajectory.extra, "problem": trajectory.problem}
-            (episode,) = world.replay([record], [[trajectory.messages[i] for i in trajectory.turns]])
-            said, told = _told(trajectory.messages), _told(episode.messages)
+            messages, about = trajectory["messages"], {k: v for k, v in trajectory.items() if k not in KNOWN}
+            turns = [message for message in messages if message["role"] == "assistant"]
+            (episode,) = world.replay([about | {"problem": problem_of(messages, about)}], [turns])
+            said, told = _told(messages), _told(episode.messages)
             counts["trajectories"] += 1
             if episode.error or told[: len(said)] != said:
                 counts["lost" if episode.error else "answers differ"] += 1
                 continue
             outcome = episode.reward if episode.done else 0.0
             counts["solved"] += outcome >= 1
-            yield dataclasses.replace(trajectory, outcome=outcome).record()
+            trajectory["outcome"] = outcome
+            yield known(trajectory) | trajectory
 
     write_records(output, replayed())
     return counts

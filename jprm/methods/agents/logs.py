@@ -216,7 +216,7 @@ def _any_value(value: Any) -> Any:
 
 def trajectory_of(record: Record, where: str) -> Record:
     """Returns the record with a `segment`, so that one plain exchange is a trajectory too, checked."""
-    return read_trajectory({"segment": "turn", **record}, where).record() | {"segment": "turn"}
+    return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 
 
 OUTCOMES = ("outcome", "reward", "success", "resolved", "score")

@@ -1,4 +1,4 @@
-"""`Trajectory`: what an agent wrote and what the world answered, as chat messages.
+"""Trajectories: what an agent wrote and what the world answered, as chat messages.
 
 The record is {"messages": [...], "tools": [...]?, "outcome": number?, "segment": str?}. A message of the assistant is a
 turn. A turn is one step, or the steps that a rule of `jprm.steps` finds in its content (`segment`). Messages of the
@@ -29,37 +29,13 @@ OWN_KEYS = ("label", "labels", "score", "scores", "outputs", "origin", "correct"
 """Keys of a message that are jprm's: no chat template sees them."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trajectory:
-    """Messages in order. `read_trajectory` checks them; `record` is its exact inverse.
+KNOWN = {"messages": None, "tools": [], "outcome": None, "segment": "turn", "semantics": SEMANTICS[0]}
+"""Keys of a record and what each is worth where it is absent."""
 
-    Messages keep the keys of their record, `label` and `score` (or `labels` and `scores`, one a step) included.
-    """
 
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of functions, as chat templates take them
-    outcome: float | None = None  # 1 for a task that was solved, 0 for one that was not, or another reward
-    segment: str = "turn"
-    semantics: str = SEMANTICS[0]
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys unknown to jprm, untouched
-
-    @property
-    def turns(self) -> list[int]:
-        """Indices of the assistant's messages."""
-        return [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
-
-    @property
-    def problem(self) -> str:
-        """The text that groups trajectories of one task: the record's `problem`, else its first user message."""
-        return problem_of(self.messages, self.extra)
-
-    def record(self) -> dict[str, Any]:
-        known: dict[str, Any] = {"messages": [dict(message) for message in self.messages]}
-        known |= {"tools": list(self.tools)} if self.tools else {}
-        known |= {"outcome": self.outcome} if self.outcome is not None else {}
-        known |= {"segment": self.segment} if self.segment != "turn" else {}
-        known |= {"semantics": self.semantics} if self.semantics != SEMANTICS[0] else {}
-        return known | {key: value for key, value in self.extra.items() if key not in known}
+def known(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the known keys of a record that say something, in their order."""
+    return {key: record[key] for key, absent in KNOWN.items() if record.get(key) not in (None, absent)}
 
 
 def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
@@ -89,27 +65,21 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
     return marked or "tool" in roles or roles.count("assistant") > 1 or roles.count("user") > 1
 
 
-def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Trajectory:
-    """Returns the trajectory of a record, its messages in the form of `jprm.methods.agents.messages`.
+def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[str, Any]:
+    """Returns the record of a trajectory, checked, its messages in the form of `jprm.methods.agents.messages`.
 
     An absent `content` becomes null, which a turn of only calls or thoughts may have. An empty content is allowed: a
     tool may answer nothing.
 
     Raises RecordError, which names `where`, the message and its field, the reason and what to do about it.
     """
-    extra = dict(object_of(record, where, "record", "Write one JSON object a line."))
-    messages = list_of(extra.pop("messages", None), where, "messages")
-    _check_prompt(extra, where)
-    segment, semantics = read_segment(extra, where), semantics_of(extra, where)
-    tools = read_tools(extra.get("tools"), where)
-    outcome = extra.get("outcome")
-    if outcome is not None:
-        number_of(outcome, where, "outcome")
-    for key, known in (("tools", tools), ("outcome", outcome is not None), ("segment", segment != "turn")):
-        if known:
-            del extra[key]
-    if semantics != SEMANTICS[0]:
-        del extra["semantics"]
+    record = object_of(record, where, "record", "Write one JSON object a line.")
+    messages = list_of(record.get("messages"), where, "messages")
+    _check_prompt(record, where)
+    segment, semantics = read_segment(record, where), semantics_of(record, where)
+    check_tools(record.get("tools"), where)
+    if record.get("outcome") is not None:
+        number_of(record["outcome"], where, "outcome")
     records, calls = [], None
     for i, message in enumerate(messages):
         message = read_message(message, segment, semantics, where, f"messages[{i}]")
@@ -117,7 +87,8 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> Traject
         records.append(message)
     if not any(message["role"] == "assistant" for message in records):
         raise RecordError(where, "messages", "have no turn of the assistant", "There is nothing to score without one.")
-    return Trajectory(tuple(records), tools, outcome, segment, semantics, extra)
+    checked = {**record, "messages": records}
+    return known(checked) | checked
 
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
@@ -199,16 +170,13 @@ def read_segment(record: Mapping[str, Any], where: str) -> str:
     return segment
 
 
-def read_tools(tools: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    """Returns a record's tools, () where it has none. Raises RecordError for one that is no schema with a name."""
-    if tools is None:
-        return ()
-    for i, tool in enumerate(list_of(tools, where, "tools")):
+def check_tools(tools: Any, where: str) -> None:
+    """Raises RecordError for a tool that is no schema with a name."""
+    for i, tool in enumerate([] if tools is None else list_of(tools, where, "tools")):
         schema = object_of(tool, where, f"tools[{i}]", "Write its JSON schema.").get("function", tool)
         if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str) or not schema["name"]:
             remedy = 'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.'
             raise RecordError(where, f"tools[{i}]", "has no name", remedy)
-    return tuple(tools)
 
 
 def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where: str, field: str) -> None:
@@ -256,8 +224,8 @@ def record_of_messages(tree: ReasoningTree) -> dict[str, Any]:
     Raises ValueError for alternatives inside a turn.
     """
     if tree.kind == "trajectory":
-        (trajectory,) = trajectories_of(tree)
-        return trajectory.record()
+        (record,) = trajectories_of(tree)
+        return record
     return with_rest({"nodes": _records_of_messages(tree)}, tree)
 
 
@@ -279,8 +247,8 @@ def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]
     return messages
 
 
-def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
-    """Returns the trajectory of every path of a tree of messages to a leaf, in the order of the leaves.
+def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
+    """Returns the record of the trajectory of every path of a tree of messages to a leaf, in the order of the leaves.
 
     `tree_of_trajectories` is the inverse. A leaf's own `outcome` is its trajectory's.
     """
@@ -300,12 +268,13 @@ def trajectories_of(tree: ReasoningTree) -> list[Trajectory]:
         if last.get("correct") is not None and last["correct"] is _reached(reward):
             del last["correct"]
         about |= {key: None for key in ("tools", "outcome", "segment") if key in tree.extra and tree.extra[key] is None}
-        trajectories.append(Trajectory(tuple(records), tuple(tools or ()), reward, segment, tree.semantics, about))
+        said = {"messages": records, "tools": tools, "outcome": reward, "segment": segment, "semantics": tree.semantics}
+        trajectories.append(known(said) | about | known(said))
     return trajectories
 
 
-def tree_of_trajectories(trajectories: Sequence[Trajectory]) -> ReasoningTree:
-    """Returns the tree of messages of trajectories of one task; what they share from the start is there once.
+def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
+    """Returns the tree of messages of checked trajectories of one task; what they share from the start is there once.
 
     Messages are shared that are equal in all that a model reads. Two trajectories that are equal to their ends stay
     two leaves. Labels and scores of shared turns are the first trajectory's. The tree's other keys are those that all
@@ -313,42 +282,42 @@ def tree_of_trajectories(trajectories: Sequence[Trajectory]) -> ReasoningTree:
 
     Raises ValueError for trajectories of different tools, segments or semantics.
     """
-    first = trajectories[0]
-    for other in trajectories[1:]:
-        for field in ("tools", "segment", "semantics"):
-            if getattr(other, field) != getattr(first, field):
-                raise ValueError(f"trajectories of one tree have the same {field}; these differ")
-    shared = {k: v for k, v in first.extra.items() if all(t.extra.get(k) == v for t in trajectories)}
+    first, segment = known(records[0]), records[0].get("segment") or "turn"
+    for field in ("tools", "segment", "semantics"):
+        if any(known(other).get(field) != first.get(field) for other in records):
+            raise ValueError(f"trajectories of one tree have the same {field}; these differ")
+    others = [{k: v for k, v in record.items() if k not in known(record)} for record in records]
+    shared = {k: v for k, v in others[0].items() if all(other.get(k) == v for other in others)}
     nodes: list[Node] = []
     ends: dict[tuple[int, str], int] = {}  # (parent, message) -> the last node of the message
-    for trajectory in trajectories:
+    for record, other in zip(records, others, strict=True):
         above = -1
-        for i, message in enumerate(trajectory.messages):
+        for i, message in enumerate(record["messages"]):
             said = {key: value for key, value in message.items() if key not in OWN_KEYS}
             key = (above, json.dumps(said, sort_keys=True))
-            last = i == len(trajectory.messages) - 1
+            last = i == len(record["messages"]) - 1
             if key in ends and not last:
                 above = ends[key]
                 continue
             if last:
-                of_leaf = {k: v for k, v in trajectory.extra.items() if k in OF_LEAVES and k not in shared}
-                of_leaf |= {} if trajectory.outcome is None else {"outcome": trajectory.outcome}
+                of_leaf = {k: v for k, v in other.items() if k in OF_LEAVES and k not in shared}
+                of_leaf |= {} if record.get("outcome") is None else {"outcome": record["outcome"]}
                 message = {**message, **of_leaf}
-            nodes += _nodes_of_message(message, above, len(nodes), trajectory.segment)
+            nodes += _nodes_of_message(message, above, len(nodes), segment)
             above = len(nodes) - 1
             if not last:
                 ends[key] = above
     extra = dict(shared)
     answer = extra.pop("answer", None)
-    extra |= {"tools": list(first.tools)} if first.tools else {}
-    extra |= {"segment": first.segment} if first.segment != "turn" else {}
-    return ReasoningTree(first.problem, _with_outcomes(nodes), answer, first.semantics, "tree", extra)
+    extra |= {key: first[key] for key in ("tools", "segment") if key in first}
+    problem, semantics = problem_of(records[0]["messages"], others[0]), first.get("semantics", SEMANTICS[0])
+    return ReasoningTree(problem, _with_outcomes(nodes), answer, semantics, "tree", extra)
 
 
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
     """Returns a chain, pool or tree of steps as a tree of messages: the problem is the user's, a chain is one turn.
 
-    A step that another one follows gets a newline. `as_steps` is the inverse.
+    A step that another one follows gets a newline.
     """
     if tree.of_messages:
         return tree
@@ -364,21 +333,6 @@ def as_messages(tree: ReasoningTree) -> ReasoningTree:
     return dataclasses.replace(tree, nodes=(*start, *nodes), kind="tree", extra=extra | {"segment": "parts"})
 
 
-def as_steps(tree: ReasoningTree, kind: str = "tree") -> ReasoningTree:
-    """Returns the tree of steps, of a `kind`, that `as_messages` made a tree of messages of."""
-    start = [node for node in tree.nodes if not node.is_step]
-    inner = {node.parent for node in tree.nodes}
-    nodes = [
-        dataclasses.replace(node, parent=max(node.parent - len(start), -1), role=None, continues=False,
-                            text=node.text[:-1] if i in inner else node.text)
-        for i, node in enumerate(tree.nodes) if node.is_step
-    ]  # fmt: skip
-    extra = {key: value for key, value in tree.extra.items() if key != "segment"}
-    if start[0].role == "system":
-        extra["system"] = start[0].text
-    return dataclasses.replace(tree, problem=start[-1].text, nodes=tuple(nodes), kind=kind, extra=extra)
-
-
 def nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
     """Returns the nodes of a path, one list a message."""
     groups: list[list[int]] = []
@@ -390,19 +344,19 @@ def nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int
     return groups
 
 
-def _of_trajectory(trajectory: Trajectory, where: str) -> ReasoningTree:
-    extra, nodes = trajectory.record(), []
-    del extra["messages"]
+def _of_trajectory(extra: dict[str, Any], where: str) -> ReasoningTree:
+    problem, semantics = problem_of(extra["messages"], extra), extra.get("semantics") or SEMANTICS[0]
+    nodes: list[Node] = []
+    for message in extra.pop("messages"):
+        nodes += _nodes_of_message(message, len(nodes) - 1, len(nodes), extra.get("segment") or "turn")
     answer = answer_of(extra.get("answer"), where, "answer")
-    for key, absent in (("answer", answer is None), ("semantics", trajectory.semantics == SEMANTICS[0])):
+    for key, absent in (("answer", answer is None), ("semantics", semantics == SEMANTICS[0])):
         if not absent:
             del extra[key]
-    for message in trajectory.messages:
-        nodes += _nodes_of_message(message, len(nodes) - 1, len(nodes), trajectory.segment)
     last = max(i for i, node in enumerate(nodes) if node.is_step)
     if nodes[last].correct is None:
-        nodes[last] = dataclasses.replace(nodes[last], correct=_reached(trajectory.outcome))
-    return ReasoningTree(trajectory.problem, tuple(nodes), answer, trajectory.semantics, "trajectory", extra)
+        nodes[last] = dataclasses.replace(nodes[last], correct=_reached(extra.get("outcome")))
+    return ReasoningTree(problem, tuple(nodes), answer, semantics, "trajectory", extra)
 
 
 def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
@@ -411,7 +365,7 @@ def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
     records = list_of(extra.pop("nodes"), where, "nodes")
     segment, semantics = read_segment(extra, where), semantics_of(extra, where)
     _check_prompt(extra, where)
-    read_tools(extra.get("tools"), where)
+    check_tools(extra.get("tools"), where)
     answer = answer_of(extra.get("answer"), where, "answer")
     for key, absent in (("answer", answer is None), ("semantics", semantics == SEMANTICS[0])):
         if not absent:

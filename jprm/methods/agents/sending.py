@@ -136,8 +136,7 @@ def traces_of(path: str | os.PathLike, known: bool = False) -> Iterator[Trace]:
     model, time = model if isinstance(model, str) else "", int(path_of(path).modified() * 1e9)
     for number, record in enumerate(read_records(path), start=1):
         where = f"{os.fspath(path)}: record {number}"
-        for i, trajectory in enumerate(trajectories_of(as_messages(tree_of(record, where)))):
-            whole = trajectory.record()
+        for i, whole in enumerate(trajectories_of(as_messages(tree_of(record, where)))):
             trace = _hex(whole.get("trace_id") or whole.get("traceId"), 32, where, "trace_id")
             if known and not trace:
                 remedy = "Langfuse keeps a score with a trace: send the trajectories first, `jprm send otlp`, and give"
