@@ -19,22 +19,43 @@ favours them:
     errors           turns are bad by the fraction of tools' answers before them that say "error"
     text features    a regression on all of these but `last`, fitted to the labels of other problems
 
-Trajectories with outcomes have `trials` (`jprm.methods.evaluate.trials`), those with a bad turn `first_bad`
-(`jprm.methods.evaluate.first_bad`). Both need no model, and have figures of a model where there are scores.
+`trials` are of trajectories whose outcome is 1 (solved) or 0. Trials of one task share their `problem`. With c of a
+task's n trials solved, pass^k is the probability that k different trials are all solved, C(c, k) / C(n, k), and pass@k
+that one of them is, 1 - C(n - c, k) / C(n, k): means over tasks, each by its unbiased estimate (Yao et al. 2024, arXiv
+2406.12045, and Chen et al. 2021, arXiv 2107.03374). A choice takes the trial with the highest key, at equal keys one of
+those at random. Keys of a score are its lowest, mean and last value on a trial. Trivial keys need no model:
+
+    any              a trial at random, whose expectation is pass^1
+    fewest turns     and `most turns`
+    shortest         the fewest characters that the agent wrote, calls included
+    fewest errors    the lowest fraction of tools' answers that say "error"
+    fewest repeats   the fewest calls that repeat an earlier one
+
+`first_bad` is of trajectories that have a labelled bad turn: which turn, and which agent, is to blame. A prediction
+names one turn. It is right within k where it is at most k turns from the first labelled one; `agent` is whether the
+turn that it names is of the agent to blame, which is the record's `mistake_agent`, else the `name` of the labelled
+turn. Names are compared without what stands in parentheses after them ("Orchestrator (thought)") and without case.
+Predictions of scores are the `lowest`, the turn of the lowest score, the first of equals, and `below`, the first turn
+below the threshold, else the lowest; and without a model the `first`, `second` and `last` turn, the `longest`, and
+`any` turn at random, whose figures are expectations. `any agent` is the chance of an agent at random among those of the
+trajectory. Who&When is of Zhang et al. 2025, arXiv 2505.00212.
+
+Trials and first bad turns need no model, and have figures of a model where there are scores.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from jprm.methods.evaluate import baselines
-from jprm.methods.evaluate import first_bad as of_first_bad
-from jprm.methods.evaluate import trials as of_trials
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
@@ -42,12 +63,77 @@ from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import by_name, load_and_score, source_of
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.scored_files import stored_scale
-from jprm.statistics import Draws, auroc, bootstrap, draws, f1, interval, jsonable, weighted_mean
-from jprm.tree import ReasoningTree, chains_of, tree_of
+from jprm.statistics import Draws, auroc, bootstrap, difference, draws, f1, interval, jsonable, weighted_mean
+from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 
 CLASSES = (-1, 0, 1)
 CANDIDATES = 32
 """Thresholds that are tried: quantiles of the scores."""
+
+OF_TRIAL = {"lowest": np.min, "mean": np.mean, "last": lambda score_T: score_T[-1]}
+"""How the scores of a trial's turns become one key."""
+
+WITHIN = (0, 1, 3, 5)
+"""Distances in turns at which a predicted turn counts as right."""
+
+
+class Features(NamedTuple):
+    """What the turns of one trajectory show without a model: an entry a turn."""
+
+    texts: list[str]  # a turn's calls as JSON, or its text where it calls nothing
+    characters: list[int]  # of its text and its calls
+    repeats: list[bool]  # whether it calls as an earlier turn did
+    errors: list[float]  # the fraction of tools' answers before it that say "error"
+
+
+def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
+    """Returns the features of a path's turns. `chain` has its steps' nodes."""
+    texts, characters, repeats, errors = [], [], [], []
+    answers, wrong, at = 0, 0, -1
+    for i in chain:
+        node, above = tree.nodes[i], tree.nodes[i].parent
+        while above != at and above >= 0:
+            if tree.nodes[above].role == "tool":
+                answers += 1
+                wrong += "error" in tree.nodes[above].text[:200].lower()
+            above = tree.nodes[above].parent
+        calls = [call.get("function", call) for call in node.extra.get("tool_calls") or ()]
+        said = json.dumps([[call.get("name"), call.get("arguments")] for call in calls], sort_keys=True)
+        repeats.append(bool(calls) and said in texts)
+        characters.append(len(node.text) + (len(said) if calls else 0))
+        texts.append(said if calls else node.text)
+        errors.append(wrong / max(answers, 1))
+        at = i
+    return Features(texts, characters, repeats, errors)
+
+
+class AgentRun(NamedTuple):
+    """A trajectory, of which a tree may have several."""
+
+    tree: ReasoningTree
+    turns: list[Node]
+    features: Features
+    where: str
+
+
+def runs_of(trees: Sequence[ReasoningTree]) -> list[AgentRun]:
+    return [
+        AgentRun(tree, [tree.nodes[j] for j in chain], features(tree, chain), f"record {i}")
+        for i, tree in enumerate(trees)
+        for chain in chains_of(tree)
+    ]
+
+
+def _shown(rows: Mapping[str, Mapping[str, Draws]]) -> dict[str, dict[str, Any]]:
+    return {name: {key: interval(drawn).json() for key, drawn in row.items()} for name, row in rows.items()}
+
+
+def _best(drawn: Mapping[str, Draws]) -> str:
+    """Returns the name of the highest value, the first of equals."""
+    return max(drawn, key=lambda name: np.nan_to_num(drawn[name].value, nan=-1))
+
+
+# ---- Turns with labels and scores.
 
 
 class LabelledTurns(NamedTuple):
@@ -68,24 +154,21 @@ class LabelledTurns(NamedTuple):
 def turns_of(trees: Sequence[ReasoningTree]) -> LabelledTurns:
     """Returns labelled turns as arrays. Raises ScoreError for a turn without a score, and where no turn has a label."""
     turns, ends, rows = [], [], []
-    for i, tree in enumerate(trees):
-        for chain in chains_of(tree):
-            nodes = [tree.nodes[j] for j in chain]
-            score_T = np.array([node.score for node in nodes], float)
-            if (missing_T := np.isnan(score_T)).any():
-                raise ScoreError(f"record {i}: turn {missing_T.argmax()} has no score. Score the file again")
-            numbers = of_trials.features(tree, chain)
-            for place, node in enumerate(nodes):
-                if node.label is None:
-                    continue
-                of_label = _class(node.label, tree.semantics, f"record {i}, turn {place}")
-                trivial = (1.0, -place, float(place < len(chain) - 1), -len(numbers.texts[place]),
-                           float(not numbers.repeats[place]), -numbers.errors[place])  # fmt: skip
-                before = sum(numbers.characters[: place + 1])
-                rows.append([place, np.log1p(place), *np.log1p([numbers.characters[place], before]), *trivial[3:]])
-                turns.append((tree.problem, len(ends), place, of_label, score_T[place], *trivial))
-            outcome = np.array(nodes[-1].correct, float)  # NaN for None
-            ends.append((tree.problem, outcome, score_T.min(), score_T[-1]))
+    for tree, nodes, of_turns, where in runs_of(trees):
+        score_T = np.array([node.score for node in nodes], float)
+        if (missing_T := np.isnan(score_T)).any():
+            raise ScoreError(f"{where}: turn {missing_T.argmax()} has no score. Score the file again")
+        for place, node in enumerate(nodes):
+            if node.label is None:
+                continue
+            of_label = _class(node.label, tree.semantics, f"{where}, turn {place}")
+            trivial = (1.0, -place, float(place < len(nodes) - 1), -len(of_turns.texts[place]),
+                       float(not of_turns.repeats[place]), -of_turns.errors[place])  # fmt: skip
+            before = sum(of_turns.characters[: place + 1])
+            rows.append([place, np.log1p(place), *np.log1p([of_turns.characters[place], before]), *trivial[3:]])
+            turns.append((tree.problem, len(ends), place, of_label, score_T[place], *trivial))
+        outcome = np.array(nodes[-1].correct, float)  # NaN for None
+        ends.append((tree.problem, outcome, score_T.min(), score_T[-1]))
     if not turns:
         raise ScoreError("no turn has a label. Give turns `label`, and the record its `semantics`")
     problem_M, path_M, place_M, class_M, *columns = zip(*turns, strict=True)
@@ -96,9 +179,9 @@ def turns_of(trees: Sequence[ReasoningTree]) -> LabelledTurns:
     of_text = baselines.fitted([*np.array(rows, float)[:, None]], [*not_bad_M1], problem_M)
     if of_text is not None:
         baseline["text features"] = np.concatenate(of_text)
-    of_turns = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
+    labelled = problem_M, np.array(path_M), np.array(place_M), np.array(class_M), score_M, baseline
     problem_K, *of_ends = zip(*ends, strict=True)
-    return LabelledTurns(*of_turns, problem_K, *(np.array(column, float) for column in of_ends))
+    return LabelledTurns(*labelled, problem_K, *(np.array(column, float) for column in of_ends))
 
 
 def _class(label: float, semantics: str, where: str) -> int:
@@ -132,28 +215,6 @@ def first_bad(turns: LabelledTurns, class_M: Int[np.ndarray, " M"]) -> Int[np.nd
     return np.where(first_K == none, -1, first_K)
 
 
-def agents_report(
-    trees: Sequence[ReasoningTree], thresholds: tuple[float, float], seed: int, fitted: bool = False
-) -> dict[str, Any]:
-    """Returns the figures of trajectories, each with a 95 % interval over problems.
-
-    `trials` and `first_bad` are there where outcomes and bad turns are. The other figures are of turns that have both
-    labels and scores: `baselines` has those of trivial scores, and `ahead` the model's less the best baseline's of each
-    figure, paired on the same resamples.
-
-    Raises ScoreError where some turns have a score and others none, and where there is nothing to judge by.
-    """
-    nodes = [node for tree in trees for node in tree.nodes if node.is_step]
-    scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))
-    trials, first = of_trials.trials_report(trees, seed), of_first_bad.first_bad_report(trees, thresholds[0], seed)
-    report = {key: figures for key, figures in {"trials": trials, "first_bad": first}.items() if figures}
-    if scored and (labelled or not report):
-        report |= _turns_report(trees, thresholds, seed, fitted)
-    if not report:
-        raise ScoreError("nothing to judge by: give turns `label`, or two trajectories of each `problem` an `outcome`")
-    return report
-
-
 def _turns_report(
     trees: Sequence[ReasoningTree], thresholds: tuple[float, float], seed: int, fitted: bool
 ) -> dict[str, Any]:
@@ -164,10 +225,9 @@ def _turns_report(
         at = thresholds if name == "scores" else best_thresholds(score_M, turns.class_M)
         figures_of = _figures(turns, score_M, at, labelled_K)
         drawn[name] = {key: draws(figure, groups, seed=seed) for key, (figure, groups) in figures_of.items()}
-    shown = {name: {key: interval(figure).json() for key, figure in row.items()} for name, row in drawn.items()}
-    ahead = {}
+    shown, ahead = _shown(drawn), {}
     for key, figure in drawn.pop("scores").items():
-        best = max(drawn, key=lambda name: np.nan_to_num(drawn[name][key].value, nan=-1))
+        best = _best({name: row[key] for name, row in drawn.items()})
         other = drawn[best][key]
         less = figure._replace(value=figure.value - other.value, drawn_R=figure.drawn_R - other.drawn_R)
         ahead[key] = interval(less, fraction=False).json() | {"baseline": best}
@@ -229,6 +289,212 @@ def _calibration(turns: LabelledTurns, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+# ---- Trials of tasks.
+
+
+class Trials(NamedTuple):
+    """K trials, of which each has an outcome, and the keys by which a choice may order them."""
+
+    task_K: Int[np.ndarray, " K"]
+    solved_K: Float[np.ndarray, " K"]
+    keys: Mapping[str, Float[np.ndarray, " K"]]  # of the scores, by the names in `OF_TRIAL`; none without scores
+    trivial: Mapping[str, Float[np.ndarray, " K"]]
+
+
+def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
+    """Returns the trials of trajectories, or of trees of them, that have an outcome of 0 or 1."""
+    tasks, solved, scores, trivial = [], [], [], []
+    for tree, nodes, of_turns, _ in runs_of(trees):
+        if (correct := nodes[-1].correct) is None:
+            continue
+        turns = len(nodes)
+        tasks.append(str(tree.problem))
+        solved.append(float(correct))
+        scores.append(np.array([node.score for node in nodes], float))  # NaN for None
+        trivial.append((0, -turns, turns, -sum(of_turns.characters), -of_turns.errors[-1], -sum(of_turns.repeats)))
+    names = ("any", "fewest turns", "most turns", "shortest", "fewest errors", "fewest repeats")
+    columns = np.array(trivial, float).reshape(-1, len(names)).T
+    scored = bool(scores) and not any(np.isnan(score_T).any() for score_T in scores)
+    keys = {name: np.array([key(score_T) for score_T in scores]) for name, key in OF_TRIAL.items() if scored}
+    task_K = np.unique(np.array(tasks, str), return_inverse=True)[1].reshape(-1)
+    return Trials(task_K, np.array(solved), keys, dict(zip(names, columns, strict=True)))
+
+
+def pass_hat(solved_T: Float[np.ndarray, " T"], k: int) -> float:
+    """Returns the probability that k different ones of T trials are all solved."""
+    return math.comb(int(solved_T.sum()), k) / math.comb(len(solved_T), k)
+
+
+def pass_at(solved_T: Float[np.ndarray, " T"], k: int) -> float:
+    """Returns the probability that one of k different trials is solved."""
+    return 1 - math.comb(int((1 - solved_T).sum()), k) / math.comb(len(solved_T), k)
+
+
+def chosen(key_T: Float[np.ndarray, " T"], solved_T: Float[np.ndarray, " T"]) -> float:
+    """Returns the probability that the trial of the highest key is solved, one of the highest at random."""
+    return float(solved_T[key_T == key_T.max()].mean())
+
+
+def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
+    """Returns pass^k and pass@k, and how often the chosen trial is solved, with 95 % intervals over tasks.
+
+    k goes up to the fewest trials that a task has. A task with a single trial is left out and counted as `n_single`.
+    `ahead` is each key of the scores less the best trivial one, on the same resamples of tasks. {} where no task has
+    two trials with outcomes.
+    """
+    trials = trials_of(trees)
+    all_tasks = [np.flatnonzero(trials.task_K == task) for task in range(int(trials.task_K.max(initial=-1)) + 1)]
+    of_task = [index for index in all_tasks if len(index) > 1]
+    if not of_task:
+        return {}
+    k = list(range(1, min(map(len, of_task)) + 1))
+    solved = [trials.solved_K[index] for index in of_task]
+
+    def over_tasks(value_P: Sequence[float]) -> Draws:
+        return draws(lambda w: weighted_mean(np.array(value_P), w), np.arange(len(of_task)), seed=seed)
+
+    def choices(keys: Mapping[str, np.ndarray]) -> dict[str, Draws]:
+        of_tasks = [*zip(of_task, solved, strict=True)]
+        return {name: over_tasks([chosen(key_K[k], s) for k, s in of_tasks]) for name, key_K in keys.items()}
+
+    keys, trivial = choices(trials.keys), choices(trials.trivial)
+    best = _best(trivial)
+    return {
+        "n_tasks": len(of_task),
+        "n_trials": sum(map(len, of_task)),
+        "n_single": len(all_tasks) - len(of_task),
+        "k": k,
+        "pass_hat": [interval(over_tasks([pass_hat(s, n) for s in solved])).json() for n in k],
+        "pass_at": [interval(over_tasks([pass_at(s, n) for s in solved])).json() for n in k],
+        **_shown({"chosen": keys, "trivial": trivial}),
+        "oracle": interval(over_tasks([s.max() for s in solved])).json(),
+        "best_trivial": best,
+        "ahead": {name: difference(drawn, trivial[best]).json() for name, drawn in keys.items()},
+    }
+
+
+# ---- First bad turns.
+
+
+class Failed(NamedTuple):
+    """A trajectory with a labelled bad turn."""
+
+    task: str
+    place: int  # of its first bad turn, from 0
+    agents: list[str]  # of each turn; "" where it has no name
+    to_blame: str
+    scores: list[float] | None
+    characters: list[int]
+
+
+def agent_of(name: str) -> str:
+    """Returns an agent's name as names are compared: without what stands in parentheses, without case."""
+    return re.sub(r"\s*\(.*\)\s*$", "", name).strip().casefold()
+
+
+def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
+    """Returns the trajectories that have a labelled bad turn: -1 as a rating, else below 0.5."""
+    failed = []
+    for tree, nodes, of_turns, _ in runs_of(trees):
+        bound = 0 if tree.semantics == "rating" else 0.5
+        place = next((k for k, node in enumerate(nodes) if node.label is not None and node.label < bound), None)
+        if place is None:
+            continue
+        agents = [agent_of(str(node.extra.get("name") or "")) for node in nodes]
+        blamed = tree.extra.get("mistake_agent")
+        to_blame = agent_of(blamed) if isinstance(blamed, str) else agents[place]
+        scores = [float(node.score) for node in nodes if node.score is not None]
+        known = scores if len(scores) == len(nodes) else None
+        failed.append(Failed(tree.problem, place, agents, to_blame, known, of_turns.characters))
+    return failed
+
+
+def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
+    """Returns the figures of every prediction with 95 % intervals over tasks; {} where no turn is labelled bad.
+
+    `ahead` is each figure of the scores less the best trivial prediction's of that figure, on the same resamples.
+    """
+    failed = failed_of(trees)
+    if not failed:
+        return {}
+    named = all(run.to_blame and any(run.agents) for run in failed)
+    figures = [f"within_{k}" if k else "step" for k in WITHIN] + ["agent"] * named
+
+    def drawn(value_KC: list[list[float]]) -> dict[str, Draws]:
+        value, tasks = np.array(value_KC), [run.task for run in failed]
+        all_C = draws(lambda weight_RK: weighted_mean(value, weight_RK), tasks, seed=seed)
+        return {f: Draws(all_C.value[c], all_C.drawn_R[:, c], all_C.groups) for c, f in enumerate(figures)}
+
+    rows = {name: drawn([_certain(run, at(run)) for run in failed]) for name, at in _TRIVIAL.items()}
+    rows["any"] = drawn([_random(run) for run in failed])
+    if named:  # of the other figures it says nothing
+        chance = [[np.nan] * len(WITHIN) + [(run.to_blame in run.agents) / len({*run.agents})] for run in failed]
+        rows["any agent"] = {"agent": drawn(chance)["agent"]}
+    scores: dict[str, dict[str, Draws]] = {}
+    if all(run.scores is not None for run in failed):
+        scores["lowest"] = drawn([_certain(run, _lowest(run)) for run in failed])
+        scores["below"] = drawn([_certain(run, _below(run, threshold)) for run in failed])
+    best = {f: _best({name: row[f] for name, row in rows.items() if f in row}) for f in figures}
+    return {
+        "n": len(failed), "n_tasks": len({run.task for run in failed}), "figures": figures,
+        "scores": _shown(scores), "trivial": _shown(rows), "best_trivial": best,
+        "ahead": {name: {f: difference(row[f], rows[best[f]][f]).json() for f in figures}
+                  for name, row in scores.items()},
+    }  # fmt: skip
+
+
+_TRIVIAL = {
+    "first": lambda run: 0,
+    "second": lambda run: min(1, len(run.agents) - 1),
+    "last": lambda run: len(run.agents) - 1,
+    "longest": lambda run: int(np.argmax(run.characters)),
+}
+
+
+def _lowest(run: Failed) -> int:
+    return int(np.argmin(np.array(run.scores)))
+
+
+def _below(run: Failed, threshold: float) -> int:
+    below = np.array(run.scores) < threshold
+    return int(np.argmax(below)) if below.any() else _lowest(run)
+
+
+def _certain(run: Failed, place: int) -> list[float]:
+    """Returns the figures of a prediction: right within each distance, and the right agent."""
+    return [float(abs(place - run.place) <= k) for k in WITHIN] + [float(run.agents[place] == run.to_blame)]
+
+
+def _random(run: Failed) -> list[float]:
+    """Returns the mean of `_certain` over all turns."""
+    return np.mean([_certain(run, place) for place in range(len(run.agents))], 0).tolist()
+
+
+# ---- The benchmark.
+
+
+def agents_report(
+    trees: Sequence[ReasoningTree], thresholds: tuple[float, float], seed: int, fitted: bool = False
+) -> dict[str, Any]:
+    """Returns the figures of trajectories, each with a 95 % interval over problems.
+
+    `trials` and `first_bad` are there where outcomes and bad turns are. The other figures are of turns that have both
+    labels and scores: `baselines` has those of trivial scores, and `ahead` the model's less the best baseline's of each
+    figure, paired on the same resamples.
+
+    Raises ScoreError where some turns have a score and others none, and where there is nothing to judge by.
+    """
+    nodes = [node for tree in trees for node in tree.nodes if node.is_step]
+    scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))
+    trials, first = trials_report(trees, seed), first_bad_report(trees, thresholds[0], seed)
+    report = {key: figures for key, figures in {"trials": trials, "first_bad": first}.items() if figures}
+    if scored and (labelled or not report):
+        report |= _turns_report(trees, thresholds, seed, fitted)
+    if not report:
+        raise ScoreError("nothing to judge by: give turns `label`, or two trajectories of each `problem` an `outcome`")
+    return report
+
+
 def run(options: Agents) -> Report:
     """Returns the command's report; without a model, of the scores that the files hold, or of none."""
     if options.model is not None:
@@ -273,7 +539,7 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 def _tables(reports: dict[str, Report], first: Report) -> Iterator[Table]:
     if "n_turns" in first:
         yield from _tables_of_turns(reports, first)
-    for key, tables_of in (("first_bad", of_first_bad.tables), ("trials", of_trials.tables)):
+    for key, tables_of in (("first_bad", _tables_of_first_bad), ("trials", _tables_of_trials)):
         if key in first:
             yield from tables_of({name: report[key] for name, report in reports.items()})
 
@@ -298,6 +564,45 @@ def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Tabl
     for name, report in reports.items():
         rows = [[row["turns"], row["n"], row["score"], row["not_bad"]] for row in report["calibration"]]
         yield Table(f"Calibration by turn: {name}", ("turns", "number", "mean score", "not bad"), rows)
+
+
+def _tables_of_trials(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
+    """Yields the tables of the `trials` of one or several models' reports, by name; pass^k is only of the data."""
+    first = next(iter(reports.values()))
+    title = f"Trials: {first['n_trials']} of {first['n_tasks']} tasks"
+    title += f"; {first['n_single']} tasks with a single trial left out" * bool(first["n_single"])
+    rows = [["pass^k", *first["pass_hat"]], ["pass@k", *first["pass_at"]]]
+    yield Table(title, ("", *(f"k={k}" for k in first["k"])), rows)
+    rows = [[f"{key} score", *(report["chosen"].get(key) for report in reports.values())] for key in first["chosen"]]
+    rows += [[f"trivial: {key}", *[figure] * len(reports)] for key, figure in first["trivial"].items()]
+    rows += [["any solved trial", *[first["oracle"]] * len(reports)]]
+    yield Table(f"Solved, of one trial chosen for each of {first['n_tasks']} tasks", ("by", *reports), rows)
+    if first["ahead"]:
+        rows = [[f"{key} score", *(report["ahead"].get(key) for report in reports.values())] for key in first["ahead"]]
+        title = f"Less the best trivial choice ({first['best_trivial']})"
+        yield Table(title, ("by", *reports), rows)
+
+
+def _tables_of_first_bad(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
+    """Yields the tables of the `first_bad` of one or several models' reports, by name."""
+    first = next(iter(reports.values()))
+    heads = ["right turn" if figure == "step" else figure.replace("_", " ") for figure in first["figures"]]
+
+    def row(name: str, figures: Mapping[str, Any]) -> list[Any]:
+        return [name, *(figures.get(figure) for figure in first["figures"])]
+
+    def of_models(key: str) -> list[Any]:
+        return [
+            row(f"{model}: {name}" if len(reports) > 1 else name, figures)
+            for model, report in reports.items() for name, figures in report[key].items()
+        ]  # fmt: skip
+
+    rows = of_models("scores")
+    rows += [None] * bool(rows) + [row(f"trivial: {name}", figures) for name, figures in first["trivial"].items()]
+    title = f"First bad turn of {first['n']} trajectories, {first['n_tasks']} tasks"
+    yield Table(title, ("named by", *heads), rows)
+    if rows := of_models("ahead"):
+        yield Table("Less the best trivial one", ("named by", *heads), [*rows, row("it is", first["best_trivial"])])
 
 
 def findings(results: Any) -> Iterator[Finding]:
