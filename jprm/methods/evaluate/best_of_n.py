@@ -107,99 +107,68 @@ class Pools(NamedTuple):
     length_PN: Int[np.ndarray, "P N"]  # characters
     of_pool: bool = False  # a sample's score depends on the pool's others
 
-
-class PoolSamples(NamedTuple):
-    """The B samples with steps of P pools, in order: what is left of a file that is too large to hold in memory."""
-
-    problem: list[str]
-    empty_P: Int[np.ndarray, " P"]  # samples without steps
-    pool_B: Int[np.ndarray, " B"]
-    steps_B: Int[np.ndarray, " B"]
-    length_B: Int[np.ndarray, " B"]  # characters
-    score_M: Float[np.ndarray, " M"]  # of all steps, chain after chain
-    answers: list[Any] | None  # None if the file has none
-    correct_B: Float[np.ndarray, " B"]
-    vote_B: Float[np.ndarray, " B"] | None  # a fused verifier says what a chain's vote weighs
+    @property
+    def with_steps_PN(self) -> Bool[np.ndarray, "P N"]:
+        return np.arange(self.correct_PN.shape[1]) < (self.size_P - self.empty_P)[:, None]
 
 
-def pools_of(trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY) -> Pools:
-    """Scored pools as arrays. min, mean, last and max take scores on any scale, and other rules and votes their weights
-    (`Scale.weights`). Raises ScoreError where a score or the outcome of a sample is missing."""
-    return pooled(chains_of_trees(trees, probability=scale.weight == "score"), scale)
+def pools_of(
+    trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY, first: list[ReasoningTree] | None = None
+) -> Pools:
+    """Reads scored pools one after another. min, mean, last and max take scores on any scale, and other rules and votes
+    their weights (`Scale.weights`). `first` is given the trees, as long as they are few enough for text baselines.
 
-
-def chains_of_trees(
-    trees: Iterable[ReasoningTree], *, probability: bool, first: list[ReasoningTree] | None = None
-) -> PoolSamples:
-    """Reads pools one after another. `first` is given the trees, as long as they are few enough for text baselines."""
-    problem, empty, pool, steps, length, scores, answers, correct, vote = ([] for _ in range(9))
+    Raises ScoreError where a score or the outcome of a sample is missing.
+    """
+    problem, empty, with_steps, classes = [], [], [], []  # of each pool
+    steps, length, scores, correct, vote = [], [], [], [], []  # of each sample with steps
     with_answers = False
     for i, tree in enumerate(map(steps_only, trees)):
         if tree.kind != "pool":
             raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
-        if first is not None and len(pool) <= baselines.MOST_SAMPLES:
+        if first is not None and len(steps) <= baselines.MOST_SAMPLES:
             first.append(tree)
-        (score_N,) = scores_of([tree], [f"record {i}"], probability=probability)
+        (score_N,) = scores_of([tree], [f"record {i}"], probability=scale.weight == "score")
+        chains = chains_of(tree)
         problem.append(tree.problem)
         empty.append(_empty_samples(tree, f"record {i}"))
-        for chain in chains_of(tree):
+        with_steps.append(len(chains))
+        for chain in chains:
             leaf = tree.nodes[chain[-1]]
-            pool.append(i)
             steps.append(len(chain))
             length.append(sum(len(tree.nodes[node].text) for node in chain))
             scores.append(score_N[chain].astype(np.float32))
-            with_answers |= "answer" in leaf.extra
-            answers.append(leaf.extra.get("answer"))
             correct.append(outcome_of(tree.answer, leaf.correct, leaf.extra.get("answer"), f"record {i}"))
             vote.append(leaf.outputs.get("vote", np.nan))
+        leaves = [tree.nodes[chain[-1]] for chain in chains]
+        with_answers |= any("answer" in leaf.extra for leaf in leaves)
+        classes.append(answer_classes([leaf.extra.get("answer") for leaf in leaves]))
     if not problem:
         raise NothingToMeasure("no pool records: best-of-n needs {problem, samples} records with scores")
-    pool_B, steps_B, length_B = (np.array(column, int) for column in (pool, steps, length))
-    score_M, vote_B = np.concatenate([*scores, np.zeros(0, np.float32)]), np.array(vote, float)
-    return PoolSamples(
-        problem=problem,
-        empty_P=np.array(empty, int),
-        pool_B=pool_B,
-        steps_B=steps_B,
-        length_B=length_B,
-        score_M=score_M,
-        answers=answers if with_answers else None,
-        correct_B=np.array(correct, float),
-        vote_B=None if np.isnan(vote_B).any() else vote_B,
-    )
-
-
-def pooled(chains: PoolSamples, scale: Scale = PROBABILITY) -> Pools:
-    """Returns the samples of pools as rows of arrays."""
-    with_steps_P = np.bincount(chains.pool_B, minlength=len(chains.problem))
-    size_P = with_steps_P + chains.empty_P
+    empty_P, with_steps_P, steps_B = np.array(empty), np.array(with_steps), np.array(steps, int)
+    vote_B = np.array(vote, float)
+    size_P = with_steps_P + empty_P
     with_steps_PN = np.arange(size_P.max()) < with_steps_P[:, None]
-
     placed = functools.partial(_placed, with_steps_PN)
-    class_PN, answered_PN = None, with_steps_PN
-    if chains.answers is not None:
-        ends = np.cumsum(with_steps_P)
-        of_pools = (chains.answers[end - count : end] for end, count in zip(ends, with_steps_P, strict=True))
-        class_PN = placed(np.concatenate([answer_classes(answers) for answers in of_pools]), -1)
-        answered_PN = class_PN >= 0
-    mask_BP = np.arange(max(1, chains.steps_B.max(initial=0))) < chains.steps_B[:, None]
+    class_PN = placed(np.concatenate(classes), -1) if with_answers else None
+    mask_BP = np.arange(max(1, steps_B.max(initial=0))) < steps_B[:, None]
     score_BP = np.zeros(mask_BP.shape, np.float32)
-    score_BP[mask_BP] = chains.score_M
+    score_BP[mask_BP] = np.concatenate([*scores, np.zeros(0, np.float32)])
     key, weight = _keys_and_weights(score_BP, mask_BP, scale)
-    if chains.vote_B is not None:
-        weight["last"] = chains.vote_B
+    if of_pool := not np.isnan(vote_B).any():  # a fused verifier says what a chain's vote weighs
+        weight["last"] = vote_B
     return Pools(
-        problem=chains.problem,
+        problem=problem,
         size_P=size_P,
-        empty_P=chains.empty_P,
-        correct_PN=placed(chains.correct_B, 0.0),
-        answered_PN=answered_PN,
+        empty_P=empty_P,
+        correct_PN=placed(np.array(correct, float), 0.0),
+        answered_PN=with_steps_PN if class_PN is None else class_PN >= 0,
         class_PN=class_PN,
         key={rule: placed(np.asarray(key_B, float), -np.inf) for rule, key_B in key.items()},
         weight={rule: placed(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
-        steps_PN=placed(chains.steps_B, 0),
-        length_PN=placed(chains.length_B, 0),
-        of_pool=chains.vote_B is not None,
+        steps_PN=placed(steps_B, 0),
+        length_PN=placed(np.array(length, int), 0),
+        of_pool=of_pool,
     )
 
 
@@ -259,9 +228,9 @@ def best_of_n_report(
     `none_right` and `all_right` count problems that no chooser can change.
     """
     first: list[ReasoningTree] = []
-    chains = chains_of_trees(trees, probability=scale.weight == "score", first=first)
-    few = len(chains.pool_B) <= baselines.MOST_SAMPLES
-    pools, trivial = pooled(chains, scale), baselines.of_pools(first) if few else _by_length(chains)
+    pools = pools_of(trees, scale, first)
+    few = pools.with_steps_PN.sum() <= baselines.MOST_SAMPLES
+    trivial = baselines.of_pools(first) if few else _by_length(pools)
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
     curves, errors = _curves(pools, trivial, n_max, trials, seed)
@@ -320,10 +289,11 @@ def best_of_n_report(
     }
 
 
-def _by_length(chains: PoolSamples) -> dict[str, list[baselines.Chosen]]:
+def _by_length(pools: Pools) -> dict[str, list[baselines.Chosen]]:
     """Returns the baselines that need no text, of all pools at once."""
-    numbers = {"fewest_steps": -chains.steps_B.astype(float), "shortest": -chains.length_B.astype(float)}
-    return {name: [baselines.doubted(key_B, chains.pool_B)] for name, key_B in numbers.items()}
+    there_PN = pools.with_steps_PN
+    numbers = {"fewest_steps": -pools.steps_PN[there_PN], "shortest": -pools.length_PN[there_PN]}
+    return {name: [baselines.doubted(key_B, np.nonzero(there_PN)[0])] for name, key_B in numbers.items()}
 
 
 def compare_curves(
@@ -358,10 +328,9 @@ def _curves(
     pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]], n_max: int, trials: int, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The problems' accuracies (P, n) by chooser, `at_ends` where it reads the pool, and votes' standard errors."""
-    with_steps_PN = np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
 
     def placed(chosen: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
-        return _placed(with_steps_PN, np.concatenate([getattr(pool, field) for pool in chosen]), fill)
+        return _placed(pools.with_steps_PN, np.concatenate([getattr(pool, field) for pool in chosen]), fill)
 
     curves = {
         "pass_at_n": _chosen_by(pools, pools.correct_PN),
