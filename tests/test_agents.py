@@ -16,19 +16,25 @@ from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data.prepare import prepare
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.agents import (
+    agent_of,
     agents_report,
     best_thresholds,
+    chosen,
     classes_at,
     f1,
+    failed_of,
     findings,
+    first_bad_report,
+    pass_at,
+    pass_hat,
     section,
     tables,
+    trials_of,
+    trials_report,
     turns_of,
 )
 from jprm.methods.evaluate.blocks import PageModel, Table
-from jprm.methods.evaluate.first_bad import agent_of, failed_of, first_bad_report
 from jprm.methods.evaluate.run import format_of, source
-from jprm.methods.evaluate.trials import chosen, pass_at, pass_hat, trials_of, trials_report
 from jprm.tree import record_of, tree_of, with_scores
 
 WANTED = [
