@@ -26,7 +26,7 @@ from collections.abc import Callable
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = f"{REPOSITORY / 'jprm'}/"
 
-FROZEN = 12_982
+FROZEN = 12_976
 """Lines of the core and `io/` together: nothing enters them unless as much leaves."""
 
 

@@ -235,26 +235,24 @@ class Trainer:
         self.state = dataclasses.replace(self.state, trained={path: flat[path] for path in self.state.trained})
         return step
 
-    def save(self) -> None:
-        """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
+    def save(self, *, on_hosts: bool = False) -> None:
+        """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it.
+
+        With `on_hosts` it is one of the experiment's `local_checkpoints`.
+        """
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
-        parts = {**saved_arrays(self.state, self.experiment), "run": self._run()}
+        step, arrays = int(self.state.step), saved_arrays(self.state, self.experiment)
+        data, experiment = self.position.get_state(), to_json(self.experiment)
+        run = {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
+        if on_hosts:
+            self.checkpoints.wait()  # of two saves at a time, one would take the other's number
+            self.local.save(step, arrays, run)
+            return
         if self.local is not None:
             self.local.settle()
         with jax.set_mesh(self.mesh):
-            self.checkpoints.save_checkpointables_async(int(self.state.step), store.savable(parts), overwrite=True)
-
-    def save_local(self) -> None:
-        """Saves a checkpoint on the hosts (`local_checkpoints`), in the background."""
-        assert self.local is not None and self.checkpoints is not None
-        self.checkpoints.wait()  # of two saves at a time, one would take the other's number
-        self.local.save(int(self.state.step), saved_arrays(self.state, self.experiment), self._run())
-
-    def _run(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds beside arrays."""
-        data, experiment = self.position.get_state(), to_json(self.experiment)
-        return {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
+            self.checkpoints.save_checkpointables_async(step, store.savable({**arrays, "run": run}), overwrite=True)
 
     def _models(self) -> dict[str, Any]:
         with jax.set_mesh(self.mesh):
@@ -435,17 +433,13 @@ def _steps(
             watchdog.at(done, "validation")
             with goodput.doing("validating"):
                 log.write({"step": done, **trainer.evaluate()})
-        if save:
+        if save or local:
             watchdog.at(done, "checkpoint")
             with goodput.doing("saving"):
-                log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
+                if save:
+                    log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
                 log.flush()  # a run that continues from the checkpoint does not log these steps again
-                trainer.save()
-        elif local:
-            watchdog.at(done, "checkpoint")
-            with goodput.doing("saving"):
-                log.flush()
-                trainer.save_local()
+                trainer.save(on_hosts=local)
         if save or validate or local:
             goodput.rest()
         if stop:

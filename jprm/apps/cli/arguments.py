@@ -116,7 +116,7 @@ class Commands(SubcommandApp):
                 super().command(func, name=name, help=_wrapped(about) if chosen else sentence)
                 func._describe(args[1:] if chosen else [])
                 continue
-            if chosen:
+            if chosen and {"-h", "--help"} & set(args):
                 func.__doc__ = _wrapped(func.__doc__ or "")
                 for hint in typing.get_type_hints(func).values():
                     _join_lines(hint)
