@@ -85,11 +85,6 @@ def test_hostile_formulas_are_text_or_harmless(page, server):  # noqa: F811
     assert page.run("return document.querySelectorAll('script, img, iframe, a').length") == before
     assert page.run("return document.querySelectorAll('#steps').length") == 1
     assert page.run("return [...document.querySelectorAll('#steps .math *')].every(e => !e.id && !e.dataset.a)")
-    # Nothing is drawn outside of its step, and no step is much longer than its text.
-    sizes = page.run("return [...document.querySelectorAll('#steps .math')].map(e => e.getBoundingClientRect().height)")
-    assert max(sizes) < 600 and page.run("return document.documentElement.scrollWidth") <= 1000
-    clipped = "[...document.querySelectorAll('#steps .math')].every(e => getComputedStyle(e).overflowX !== 'visible')"
-    assert page.run(f"return {clipped}")
     counts, plain = page.run(FORMULAS % "1"), (4, 8, 9, 11, 12, 13, 14)
     assert len(counts[10]) == 200 and all(counts[i] == [] for i in plain)
     texts = page.run(f"return {TEXTS}.map(e => e.textContent)")

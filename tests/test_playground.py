@@ -227,25 +227,6 @@ def test_a_tree_and_several_records_are_read(page):
     page.wait("return document.getElementById('note').innerText.includes('not JSON')", 20)
 
 
-def test_on_a_phone_the_editor_is_wide_and_the_tools_are_at_hand(page):
-    page.size(390, 844)
-    ask(page, "\n".join(f"We add {i % 7} to it." for i in range(60)), "Add.")
-    page.wait("return document.querySelectorAll('#steps li').length === 60", 20)
-    box = "const b = document.querySelector('.tools').getBoundingClientRect(); return [b.top, b.bottom, innerHeight]"
-    for step in (0, 30):
-        page.run("document.querySelectorAll('#steps li')[arguments[0]].focus()", step)
-        top, bottom, height = page.run(box)
-        assert 0 <= top and bottom <= height
-        under = page.run("return document.activeElement.getBoundingClientRect().bottom")
-        assert under <= top + 1  # the tools hide no step that has the focus
-    page.run("document.querySelector('[data-act=edit]').click()")
-    assert page.run("return document.querySelector('#steps textarea').getBoundingClientRect().width") > 300
-    page.run("document.querySelector('#steps textarea').value = 'It is 29.'")
-    page.run("document.querySelector('.editor button').click()")
-    page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 31')", 20)
-    assert page.overflow() <= 0
-
-
 MARKDOWN = (
     "| a | b |\n|---|:-:|\n| 1 | `x<y` |\n\n```python\nif a < b:\n    pass\n```\n\n"
     f"### So **it** is 3*4*5 and 2**3**2, {NASTY} [x](javascript:alert(1)) ![y](https://example.org/y.png)\n\n"
@@ -278,16 +259,6 @@ def test_code_and_tables_are_drawn_and_no_text_becomes_markup(page, server):
     page.press("w", "c")
     assert json.loads(page.run("return document.getElementById('record-text').value"))["steps"][0] == MARKDOWN
     page.press(ESCAPE)
-
-
-def test_both_models_colour_a_step_and_differences_are_told(page):
-    example(page)
-    page.run("const s = document.getElementById('other'); s.value = 'large'; s.dispatchEvent(new Event('change'))")
-    page.wait("return document.querySelectorAll('#steps li:nth-child(2) .said').length === 2", 20)
-    colours = page.run("return [...document.querySelectorAll('#steps .said')].map(e => e.style.backgroundColor)")
-    assert len(colours) == 6 and all(colours) and colours[2] != colours[3]
-    assert page.run("return document.querySelectorAll('.apart').length") == 0  # 0.12 and 0.04
-    assert not page.run("return document.querySelector('#steps li').style.backgroundColor")
 
 
 def test_a_visit_goes_on_where_the_last_one_ended_and_old_scores_are_marked(page, server):

@@ -151,8 +151,7 @@ def test_an_error_of_a_sampling_host_ends_the_job_with_its_reason(folder):
     ],
 )
 def test_what_sampling_hosts_do_not_go_with_is_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        ahead(tmp_path, **({"sampling_hosts": 1} | changes))
+    refused(ValueError, message, ahead, tmp_path, **{"sampling_hosts": 1} | changes)
     refused(ValueError, "refresh.every=4", ahead, tmp_path, sampling_hosts=1, refresh=refresh(tmp_path))
 
 

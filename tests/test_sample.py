@@ -104,8 +104,7 @@ def test_two_problems_of_one_id_are_refused_as_scores_of_them_would_be(folder):
 
 def test_another_request_and_a_policy_that_is_down_are_refused(folder):
     run(folder, n=4)
-    with pytest.raises(ValueError, match=r"another .*request \(n\)"):
-        run(folder, n=5)
+    refused(ValueError, r"another .*request \(n\)", run, folder, n=5)
 
     class Down(Markov):
         def draw_one(self, prefix, until, number):

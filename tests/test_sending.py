@@ -13,6 +13,7 @@ import time
 import urllib.request
 
 import pytest
+from refusing import refused
 
 from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.agents.sending import send, traces_of
@@ -132,8 +133,7 @@ def test_what_a_server_refused_is_sent_by_the_next_call(scored, tmp_path):
     pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otlp`")
     output = tmp_path / "sent.jsonl"
     with server(lambda n: (200, b"") if n != 1 else (400, b"full")) as (url, taken):
-        with pytest.raises(OSError, match="1 of 3 trajectories are sent"):
-            send("otlp", scored, output, url)
+        refused(OSError, "1 of 3 trajectories are sent", send, "otlp", scored, output, url)
         assert not output.exists() and len(taken) == 1
         send("otlp", scored, output, url)
         assert len(taken) == 3

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from refusing import refused
 from test_turns import read_by_jprm
 from tiny import TINY, chain_rows, logits, params, placed
 from tiny_run import VALUE
@@ -137,8 +138,7 @@ def test_a_cut_keeps_whole_turns_and_is_counted():
             set().union(*({tuple(ids[: i + 1]) for i in range(len(ids))} for ids in kept))
         )
         if len(kept) < len(turns.ids):
-            with pytest.raises(ValueError, match="its longest chain takes"):
-                pack([tokens], limit, 64, too_long="error")
+            refused(ValueError, "its longest chain takes", pack, [tokens], limit, 64, too_long="error")
     assert report.truncated == dropped > 0
 
 
@@ -237,13 +237,11 @@ def test_training_takes_the_agents_tokens_alone(tuned):
     right = np.array([tree.nodes[tree.steps[-1]].correct for tree in trees])
     assert count == len(trees)
     np.testing.assert_allclose(loss, np.log1p(np.exp(np.where(right, -score, score))).sum(), rtol=1e-5)
-    with pytest.raises(ValueError, match="rewrites the turns before"):
-        token_tree(trees[0], LAYOUT, "outcome", (BEGIN,))
+    refused(ValueError, "rewrites the turns before", token_tree, trees[0], LAYOUT, "outcome", (BEGIN,))
 
 
 def test_an_adapter_says_whether_its_model_knows_turns():
     native, other = (layout_of(PUBLISHED[name], TOKENIZER, {}) for name in ("jprm", "trl"))
     tree = short(3)
     assert token_tree(tree, native).tokens_N.tolist() == token_tree(tree, LAYOUT).tokens_N.tolist()
-    with pytest.raises(ValueError, match="in a layout of its own"):
-        token_tree(tree, other)
+    refused(ValueError, "in a layout of its own", token_tree, tree, other)
