@@ -21,6 +21,7 @@ import jprm
 from jprm.apps.plan.plan import abstract_rows
 from jprm.checkpoints import base
 from jprm.methods.decoding import decode
+from jprm.methods.decoding import sampler as samplers
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig
 from jprm.methods.policy.engine import log_probabilities
 from jprm.model import layers, transformer
@@ -44,8 +45,8 @@ def decoding(weights, config):
     """The copy that decodes, and its config, on one device."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     placed = jax.device_put(weights, jax.NamedSharding(mesh, jax.P()))
-    copy = decode.decoding_copy(placed, config, mesh, "float32")
-    return jax.tree.map(np.asarray, copy), decode.decoding_config(config, 1, "float32")
+    copy = samplers.decoding_copy(placed, config, mesh, "float32")
+    return jax.tree.map(np.asarray, copy), samplers.decoding_config(config, 1, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +195,7 @@ def test_as_many_devices_as_divide_the_heads_split_them(heads, kv_heads, mlp, de
     config = dataclasses.replace(MODEL, heads=heads, kv_heads=kv_heads, mlp_width=mlp, vocab_size=152064)
     mesh = mesh_by_heads(config, DEVICES[:devices])
     assert (mesh.shape["data"], mesh.shape["tensor"]) == expected and mesh.size == devices
-    copy = decode.decoding_config(config, mesh.shape["tensor"], "float32")
+    copy = samplers.decoding_config(config, mesh.shape["tensor"], "float32")
     assert copy.heads == heads and copy.kv_heads % mesh.shape["tensor"] == 0
 
 
@@ -279,9 +280,9 @@ def test_parameters_that_are_taken_are_not_there_twice(dtype, groups):
     mesh = make_mesh(MeshConfig(), DEVICES[:1])
     kept, placed_weights = placed(weights(0.5, config), mesh), placed(weights(0.5, config), mesh)
     embed, down = placed_weights["decoder"]["embed"], placed_weights["decoder"]["layers_0"]["down"]
-    copy = decode.decoding_copy(placed_weights, config, mesh, dtype, take=True)
+    copy = samplers.decoding_copy(placed_weights, config, mesh, dtype, take=True)
     assert placed_weights["decoder"] == {}
-    jax.tree.map(np.testing.assert_array_equal, copy, decode.decoding_copy(kept, config, mesh, dtype))
+    jax.tree.map(np.testing.assert_array_equal, copy, samplers.decoding_copy(kept, config, mesh, dtype))
     assert sorted(kept["decoder"]) == sorted(weights(0.5, config)["decoder"])
     if dtype == "float32":  # what is stored already as it is to be is not copied
         pointers = copy["decoder"]["embed"].unsafe_buffer_pointer(), embed.unsafe_buffer_pointer()
@@ -312,12 +313,12 @@ def test_a_push_holds_one_copy_and_three_layers(monkeypatch):
     copy, layer = (sum(map(size, jax.tree.leaves(x))) for x in (policy.params, policy.params["decoder"]["layers_0"]))
     before, most = held(), []  # learner's parameters twice, and the copy
 
-    def counted(x, mesh, place, send=decode.copied):
+    def counted(x, mesh, place, send=samplers.copied):
         sent = send(x, mesh, place)
         most.append(held())
         return sent
 
-    monkeypatch.setattr(decode, "copied", counted)
+    monkeypatch.setattr(samplers, "copied", counted)
     policy.push(new, "another")
     assert max(most) <= before + 3 * layer
     assert before - copy < min(most) < before - copy / 2  # the old copy went first

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jprm.methods.decoding.draw import draw
+from jprm.methods.decoding.decode import draw
 
 LOGITS = np.array([2.0, 1.5, 1.5, 0.0, -1.0, -30.0, 1.0], np.float32)
 DRAWS = 20_000

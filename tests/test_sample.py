@@ -13,7 +13,7 @@ from toy_policy import Markov
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods.decoding.draw import top_entropy
+from jprm.methods.decoding.decode import top_entropy
 from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.search.growing_tree import Problem

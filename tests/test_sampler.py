@@ -16,7 +16,7 @@ import jprm
 from jprm.checkpoints import store
 from jprm.experiment import to_json
 from jprm.methods.decoding import decode, sampler
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig, progress_table
+from jprm.methods.decoding.sampler import Sampler, SamplerConfig
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -193,7 +193,7 @@ def test_one_compilation_a_bucket(policy, chains):
 
 
 def test_a_step_ends_where_its_delimiter_does():
-    table = progress_table(Letters(), "\n\n", 64)
+    table = decode.progress_table(Letters(), "\n\n", 64)
     space, a, line, two = 2, Letters().encode("a")[0], 0, 3
 
     def ends(*ids):
@@ -217,8 +217,8 @@ def test_the_progress_table_is_that_of_letter_by_letter():
     tokenizer = types.SimpleNamespace(decode=lambda ids: texts[ids[0]], vocab_size=len(texts))
     for delimiter in ("\n", "\n\n", "\n# "):
         size = len(delimiter)
-        expected = [[sampler._advance(text, p % size, p >= size, delimiter) for p in range(2 * size)] for text in texts]
-        np.testing.assert_array_equal(progress_table(tokenizer, delimiter, len(texts)), expected)
+        expected = [[decode._advance(text, p % size, p >= size, delimiter) for p in range(2 * size)] for text in texts]
+        np.testing.assert_array_equal(decode.progress_table(tokenizer, delimiter, len(texts)), expected)
 
 
 def test_templates_have_control_tokens_and_problems_have_none():

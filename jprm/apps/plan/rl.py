@@ -164,7 +164,7 @@ def programs(
     state, model, host = arguments[0], experiment.model, topology.host
     learners = topology.without(config.sampling_hosts)
     sampler_mesh = mesh_by_heads(model, devices(host))
-    sampler_model = decode.decoding_config(model, sampler_mesh.shape["tensor"], config.sampler_dtype or model.dtype)
+    sampler_model = sampler.decoding_config(model, sampler_mesh.shape["tensor"], config.sampler_dtype or model.dtype)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         learnt = placed(jax.eval_shape(lambda state: merge(state.params, experiment.lora), state), mesh)
     copied = copy_of(learnt, config, model, mesh, sampler_mesh)
@@ -186,12 +186,12 @@ def programs(
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
         runs[name] = PlannedProgram(function, given, resident["sampler"] - unused, times, sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
-    group, index = decode.layer_places(model)[0]
+    group, index = sampler.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}
     nodes = node(learners) and learners.slices // mesh.shape["data"]
     index = dict.fromkeys(index, jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, spec(mesh=mesh))))
     dtype = config.sampler_dtype or model.dtype
-    send = decode.stored_layer, (stack, index, decode.repeats(model, sampler_mesh.shape["tensor"]), dtype)
+    send = sampler.stored_layer, (stack, index, sampler.repeats(model, sampler_mesh.shape["tensor"]), dtype)
     size = held(copied["decoder"]["layers_0"])
     far = size * (nodes - 1) / nodes if nodes > 1 else 0.0
     sent = [
@@ -208,17 +208,17 @@ def programs(
 
 
 def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, sampler_mesh: Mesh) -> dict:
-    """Returns the shapes of the sampler's copy, `jprm.methods.decoding.decode.decoding_copy`."""
+    """Returns the shapes of the sampler's copy, `jprm.methods.decoding.sampler.decoding_copy`."""
 
-    def shapes(stored: decode.Stored, part: Mapping, place_on: Mesh) -> dict:
+    def shapes(stored: sampler.Stored, part: Mapping, place_on: Mesh) -> dict:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             arrays = jax.eval_shape(stored, part)
         return jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(place_on, place)),
-            arrays, decode.places_of(arrays, place_on),
+            arrays, sampler.places_of(arrays, place_on),
         )  # fmt: skip
 
-    return decode.decoding_copy(learnt, model, sampler_mesh, config.sampler_dtype or model.dtype, shapes)
+    return sampler.decoding_copy(learnt, model, sampler_mesh, config.sampler_dtype or model.dtype, shapes)
 
 
 def _scoring(prm: Experiment, mesh: Mesh, config: RLExperiment) -> tuple[Callable, tuple[Any, ...]]:

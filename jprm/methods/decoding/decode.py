@@ -4,43 +4,30 @@ A sampler's programs are prompts, then a loop of one token more for all samples.
 
 Layers use the functions of their kinds, and mixers go on from what `Kind.cached` says. A scan over stacked layers first
 copies each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the
-program reads in place. Decoding one token at a time is bound by reading weights, so samplers use `decoding_copy`.
+program reads in place. Decoding one token at a time is bound by reading weights, so samplers use a copy
+(`jprm.methods.decoding.sampler.decoding_copy`).
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int8, Key
 
-from jprm.methods.decoding.draw import draw, log_probabilities, top_entropy
-from jprm.model import Dtype, layers, transformer
+from jprm.model import layers, transformer
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm
-from jprm.model.mesh import copied, reshape, sharding, spec
-from jprm.model.parameters import Int8, held
-from jprm.model.transformer import (
-    ATTENTION,
-    Rotation,
-    axes_of,
-    block,
-    embed,
-    head_logits,
-    norm_scale,
-    settings_of,
-    walk,
-)
+from jprm.model.mesh import reshape, sharding
+from jprm.model.transformer import Rotation, block, embed, head_logits, norm_scale, settings_of, walk
+from jprm.tokenizer import Tokenizer
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
 """What is kept of every group of layers, by mixer, with a leading axis of layers if several of a group have it.
@@ -51,12 +38,6 @@ Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
 A group of one has no such axis, so that XLA writes a decoding loop's new keys in place and does not copy the cache for
 every token.
 """
-
-Stored = Callable[[Mapping], dict]
-"""From a part of the parameters to how a sampler stores it."""
-
-Move = Callable[[Stored, Mapping, Mesh], Any]
-"""Makes a part of a copy on a mesh: from how it is stored, and the part."""
 
 QUERIES = 256
 """New tokens of a row whose attention is computed together."""
@@ -333,124 +314,6 @@ def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):
     return back(y_RKQH), back(jnp.sum(weight_RKQS, axis=-1)), back(top_RKQ)
 
 
-# ---- A copy of a model for decoding: every layer alone, in the type it is stored as, on the mesh that decodes.
-
-
-def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConfig:
-    """Returns the config of a copy: `tensor` devices split its heads, and it is stored as `dtype`.
-
-    bfloat16 and float32 are the type of the computation too; int8 leaves it as it is.
-    """
-    return dataclasses.replace(
-        config, layer_groups=(1,) * config.layers, kv_heads=config.kv_heads * repeats(config, tensor),
-        dtype=config.dtype if dtype == "int8" else dtype,
-    )  # fmt: skip
-
-
-def repeats(config: ModelConfig, tensor: int) -> int:
-    """Returns how often each key-value head is repeated, so that `tensor` devices split them evenly."""
-    return math.lcm(config.kv_heads, tensor) // config.kv_heads
-
-
-def decoding_copy(
-    params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None, take: bool = False
-) -> dict:
-    """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
-
-    `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
-    the type that it is stored as: beside the two models there are a few layers in transit at most. `move` is
-    `stored_here` by default. With `take` the dictionaries of `params` lose what has been copied, so that beside one
-    model there are a few layers at most.
-    """
-    times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
-    copy, places = {}, layer_places(config)
-
-    def moved(stored: Stored, part: Mapping) -> dict:
-        return move(dict if take and _is_stored(part, stored) else stored, part, mesh)
-
-    for layer, (group, index) in enumerate(places):
-        stack = {role: decoder[f"layers_{group}"][role] for role in index}
-        copy[f"layers_{layer}"] = moved(lambda stack, index=index: stored_layer(stack, index, times, dtype), stack)
-        del stack
-        if take and all(other != group for other, _ in places[layer + 1 :]):
-            del decoder[f"layers_{group}"]
-    for name in sorted(name for name in decoder if not name.startswith("layers_")):  # everywhere in one order
-        copy |= moved(lambda arrays: stored_rest(arrays, dtype), {name: decoder[name]})
-        if take:
-            del decoder[name]
-    others = {name: x for name, x in params.items() if name != "decoder"}
-    return {**moved(lambda arrays: stored_rest(arrays, dtype), others), "decoder": copy}
-
-
-def _is_stored(part: Mapping, stored: Stored) -> bool:
-    """Returns whether a part is already as a sampler stores it: a layer alone, in the same types."""
-    leaves = jax.tree.leaves(part)
-    with jax.set_mesh(leaves[0].sharding.mesh) if leaves else contextlib.nullcontext():
-        new = jax.eval_shape(stored, part)
-    return jax.tree.map(lambda x: (x.shape, x.dtype), dict(part)) == jax.tree.map(lambda x: (x.shape, x.dtype), new)
-
-
-def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
-    """Returns a part of the parameters as it is stored, on a mesh of this process's devices."""
-    with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
-        kept = stored(part)
-    return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), kept, places_of(kept, mesh)))
-
-
-def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
-    """Returns the group of every layer, and by role the layer's index in that group's stack."""
-    places = []
-    for group, span in enumerate(layers.spans(config)):
-        having = layers.places(config, *span)
-        for layer in range(*span):
-            places.append((group, {role: np.int32(having[role].index(layer)) for role in layers.roles(config, layer)}))
-    return places
-
-
-def places_of(params: Mapping, mesh: Mesh) -> dict:
-    """Returns how a mesh splits parameters as they are stored."""
-
-    def place(path, x) -> PartitionSpec:
-        role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
-        split = tuple(spec(*(axes_of(role) or (None,) * x.ndim), mesh=mesh))
-        # A scale of int8 weights has size 1 along the axes that products sum over.
-        return PartitionSpec(*(axis if size > 1 else None for axis, size in zip(split, x.shape, strict=True)))
-
-    return jax.tree_util.tree_map_with_path(place, dict(params))
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
-    """Returns one layer of a stack as it is stored, its key-value heads repeated."""
-
-    layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
-    return {role: held(role, _repeated(role, w, times), dtype) for role, w in layer.items()}
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def stored_rest(params: Mapping, dtype: Dtype) -> dict:
-    """Returns copies of what is in no layer: embedding, last norm and head. The head's matrix is no int8."""
-
-    def stored(path, x: Array) -> Array | Int8:
-        of_head = path[-1].key not in ("embed", "final_norm")
-        return held(path[-1].key, jnp.copy(x), "bfloat16" if of_head and dtype == "int8" else dtype)
-
-    return jax.tree_util.tree_map_with_path(stored, dict(params))
-
-
-def _repeated(role: str, w: Array, times: int) -> Array:
-    """Returns a layer's parameter with every key-value head `times` times, and its query heads shared out."""
-    if times == 1 or role not in ATTENTION.weights or "K" not in ATTENTION.weights[role].axes:
-        return w
-    axis, axes = axes_of(role).index("kv_heads"), [None if name == "kv_heads" else name for name in axes_of(role)]
-    if (place := sharding(*axes)) is not None:
-        w = jax.sharding.reshard(w, place)
-    if "G" not in ATTENTION.weights[role].axes:
-        return jnp.repeat(w, times, axis=axis)
-    K, G = w.shape[axis : axis + 2]
-    return reshape(w, (*w.shape[:axis], K * times, G // times, *w.shape[axis + 2 :]), *axes)
-
-
 # ---- The programs of a sampler.
 
 RUNNING, STEP, STOP, FULL = range(4)
@@ -609,3 +472,142 @@ def of_rows(state, row_Q, m: int):
 @jax.jit
 def keys(number_B, hash_B):
     return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
+
+
+# ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.
+
+
+def step_text(text: str) -> str:
+    """Returns a step's text without line breaks around it and white space after it: code is indented."""
+    return text.lstrip("\r\n").rstrip()
+
+
+def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
+    """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
+
+    Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
+    more than white space before them: a blank step is no step. A delimiter may end inside a token.
+    """
+    size, letters = len(delimiter), set(delimiter)
+    table = np.zeros((vocab_size, 2 * size), np.int8)
+    for token in range(vocab_size):
+        text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
+        if text and letters.isdisjoint(text):  # most are
+            table[token] = size
+            if text.isspace():
+                table[token, :size] = 0
+            continue
+        for progress in range(2 * size):
+            table[token, progress] = _advance(text, progress % size, progress >= size, delimiter)
+    return table
+
+
+def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
+    for letter in text:
+        written = written or not letter.isspace()
+        tail = delimiter[:matched] + letter
+        matched = next(k for k in range(len(tail), -1, -1) if tail.endswith(delimiter[:k]))
+        if matched == len(delimiter):
+            if written:
+                return -1
+            matched = 0
+    return matched + len(delimiter) * written
+
+
+# ---- One token from logits, without sorting the vocabulary.
+
+_BLOCK = 128
+"""Tokens of the vocabulary whose weights are summed together."""
+
+
+def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: float, top_p: float) -> Int[Array, " B"]:
+    """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens of mass >= `top_p`.
+
+    Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one belong to it.
+
+    The nucleus is {v: mass of the tokens more probable than v < top_p}. Every round samples from all remaining tokens.
+    A token outside the nucleus shows that no token of its probability or less is inside, so the next round samples from
+    the more probable ones. An accepted token follows the nucleus' distribution (FlashInfer's sampling, Ye et al. 2025).
+    """
+    if temperature == 0:
+        return jnp.argmax(logit_BV, axis=-1).astype(jnp.int32)
+    if top_p >= 1:  # weights of blocks, then of one block: those of all tokens are never written
+        top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _in_blocks(logit_BV, -jnp.inf)
+        uniform_B2 = _uniform(key_B, 0)
+        block_B = _invert(uniform_B2[:, 0], _weights(logit_BNW, top_B, temperature))
+        weight_BW = jnp.exp((pick(logit_BNW, block_B) - top_B[:, None]) / temperature)
+        return block_B * _BLOCK + _invert(uniform_B2[:, 1], weight_BW)
+    weight_BV = jnp.exp((logit_BV - jnp.max(logit_BV, axis=-1, keepdims=True)) / temperature)
+    total_B = jnp.sum(weight_BV, axis=-1)
+
+    def body(carry):
+        round, floor_B, token_B, accepted_B = carry
+        rest_BV = jnp.where(weight_BV > floor_B[:, None], weight_BV, 0)
+        drawn_B = _from_weights(_uniform(key_B, round), rest_BV)
+        drawn_weight_B = pick(weight_BV, drawn_B)
+        above_B = jnp.sum(jnp.where(weight_BV > drawn_weight_B[:, None], weight_BV, 0), axis=-1)
+        token_B = jnp.where(accepted_B, token_B, drawn_B)
+        return round + 1, jnp.maximum(floor_B, drawn_weight_B), token_B, accepted_B | (above_B < top_p * total_B)
+
+    start = (jnp.int32(0), jnp.full_like(total_B, -1), jnp.zeros_like(total_B, jnp.int32), total_B < 0)
+    return jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), body, start)[2]
+
+
+def log_probabilities(
+    logit_BV: Float[Array, "B V"], token_B: Int[Array, " B"], temperature: float
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Returns the log-probability of each row's token under softmax(logit), and under softmax(logit / temperature).
+
+    Temperature 0 counts as 1.
+    """
+    top_B, logit_BNW = jnp.max(logit_BV, axis=-1), _in_blocks(logit_BV, -jnp.inf)
+    temperature_2 = jnp.array([1.0, temperature or 1.0])
+    # A pass for each: XLA for CPUs does not vectorise two sums of exponentials in one, nor the sum of such sums.
+    weight_2BN = jax.lax.map(lambda temperature: _weights(logit_BNW, top_B, temperature), temperature_2)
+    log_2B = (pick(logit_BV, token_B) - top_B) / temperature_2[:, None] - jnp.log(jnp.sum(weight_2BN, axis=-1))
+    return log_2B[0], log_2B[1]
+
+
+def top_entropy(logit_BV: Float[Array, "B V"], k: int) -> Float[Array, " B"]:
+    """Returns the entropy, in nats, of softmax over the k largest logits of each row."""
+    log_BK = jax.nn.log_softmax(jax.lax.top_k(logit_BV, min(k, logit_BV.shape[1]))[0])
+    return -jnp.sum(jnp.exp(log_BK) * log_BK, axis=-1)
+
+
+def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:
+    """Returns every row's element with its index, of shape (B, *W)."""
+    return jax.vmap(lambda x, i: x[i])(x_BN, index_B)
+
+
+def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, round), (2,)))(key_B)
+
+
+def _in_blocks(x_BV: Float[Array, "B V"], filler: float) -> Float[Array, "B N W"]:
+    """Returns the numbers in blocks of tokens, the last one filled up."""
+    B, V = x_BV.shape
+    padded_BV = jnp.pad(x_BV, ((0, 0), (0, -V % _BLOCK)), constant_values=filler)
+    return reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
+
+
+def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temperature: float) -> Float[Array, "B N"]:
+    """Returns the sum of exp((logit - top) / temperature) of every block."""
+    return jnp.sum(jnp.exp((logit_BNW - top_B[:, None, None]) / temperature), axis=-1)
+
+
+def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """Inverts the distribution function in two levels, with a uniform number each: a block of tokens, then a token."""
+    weight_BNW = _in_blocks(weight_BV, 0)
+    block_B = _invert(uniform_B2[:, 0], jnp.sum(weight_BNW, axis=-1))
+    return block_B * _BLOCK + _invert(uniform_B2[:, 1], pick(weight_BNW, block_B))
+
+
+def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
+    """Samples by inversion: returns the first index of positive weight at which the running sum passes uniform x total.
+
+    If rounding leaves none, returns the heaviest. An index without weight is never returned.
+    """
+    sum_BN = jnp.cumsum(weight_BN, axis=-1)
+    passed_BN = (sum_BN > (uniform_B * sum_BN[:, -1])[:, None]) & (weight_BN > 0)
+    index_B = jnp.where(jnp.any(passed_BN, axis=-1), jnp.argmax(passed_BN, axis=-1), jnp.argmax(weight_BN, axis=-1))
+    return index_B.astype(jnp.int32)

@@ -8,10 +8,12 @@ prompts and samples are padded to powers of two, and each combination that occur
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -19,23 +21,35 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Float32, Int8
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float32, Int
 
 from jprm.checkpoints import base, store
 from jprm.experiment import RUN, kind_of, read
 from jprm.io.outputs import digest as digest_of
 from jprm.io.storage import path_of
 from jprm.methods.decoding import decode
+from jprm.methods.decoding.decode import step_text
 from jprm.methods.formats.chat_template import prompt_of
 from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.methods.scored_files import digest
-from jprm.model import Dtype
+from jprm.model import Dtype, layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
-from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, mesh_by_heads, put_rows, row_parts, spec
-from jprm.model.parameters import merge
-from jprm.model.transformer import check_model
+from jprm.model.mesh import (
+    MeshConfig,
+    check_mesh,
+    copied,
+    make_mesh,
+    mesh_by_heads,
+    put_rows,
+    reshape,
+    row_parts,
+    sharding,
+    spec,
+)
+from jprm.model.parameters import Int8, held, merge
+from jprm.model.transformer import ATTENTION, axes_of, check_model
 from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout, prompt_layout
 
@@ -143,7 +157,7 @@ class Sampler:
 
     def __init__(
         self, params: Mapping, config: ModelConfig, tokenizer: Tokenizer, mesh: Mesh, options: SamplerConfig, name: str,
-        move: decode.Move | None = None, take: bool = False,
+        move: Move | None = None, take: bool = False,
     ):  # fmt: skip
         if find(config.head).channels:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
@@ -152,12 +166,12 @@ class Sampler:
         self.devices = row_parts(mesh)
         self._stacked = config
         self._dtype: Dtype = options.dtype or config.dtype
-        self.config = decode.decoding_config(config, mesh.shape["tensor"], self._dtype)
+        self.config = decoding_config(config, mesh.shape["tensor"], self._dtype)
         check_mesh(self.config, mesh, self.devices)
         check_model(self.config, context=mesh.shape["context"])
         prompted = prompt_layout(tokenizer, options.prompt, options.delimiter) if options.prompt else None
         self.layout = prompted or native_layout(tokenizer)
-        self._table_VP = progress_table(tokenizer, options.delimiter, config.vocab_size)
+        self._table_VP = decode.progress_table(tokenizer, options.delimiter, config.vocab_size)
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
         stored = [options.dtype] if options.dtype else []
@@ -168,10 +182,10 @@ class Sampler:
         """Replaces the parameters by a copy of others, of the same model; nothing is compiled again.
 
         They may be on the mesh of several processes, which all push together. `name` says whose they are; the policy's
-        own name adds the options. `take` removes the parameters from their dictionaries (`decode.decoding_copy`).
+        own name adds the options. `take` removes the parameters from their dictionaries (`decoding_copy`).
         """
         self.params: Mapping = {}  # the old copy goes before the new one is made
-        self.params = decode.decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
+        self.params = decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
@@ -292,6 +306,130 @@ class Sampler:
                 stops.append(index)
                 progress = 0
         return stops, progress
+
+
+# ---- A copy of a model for decoding: every layer alone, in the type it is stored as, on the mesh that decodes.
+
+Stored = Callable[[Mapping], dict]
+"""From a part of the parameters to how a sampler stores it."""
+
+Move = Callable[[Stored, Mapping, Mesh], Any]
+"""Makes a part of a copy on a mesh: from how it is stored, and the part."""
+
+
+def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConfig:
+    """Returns the config of a copy: `tensor` devices split its heads, and it is stored as `dtype`.
+
+    bfloat16 and float32 are the type of the computation too; int8 leaves it as it is.
+    """
+    return dataclasses.replace(
+        config, layer_groups=(1,) * config.layers, kv_heads=config.kv_heads * repeats(config, tensor),
+        dtype=config.dtype if dtype == "int8" else dtype,
+    )  # fmt: skip
+
+
+def repeats(config: ModelConfig, tensor: int) -> int:
+    """Returns how often each key-value head is repeated, so that `tensor` devices split them evenly."""
+    return math.lcm(config.kv_heads, tensor) // config.kv_heads
+
+
+def decoding_copy(
+    params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None, take: bool = False
+) -> dict:
+    """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
+
+    `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
+    the type that it is stored as: beside the two models there are a few layers in transit at most. `move` is
+    `stored_here` by default. With `take` the dictionaries of `params` lose what has been copied, so that beside one
+    model there are a few layers at most.
+    """
+    times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
+    copy, places = {}, layer_places(config)
+
+    def moved(stored: Stored, part: Mapping) -> dict:
+        return move(dict if take and _is_stored(part, stored) else stored, part, mesh)
+
+    for layer, (group, index) in enumerate(places):
+        stack = {role: decoder[f"layers_{group}"][role] for role in index}
+        copy[f"layers_{layer}"] = moved(lambda stack, index=index: stored_layer(stack, index, times, dtype), stack)
+        del stack
+        if take and all(other != group for other, _ in places[layer + 1 :]):
+            del decoder[f"layers_{group}"]
+    for name in sorted(name for name in decoder if not name.startswith("layers_")):  # everywhere in one order
+        copy |= moved(lambda arrays: stored_rest(arrays, dtype), {name: decoder[name]})
+        if take:
+            del decoder[name]
+    others = {name: x for name, x in params.items() if name != "decoder"}
+    return {**moved(lambda arrays: stored_rest(arrays, dtype), others), "decoder": copy}
+
+
+def _is_stored(part: Mapping, stored: Stored) -> bool:
+    """Returns whether a part is already as a sampler stores it: a layer alone, in the same types."""
+    leaves = jax.tree.leaves(part)
+    with jax.set_mesh(leaves[0].sharding.mesh) if leaves else contextlib.nullcontext():
+        new = jax.eval_shape(stored, part)
+    return jax.tree.map(lambda x: (x.shape, x.dtype), dict(part)) == jax.tree.map(lambda x: (x.shape, x.dtype), new)
+
+
+def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
+    """Returns a part of the parameters as it is stored, on a mesh of this process's devices."""
+    with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
+        kept = stored(part)
+    return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), kept, places_of(kept, mesh)))
+
+
+def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
+    """Returns the group of every layer, and by role the layer's index in that group's stack."""
+    places = []
+    for group, span in enumerate(layers.spans(config)):
+        having = layers.places(config, *span)
+        for layer in range(*span):
+            places.append((group, {role: np.int32(having[role].index(layer)) for role in layers.roles(config, layer)}))
+    return places
+
+
+def places_of(params: Mapping, mesh: Mesh) -> dict:
+    """Returns how a mesh splits parameters as they are stored."""
+
+    def place(path, x) -> PartitionSpec:
+        role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
+        split = tuple(spec(*(axes_of(role) or (None,) * x.ndim), mesh=mesh))
+        # A scale of int8 weights has size 1 along the axes that products sum over.
+        return PartitionSpec(*(axis if size > 1 else None for axis, size in zip(split, x.shape, strict=True)))
+
+    return jax.tree_util.tree_map_with_path(place, dict(params))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
+    """Returns one layer of a stack as it is stored, its key-value heads repeated."""
+
+    layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
+    return {role: held(role, _repeated(role, w, times), dtype) for role, w in layer.items()}
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def stored_rest(params: Mapping, dtype: Dtype) -> dict:
+    """Returns copies of what is in no layer: embedding, last norm and head. The head's matrix is no int8."""
+
+    def stored(path, x: Array) -> Array | Int8:
+        of_head = path[-1].key not in ("embed", "final_norm")
+        return held(path[-1].key, jnp.copy(x), "bfloat16" if of_head and dtype == "int8" else dtype)
+
+    return jax.tree_util.tree_map_with_path(stored, dict(params))
+
+
+def _repeated(role: str, w: Array, times: int) -> Array:
+    """Returns a layer's parameter with every key-value head `times` times, and its query heads shared out."""
+    if times == 1 or role not in ATTENTION.weights or "K" not in ATTENTION.weights[role].axes:
+        return w
+    axis, axes = axes_of(role).index("kv_heads"), [None if name == "kv_heads" else name for name in axes_of(role)]
+    if (place := sharding(*axes)) is not None:
+        w = jax.sharding.reshard(w, place)
+    if "G" not in ATTENTION.weights[role].axes:
+        return jnp.repeat(w, times, axis=axis)
+    K, G = w.shape[axis : axis + 2]
+    return reshape(w, (*w.shape[:axis], K * times, G // times, *w.shape[axis + 2 :]), *axes)
 
 
 # ---- Rows that decode together.
@@ -505,46 +643,6 @@ def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig
     name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
     by_heads = mesh_by_heads(config, list(grid.devices.flat))
     return Sampler(params, config, tokenizer, by_heads, options, name, take=True)
-
-
-# ---- Where steps end in sampled tokens: a table that the decoding loop reads, a token at a time.
-
-
-def step_text(text: str) -> str:
-    """Returns a step's text without line breaks around it and white space after it: code is indented."""
-    return text.lstrip("\r\n").rstrip()
-
-
-def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
-    """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
-
-    Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
-    more than white space before them: a blank step is no step. A delimiter may end inside a token.
-    """
-    size, letters = len(delimiter), set(delimiter)
-    table = np.zeros((vocab_size, 2 * size), np.int8)
-    for token in range(vocab_size):
-        text = tokenizer.decode([token]) if token < tokenizer.vocab_size else ""
-        if text and letters.isdisjoint(text):  # most are
-            table[token] = size
-            if text.isspace():
-                table[token, :size] = 0
-            continue
-        for progress in range(2 * size):
-            table[token, progress] = _advance(text, progress % size, progress >= size, delimiter)
-    return table
-
-
-def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
-    for letter in text:
-        written = written or not letter.isspace()
-        tail = delimiter[:matched] + letter
-        matched = next(k for k in range(len(tail), -1, -1) if tail.endswith(delimiter[:k]))
-        if matched == len(delimiter):
-            if written:
-                return -1
-            matched = 0
-    return matched + len(delimiter) * written
 
 
 # ---- Batches.

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 
 from jprm import multihost
 from jprm.io.storage import path_of
-from jprm.methods.decoding import decode
+from jprm.methods.decoding import sampler
 from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import RLExperiment, model_of
@@ -94,7 +94,7 @@ class SamplingHosts:
         flat: dict[str, Any] = flatten_dict(params, sep="/")
         self._order("push", name=name, shapes={path: [x.shape, x.dtype.name] for path, x in flat.items()})
         mesh, dtype = mesh_by_heads(self._model), self.config.sampler_dtype or self._model.dtype
-        decode.decoding_copy(params, self._model, mesh, dtype, functools.partial(_send, self.config))
+        sampler.decoding_copy(params, self._model, mesh, dtype, functools.partial(_send, self.config))
 
     def begin(self, update: int, due: int) -> None:
         """Orders the samples of the updates up to `due`, and waits for those of `update` if they are not there."""
@@ -219,13 +219,13 @@ class _Host:
             self.source.policy.push(params, name)
 
 
-def _send(config: RLExperiment, stored: decode.Stored, part: Mapping, mesh: Mesh) -> dict:
+def _send(config: RLExperiment, stored: sampler.Stored, part: Mapping, mesh: Mesh) -> dict:
     """Sends a part of the parameters, of which every learner has a copy for this long."""
-    _moved(config, decode.stored_here(stored, part, mesh), mesh)
+    _moved(config, sampler.stored_here(stored, part, mesh), mesh)
     return {}
 
 
-def _receive(config: RLExperiment, stored: decode.Stored, part: Mapping, mesh: Mesh) -> dict:
+def _receive(config: RLExperiment, stored: sampler.Stored, part: Mapping, mesh: Mesh) -> dict:
     """Returns a part of the parameters that the learners send; `part` are shapes and types."""
     return _moved(config, jax.eval_shape(stored, part), mesh)
 
@@ -236,7 +236,7 @@ def _moved(config: RLExperiment, params: dict, mesh: Mesh) -> dict:
     with multihost.among((*learners, *samplers)):
         multihost.meet()  # compiling, and waiting for the last samples, may take long
         return jax.tree.map(
-            lambda x, place: sent(x, mesh, place, learners, samplers), params, decode.places_of(params, mesh)
+            lambda x, place: sent(x, mesh, place, learners, samplers), params, sampler.places_of(params, mesh)
         )
 
 
