@@ -34,3 +34,15 @@ def test_attention_is_measured_on_a_chain(way, tmp_path):
 def attention_pairs(T: int) -> int:
     """Returns the pairs that blocks of 128 queries compute: each its own and whole chunks of 256 keys before it."""
     return sum(128 * (128 + 256 * -(-start // 256)) for start in range(0, T, 128))
+
+
+def test_sides_are_measured_in_turns_and_their_medians_count():
+    calls = []
+
+    def side(name, numbers):
+        return lambda: calls.append(name) or {"seconds": next(numbers), "name": name}
+
+    ours, peer = iter([3.0, 1.0, 8.0]), iter([2, 2, 5])
+    medians = yardsticks.measure(3, ours=side("ours", ours), none=None, peer=side("peer", peer))
+    assert calls == ["ours", "peer"] * 3
+    assert medians == {"ours": {"seconds": 3.0, "name": "ours"}, "none": {}, "peer": {"seconds": 2, "name": "peer"}}

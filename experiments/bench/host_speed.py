@@ -11,8 +11,8 @@ write; `cache_bytes_a_token`; and `packing`, tokens a second of packing alone, w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-import statistics
 import tempfile
 import time
 
@@ -60,24 +60,28 @@ def main() -> None:
         start = time.perf_counter()
         next(iter(batches_of(stored, stored.data.train, layout, once=True)))
         written = time.perf_counter() - start
-        rounds, sharded = [], []
         tokenise(plain, f"{folder}/tokens", shards=8, workers=1)
         shards = dataclasses.replace(plain, data=dataclasses.replace(plain.data, train=(f"{folder}/tokens",)))
-        for _ in range(args.rounds):
-            (slow, records), (fast, cached) = epoch(plain, layout), epoch(stored, layout)
-            jax.tree.map(np.testing.assert_array_equal, fast, slow)
-            rounds.append((cached, records))
-            sharded.append(epoch(shards, layout)[1])
-            print({"cache": cached, "records": records, "shards": sharded[-1]}, flush=True)
+        rows = {}
+
+        def timed(name: str, config: Experiment) -> dict[str, float]:
+            rows[name], figures = epoch(config, layout)
+            return figures
+
+        sides = {"records": plain, "cache": stored, "shards": shards}
+        medians = yardsticks.measure(
+            args.rounds, **{name: functools.partial(timed, name, config) for name, config in sides.items()}
+        )
+        jax.tree.map(np.testing.assert_array_equal, rows["cache"], rows["records"])
         (place,) = (pathlib.Path(folder) / "cache").iterdir()
         size = sum(file.stat().st_size for file in place.iterdir())
         trees = TokenTrees(place)
-        ours, theirs = ({key: statistics.median(pair[i][key] for pair in rounds) for key in records} for i in (0, 1))
+        ours = medians["cache"]
         yardsticks.report(
-            "host_speed", ours.pop("tokens_per_s"), theirs["tokens_per_s"], unit="tokens a second", **ours,
+            "host_speed", ours.pop("tokens_per_s"), medians["records"]["tokens_per_s"], unit="tokens a second", **ours,
             write_seconds=written, cache_bytes_a_token=size / sum(len(tree.tokens_N) for tree in trees),
             packing=packing(trees, plain), rounds=args.rounds,
-            shards={key: statistics.median(figures[key] for figures in sharded) for key in sharded[0]},
+            shards=medians["shards"],
         )  # fmt: skip
 
 

@@ -93,11 +93,7 @@ def main() -> None:
     rows = row(args.data, args.tokens)
     chosen = {name: case for name, case in CASES.items() if name in ("cross_entropy", *args.only)}
     cases = {name: Steps(experiment(name, args.layers, args.tokens, **case), rows) for name, case in chosen.items()}
-    runs = {name: [] for name in cases}
-    for _, (name, steps) in itertools.product(range(args.rounds), cases.items()):
-        runs[name].append(steps.run())
-        print(name, runs[name][-1], flush=True)
-    medians = {name: yardsticks.medians(values) for name, values in runs.items()}
+    medians = yardsticks.measure(args.rounds, **{name: steps.run for name, steps in cases.items()})
     first = medians["cross_entropy"]
     for figures in medians.values():
         figures["slower"] = figures["cpu_seconds"] / first["cpu_seconds"]

@@ -16,6 +16,7 @@ seconds and temporaries of both ways, and how far their gradients are apart.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 
 import jax
@@ -81,13 +82,14 @@ def rule(T: int, rounds: int) -> dict:
     scale = max(float(jnp.max(jnp.abs(x))) for x in values["tokens"][1])
     apart = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), values["chunks"][1], values["tokens"][1])
     row["gradients_apart"] = max(apart) / scale
-    times = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            start = time.process_time()
-            jax.block_until_ready(way(*args))
-            times[name].append(time.process_time() - start)
-    return row | {name: float(np.median(seconds)) for name, seconds in times.items()}
+
+    def timed(way) -> dict[str, float]:
+        start = time.process_time()
+        jax.block_until_ready(way(*args))
+        return {"cpu_seconds": time.process_time() - start}
+
+    medians = yardsticks.measure(rounds, **{name: functools.partial(timed, way) for name, way in ways.items()})
+    return row | {name: figures["cpu_seconds"] for name, figures in medians.items()}
 
 
 def rows_of(data) -> dict:
@@ -117,19 +119,19 @@ def main() -> None:
     loss = lambda p, rows: jnp.sum(jnp.sin(transformer.step_logits(p, config, rows)[..., 0]) * rows.owned)  # noqa: E731
     step = jax.jit(jax.value_and_grad(loss))
 
-    def seconds(name: str) -> float:
+    def passes(name: str) -> dict[str, float]:
         start = time.process_time()
         for at in range(len(rows[name].tokens)):
             row = jax.tree.map(lambda x, at=at: x[at : at + 1], rows[name])
             jax.block_until_ready(step(params, row))
-        return time.process_time() - start
+        return {"cpu_seconds": time.process_time() - start}
 
     jax.block_until_ready(step(params, jax.tree.map(lambda x: x[:1], rows["trees"])))  # compiles
-    times = [(seconds("trees"), seconds("chains")) for _ in range(args.rounds)]
-    ours, theirs = np.median(times, axis=0)
+    medians = yardsticks.measure(args.rounds, trees=lambda: passes("trees"), chains=lambda: passes("chains"))
+    ours, theirs = (figures["cpu_seconds"] for figures in medians.values())
     counts = {f"{name}_{what}": int(count) for name, packed in rows.items() for what, count in
               (("tokens", yardsticks.real_tokens(packed).sum()), ("cells", packed.tokens.size))}  # fmt: skip
-    yardsticks.report("recurrent_speed", float(ours), float(theirs), unit="processor seconds", rule=rules, **counts,
+    yardsticks.report("recurrent_speed", ours, theirs, unit="processor seconds", rule=rules, **counts,
                       rounds=args.rounds)  # fmt: skip
 
 

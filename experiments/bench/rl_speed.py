@@ -85,17 +85,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         ours = RlSpeed(config, pathlib.Path(folder) / "run", stack)
         asked = request(config, ours.loop, pathlib.Path(folder) / "model", args.batch, args.updates + 1)
-        figures, peers = [], []
-        for number in range(1, args.rounds + 1):
-            figures.append(ours.run(args.updates))
-            print(f"round {number} ours: {figures[-1]}", flush=True)
-            if args.peer:
-                peers.append(yardsticks.peer(HERE / "peer_grpo.py", stdin=json.dumps(asked), environment="grpo"))
-                print(f"round {number} peer: {peers[-1]}", flush=True)
-    middle, other = yardsticks.medians(figures), yardsticks.medians(peers)
+        peer = lambda: yardsticks.peer(HERE / "peer_grpo.py", stdin=json.dumps(asked), environment="grpo")  # noqa: E731
+        middle, other = yardsticks.measure(
+            args.rounds, ours=lambda: ours.run(args.updates), peer=peer if args.peer else None
+        ).values()
+    name = other.pop("peer", None)
     yardsticks.report(
         "rl_speed", 1 / middle["seconds"], 1 / other["seconds"] if other else None, rounds=args.rounds,
-        **middle, **{f"peer_{key}": x for key, x in other.items()}, peer_name=peers[0]["peer"] if peers else None,
+        **middle, **{f"peer_{key}": x for key, x in other.items()}, peer_name=name,
     )  # fmt: skip
 
 

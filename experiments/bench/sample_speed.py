@@ -10,13 +10,15 @@ which say more than the clock does where the machine is shared. Needs the packag
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import json
 import os
-import statistics
 import time
 
 import jax
 
+from experiments.bench import yardsticks
 from jprm.checkpoints import base
 from jprm.methods.decoding.sampler import Sampler, SamplerConfig
 from jprm.methods.formats.gguf import packaged
@@ -88,20 +90,19 @@ def main():
     cases = {"prompts": ([problem(i) for i in range(BATCH)], 1), "samples": ([problem(0)], BATCH)}
     for case in cases.values():
         contenders["ours"](*case, seed=0)  # compiles, which the peer has no need of
-    seconds = {(case, who): [] for case in cases for who in contenders}
-    cpu = {(case, who): [] for case in cases for who in contenders}
-    for seed in range(args.rounds):
-        for case in cases:
-            for who, sample in contenders.items():
-                start = time.perf_counter(), time.process_time()
-                sample(*cases[case], seed=seed)
-                seconds[case, who].append(time.perf_counter() - start[0])
-                cpu[case, who].append(time.process_time() - start[1])
-                print(f"{case} {who}: {seconds[case, who][-1]:.2f} s, CPU {cpu[case, who][-1]:.2f} s", flush=True)
+
+    def timed(case, who, seeds):
+        start = time.perf_counter(), time.process_time()
+        contenders[who](*cases[case], seed=next(seeds))
+        return {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
+
+    pairs = itertools.product(cases, contenders)
+    sides = {f"{case} {who}": functools.partial(timed, case, who, itertools.count()) for case, who in pairs}
+    medians = yardsticks.measure(args.rounds, **sides)
 
     def result(case):
-        speed = {who: BATCH * args.tokens / statistics.median(seconds[case, who]) for who in contenders}
-        work = {f"{who}_cpu_seconds": statistics.median(cpu[case, who]) for who in contenders}
+        speed = {who: BATCH * args.tokens / medians[f"{case} {who}"]["seconds"] for who in contenders}
+        work = {f"{who}_cpu_seconds": medians[f"{case} {who}"]["cpu_seconds"] for who in contenders}
         return speed | {"ratio": speed["ours"] / speed["peer"]} | work
 
     unit = {"unit": "tokens a second", "batch": BATCH, "tokens": args.tokens, "rounds": args.rounds}

@@ -93,7 +93,8 @@ def main() -> None:
         assert theirs["chains"] == sum(len(pool["samples"]) for pool in pools), "not the same chains"
         return theirs
 
-    speeds, theirs = yardsticks.in_turns(args.rounds, lambda: score(prm, pools), peer if script else None)
+    ours = yardsticks.beside_limit(lambda: score(prm, pools))
+    speeds, theirs = yardsticks.measure(args.rounds, ours=ours, peer=peer if script else None).values()
     growth = [{"samples": n, **score(prm, subset)} for n, subset in fewer.items()]
     yardsticks.report(
         "score_speed", speeds.pop("chains_per_s"), theirs.get("chains_per_s"), unit="chains a second",

@@ -19,7 +19,6 @@ import collections
 import json
 import pathlib
 import random
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -113,15 +112,14 @@ def main() -> None:
     problem, by_depth = texts(args.data)
     policy, prm = Texts(by_depth), made_up_prm()
     ours = lambda: run(prm, problem, policy, args.beams, args.steps)  # noqa: E731
-    seconds, trees = ours()  # compiles
-    seconds = [ours()[0] for _ in range(args.rounds)]
+    _, trees = ours()  # compiles
+    median = yardsticks.measure(args.rounds, ours=lambda: {"seconds": ours()[0]})["ours"]["seconds"]
     whole = [sum(map(len, chains)) for chains in trees.rounds]
     assert len(whole) == args.steps and {len(chains) for chains in trees.rounds} == {args.beams}
     peer = {"seconds": None, "cells": None}
     if script:
         request = json.dumps({"rounds": trees.rounds, "bench": str(script.parent)})
         peer = yardsticks.peer(pathlib.Path(__file__).with_name("peer_search.py"), stdin=request)
-    median = statistics.median(seconds)
     yardsticks.report(
         "search_speed", trees.tokens / trees.new, sum(whole) / trees.new, unit="PRM tokens computed for a new token",
         new_tokens=trees.new, tokens=trees.tokens, cells=trees.cells, peer_tokens=sum(whole), peer_cells=peer["cells"],

@@ -140,7 +140,8 @@ def main() -> None:
         assert speed["rated_completions"] == whole["rated_completions"], "not the same data"
         return speed
 
-    speeds, theirs = yardsticks.in_turns(args.rounds, lambda: ours.run(args.steps), peer if script else None)
+    step = yardsticks.beside_limit(lambda: ours.run(args.steps))
+    speeds, theirs = yardsticks.measure(args.rounds, ours=step, peer=peer if script else None).values()
     yardsticks.report(
         "train_speed", speeds.pop("labels_per_s"), theirs.get("labels_per_s"), unit="rated completions a second",
         **speeds, peer_tokens_per_s=theirs.get("real_tokens_per_s"), temporary_bytes=ours.temporary_bytes,

@@ -9,6 +9,7 @@ folder of data. An environment is made when it is first needed, which takes minu
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -86,29 +87,34 @@ def matmul_limit(seconds: float = 1.5) -> float:
     return fastest
 
 
-def in_turns(
-    rounds: int, ours: Callable[[], dict[str, float]], peer: Callable[[], dict[str, Any]] | None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the medians of both functions' figures, measured in turns, round by round; {} without a peer.
+def measure(rounds: int, **sides: Callable[[], dict[str, Any]] | None) -> dict[str, dict[str, Any]]:
+    """Returns the medians of every side's numbers, measured in turns, round by round; {} of a side that is None.
 
-    Ours include the machine's limit before each round, and `flops_per_s` as a fraction of it.
+    What is no number, such as the name of a peer, is that of the first round.
     """
-    figures: list[dict[str, float]] = []
-    peers: list[dict[str, Any]] = []
-    for number in range(rounds):
+    figures: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    for number, (side, run) in itertools.product(range(1, rounds + 1), sides.items()):
+        if run is not None:
+            figures[side].append(run())
+            print(f"round {number} {side}: {figures[side][-1]}", flush=True)
+    return {
+        side: {
+            key: statistics.median(row[key] for row in rows) if isinstance(value, int | float) else value
+            for key, value in (rows[0] if rows else {}).items()
+        }
+        for side, rows in figures.items()
+    }
+
+
+def beside_limit(run: Callable[[], dict[str, float]]) -> Callable[[], dict[str, float]]:
+    """Returns `run` with the machine's limit, measured before it, and its `flops_per_s` as a fraction of the limit."""
+
+    def measured() -> dict[str, float]:
         limit = matmul_limit()
-        row = ours()
-        figures.append(row | {"limit_flops_per_s": limit, "limit_share": row["flops_per_s"] / limit})
-        print(f"round {number + 1} ours: {figures[-1]}", flush=True)
-        if peer:
-            peers.append(peer())
-            print(f"round {number + 1} peer: {peers[-1]}", flush=True)
-    return medians(figures), medians(peers)
+        row = run()
+        return row | {"limit_flops_per_s": limit, "limit_share": row["flops_per_s"] / limit}
 
-
-def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
-    numbers = [key for key, value in rows[0].items() if isinstance(value, int | float)] if rows else []
-    return {key: statistics.median(row[key] for row in rows) for key in numbers}
+    return measured
 
 
 def peer_python(environment: str = "prm") -> str:
