@@ -1,5 +1,7 @@
 """Qwen2.5-Math-7B on PRM800K on one GPU: LoRA and head on a base stored in 4 bits (QLoRA).
 
+    jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \
+      --set human_written=unlabelled control_questions=drop
     export JPRM_BASE=hf://Qwen/Qwen2.5-Math-7B@main JPRM_PREPARED=data/prm800k
     jprm plan experiments/qwen2p5_math_7b_one_gpu.py --topology h100-1
     jprm train experiments/qwen2p5_math_7b_one_gpu.py --workdir runs/qwen2p5_math_7b_one_gpu

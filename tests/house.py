@@ -1,6 +1,6 @@
 """What a reader of jprm carries: lines of each storey, modules that one other imports, and the code on four ways.
 
-    python tests/house.py                # lines and modules
+    python tests/house.py                # lines and modules, names that say nothing, classes of one name
     python tests/house.py train          # what `jprm train experiments/tiny.py` enters in two steps
     python tests/house.py score RUN      # what `jprm score` of examples/tiny_chain.jsonl by a run enters
     python tests/house.py request RUN    # what a server with this run enters for one POST to /v1/score
@@ -29,6 +29,9 @@ PACKAGE = f"{REPOSITORY / 'jprm'}/"
 FROZEN = 12_976
 """Lines of the core and `io/` together: nothing enters them unless as much leaves."""
 
+EMPTY = {"each", "found", "given", "made", "of", "one", "own", "some", "there"}
+"""Names that do not say what a variable, a parameter or a function is."""
+
 
 def main() -> None:
     sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
@@ -52,11 +55,23 @@ def print_storeys() -> None:
     print(f"{sum(len(text.split()) for text in pages):7,} words in {len(pages):3} pages  docs")
     frozen = sum(lines[name] for name in MODULES if storey(name) in ("core", "io"))
     print(f"{frozen:7,} lines of the core and io, frozen at {FROZEN:,}")
+    nodes = [(name, node) for name, file in MODULES.items() for node in ast.walk(ast.parse(file.read_text("utf-8")))]
+    empty = [(name, node) for name, node in nodes if bound_name(node) in EMPTY]
+    print(f"{len(empty)} names that say nothing:", *(f"{name}:{node.lineno}" for name, node in empty))
+    classes = collections.Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
+    print("classes of one name:", ", ".join(name for name, count in classes.items() if count > 1) or "none")
     importers = {name: [other for other, used in edges().items() if name in used] for name in MODULES}
     alone = {name: by[0] for name, by in importers.items() if len(by) == 1}
     print(f"{len(alone)} modules that one other imports:")
     for name, other in alone.items():
         print(f"  {lines[name]:4} lines  {name} by {other}")
+
+
+def bound_name(node: ast.AST) -> str:
+    """Returns the name that a node gives to something; "" for other nodes."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else node.name if isinstance(node, ast.FunctionDef) else ""
 
 
 def print_way(way: str, *run: str) -> None:

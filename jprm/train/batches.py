@@ -73,7 +73,7 @@ def _batches(
         return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=True)
     if len(sources) > 1 and config.mixture and not once:
         seeded = [dataclasses.replace(pipeline, seed=config.seed + i) for i in range(len(sources))]
-        endless = [_epoch(source, own).repeat() for source, own in zip(sources, seeded, strict=True)]
+        endless = [_epoch(source, settings).repeat() for source, settings in zip(sources, seeded, strict=True)]
         return rows_of(_mixed(endless, config.mixture).batch(config.window, batch_fn=list), pipeline)
     return counted_batches(_joined(sources), pipeline)
 
@@ -105,8 +105,8 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
     if empty := [file for file, records in loaded.items() if not len(records)]:
         raise ValueError(f"{empty[0]}: holds no record; there is nothing to train on")
     parts = [[file] for file in files] if config.mixture and len(config.mixture) == len(files) else [list(files)]
-    made = functools.partial(tokens_of, experiment=experiment, layout=layout)
-    sources = [_joined([loaded[file] for file in part]).map(made) for part in parts]
+    tokenise_tree = functools.partial(tokens_of, experiment=experiment, layout=layout)
+    sources = [_joined([loaded[file] for file in part]).map(tokenise_tree) for part in parts]
     if not config.cache:
         return list(sources)
     return [_cached(experiment, source, part, layout) for source, part in zip(sources, parts, strict=True)]

@@ -182,9 +182,9 @@ def programs(
         tokens = problems * config.samples * config.tokens  # every chain in a row of its own
         times = -(-tokens // (width.size * prm.data.tokens))
         runs["scoring"] = PlannedProgram(function, scored, held(scored[0]), times, width, host)
-    for name, (function, given, times) in _sampling(config, copied, sampler_model, sampler_mesh, problems).items():
+    for name, (function, inputs, times) in _sampling(config, copied, sampler_model, sampler_mesh, problems).items():
         unused = held(copied.get("head", {})) if name == "prefill" else 0.0  # the compiler is not given it
-        runs[name] = PlannedProgram(function, given, resident["sampler"] - unused, times, sampler_mesh, host)
+        runs[name] = PlannedProgram(function, inputs, resident["sampler"] - unused, times, sampler_mesh, host)
     # The old copy goes before the new one is made. Where nodes split the parameters, a layer comes from all of them.
     group, index = sampler.layer_places(model)[0]
     stack = {role: learnt["decoder"][f"layers_{group}"][role] for role in index}

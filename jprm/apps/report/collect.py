@@ -193,13 +193,13 @@ def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str
 def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns items with `w`, whether a step is labelled incorrect or, where no step has a label, the answer is (or
     null), and by model with what they rank by in `ORDERS`, `k`."""
-    made = []
+    with_keys = []
     for item in items:
         labels = [label for label in item["l"] if label is not None]
         wrong = min(labels) < 0.5 if labels else None if item["o"] is None else not item["o"]
         told: dict[str, Any] = {**item, "w": wrong}
-        made.append(told | {"k": [[round(key(told, m), 4) for key in ORDERS] for m in range(len(item["c"]))]})
-    return made
+        with_keys.append(told | {"k": [[round(key(told, m), 4) for key in ORDERS] for m in range(len(item["c"]))]})
+    return with_keys
 
 
 def _convincing(item: Mapping[str, Any], m: int) -> float:
