@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 from refusing import refused
-from test_attention import arrays_of, by_rule, close
-from test_kernel import KERNEL, long_rows
+from test_attention import KERNEL, arrays_of, by_rule, close, long_rows
 from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET
 from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, placed, random_tree

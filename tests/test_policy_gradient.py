@@ -1,8 +1,4 @@
-"""Policy gradients on trees against naive sums over sequences, and against the gradient of an expectation.
-
-There are four tokens, of which 0 ends a text and 3 is the prompt, and texts have two tokens at most: all 13 can be
-enumerated. Where the transformer does not matter, a table of hidden states stands in, which compiles in no time.
-"""
+"""Objectives of a policy: gradients over trees of samples, groups, and preferences."""
 
 import dataclasses
 import functools
@@ -16,10 +12,11 @@ from refusing import refused
 from tiny import TINY, chain_rows, filled, optimised, params, placed
 
 from jprm.experiment import ObjectiveConfig, TargetConfig
+from jprm.methods.implicit import Implicit
 from jprm.methods.rl import credit, policy_gradient
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.policy_gradient import PolicyGradient
-from jprm.methods.rl.samples import Rollout, group_tree
+from jprm.methods.rl.samples import EXTRAS, Alternatives, Rollout, group_tree, of_chains, of_steps, preference_trees
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.objectives import Mean, means
@@ -319,3 +316,223 @@ def test_what_does_not_fit_is_refused():
     refused(ValueError, "kl=0.1", PolicyGradient(kl=0.1).check, dataclasses.replace(TASK, reference=False))
     rows = dataclasses.replace(tree_rows(32), extras={})
     refused(ValueError, "penalty", PolicyGradient(), {"model": MODEL}, rows, TASK)
+
+
+# ---- Groups of samples as trees: every slot has the sums of the samples through it.
+
+
+TWO_IDS = [9, 8]
+
+
+def sample(rng, longest=6):
+    """A trajectory over two letters, so that prefixes and whole samples repeat; 0 ends it. One model sampled it."""
+    ids = rng.integers(1, 3, rng.integers(0, longest)).tolist() + [0]
+    old = [-1.0 - 0.1 * (sum(ids[:t]) % 7) - 0.3 * token for t, token in enumerate(ids)]
+    return Rollout(tuple(ids), np.array(old, np.float32), (), (), True)
+
+
+def group(seed, count=12, **changes):
+    rng = np.random.default_rng(seed)
+    samples = [sample(rng, **changes) for _ in range(count)]
+    advantage = [rng.normal(size=len(sample.ids)) for sample in samples]
+    weight = [rng.uniform(size=len(sample.ids)) for sample in samples]
+    return samples, advantage, weight
+
+
+def sums(samples, advantage, weight):
+    """Of every prefix that a sample has: the numbers of its last token."""
+    sums_of = {}
+    for sample, advantage_T, weight_T in zip(samples, advantage, weight, strict=True):
+        for t in range(len(sample.ids)):
+            nothing = {"old": sample.log_probability_T[t], **dict.fromkeys(("gain", "penalty", "count", "weight"), 0)}
+            values = sums_of.setdefault(sample.ids[: t + 1], nothing)
+            values["gain"] += max(advantage_T[t], 0)
+            values["penalty"] += min(advantage_T[t], 0)
+            values["count"] += 1
+            values["weight"] += weight_T[t]
+    return sums_of
+
+
+def prefixes(rows, row, slot):
+    """The ids of a slot's sample up to its token, by the slots' parents."""
+    ids = ()
+    while slot >= 0:
+        ids = (int(rows.label[row, slot]), *ids)
+        slot = rows.parent[row, slot]
+    return ids
+
+
+@pytest.mark.parametrize("tokens", [64, 12])
+@pytest.mark.parametrize("seed", range(3))
+def test_slots_have_the_sums_of_their_samples(seed, tokens):
+    samples, advantage, weight = group(seed)
+    assert len({sample.ids for sample in samples}) < len(samples)  # there are duplicates
+    packed = pack([group_tree("p", TWO_IDS, samples, advantage, weight)], tokens, 64, too_long="error")
+    rows, wanted = packed.rows, sums(samples, advantage, weight)
+    assert (len(rows.tokens) > 1) == (tokens == 12)
+    for row, slot in zip(*np.nonzero(rows.owned), strict=True):
+        ids = prefixes(rows, row, slot)
+        actual = {key: rows.extras[key][row, slot] for key in EXTRAS} | {"weight": rows.weight[row, slot]}
+        assert actual == pytest.approx(wanted.pop(ids), rel=1e-6)
+        before, end = ids[:-1], rows.step_end[row, slot]
+        assert rows.tokens[row, end] == (before[-1] if before else TWO_IDS[-1])
+        assert rows.position[row, end] == len(TWO_IDS) + len(before) - 1
+    assert not wanted
+
+
+def test_weights_count_samples_by_default():
+    samples, advantage, _ = group(0)
+    tree = group_tree("p", TWO_IDS, samples, advantage)
+    np.testing.assert_array_equal(tree.weight_M, tree.extras["count"])
+    assert tree.weight_M.sum() == sum(len(sample.ids) for sample in samples)
+    assert tuple(tree.extras) == EXTRAS
+
+
+def test_a_truncated_sample_may_begin_another():
+    whole = sample(np.random.default_rng(3), longest=2)
+    longer = Rollout((1, 2, 1, 0), np.full(4, -1, np.float32), (), (), True)
+    cut = dataclasses.replace(longer, ids=(1, 2), log_probability_T=np.full(2, -1, np.float32), ended=False)
+    tree = group_tree("p", TWO_IDS, [longer, cut, whole], [np.ones(4), -np.ones(2), np.zeros(len(whole.ids))])
+    rows = pack([tree], 16, 16, too_long="error").rows
+    by_prefix = {prefixes(rows, 0, s): s for s in range(16) if rows.owned[0, s]}
+    both, single = by_prefix[1, 2], by_prefix[1, 2, 1]
+    assert (rows.extras["gain"][0, both], rows.extras["penalty"][0, both]) == (1, -1)
+    assert (rows.extras["gain"][0, single], rows.extras["penalty"][0, single]) == (1, 0)
+
+
+def test_a_group_that_means_nothing_is_refused():
+    samples, advantage, weight = group(0)
+    none = Rollout((), np.zeros(0, np.float32), (), (), False)
+    other = dataclasses.replace(samples[0], log_probability_T=samples[0].log_probability_T - 3)
+    for arguments, message in [
+        ((TWO_IDS, [], []), "sample"),
+        ((TWO_IDS, [none], [np.zeros(0)]), "samples"),
+        (([], samples, advantage), "a prompt"),
+        ((TWO_IDS, samples, [x[1:] for x in advantage]), "advantages"),
+        ((TWO_IDS, samples, advantage, weight[1:]), "weights"),
+        ((TWO_IDS, samples, [x * np.nan for x in advantage]), "advantages"),
+        ((TWO_IDS, [samples[0], other], [advantage[0]] * 2), "1.50"),
+    ]:
+        refused(ValueError, message, group_tree, "p", *arguments)
+
+
+# ---- DPO and Step-DPO on trees against loops over pairs of sequences.
+
+
+PREFERENCE = ObjectiveConfig(SMALL, TargetConfig("correctness", "none", "keep"), reference=True, supervise="outcome")
+BETA = 0.3
+LONGEST = 6
+
+
+def sampled(seed, count=12):
+    """Samples of up to three steps of one or two tokens, of which many begin alike, and rewards."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for _ in range(count):
+        sizes = rng.integers(1, 3, rng.integers(0, 4))
+        ids = (*rng.integers(1, 3, sizes.sum()).tolist(), 0)
+        stops = tuple(np.cumsum(sizes).tolist())
+        stops = (*stops[:-1], len(ids)) if stops else ()
+        samples.append(Rollout(ids, np.zeros(len(ids), np.float32), stops, ("x",) * len(stops), True))
+    return samples, rng.integers(0, 2, count).astype(float)
+
+
+def pairs_of_chains(samples, reward):
+    """(right, wrong) as whole texts and the number of tokens before what is compared."""
+    both = itertools.product(range(len(samples)), repeat=2)
+    return [(samples[i].ids, samples[j].ids, 0) for i, j in both if reward[i] == 1 and reward[j] == 0]
+
+
+def pairs_of_steps(samples, reward):
+    """By brute force: all pairs of different steps after equal steps; a step is right if a sample through it is."""
+    paths = []
+    for sample in samples:
+        stops = sample.step_stop or (len(sample.ids),)
+        paths.append([sample.ids[a:b] for a, b in zip((0, *stops), stops, strict=False)])
+
+    def reached(path):
+        return any(texts[: len(path)] == path and right for texts, right in zip(paths, reward, strict=True))
+
+    steps = {tuple(path[: n + 1]) for path in paths for n in range(len(path))}
+    pairs = []
+    for a, b in itertools.product(steps, repeat=2):
+        if a[:-1] == b[:-1] and reached(list(a)) and not reached(list(b)):
+            texts = (tuple(itertools.chain(*x)) for x in (a, b))
+            pairs.append((*texts, sum(map(len, a[:-1]))))
+    return pairs
+
+
+def naive_preference(model, reference, pairs):
+    """The sum over pairs of -log sigmoid of the difference of log ratios, every text in a row of its own."""
+    texts = sorted({text for pair in pairs for text in pair[:2]})
+    rows = jax.tree.map(jnp.asarray, chain_rows([[*PROMPT, *text] for text in texts], len(PROMPT) + 8))
+    target = np.array([[*text, *[0] * (8 - len(text))] for text in texts])
+
+    def log_probabilities(params):
+        x_GTD = transformer.hidden(params, SMALL, rows)[:, len(PROMPT) - 1 : -1]
+        log_GTV = jax.nn.log_softmax(transformer.head_logits(params, SMALL, x_GTD))
+        return jnp.take_along_axis(log_GTV, target[..., None], axis=-1)[..., 0]
+
+    ratio = log_probabilities(model) - log_probabilities(reference)
+    loss = 0.0
+    for right, wrong, begin in pairs:
+        a, b = (BETA * jnp.sum(ratio[texts.index(text), begin : len(text)]) for text in (right, wrong))
+        loss -= jax.nn.log_sigmoid(a - b)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "pairs_of"), [(of_chains, pairs_of_chains), (of_steps, pairs_of_steps)], ids=["dpo", "step_dpo"]
+)
+def test_trees_of_preferences_are_loops_over_pairs(alternatives, pairs_of):
+    samples, reward = sampled(1)
+    pairs = pairs_of(samples, reward)
+    assert len(pairs) > 5
+    wanted = jax.jit(jax.value_and_grad(lambda model: naive_preference(model, REFERENCE, pairs)))(MODEL)
+    assert largest(wanted[1]) > 0.1
+    for tokens in (32, 16):  # 16: sides are halved
+        trees = [t for pair in alternatives(PROMPT, samples, reward) for t in preference_trees("p", pair, tokens)]
+        rows = filled(pack(trees, tokens, 16, too_long="error").rows, 24)
+        loss, count, metrics, gradient = evaluated(Implicit(BETA, "dpo"), rows, task=PREFERENCE)
+        assert count == len(pairs) and metrics["pair_accuracy"] <= count
+        close((loss, gradient), wanted)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_right_continuation_meets_every_wrong_one_once(seed):
+    samples, reward = sampled(seed, 20)
+    for pair in (*of_chains(PROMPT, samples, reward), *of_steps(PROMPT, samples, reward)):
+        met, least = [], len(pair.prefix) + 2 * LONGEST + 2
+        for tree in preference_trees("p", pair, least):
+            assert len(tree.tokens_N) <= least and tree.problem == len(pair.prefix)
+            packed = pack([tree], least, 64, too_long="error")
+            assert packed.report.rows == 1 and packed.report.pairs_lost == 0
+            right = tree.label_M == 1
+            met += [(r, w) for r in texts(tree, right) for w in texts(tree, ~right)]
+        assert sorted(met) == sorted(itertools.product(pair.right, pair.wrong))
+
+
+def texts(tree, some_M):
+    """The continuations that end at these slots."""
+    ids_read = []
+    for run in tree.run_M[some_M].tolist():
+        ids = []
+        while run > 0:
+            begin = tree.start_R[run]
+            ids = tree.tokens_N[begin : begin + tree.length_R[run]].tolist() + ids
+            run = tree.parent_R[run]
+        ids_read.append(tuple(ids))
+    return ids_read
+
+
+def test_there_is_nothing_to_learn_where_all_are_right_or_a_pair_does_not_fit():
+    assert list(preference_trees("p", Alternatives((1,), [(2,)], []), 9)) == []
+    (tree,) = preference_trees("p", Alternatives((1,), [(2, 2)], [(3, 3)]), 4)
+    assert len(tree.tokens_N) == 5  # the packer splits it, and the loop refuses such rows before it begins
+
+
+def test_dpo_refuses_an_attention_with_one_chain_a_row():
+    model = dataclasses.replace(SMALL, attention="test_attention:MINE")
+    refused(
+        ValueError, "'test_attention:MINE'", Implicit(loss="dpo").check, dataclasses.replace(PREFERENCE, model=model)
+    )
