@@ -434,7 +434,7 @@ def _unfit(value: Any, where: str) -> Iterator[tuple[str, str]]:
         if not math.isfinite(value):
             yield where, f"is {value}, which JSON cannot hold"
     elif not (value is None or isinstance(value, int)):
-        yield where, f"is of type {type(value).__name__}, which JSON has not: convert it to numbers, lists or texts"
+        yield where, f"is of type {type(value).__name__}, which JSON lacks: convert it to numbers, lists or texts"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -242,7 +242,7 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Gives the folder free."""
+        """Gives the folder up."""
         self._ended.set()
         if self._beating is not None:
             self._beating.join()

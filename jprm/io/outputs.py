@@ -55,7 +55,7 @@ def check_input(path: str | os.PathLike) -> None:
 
 
 def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
-    """Refuses, before any work, a file to be written that is there as something else than a file, or is an input.
+    """Refuses, before any work, an output that exists as something else than a file, or is an input.
 
     Raises:
       ValueError: a symbolic link, a device, a pipe, a folder, or one of `inputs` under this or another name.
@@ -67,7 +67,7 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 
 
 def finish(part: Growing, output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Gives a part that is whole its name. Raises ValueError where the request's input has changed meanwhile."""
+    """Renames a part that is whole. Raises ValueError where the request's input has changed meanwhile."""
     check_unchanged(request, f"Remove {part.name} and run the command again")
     check_own(output, request)
     part.become(path_of(output))

@@ -481,7 +481,7 @@ class Growing:
         return iter(self._file)
 
     def become(self, output: Place) -> None:
-        """Gives the file, which is whole, its name."""
+        """Renames the file, which is whole, to its own name."""
         self._file.flush()
         os.replace(self.name, output)
 

@@ -54,7 +54,7 @@ class Scale:
         return (1 + score) / 2 if self.weight == "half" else score
 
     def fractions(self, score: Any, where: str) -> Any:
-        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, for a score that this scale has not."""
+        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, for a score outside this scale."""
         weight = self.weights(score)
         if (wrong := ~((weight >= 0) & (weight <= 1))).any():
             outside = float(score[wrong.argmax()])

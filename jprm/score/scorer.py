@@ -592,7 +592,7 @@ class Speed:
 
 
 class _Thread(concurrent.futures.ThreadPoolExecutor):
-    """A thread that a block waits for, but not where the interpreter closes a generator as it ends: it is gone then."""
+    """A thread that a block waits for, unless a generator is closed as the interpreter exits: it is gone by then."""
 
     _ending = staticmethod(sys.is_finalizing)  # the module's names are gone too
 

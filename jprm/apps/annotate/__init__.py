@@ -19,7 +19,7 @@ Written = Literal["positive", "unlabelled"]
 
 @dataclasses.dataclass(frozen=True)
 class StudyConfig:
-    """What is labelled how often.
+    """How often each kind of task is labelled.
 
     Attributes:
       annotators: Names of the annotators, of letters, digits, dots, dashes and underscores. Later calls may add some.

@@ -115,7 +115,7 @@ def make_app(
 
 
 def key_of_annotator(key: str, annotator: str) -> str:
-    """Returns an annotator's own key, which the server's key gives and which does not give it away."""
+    """Returns an annotator's own key, made of the server's key, which it does not give away."""
     return hmac.new(key.encode(), f"annotator {annotator}".encode(), "sha256").hexdigest()[:32]
 
 

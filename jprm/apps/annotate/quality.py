@@ -116,7 +116,7 @@ def _steps(pair: Sequence[Task]) -> list[list[int]]:
 
 
 def _apart(tasks: Tasks, pair: Sequence[Task]) -> dict[str, Any] | None:
-    """Returns on what annotators differ: a chain's first error, or which of a tree's steps that they rated is wrong."""
+    """Returns what annotators differ on: a chain's first error, or which of a tree's steps that they rated is wrong."""
     index, tree = pair[0].index, tasks.tree(pair[0])
     if ends_at_error(tree):
         errors = {task.annotator: task.error for task in pair}

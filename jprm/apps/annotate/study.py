@@ -296,7 +296,7 @@ def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, 
 
 
 class LogFailed(OSError):
-    """The disk took an event neither back nor for certain: only a restart, which reads the file anew, can tell."""
+    """Whether the disk holds an event is not known: only a restart, which reads the file again, can tell."""
 
 
 class EventLog:
@@ -386,7 +386,7 @@ def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = 
     others take its place (`fill`), drawn from what is left. Equal trees count once. `scale` says what scores mean: they
     are compared with labels as fractions.
 
-    Raises ValueError where a tree has no scores, or one that the scale has not.
+    Raises ValueError where a tree has no scores, or one outside the scale.
     """
     left = list({(tree.problem, *map(_said, tree.nodes)): tree for tree in trees}.values())
     rated = {id(tree): rated_tree(tree) for tree in left}

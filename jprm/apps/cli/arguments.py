@@ -281,7 +281,7 @@ def built(config: type, options: Any, **more: Any) -> Any:
 
 
 def check_outputs(options: Any) -> None:
-    """Refuses options whose output files are no files, or others of their paths (`check_output`)."""
+    """Refuses outputs that are not files, or that are another option's path (`check_output`)."""
     paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
     for name in {"output", "to", "rollouts", "critiques"} & paths.keys():
         if paths[name] == (None,):
@@ -297,7 +297,7 @@ def print_counts(counts: Mapping[str, Any], path: Path) -> None:
 
 @contextlib.contextmanager
 def run_of(distributed: str | None) -> Iterator[None]:
-    """Joins the processes of a run. One that SIGTERM stops ends as a process that the signal had ended."""
+    """Joins the processes of a run. One that SIGTERM stops exits as if the signal had killed it."""
     from jprm import multihost
     from jprm.train import Stopped
 
@@ -311,7 +311,7 @@ def run_of(distributed: str | None) -> Iterator[None]:
 
 
 def one_scorer(command: str, model: str | None, judge: Path | None) -> None:
-    """Refuses no scorer or two."""
+    """Raises ValueError unless there is exactly one scorer."""
     if (model is None) == (judge is None):
         raise ValueError(f"{command}: give --model DIR or --judge P.json, one of the two")
 

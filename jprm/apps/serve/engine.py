@@ -108,7 +108,7 @@ class Programs:
 
     @property
     def row(self) -> int | None:
-        """The longest row of which it and all shorter ones are compiled; None where `lengths` is empty."""
+        """The longest row that is compiled with all shorter ones; None where `lengths` is empty."""
         row = self.lengths[0] if self.lengths else None
         for tokens in self.lengths:
             if tokens not in self.seconds:
@@ -196,7 +196,7 @@ class Engine:
         threading.Thread(target=work, name=f"jprm {self.name} compiling", daemon=True).start()
 
     def unready(self) -> str:
-        """Returns why nothing can be scored, "" where something can. Has a device that failed tried again."""
+        """Returns why nothing can be scored, "" where something can. Tries a device that failed again."""
         if self.programs.lengths and not self.programs.seconds:
             return next(iter(self.programs.failed.values()), "nothing is compiled yet")
         if not self._closed and not all(thread.is_alive() for thread in self._threads):
@@ -490,7 +490,7 @@ class Engine:
             at += len(job.trees)
 
     def _try(self) -> None:
-        """Scores a chain of nobody's, and notes whether the device can. What fails for all must not look ready."""
+        """Scores a chain that nobody sent, and notes whether the device can: one that fails must not look ready."""
         try:
             self._outputs(self.prm.prepare([chain_tree("1 + 1", ["2"])], self.programs.row))
             self.failure = ""
@@ -554,7 +554,7 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 
 
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
-    """Returns one tree for trees of one problem, equal steps after equal steps once, and the node of each of theirs."""
+    """Returns the trees of one problem as one, equal steps after equal steps once, and the node there of each step."""
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}
     places: list[int] = []

@@ -125,7 +125,7 @@ def judges_of(judge: Judge | Rubric) -> dict[str, Judge]:
 
 
 def _in_pieces(judge: Any, work: Work) -> Any:
-    """Returns the judge, whose policy looks between pieces whether somebody waits."""
+    """Returns the judge, with a policy that looks between pieces whether anybody still waits."""
     if isinstance(judge, Rubric):
         pieces = {name: _in_pieces(of_criterion, work) for name, of_criterion in judge.judges.items()}
         return dataclasses.replace(judge, judges=pieces)

@@ -15,7 +15,7 @@ from jprm.tree import SEMANTICS
 def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one trial of tau-bench (Yao et al. 2024, arXiv 2406.12045), its reward as the outcome.
 
-    The problem is the task's instruction, which the simulated user has and the agent has not: trials of one task belong
+    The problem is the task's instruction, which the simulated user knows, not the agent: trials of one task belong
     together. `task_id`, `trial` and `info` stay. The file has no schemas of the tools.
     """
     said = enumerate(take(item, "traj", list, where))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """A way of labelling steps of one's own: `jprm label FILE.py:NAME`.
+    """Your own way of labelling steps: `jprm label FILE.py:NAME`.
 
     Attributes:
       labels: A tree to a label for every node, None for a step of which nothing is known.

@@ -266,7 +266,7 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if dtype == np.float16 and np.isinf(cast).any() and np.isfinite(array).all():
-        raise ValueError(f"tensor {name} holds {np.abs(array).max():.6g}, which float16 has not; use --dtype bfloat16")
+        raise ValueError(f"tensor {name} holds {np.abs(array).max():.6g}, beyond float16; use --dtype bfloat16")
     return cast
 
 
