@@ -111,7 +111,7 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
 
 
 def _with_thoughts(text: str, fields: Mapping[str, Any], where: str, prefix: str) -> str:
-    """Returns the text after the thoughts in the fields, in the tags that `jprm.steps` knows; the text where none."""
+    """Returns the text after the thoughts in the fields, in the tags that `jprm.steps` knows."""
     thoughts, _ = split_thoughts(fields, where, prefix)
     if not thoughts:
         return text

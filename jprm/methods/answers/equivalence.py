@@ -357,7 +357,7 @@ def _unworded(text: str) -> str:
 
 
 def _chains(text: str, other: str, same: Same) -> bool | None:
-    """Compares what holds equations of numbers, 72 = 8 * 9: all sides must be equal."""
+    """Compares answers that are equations of numbers, 72 = 8 * 9: all sides must be equal."""
     if "=" not in other or "=" in text or re.search(r"[<>]|\\[lgn]eq|\\begin", other):
         return None
     if m := _TURNED_NAME.fullmatch(other):
@@ -379,7 +379,7 @@ def _rounded(text: str, other: str, same: Same) -> bool | None:
 
 
 def _names(text: str, other: str, same: Same) -> bool | None:
-    """Compares `x = 5` with 5: one may name what it is the value of."""
+    """Compares `x = 5` with 5: one of them may name the quantity."""
     if text[:1] + other[:1] != "((" and "(" in (text[:1], other[:1]):  # the point A(1,2)
         text, other = _LETTERED.sub("", text), _LETTERED.sub("", other)
         if text[:1] + other[:1] == "((":

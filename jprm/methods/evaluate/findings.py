@@ -42,7 +42,7 @@ def findings_of(results: Mapping[str, Any], benchmarks: Benchmarks) -> list[list
 
 
 def compared(difference: Mapping[str, Any], baseline: str) -> str:
-    """Returns `better than a coin: +3.1 points [0.2, 6.4]`; whether it is told apart is by the interval."""
+    """Returns `better than a coin: +3.1 points [0.2, 6.4]`; the interval says whether the two are told apart."""
     return f"{SAID[decided(difference)][1]} {baseline}: {points(difference)}"
 
 

@@ -33,7 +33,7 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 
 
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
-    """Returns a figure less that of the `baseline` that has most of it, paired, as JSON."""
+    """Returns a figure less that of its best `baseline`, paired, as JSON."""
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
     return difference(drawn, baselines[best]).json() | {"baseline": best}
 

@@ -134,7 +134,7 @@ def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, thres
 
 
 def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scores], seed: int) -> dict[str, Any]:
-    """Returns AUROC and alternatives less those of the `baseline` that has most of each, paired."""
+    """Returns AUROC and alternatives less those of the best `baseline` of each, paired."""
     _, right_N, problem_N = _labelled_steps(trees, scores)
 
     def area(scores: Scores) -> Draws:

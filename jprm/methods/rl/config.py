@@ -253,7 +253,7 @@ class RLExperiment:
             raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
 
     def _check_sampling_hosts(self) -> None:
-        """Raises ValueError for what hosts that sample apart do not go with."""
+        """Raises ValueError for settings that do not go with hosts that only sample."""
         reason = ""
         if self.sampling_hosts < 0:
             reason = "must not be below 0"
@@ -269,7 +269,7 @@ class RLExperiment:
             raise ValueError(f"sampling_hosts={self.sampling_hosts}: {reason}")
 
     def _check_environment(self, of_sequences: bool) -> None:
-        """Raises ValueError for what episodes do not go with."""
+        """Raises ValueError for settings that do not go with episodes."""
         reason = ""
         if self.method not in ("policy_gradient", "rejection"):
             reason = f"method={self.method!r} takes whole texts of the policy; use policy_gradient or rejection"

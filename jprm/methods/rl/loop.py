@@ -76,7 +76,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
 
 
 def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Does in the processes that learn what `train` does."""
+    """Does the work of `train` in the processes that learn."""
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
     multihost.first(claim_rl, workdir, config)
     with (
@@ -110,7 +110,7 @@ class Loop:
         self.samples = self._open_samples(self._name(int(trainer.state.step)))
 
     def _open_samples(self, name: str) -> Samples:
-        """Returns whom the experiment has sample, with the policy `name`'s parameters."""
+        """Returns what draws the experiment's samples, with the parameters of the policy `name`."""
         config, trainer, ahead, lengths = self.config, self.trainer, self.progress.ahead, self.progress.lengths
         model, tokenizer = trainer.experiment.model, trainer.tokenizer
         if config.sampling_hosts:
