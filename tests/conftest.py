@@ -50,11 +50,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 jax.config.update("jax_num_cpu_devices", 8)
 
 LONG = (
-    "extending", "experiments", "rl_loop", "huggingface", "deltanet", "objectives_contract", "processes", "layers_tpu",
-    "loop", "model", "policy_gradient", "attention", "experts", "sharding", "objectives_study", "tpu", "real_models",
-    "trainer", "named_outputs", "acting", "survive", "trajectories_page", "export", "objective_values", "adapters",
-    "tutorial", "trajectory_model", "sampler", "chains", "decode", "outcome_models", "diagnostics", "report_table",
-    "plan", "rl_turns", "pack", "python_steps", "readers", "step_layer",
+    "extending", "experiments", "rl_loop", "huggingface", "deltanet", "objectives_contract", "processes", "tpu", "loop",
+    "model", "policy_gradient", "attention", "sharding", "objectives_study", "real_models", "trainer", "named_outputs",
+    "acting", "survive", "trajectories_page", "export", "objective_values", "adapters", "tutorial", "trajectory_model",
+    "sampler", "chains", "decode", "outcome_models", "diagnostics", "report_table", "plan", "rl_turns", "pack",
+    "python_steps", "readers", "step_layer",
 )  # fmt: skip
 """Files that take more than 12 s of CPU time, the longest first. They begin, so that workers that each take a file when
 they are free end within seconds of each other; `make test` tells xdist to keep this order."""

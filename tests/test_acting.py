@@ -1,14 +1,23 @@
-"""Search and labels over turns: methods of search and Monte Carlo values in a world, and trees of messages as steps."""
+"""Policies that act in a world: episodes, their faults, and advice on turns."""
 
+import copy
 import dataclasses
 import json
+import math
+import threading
+import time
 
 import numpy as np
 import pytest
 import test_turns
+from refusing import refused
 from test_turns import echo, layout, policy  # noqa: F401
+from tiny_rl import save_run
+from tiny_run import MODEL, save_tokenizer
 
+import jprm
 from jprm.io.jsonl import write_records
+from jprm.io.outputs import digest
 from jprm.methods.agents.acting import (
     TurnScorer,
     WorldPolicy,
@@ -19,7 +28,8 @@ from jprm.methods.agents.acting import (
     outcome_in,
     steps_of_messages,
 )
-from jprm.methods.agents.environment import Reply, World
+from jprm.methods.agents.advice import Critic, advised
+from jprm.methods.agents.environment import Environment, Reply, World, find
 from jprm.methods.decoding.turns import EpisodeLimits
 from jprm.methods.judge.judge import step_text
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
@@ -194,3 +204,244 @@ def test_judges_read_turns_and_consensus_compares_their_first_errors():
     (kept,) = consensus([tree], [tree])
     assert kept.extra["consensus"] == 1 and [node.role for node in kept.nodes] == [node.role for node in tree.nodes]
     assert not list(consensus([tree], [other]))
+
+
+# ---- Environments: positions, snapshots, turns played again, calls that fail or hang, threads and processes.
+
+
+COUNTER = """
+import copy, os, time
+from jprm.methods.agents.environment import Environment, Reply
+
+def reset(record):
+    return {"count": record["start"]}, [{"role": "user", "content": str(record["start"])}]
+
+def step(state, message):
+    text = message["content"]
+    if text == "hang":
+        time.sleep(60)
+    if text == "die":
+        os._exit(3)
+    if text == "fail":
+        raise KeyError("no such thing")
+    state["count"] += int(text)
+    return Reply(({"role": "tool", "content": str(state["count"])},), state["count"] >= 10, state["count"] / 100)
+
+def close(state):
+    with open(state["closed"], "a") as file:
+        file.write("closed")
+
+COUNTER = Environment(reset, step, copy.deepcopy)
+CLOSING = Environment(lambda record: (record | {"count": 0}, []), step, copy.deepcopy, close=close)
+"""
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory):
+    file = tmp_path_factory.mktemp("environment") / "counter.py"
+    file.write_text(COUNTER)
+    return f"{file}:COUNTER"
+
+
+def told(episode):
+    return [message["content"] for message in episode.messages]
+
+
+WORLDS = {"threads": {}, "branches": {"branches": True}, "processes": {"processes": True, "at_once": 2}}
+
+
+@pytest.mark.parametrize("how", WORLDS)
+def test_rollouts_start_from_any_turn_any_number_of_times(counter, how):
+    world = World(counter, **WORLDS[how])
+    first = world.start([{"start": 1}, {"start": 5}])
+    second = world.step(first, ["2", "1"])
+    assert [told(episode) for episode in second] == [["1", "2", "3"], ["5", "1", "6"]]
+    third = world.step(second, ["3", "4"])
+    assert [(told(episode)[-1], episode.done, episode.turns) for episode in third] == [
+        ("6", False, (1, 3)),
+        ("10", True, (1, 3)),
+    ]
+    assert world.step(third, ["1", "1"])[1] == third[1]  # what is done stays as it is
+    again = world.step(second, ["3", "1"])  # from the same positions, after they went on
+    assert told(again[0]) == told(third[0]) and told(again[1])[-1] == "7"
+    assert again[0].reward == pytest.approx(0.03 + 0.06)
+    (replayed,) = world.replay([{"start": 1}], [[m for m in third[0].messages if m["role"] == "assistant"]])
+    assert dataclasses.replace(replayed, place=None) == dataclasses.replace(third[0], place=None)
+
+
+def test_a_world_that_answers_otherwise_when_played_again_is_an_error():
+    calls = iter(range(100))
+    step = lambda state, message: Reply(({"role": "tool", "content": str(next(calls))},))  # noqa: E731
+    odd = Environment(lambda record: ({}, []), step)
+    world = World(odd)
+    (before,) = world.step(world.start([{}]), ["a"])
+    world.step([before], ["b"])
+    (after,) = world.step([before], ["b"])
+    assert after.done and "give it a snapshot" in after.error
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+def test_a_call_that_fails_or_hangs_costs_its_own_episode(counter, how):
+    world = World(counter, seconds=1.0 if how == "threads" else 15.0, **WORLDS[how])
+    texts = ["1", "fail", "hang", "2", "x"] if how == "threads" else ["1", "fail", "die", "2", "x"]
+    began = time.monotonic()
+    after = world.step(world.start([{"start": 1}] * 5), texts)
+    assert time.monotonic() - began < 30
+    assert [bool(episode.error) for episode in after] == [False, True, True, False, True]
+    assert [episode.done for episode in after] == [False, True, True, False, True]
+    assert world.failures == {"KeyError": 1, "slow": 1, "ValueError": 1}
+    assert told(after[0])[-1] == "2" and told(after[3])[-1] == "3"
+
+
+def test_calls_run_at_once(counter):
+    together = threading.Barrier(4, timeout=10)  # breaks unless four calls wait at the same time
+    met = Environment(lambda record: (None, []), lambda state, message: Reply(done=together.wait() >= 0))
+    world = World(met, at_once=4)
+    assert not any(episode.error for episode in world.step(world.start([{}] * 8), ["x"] * 8))
+
+
+def test_live_states_are_closed_once(counter):
+    closed = []
+    step = lambda state, message: Reply(done=message["content"] == "end")  # noqa: E731
+    world = World(Environment(lambda record: (record["name"], []), step, close=closed.append))
+    episodes = world.step(world.start([{"name": "a"}, {"name": "b"}]), ["end", "more"])
+    assert closed == ["a"]
+    world.close(episodes)
+    world.close(episodes)
+    assert closed == ["a", "b"]
+
+
+def test_a_process_closes_the_state_of_an_episode_that_ends(counter, tmp_path):
+    world = World(counter.replace(":COUNTER", ":CLOSING"), **WORLDS["processes"])
+    places = [tmp_path / name for name in ("ends", "goes on")]
+    world.step(world.start([{"closed": str(place)} for place in places]), ["10", "1"])
+    assert places[0].read_text() == "closed" and not places[1].exists()
+
+
+def test_what_does_not_fit_is_refused(counter):
+    environment = find(counter)
+    refused(ValueError, "give its name", World, environment, processes=True)
+    refused(ValueError, "no file", World, "nowhere.py:WORLD")
+    refused(ValueError, "above 0", World, environment, seconds=0)
+    file, _, _ = counter.rpartition(":")
+    with open(file, "a") as more:
+        more.write("\nPLAIN = Environment(reset, step)\nCOPY = copy.deepcopy\n")
+    refused(ValueError, "no snapshot", World, f"{file}:PLAIN", processes=True)
+    refused(ValueError, r"not a .*Environment", find, f"{file}:COPY")
+    assert copy.copy(environment) == environment
+
+
+# ---- Advice to a running agent: which turn is told and when, what the critic reads, and a model as the critic.
+
+
+WORDS = "{turn} of {turns}, {percent}: {said}"
+
+
+def reset(record):
+    return {"said": []}, [{"role": "user", "content": "Begin."}, *record.get("opening", ())]
+
+
+def step(state, message):
+    state["said"].append(message["content"])
+    last = message["content"] == "end"
+    return Reply((), True, 1.0) if last else Reply(({"role": "tool", "content": f"heard {len(state['said'])}"},))
+
+
+ECHO = Environment(reset, step, copy.deepcopy)
+
+
+class Letters:
+    """A critic whose score of a turn is its number in tenths, or NaN. It keeps what it read."""
+
+    def __init__(self):
+        self.read = []
+
+    def __call__(self, record):
+        self.read.append(record)
+        said = [m["content"] for m in record["messages"] if m["role"] == "assistant"]
+        return [float(text) / 10 for text in said]
+
+
+def played(environment, turns, record=None):
+    world = World(environment, branches=True)
+    episodes = world.start([record or {"problem": "p"}])
+    for turn in turns:
+        episodes = world.step(episodes, [turn])
+    assert not episodes[0].error
+    return episodes[0]
+
+
+def advice(episode):
+    return [(i, m["content"]) for i, m in enumerate(episode.messages) if m["role"] == "user"][1:]
+
+
+@pytest.mark.parametrize("every, turns, expected", [
+    (2, ["4", "3", "6", "1"], [(5, "2 of 2, 30: 3"), (10, "4 of 4, 10: 1")]),
+    (2, ["4", "9", "6", "end"], [(5, "1 of 2, 40: 4")]),  # an episode that ends is told nothing
+    (3, ["5", "5", "5", "2"], [(7, "1 of 3, 50: 5")]),  # the first of equals
+    (1, ["nan", "10"], [(5, "2 of 2, 99: 10")]),  # no score, no advice
+    (5, ["1", "1"], []),
+])  # fmt: skip
+def test_every_few_turns_the_lowest_is_told(every, turns, expected):
+    critic = Letters()
+    episode = played(advised(ECHO, critic, every=every, words=WORDS), turns)
+    assert advice(episode) == expected
+    assert all(m["role"] != "user" or not i for r in critic.read for i, m in enumerate(r["messages"]))
+    assert all(record["problem"] == "p" for record in critic.read)
+
+
+def test_turns_that_the_world_wrote_are_read_and_not_told():
+    episode = played(advised(ECHO, Letters(), every=2, words=WORDS), ["4", "6"],
+                     {"opening": [{"role": "assistant", "content": "0"}]})  # fmt: skip
+    assert [text for _, text in advice(episode)] == ["1 of 2, 40: 4"]
+
+
+def test_a_turn_is_told_with_its_calls():
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
+    episode = played(advised(ECHO, lambda record: [0.5], every=1, words="{said}"),
+                     [{"role": "assistant", "content": "I look.", "tool_calls": [call]}])  # fmt: skip
+    assert [text for _, text in advice(episode)] == ['I look.\nlook {"at": "é"}']
+
+
+@pytest.mark.parametrize("how", WORLDS)
+def test_positions_of_an_advised_world_are_positions(tmp_path, how):
+    more = "\nfrom jprm.methods.agents.advice import advised\n"
+    more += "ADVISED = advised(COUNTER, lambda record: [0.5 / (1 + i) for i in range(len(record['messages']) // 2)],"
+    (tmp_path / "counter.py").write_text(f"{COUNTER}{more} every=2, words='{{turn}}?')\n")
+    world = World(f"{tmp_path / 'counter.py'}:ADVISED", **WORLDS[how])
+    first = world.step(world.start([{"start": 1, "problem": "p"}]), ["1"])
+    ends = [world.step(first, [text])[0] for text in ("2", "3", "2")]
+    assert [told(end)[-2:] for end in ends] == [["4", "2?"], ["5", "2?"], ["4", "2?"]]
+    (after,) = world.step(world.step([ends[0]], ["1"]), ["1"])
+    assert told(after)[-2:] == ["6", "4?"] and not world.failures
+    (again,) = world.replay([after.record], [[after.messages[i] for i in after.turns]])
+    assert again.messages == after.messages
+
+
+def test_a_critic_that_fails_costs_its_own_episode():
+    world = World(advised(ECHO, lambda record: [0.1, 0.2], every=1))
+    (episode,) = world.step(world.start([{}]), ["1"])
+    assert episode.done and "2 scores to 1 turns" in episode.error
+
+
+def test_a_model_is_a_critic(one_device, tmp_path):
+    for seed in (0, 1):
+        save_run(tmp_path / str(seed), MODEL, seed, 1.0)
+        save_tokenizer(tmp_path / str(seed) / "tokenizer.json")
+        (tmp_path / str(seed) / "tokenizer_config.json").write_text("{}")
+    critics = [Critic(tmp_path / "0"), Critic(tmp_path / "1")]
+    episode = played(advised(ECHO, critics[0], every=2, words="{turn} {percent}"), ["abc", "de"])
+    ((_, text),) = advice(episode)
+    record = {"messages": [m for m in episode.messages if m["content"] != text], "problem": "p"}
+    (scored,) = jprm.load(tmp_path / "0").score_many([record])
+    scores = [m["score"] for m in scored["messages"] if m["role"] == "assistant"]
+    lowest = min(range(2), key=scores.__getitem__)
+    assert text == f"{lowest + 1} {math.floor(100 * scores[lowest])}"
+    assert critics[0](record) == pytest.approx(scores, abs=1e-6)
+    assert len({digest(advised(ECHO, critic, every=every)) for critic in critics for every in (1, 2)}) == 4
+
+
+def test_what_cannot_be_advice_is_refused():
+    refused(ValueError, "at least 1", advised, ECHO, Letters(), every=0)
+    refused(ValueError, "{score}, which is none of percent, said, turn", advised, ECHO, Letters(), every=1,
+            words="{score}")  # fmt: skip

@@ -9,8 +9,8 @@ import optax
 import pytest
 from refusing import refused
 from test_attention import KERNEL, arrays_of, by_rule, close, long_rows
-from test_kernel_tpu import all_gathers
 from test_sharding import OPTIMIZER, STEPS, TARGET
+from test_tpu import all_gathers
 from tiny import GEMMA, TINY, Stepper, filled, init, optimised, packed_trees, params, placed, random_tree
 
 from jprm.experiment import TargetConfig

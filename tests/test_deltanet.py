@@ -1,23 +1,36 @@
-"""Gated DeltaNet on trees: against a scan over tokens, chains alone, a cache and a split mesh."""
+"""Mixers other than attention: DeltaNet's states along paths, mixtures of experts, and layers of one's own."""
 
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from flax.traverse_util import flatten_dict
+from refusing import refused
+from test_gguf import write
 from tiny import TINY, Letters, chain_ids, chain_rows, filled, hidden, logits, packed_trees, params, path, random_tree
+from tiny_run import MODEL, experiment, make_data, one_device, training
 
+import jprm
+from jprm.checkpoints import base
+from jprm.experiment import ObjectiveConfig, TargetConfig, override
 from jprm.methods.decoding.cache import LiveTrees
-from jprm.methods.layers import deltanet
-from jprm.model import transformer
-from jprm.model.config import DeltaNetConfig
-from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows
-from jprm.model.transformer import check_model
+from jprm.methods.formats.export.writing import decoder_tensors
+from jprm.methods.layers import deltanet, experts
+from jprm.model import parameters, transformer
+from jprm.model.config import DeltaNetConfig, ExpertsConfig
+from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
+from jprm.model.parameters import LoraConfig, held_decoder
+from jprm.model.transformer import axes_of, check_model
+from jprm.objectives import balance, cross_entropy
 from jprm.rows import empty_rows
 from jprm.score.scorer import PRM
+from jprm.train import state as training_state
+from jprm.train.state import initial_state
 
 HYBRID = dataclasses.replace(
     TINY, layers=4, qkv_bias=False, attention_gate=True, rotary_dim=2, design="qwen3_next", attention="reference",
@@ -186,3 +199,165 @@ def test_live_trees_start_from_their_parents_states():
     wanted = [prm.score("ab", steps)[-1] for steps in chains]
     np.testing.assert_allclose([*scores, *deeper, *deepest], wanted, atol=1e-5)
     assert last
+
+
+# ---- Mixtures of experts: against a loop over experts, on split meshes, and their sums.
+
+
+MIXED = dataclasses.replace(
+    TINY, qkv_bias=False, attention="blocked", mlps=("experts", "dense"), layers=3,
+    experts=ExpertsConfig(count=4, used=2, width=8, shared_width=12),
+)  # fmt: skip
+BALANCED = dataclasses.replace(MIXED, experts=dataclasses.replace(MIXED.experts, balance=0.5))
+TARGET = TargetConfig("rating", neutral="positive", after_error="keep")
+
+
+@pytest.fixture(scope="module")
+def tree_rows():
+    rows = packed_trees([random_tree(seed) for seed in range(4)]).rows
+    assert len(rows.tokens) == 4
+    return rows
+
+
+def loss(p, tree_rows, config=MIXED):
+    total, count, metrics = cross_entropy(
+        {"model": p}, tree_rows, ObjectiveConfig(config, TARGET, parameters.LoraConfig())
+    )
+    return total, (count, {name: x for name, x in metrics.items() if name != "scores"})
+
+
+gradient = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=2)
+
+
+def test_tokens_go_through_the_experts_that_their_router_chooses():
+    rng, (N, P, E, D, F) = np.random.default_rng(0), (12, 2, 4, 16, 8)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    x_ND, weight_NP, (gate, up, down) = draw(N, D), draw(N, P), (draw(E, D, F), draw(E, D, F), draw(E, F, D))
+    expert_NP = np.array([rng.permutation(E + 2)[:P] - 1 for _ in range(N)])  # -1 and E are on other devices
+    actual = experts._own_experts(x_ND, weight_NP, jnp.asarray(expert_NP), gate, up, down, MIXED)
+    wanted = np.zeros((N, D))
+    for n, p in np.ndindex(N, P):
+        if 0 <= (e := expert_NP[n, p]) < E:
+            h = x_ND[n] @ gate[e]
+            wanted[n] += weight_NP[n, p] * ((h / (1 + np.exp(-h)) * (x_ND[n] @ up[e])) @ down[e])
+    np.testing.assert_allclose(actual, wanted, atol=1e-4, rtol=1e-4)  # sums of float32 of size 100
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1, 1, 2), (1, 1, 2, 1, 2), (1, 1, 1, 2, 2)])
+def test_experts_on_a_split_mesh_compute_what_one_device_does(tree_rows, sizes):
+    wanted = gradient(params(MIXED), tree_rows, BALANCED)
+    mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
+    check_mesh(BALANCED, mesh, 4, 64)
+    place = lambda at, x: jax.device_put(x, jax.NamedSharding(mesh, spec(*axes_of(at[-1].key), mesh=mesh)))  # noqa: E731
+    with jax.set_mesh(mesh):
+        placed = jax.tree_util.tree_map_with_path(place, params(MIXED))
+        assert placed["decoder"]["layers_0"]["expert_up"].sharding.spec[1] == "expert"
+        actual = gradient(placed, put_rows(tree_rows, mesh), BALANCED)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), actual, wanted)
+
+
+def test_sums_are_of_real_tokens_and_all_layers(tree_rows):
+    (_, (count, metrics)), _ = gradient(params(MIXED), tree_rows, MIXED)
+    real = int(np.sum((tree_rows.position > 0) | (tree_rows.until > np.arange(64) + 1)))
+    of_experts = 2  # layers
+    assert float(metrics["experts"].chosen_N.sum()) == real * of_experts * MIXED.experts.used
+    assert float(metrics["expert_balance"].weight) == real * of_experts
+    assert metrics["experts"].means()["expert_load"] >= 1 and metrics["experts"].means()["experts_idle"] < 1
+    more = float(gradient(params(MIXED), tree_rows, BALANCED)[0][0] - gradient(params(MIXED), tree_rows, MIXED)[0][0])
+    assert more == pytest.approx(0.5 * metrics["expert_balance"].value() * float(count), rel=1e-3)
+
+
+def test_uniform_routing_has_the_least_balance():
+    even = {"chosen": jnp.full(4, 5.0), "probability": jnp.full(4, 2.5), "tokens": jnp.float32(10)}
+    uneven = even | {"chosen": jnp.array([10.0, 10, 0, 0]), "probability": jnp.array([5.0, 5, 0, 0])}
+    assert float(balance(even)) == pytest.approx(2) and float(balance(uneven)) == pytest.approx(4)
+
+
+def test_adapters_and_int8_are_of_each_expert(tree_rows):
+    config = parameters.LoraConfig(rank=2, targets=r"/(query|expert_\w+)$")
+    adapters = parameters.init_adapters(config, MIXED, "", jax.random.key(0))
+    a, b = (adapters[f"decoder/layers_0/expert_up{end}"] for end in (parameters.A, parameters.B))
+    assert a.shape == (2, 4, 16, 2) and b.shape == (2, 4, 2, 8)
+    w = params(MIXED)["decoder"]["layers_0"]["expert_up"]
+    b = jnp.ones_like(b)
+    both = {"expert_up" + parameters.A: a, "expert_up" + parameters.B: b}
+    merged = parameters.with_adapter("expert_up", w, both, config.scale)
+    np.testing.assert_allclose(merged[1, 3], w[1, 3] + config.scale * a[1, 3] @ b[1, 3], atol=1e-5)
+    small = {**params(MIXED), "decoder": held_decoder(params(MIXED)["decoder"], "int8")}
+    assert small["decoder"]["layers_0"]["expert_down"].scale.shape == (2, 4, 1, 16)
+    exact, rounded = (np.asarray(logits(p, MIXED, tree_rows)) for p in (params(MIXED), small))
+    assert 0 < np.abs(exact - rounded).max() < 1.0  # weights are rounded by up to 0.4 % of the largest
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="mlps have experts"):
+        check_model(dataclasses.replace(MIXED, experts=ExpertsConfig(count=4, used=5, width=8)))
+    with pytest.raises(ValueError, match="mesh.expert=2 splits experts, and the model has none"):
+        check_mesh(TINY, make_mesh(MeshConfig(1, 1, 1, 1, 2), jax.devices()[:2]), 4, 64)
+
+
+# ---- A decoder with a layer more than its base: a named error, or random weights where they are asked for.
+
+
+class Forked(transformer.Layers):
+    """Layers of a fork, which scale their output: the parameter is a new one."""
+
+    @nn.compact
+    def __call__(self, *inputs):
+        experts_L = self.param("experts", nn.initializers.normal(1.0), (self.stop - self.first,))
+        x_BTD, sums = super().__call__(*inputs)
+        return x_BTD * (1 + 0.1 * experts_L.sum()).astype(self.config.dtype), sums
+
+
+@pytest.fixture
+def fork(monkeypatch):
+    """The model of a fork, with a theta of its own: nothing compiled for the model before it fits."""
+    params(MODEL)  # made once, and before the fork
+    monkeypatch.setattr(transformer, "Layers", Forked)
+    return dataclasses.replace(MODEL, rope_theta=123.0)
+
+
+def started(run):
+    with one_device(), jax.set_mesh(make_mesh(devices=jax.devices()[:1])):
+        state = initial_state(run)
+        return {path: np.asarray(x) for path, x in (state.trained | state.frozen).items()}
+
+
+def test_a_layer_that_the_base_lacks_is_an_error_or_starts_at_random(fork, tmp_path):
+    weights = params(MODEL)["decoder"]
+    file = write(tmp_path / "m.gguf", fork, weights)
+    run = experiment(tmp_path, model=fork, base=str(file))
+    refused(ValueError, "m.gguf: .*decoder/layers_0/experts", started, run)
+    refused(ValueError, "decoder/layers_0/experts", base.load_decoder, file, fork, new="router")
+    actual, random = started(override(run, ["new_parameters=experts$"])), started(dataclasses.replace(run, base=""))
+    assert actual.keys() == random.keys()
+    for name, x in flatten_dict({"decoder": weights}, sep="/").items():
+        np.testing.assert_allclose(actual[name], x, atol=1e-6)
+    for name in ("decoder/layers_0/experts", "head/kernel", "head/bias"):
+        np.testing.assert_array_equal(actual[name], random[name])
+    assert actual["decoder/layers_0/experts"].any()
+    with pytest.raises(ValueError, match="decoder/layers_0/experts"):
+        started(dataclasses.replace(run, new_parameters="experts$", lora=LoraConfig(rank=2)))
+    with pytest.raises(ValueError, match="layers_0/experts"):
+        list(decoder_tensors({"layers_0": {"experts": np.ones(2)}}, fork))
+
+
+def test_a_pattern_of_new_parameters_that_matches_none_is_an_error(tmp_path):
+    file = write(tmp_path / "m.gguf", MODEL, params(MODEL)["decoder"])
+    refused(ValueError, "new_parameters='query'", base.load_decoder, file, MODEL, new="query")
+
+
+def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
+    data = make_data(tmp_path / "data")
+    before = experiment(data, model=dataclasses.replace(MODEL, rope_theta=124.0), steps=1)
+    with one_device():
+        training.train(before, tmp_path / "run")
+        old = started(dataclasses.replace(before, base=str(tmp_path / "run")))
+        monkeypatch.setattr(transformer, "Layers", Forked)
+        training_state._random.clear_cache()  # of the model as it was
+        refused(ValueError, "run: .*decoder/layers_0/experts", jprm.load, tmp_path / "run")
+    run = dataclasses.replace(before, base=str(tmp_path / "run"))
+    refused(ValueError, "decoder/layers_0/experts", started, run)
+    actual = started(dataclasses.replace(run, new_parameters="experts"))
+    assert actual.keys() - old.keys() == {"decoder/layers_0/experts"}
+    np.testing.assert_array_equal(actual["decoder/layers_0/query"], old["decoder/layers_0/query"])
