@@ -4,6 +4,7 @@ import ast
 import doctest
 import json
 import os
+import pydoc
 import re
 import runpy
 import subprocess
@@ -114,6 +115,12 @@ def test_troubleshooting_explains_messages_that_exist():
 
 
 # ---- The names that users import: visible to completion and to type checkers, with examples that run.
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs/reference").glob("*.md")), ids=lambda page: page.stem)
+def test_what_the_reference_shows_exists(page):
+    for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        assert pydoc.locate(name), name
 
 
 def test_public_names_are_visible():
