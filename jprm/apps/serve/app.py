@@ -26,14 +26,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jprm.apps.serve import ServeConfig, Served, openapi, runs
 from jprm.apps.serve.call import Server, Writer, server_of
-from jprm.apps.serve.chat import chat
+from jprm.apps.serve.chat import ChatRequest, chat
 from jprm.apps.serve.engine import Engine, TextEngine
 from jprm.apps.serve.judges import JudgeEngine
-from jprm.apps.serve.openrlhf import View, get_reward, read_view
-from jprm.apps.serve.pooling import classify, pooling
-from jprm.apps.serve.rewards import rewards
+from jprm.apps.serve.openapi import Operation, posted
+from jprm.apps.serve.openrlhf import QueriesRequest, View, get_reward, read_view
+from jprm.apps.serve.pooling import ClassifyRequest, PoolingRequest, classify, pooling
+from jprm.apps.serve.rewards import RewardsRequest, rewards
 from jprm.apps.serve.runs import Runs
-from jprm.apps.serve.score import alternatives, rerank, score
+from jprm.apps.serve.score import ContinueRequest, RerankRequest, ScoreRequest, alternatives, rerank, score
 from jprm.apps.web import text_of_file
 from jprm.apps.web.http import (
     HANDLERS,
@@ -195,18 +196,15 @@ def begin(
 def _application(config: ServeConfig, key: str | None, scores: bool, policy: bool, shown: Runs | None) -> Starlette:
     """Returns the application before it has anything to serve: routes of scores answer 503 until `begin`."""
     registry = prometheus_client.CollectorRegistry()
+    described = operations(scores, shown is not None)
+    document = openapi.document(described, key is not None, config.root_path)
+    pages = _pages(scores, policy, shown is not None)
     routes = [
-        *(_routes_of_scores(policy, shown) if scores else ()),
-        *(_routes_of_runs(scores) if shown else ()),
-        Route("/health", lambda request: PlainTextResponse("ok")),
-        Route("/ready", _ready),
-        Route("/metrics", _metrics),
-    ]
-    described = openapi.document([route.path for route in routes], key is not None, config.root_path)
-    routes += [
-        page_route("/openapi.json", json.dumps(described), "openapi.json"),
-        page_route("/docs", openapi.page(described), "docs.html"),
-        *file_routes({name: file for name, file in DOCS.items() if name not in [route.path for route in routes]}),
+        *(Route(path, about.answer, methods=[about.verb.upper()]) for path, about in described.items()),
+        *pages,
+        page_route("/openapi.json", json.dumps(document), "openapi.json"),
+        page_route("/docs", openapi.page(document), "docs.html"),
+        *file_routes({name: file for name, file in DOCS.items() if name not in [page.path for page in pages]}),
     ]
     middleware = [
         *under(config),
@@ -231,33 +229,51 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
     return app
 
 
-def _routes_of_scores(policy: bool, shown: Runs | None) -> list[Route]:
-    page = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
-    return [
-        Route("/v1/score", score, methods=["POST"]),
-        Route("/v1/rewards", rewards, methods=["POST"]),
-        Route("/v1/rerank", rerank, methods=["POST"]),
-        Route("/v1/continue", alternatives, methods=["POST"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/get_reward", get_reward, methods=["POST"]),
-        Route("/pooling", pooling, methods=["POST"]),
-        Route("/classify", classify, methods=["POST"]),
-        Route("/v1/models", _models),
-        Route("/v1/models/{name}", _model),
-        page_route("/", page.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else ""), "playground.html"),
-        *file_routes(PAGE),
-    ]
+def operations(scores: bool = True, shown: bool = True) -> dict[str, Operation]:
+    """Returns the routes by path: those of models and judges, those of runs, and what every server answers."""
+    every = {
+        "/health": Operation(lambda request: PlainTextResponse("ok"), "Whether the server lives."),
+        "/ready": Operation(_ready, "Whether every model scores: 200, or 503 with the reason.", READY),
+        "/metrics": Operation(_metrics, "Counters and times, for Prometheus."),
+    }
+    of_runs = {
+        "/v1/runs": Operation(
+            runs.runs, "Runs whose curves are shown.", {"data": (Sequence[dict], "id, experiment, steps.")}
+        ),
+        "/v1/runs/metrics": Operation(
+            runs.metrics, str(runs.LinesRequest.__doc__), runs.LinesRequest.gives, runs.LinesRequest
+        ),
+    }
+    of_models = {
+        "/v1/score": posted(score, ScoreRequest),
+        "/v1/rewards": posted(rewards, RewardsRequest),
+        "/v1/rerank": posted(rerank, RerankRequest),
+        "/v1/continue": posted(alternatives, ContinueRequest),
+        "/v1/chat/completions": posted(chat, ChatRequest),
+        "/get_reward": posted(get_reward, QueriesRequest),
+        "/pooling": posted(pooling, PoolingRequest),
+        "/classify": posted(classify, ClassifyRequest),
+        "/v1/models": Operation(
+            _models,
+            "The models and judges.",
+            {"object": (str, "Always list."), "data": (Sequence[dict], "id, rule, scale and more.")},
+        ),
+        "/v1/models/{name}": Operation(
+            _model, "A model or judge.", {"id": (str, "Its name."), "rule": (str, "Its own rule.")}
+        ),
+    }
+    return (of_models if scores else {}) | (of_runs if shown else {}) | every
 
 
-def _routes_of_runs(playground: bool) -> list[Route]:
-    page = text_of_file("jprm.apps.serve:runs.html")
-    page = page.replace("{{ playground }}", '<a href=".">Playground</a>' if playground else "")
+def _pages(scores: bool, policy: bool, shown: bool) -> list[Route]:
+    playground = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
+    playground = playground.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else "")
+    curves = text_of_file("jprm.apps.serve:runs.html")
+    curves = curves.replace("{{ playground }}", '<a href=".">Playground</a>' if scores else "")
     return [
-        page_route("/runs", page, "runs.html"),
-        *([] if playground else [Route("/", lambda request: RedirectResponse("runs"))]),
-        *file_routes(runs.FILES),
-        Route("/v1/runs", runs.runs),
-        Route("/v1/runs/metrics", runs.metrics),
+        *([page_route("/", playground, "playground.html"), *file_routes(PAGE)] if scores else []),
+        *([page_route("/runs", curves, "runs.html"), *file_routes(runs.FILES)] if shown else []),
+        *([Route("/", lambda request: RedirectResponse("runs"))] if shown and not scores else []),
     ]
 
 
@@ -275,6 +291,14 @@ def _about(engine: Engine) -> dict[str, Any]:
         "id": engine.name, "object": "model", "owned_by": "jprm", "max_model_len": engine.longest, "rule": prm.rule,
         "semantics": prm.semantics, "scale": prm.scale.weight, "step": getattr(prm, "step", 0),
     }  # fmt: skip
+
+
+READY: dict[str, tuple[Any, str]] = {
+    "ready": (bool, "Whether scores can be asked for."),
+    "reason": (str, "Why not."),
+    "left": (Sequence[str], "What is still to be compiled."),
+    "models": (dict, "Of each what is compiled, in seconds by the length of rows."),
+}
 
 
 async def _ready(request: Request) -> Response:

@@ -7,75 +7,40 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
+from starlette.requests import Request
 
 import jprm
-from jprm.apps.serve.chat import ChatRequest
-from jprm.apps.serve.openrlhf import QueriesRequest
-from jprm.apps.serve.pooling import ClassifyRequest, PoolingRequest
-from jprm.apps.serve.rewards import RewardsRequest
-from jprm.apps.serve.runs import LinesRequest
-from jprm.apps.serve.score import ContinueRequest, RerankRequest, ScoreRequest
 from jprm.apps.web import text_of_file
 from jprm.apps.web.http import RequestFields, fields_of
 
 Schema = dict[str, Any]
 
-POST: dict[str, type[RequestFields]] = {
-    "/v1/score": ScoreRequest,
-    "/v1/rewards": RewardsRequest,
-    "/v1/rerank": RerankRequest,
-    "/v1/continue": ContinueRequest,
-    "/v1/chat/completions": ChatRequest,
-    "/get_reward": QueriesRequest,
-    "/pooling": PoolingRequest,
-    "/classify": ClassifyRequest,
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What a route does, in a sentence; fields of its answer, {} where it is no JSON; and what it takes."""
+    """A route: what answers it, what it does in a sentence, fields of its answer, {} where it is no JSON, and what it
+    takes. One that takes a body is a POST."""
 
+    answer: Callable[[Request], Any]
     summary: str
     gives: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
     takes: type[RequestFields] | None = None
+    verb: Literal["get", "post"] = "get"
 
 
-GET: dict[str, Operation] = {
-    "/v1/models": Operation(
-        "The models and judges.",
-        {"object": (str, "Always list."), "data": (Sequence[dict], "id, rule, scale and more.")},
-    ),
-    "/v1/models/{name}": Operation("A model or judge.", {"id": (str, "Its name."), "rule": (str, "Its own rule.")}),
-    "/v1/runs": Operation("Runs whose curves are shown.", {"data": (Sequence[dict], "id, experiment, steps.")}),
-    "/v1/runs/metrics": Operation(str(LinesRequest.__doc__), LinesRequest.gives, LinesRequest),
-    "/health": Operation("Whether the server lives."),
-    "/ready": Operation(
-        "Whether every model scores: 200, or 503 with the reason.",
-        {
-            "ready": (bool, "Whether scores can be asked for."),
-            "reason": (str, "Why not."),
-            "left": (Sequence[str], "What is still to be compiled."),
-            "models": (dict, "Of each what is compiled, in seconds by the length of rows."),
-        },
-    ),
-    "/metrics": Operation("Counters and times, for Prometheus."),
-}
+def posted(answer: Callable[[Request], Any], takes: type[RequestFields]) -> Operation:
+    """Returns the operation that takes such a body, which says what it is for."""
+    return Operation(answer, str(takes.__doc__), takes.gives, takes, "post")
 
 
-def document(paths: Sequence[str], key: bool, root_path: str = "") -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 document of the routes in `paths`, under `root_path`; `key`: whether clients need one."""
-    posts = {path: Operation(str(asked.__doc__), asked.gives, asked) for path, asked in POST.items()}
-    described: dict[str, dict[str, Any]] = {}
-    for verb, operations in (("post", posts), ("get", GET)):
-        for path, operation in operations.items():
-            if path in paths:
-                described.setdefault(path, {})[verb] = _operation(path, verb, operation)
+def document(operations: Mapping[str, Operation], key: bool, root_path: str = "") -> dict[str, Any]:
+    """Returns the OpenAPI 3.1 document of operations by path, under `root_path`; `key`: whether clients need one."""
+    described = {path: {operation.verb: _operation(path, operation)} for path, operation in operations.items()}
     error = {"type": "object", "properties": {name: {} for name in ("message", "type", "param", "code")}}
     components: dict[str, Any] = {"schemas": {"Error": {"type": "object", "properties": {"error": error}}}}
     about = {
@@ -96,7 +61,8 @@ def document(paths: Sequence[str], key: bool, root_path: str = "") -> dict[str, 
     return about
 
 
-def _operation(path: str, verb: str, operation: Operation) -> dict[str, Any]:
+def _operation(path: str, operation: Operation) -> dict[str, Any]:
+    verb = operation.verb
     gives = {name: schema_of(kind) | {"description": text} for name, (kind, text) in operation.gives.items()}
     text = {"text/plain": {"schema": {"type": "string"}}}
     described: dict[str, Any] = {
