@@ -169,26 +169,26 @@ def first(do: Callable[..., T], *arguments: Any) -> T:
             message = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
     waiting.set()
     length = int(_together(np.int32(len(message)), "sum"))  # the others add zeros
-    said = json.loads(_together(np.frombuffer(message.ljust(length, b"\0"), np.uint8), "sum").tobytes())
+    answer = json.loads(_together(np.frombuffer(message.ljust(length, b"\0"), np.uint8), "sum").tobytes())
     waiting.clear()
     if raised is not None:
         raise raised
-    if "error" in said:
-        raise ValueError(f"process {members()[0]} refused: {said['error']}")
-    return said["value"]
+    if "error" in answer:
+        raise ValueError(f"process {members()[0]} refused: {answer['error']}")
+    return answer["value"]
 
 
 def shared(value: Any) -> list[Any]:
     """Returns every process's value, JSON, in the order of the processes."""
     if count() == 1:
         return [value]
-    said = json.dumps(value).encode()
+    message = json.dumps(value).encode()
     waiting.set()
-    longest = int(np.max(_together(np.int32(len(said)), "stack")))
+    longest = int(np.max(_together(np.int32(len(message)), "stack")))
     length = padded_size(longest)  # few lengths: each is a program
-    told = _together(np.frombuffer(said.ljust(length), np.uint8), "stack")
+    gathered = _together(np.frombuffer(message.ljust(length), np.uint8), "stack")
     waiting.clear()
-    return [json.loads(row.tobytes()) for row in told]
+    return [json.loads(row.tobytes()) for row in gathered]
 
 
 def spread(
@@ -203,17 +203,17 @@ def spread(
     if count() == 1:
         return list(do(items))
     indices = parts(costs or [1.0] * len(items), count())
-    said, raised = {}, None
+    outcome, raised = {}, None
     try:
-        said = {"values": list(do(assigned)) if (assigned := own_part(items, costs)) else []}
+        outcome = {"values": list(do(assigned)) if (assigned := own_part(items, costs)) else []}
     except Exception as error:  # any error: the other processes must not wait for values
-        said, raised = {"error": f"{type(error).__name__}: {error}"}, error
-    told = shared(said)
+        outcome, raised = {"error": f"{type(error).__name__}: {error}"}, error
+    posts = shared(outcome)
     if raised is not None:
         raise raised
-    if failed := [i for i, answer in enumerate(told) if "error" in answer]:
-        raise ValueError(f"process {members()[failed[0]]} failed: {told[failed[0]]['error']}")
-    value = {i: x for part, sent in zip(indices, told, strict=True) for i, x in zip(part, sent["values"], strict=True)}
+    if failed := [i for i, answer in enumerate(posts) if "error" in answer]:
+        raise ValueError(f"process {members()[failed[0]]} failed: {posts[failed[0]]['error']}")
+    value = {i: x for part, post in zip(indices, posts, strict=True) for i, x in zip(part, post["values"], strict=True)}
     return [value[i] for i in range(len(items))]
 
 

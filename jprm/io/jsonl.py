@@ -61,7 +61,7 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """
     with path_of(path).reading() as file, unzipped(file, path) as lines:
         for number, line in enumerate(lines, start=1):
-            if number == 1 and (kinds := [said for heads, said in _REFUSED if line.startswith(heads)]):
+            if number == 1 and (kinds := [kind for heads, kind in _REFUSED if line.startswith(heads)]):
                 raise ValueError(f"{os.fspath(path)}: {kinds[0]}")
             if line.strip():
                 yield number, line
@@ -140,13 +140,13 @@ def parse(line: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
     except (ValueError, RecursionError) as error:
-        said = str(error).partition("; use sys.")[0]  # Python's own remedy for long integers is none here
+        reason = str(error).partition("; use sys.")[0]  # Python's own remedy for long integers is none here
         remedy = (
             "Is it CSV? `jprm prepare columns` reads it. Else write one JSON object a line."
             if line[:1].isalpha() and b"," in line
             else remedy
         )
-        raise RecordError(where, "line", f"is not JSON: {said}", remedy) from None
+        raise RecordError(where, "line", f"is not JSON: {reason}", remedy) from None
 
 
 def dump(record: Mapping[str, Any]) -> str:

@@ -189,8 +189,8 @@ def merge(
             finish(file, output, request)
     written, refused = sum(map(_count, paths)), sum(_count(_beside(path, ".rejects")) for path in paths)
     merged = Merged(output, len(paths), written, refused, *_totals(manifests))
-    told = {key: value for key, value in dataclasses.asdict(merged).items() if key != "path"}
-    write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION, **told})
+    fields = {key: value for key, value in dataclasses.asdict(merged).items() if key != "path"}
+    write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION, **fields})
     return merged
 
 

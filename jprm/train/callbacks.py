@@ -441,13 +441,13 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        said = None
+        reported = None
         while not self._over.wait(min(10.0, self.seconds / 4)):
             with contextlib.suppress(OSError):  # this thread does not report a full or absent disk
                 self._beat()
                 place = self._place
-                if time.time() - place[2] > self.seconds and place != said:
-                    said = place
+                if time.time() - place[2] > self.seconds and place != reported:
+                    reported = place
                     sentence = held_up(read_beats(self.folder, jax.process_count()), time.time(), self.seconds)
                     print(f"watchdog: {sentence}", file=sys.stderr, flush=True)
 

@@ -134,8 +134,8 @@ async def _study(request: Request) -> Response:
         about = {"name": study.folder.name} | figures(tasks) | {"standing": standing(tasks, state.clock())}
         blocks = list(tables(about))
         (table,) = (block for block in blocks if isinstance(block, Table))
-        said = [block for block in blocks if isinstance(block, str)]
-        return about | {"said": said, "table": {"columns": table.columns, "rows": table.lines}}
+        sentences = [block for block in blocks if isinstance(block, str)]
+        return about | {"said": sentences, "table": {"columns": table.columns, "rows": table.lines}}
 
     async with state.one_report:  # of several pages, and no annotator waits for it
         return JSONResponse(await asyncio.to_thread(report))
@@ -180,14 +180,14 @@ async def _next(request: Request) -> Response:
     async with state.one_at_a_time:
         while event := tasks.next(annotator, state.clock()):
             await _store(state, event)
-    mine = tasks.opened_by(annotator)
-    finished = [task for task in mine if task.finish]
+    opened = tasks.opened_by(annotator)
+    finished = [task for task in opened if task.finish]
     screening = tasks.screening(annotator)
     if screening["passed"] is None:
         del screening["right"]  # which tasks were right would say what the labels are
     return JSONResponse(
         {
-            "tasks": [shown(tasks, task) for task in mine if not task.finish],
+            "tasks": [shown(tasks, task) for task in opened if not task.finish],
             "previous": shown(tasks, max(finished, key=lambda task: task.touched)) if finished else None,
             "finished": len(finished),
             "screening": screening,

@@ -63,10 +63,10 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
     """
     state_of = {}
     for name in tasks.study.config.annotators:
-        mine = tasks.opened_by(name)
-        begun = [task for task in mine if task.acts or task.finish or task.comments]
-        opened = [task for task in mine if not task.finish]
-        last = max((task.touched for task in mine), default=None)
+        own_tasks = tasks.opened_by(name)
+        begun = [task for task in own_tasks if task.acts or task.finish or task.comments]
+        opened = [task for task in own_tasks if not task.finish]
+        last = max((task.touched for task in own_tasks), default=None)
         minutes = None if last is None else max(now - last, 0.0) / 60
         if tasks.screening(name)["passed"] is False:
             state = "screening failed"
@@ -123,29 +123,29 @@ def _apart(tasks: Tasks, pair: Sequence[Task]) -> dict[str, Any] | None:
         return {"task": index, "first_error": errors} if len(set(errors.values())) > 1 else None
     wrong = {task.annotator: task.wrong for task in pair}
     steps = {
-        step: said
+        step: marked
         for step in range(len(tree.nodes))
-        if len(set((said := {name: marks[step] for name, marks in wrong.items() if step in marks}).values())) > 1
+        if len(set((marked := {name: marks[step] for name, marks in wrong.items() if step in marks}).values())) > 1
     }
     return {"task": index, "wrong": steps} if steps else None
 
 
 def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
-    mine = [task for task in tasks.opened_by(name) if task.finish]
-    work = [task for task in mine if task.pool == "work" and not task.again]
+    finished = [task for task in tasks.opened_by(name) if task.finish]
+    work = [task for task in finished if task.pool == "work" and not task.again]
     before = {task.index: task for task in work if task.rated}
-    known = [task for task in mine if task.pool == "gold"]
-    again = [task for task in mine if task.again and task.rated and task.index in before]
-    seconds = [act.seconds for task in mine for act in task.acts if act.rating is not None]
-    total = [sum(act.seconds for act in task.acts) for task in mine]
+    known = [task for task in finished if task.pool == "gold"]
+    again = [task for task in finished if task.again and task.rated and task.index in before]
+    seconds = [act.seconds for task in finished for act in task.acts if act.rating is not None]
+    total = [sum(act.seconds for act in task.acts) for task in finished]
     return {
-        "tasks": len(mine),
-        "finish": {reason: sum(task.finish == reason for task in mine) for reason in REASONS},
-        "flagged": sum(task.flagged for task in mine),
-        "steps": sum(len(task.ratings) for task in mine),
+        "tasks": len(finished),
+        "finish": {reason: sum(task.finish == reason for task in finished) for reason in REASONS},
+        "flagged": sum(task.flagged for task in finished),
+        "steps": sum(len(task.ratings) for task in finished),
         "minutes": sum(total) / 60,
         "seconds_a_step": statistics.median(seconds) if seconds else None,
-        "seconds_a_task": statistics.median(total) if mine else None,
+        "seconds_a_task": statistics.median(total) if finished else None,
         "screening": tasks.screening(name) if tasks.study.trees["screening"] else None,
         "gold": _fraction([tasks.as_known(task) for task in known], seed),
         "repeats": _fraction([alike(tasks.tree(task), task.wrong, before[task.index].wrong) for task in again], seed),

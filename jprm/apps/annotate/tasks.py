@@ -101,23 +101,23 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
     if task.finish:
         raise Conflict("the task is finished: undo first")
     path, ratings = task.path, task.ratings
-    here = after[path[-1] + 1 if path else 0]
-    wrong = [ratings.get(step) == -1 for step in here]
+    alternatives = after[path[-1] + 1 if path else 0]
+    wrong = [ratings.get(step) == -1 for step in alternatives]
     if kind == "finish":
-        complete = "solution" if not here else "found_error" if all(wrong) and not recovers else None
+        complete = "solution" if not alternatives else "found_error" if all(wrong) and not recovers else None
         if event["reason"] != complete and event["reason"] in FINISHED:
             raise Conflict("steps are left to rate")
         return dataclasses.replace(task, finish=event["reason"])
     if kind == "write":
-        if not here or not all(wrong) or recovers:
+        if not alternatives or not all(wrong) or recovers:
             raise Conflict("a step is written where every alternative is rated wrong")
         return dataclasses.replace(task, written=event["text"])
-    step, lone = event["step"], len(here) == 1
-    if step not in here or (lone and step in ratings):
+    step, lone = event["step"], len(alternatives) == 1
+    if step not in alternatives or (lone and step in ratings):
         raise Conflict("this is not a next step: another window is at work on this task")
     if kind == "rate":
         act = Act(step, event["rating"], event["seconds"], lone and (recovers or event["rating"] != -1))
-    elif len(ratings.keys() & set(here)) < len(here) or (ratings[step] == -1 and not recovers):
+    elif len(ratings.keys() & set(alternatives)) < len(alternatives) or (ratings[step] == -1 and not recovers):
         raise Conflict("a step is chosen that is not wrong, when all its alternatives are rated")
     else:
         act = Act(step, None, event["seconds"], True)
@@ -188,10 +188,10 @@ class Tasks:
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
         """Returns the event that opens the annotator's next task; None where there are enough, or no more."""
-        mine = self.opened_by(annotator)
-        if sum(task.finish is None for task in mine) >= AHEAD:
+        opened = self.opened_by(annotator)
+        if sum(task.finish is None for task in opened) >= AHEAD:
             return None
-        place = self._place(annotator, mine, now)
+        place = self._place(annotator, opened, now)
         if place is None:
             return None
         pool, index, again = place
@@ -215,28 +215,28 @@ class Tasks:
         passed = right >= self.study.config.pass_screening * len(trees) if len(done) == len(trees) else None
         return {"tasks": len(trees), "done": len(done), "right": right, "passed": passed}
 
-    def _place(self, annotator: str, mine: list[Task], now: float) -> tuple[str, int, bool] | None:
+    def _place(self, annotator: str, opened: list[Task], now: float) -> tuple[str, int, bool] | None:
         """Returns the pool, the index and whether it is a repetition of the next task."""
-        screened = sum(task.pool == "screening" for task in mine)
+        screened = sum(task.pool == "screening" for task in opened)
         if screened < len(self.study.trees["screening"]):
             return "screening", screened, False
         if not self.screening(annotator)["passed"]:
             return None
-        config, count = self.study.config, len(mine) - screened
+        config, count = self.study.config, len(opened) - screened
         drawn = chance(config.seed, "kind", annotator, count)
-        if drawn < config.gold_fraction and (left := list(self._left(mine, "gold"))):
+        if drawn < config.gold_fraction and (left := list(self._left(opened, "gold"))):
             return "gold", min(left, key=lambda i: chance(config.seed, "gold", annotator, i)), False
         if config.gold_fraction <= drawn < config.gold_fraction + config.repeat_fraction:
-            before = [task for task in mine[:-REPEAT_AFTER] if task.pool == "work" and task.rated and not task.again]
-            again = {task.index for task in mine if task.again}
+            before = [task for task in opened[:-REPEAT_AFTER] if task.pool == "work" and task.rated and not task.again]
+            again = {task.index for task in opened if task.again}
             if old := [task.index for task in before if task.index not in again]:
                 return "work", old[int(chance(config.seed, "repeat", annotator, count) * len(old))], True
-        left = self._left(mine, "work")
+        left = self._left(opened, "work")
         return next((("work", i, False) for i in left if self._open(i, now)), None)
 
-    def _left(self, mine: list[Task], pool: str) -> Iterator[int]:
+    def _left(self, opened: list[Task], pool: str) -> Iterator[int]:
         """Yields the trees of a pool that the annotator has not had."""
-        seen = {task.index for task in mine if task.pool == pool}
+        seen = {task.index for task in opened if task.pool == pool}
         return (i for i in range(len(self.study.trees[pool])) if i not in seen)
 
     def _open(self, index: int, now: float) -> bool:

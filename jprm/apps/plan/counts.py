@@ -374,10 +374,10 @@ def _collective(
 
 def _between_slices(send: Instruction) -> str:
     transfer = re.search(rf'{TRANSFER}="(\w+)"', send.text)
-    said = transfer[1] if transfer else "nothing"
-    if said not in NETWORK:
-        raise ValueError(f"what do slices send each other by {send.name}? {said} is no kind that is known")
-    return NETWORK[said]
+    kind = transfer[1] if transfer else "nothing"
+    if kind not in NETWORK:
+        raise ValueError(f"what do slices send each other by {send.name}? {kind} is no kind that is known")
+    return NETWORK[kind]
 
 
 def _packed(where: Computation, operand: Instruction) -> list[Array]:

@@ -118,8 +118,8 @@ def check_same_records(names: list[str], a: Scores, b: Scores) -> None:
 
 def _content(tree: ReasoningTree) -> tuple[str, list[tuple[int, str]]]:
     """Returns a tree without its scores."""
-    said = [json.dumps(node.extra.get("tool_calls")) if node.role else "" for node in tree.nodes]
-    return tree.problem, [(node.parent, node.text + said[i]) for i, node in enumerate(tree.nodes)]
+    calls = [json.dumps(node.extra.get("tool_calls")) if node.role else "" for node in tree.nodes]
+    return tree.problem, [(node.parent, node.text + calls[i]) for i, node in enumerate(tree.nodes)]
 
 
 def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
@@ -150,8 +150,10 @@ def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
             p = problems.setdefault(trees[0].problem, len(problems))
             orders = chains_of(trees[0]) if trees[0].kind == "pool" else [_depth_first(trees[0])]
             columns = scores_of(trees)
-            told = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
-            items += [{"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(told, order) for order in orders]
+            critiques = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
+            items += [
+                {"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(critiques, order) for order in orders
+            ]
     data = {"models": list(names), "files": list(scores[0]), "all": len(items)}
     items = ranked(_merged(items))
     return data | {"distinct": len(items)} | _shown(items, list(problems))
@@ -197,8 +199,8 @@ def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         labels = [label for label in item["l"] if label is not None]
         wrong = min(labels) < 0.5 if labels else None if item["o"] is None else not item["o"]
-        told: dict[str, Any] = {**item, "w": wrong}
-        with_keys.append(told | {"k": [[round(key(told, m), 4) for key in ORDERS] for m in range(len(item["c"]))]})
+        judged: dict[str, Any] = {**item, "w": wrong}
+        with_keys.append(judged | {"k": [[round(key(judged, m), 4) for key in ORDERS] for m in range(len(item["c"]))]})
     return with_keys
 
 
@@ -258,7 +260,7 @@ def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int
     return item | {"c": [[round(float(score_N[i]), 4) for i in order] for score_N in scores], "o": outcome}
 
 
-def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
+def _critiques(of_models: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
     """Returns the critiques of each model that end at one of the nodes `order`, {} where there are none."""
     place = {node: i for i, node in enumerate(order)}
     critiques = [
@@ -268,7 +270,7 @@ def _critiques(told: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -
             for node in critique["nodes"]
             if node in place
         ]
-        for of_model in told
+        for of_model in of_models
     ]
     return {"j": critiques} if any(critiques) else {}
 

@@ -83,9 +83,11 @@ def report(
     else:
         page = collect(folders)
         sections = list(sections_of(page, more or {}))
-        said = {model.name: list(itertools.chain(*findings_of(model.results, registered()))) for model in page.models}
-        verdicts = [(name, list(verdict(findings))) for name, findings in said.items()]
-        leads = [(name, lead(findings)) for name, findings in said.items() if findings]
+        findings_by_model = {
+            model.name: list(itertools.chain(*findings_of(model.results, registered()))) for model in page.models
+        }
+        verdicts = [(name, list(verdict(findings))) for name, findings in findings_by_model.items()]
+        leads = [(name, lead(findings)) for name, findings in findings_by_model.items() if findings]
         first = First(leads, tiles(page.models, registered()), glance(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     atomic_write(out, html(page, sections, drawn, verdicts, first))
@@ -115,7 +117,7 @@ def html(
         verdicts=verdicts,
         sections=[(id, head, [(type(block).__name__, block) for block in blocks]) for id, head, blocks in sections],
         svg={name: Markup(text) for name, text in drawn.items()},
-        sorts=[(key, said) for key, said in SORTS.items() if several or key != "models"],
+        sorts=[(key, words) for key, words in SORTS.items() if several or key != "models"],
         files=[("", "all"), *enumerate(page.chains["files"])],
         names=list(enumerate(page.chains["models"])),
         counts=counts_of(page.chains),
@@ -127,14 +129,16 @@ def html(
 
 def counts_of(chains: Mapping[str, Any]) -> str:
     """Returns how many of the chains are distinct and on the page; empty where all are."""
-    every, distinct, here = (chains.get("all", 0), chains.get("distinct", 0), len(chains["items"]))
-    said = [f"{distinct:,} of {every:,} chains are distinct; equal ones are shown once."] if distinct < every else []
-    if here < distinct:
-        said.append(
-            f"The page holds {here:,} of {distinct:,}: those that come first in each order, and others at random. All"
+    every, distinct, shown = (chains.get("all", 0), chains.get("distinct", 0), len(chains["items"]))
+    sentences = (
+        [f"{distinct:,} of {every:,} chains are distinct; equal ones are shown once."] if distinct < every else []
+    )
+    if shown < distinct:
+        sentences.append(
+            f"The page holds {shown:,} of {distinct:,}: those that come first in each order, and others at random. All"
             " are in the suite's folder, in scores/."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def has_formulas(chains: Mapping[str, Any]) -> bool:
@@ -142,7 +146,7 @@ def has_formulas(chains: Mapping[str, Any]) -> bool:
     texts = itertools.chain(
         chains["problems"],
         (text for item in chains["items"] for text in item["t"]),
-        (told[3] for item in chains["items"] for of_model in item.get("j", ()) for told in of_model),
+        (critique[3] for item in chains["items"] for of_model in item.get("j", ()) for critique in of_model),
     )
     return any(FORMULA.search(text) for text in texts)
 

@@ -43,15 +43,15 @@ def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> lis
     named. A folder with only metrics may be a copy that is not whole.
     """
     seen = {os.fspath(run) for run in runs}
-    told = []
+    reasons = []
     for run in runs:
         inside = [os.fspath(inner) for inner in run.folders_with(RUN) if os.fspath(inner) not in seen]
-        told += [(inner, f"is within the run {os.fspath(run)}: name it to see it") for inner in inside]
+        reasons += [(inner, f"is within the run {os.fspath(run)}: name it to see it") for inner in inside]
         seen |= set(inside)
     for folder in map(path_of, folders):
         bare = (os.fspath(other) for other in folder.folders_with(METRICS))
-        told += [(other, f"has {METRICS} and no {RUN}: it is no whole run") for other in bare if other not in seen]
-    return told
+        reasons += [(other, f"has {METRICS} and no {RUN}: it is no whole run") for other in bare if other not in seen]
+    return reasons
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

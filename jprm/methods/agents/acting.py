@@ -100,9 +100,9 @@ class WorldPolicy:
         self._reach([prefix for prefix in prefixes if prefix not in self._known])
         starts = []
         for prefix in prefixes:
-            here = self._known[prefix]
-            prompt = here.branch.ids if here.branch is not None else here.prompt  # all tokens before a rollout
-            starts += [Played(here.episode, seed + j, prompt, branch=here.branch) for j in range(n)]
+            known = self._known[prefix]
+            prompt = known.branch.ids if known.branch is not None else known.prompt  # all tokens before a rollout
+            starts += [Played(known.episode, seed + j, prompt, branch=known.branch) for j in range(n)]
         played = play(self._talk, self._layout, self.world, starts, self._limits, until=until)
         samples = []
         for i, acted in enumerate(played):
@@ -244,9 +244,9 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
             messages, about = trajectory["messages"], {k: v for k, v in trajectory.items() if k not in KNOWN}
             turns = [message for message in messages if message["role"] == "assistant"]
             (episode,) = world.replay([about | {"problem": problem_of(messages, about)}], [turns])
-            said, told = _told(messages), _told(episode.messages)
+            recorded, replayed_turns = _told(messages), _told(episode.messages)
             counts["trajectories"] += 1
-            if episode.error or told[: len(said)] != said:
+            if episode.error or replayed_turns[: len(recorded)] != recorded:
                 counts["lost" if episode.error else "answers differ"] += 1
                 continue
             outcome = episode.reward if episode.done else 0.0

@@ -103,8 +103,8 @@ def advised(
         state.turns += 1
         if reply.done or state.turns % every:
             return reply
-        told = _advice(critic({**state.problem, "messages": list(state.messages)}), state, words)
-        return dataclasses.replace(reply, messages=(*reply.messages, *told))
+        advice = _advice(critic({**state.problem, "messages": list(state.messages)}), state, words)
+        return dataclasses.replace(reply, messages=(*reply.messages, *advice))
 
     def restore(kept: Mapping[str, Any]) -> _AdvisedState:
         return _AdvisedState(environment.restore(kept["inner"]), kept["problem"], [*kept["messages"]], kept["turns"])
@@ -117,16 +117,16 @@ def advised(
 
 def _advice(scores: Sequence[float], state: _AdvisedState, words: str) -> list[Message]:
     """Returns the message about the lowest of the policy's turns; none where no turn has a score."""
-    said = [message for message in state.messages if message["role"] == "assistant"]
-    if len(scores) != len(said):
-        raise ValueError(f"the critic gave {len(scores)} scores to {len(said)} turns")
-    opening = len(said) - state.turns  # turns that the world wrote
+    turns = [message for message in state.messages if message["role"] == "assistant"]
+    if len(scores) != len(turns):
+        raise ValueError(f"the critic gave {len(scores)} scores to {len(turns)} turns")
+    opening = len(turns) - state.turns  # turns that the world wrote
     known = [(score, i) for i, score in enumerate(scores[opening:]) if not math.isnan(score)]
     if not known:
         return []
     score, i = min(known)
     percent = min(max(math.floor(100 * score), 0), 99)
-    text = words.format(turn=i + 1, turns=state.turns, percent=percent, said=_said(said[opening + i]))
+    text = words.format(turn=i + 1, turns=state.turns, percent=percent, said=_said(turns[opening + i]))
     return [{"role": "user", "content": text}]
 
 

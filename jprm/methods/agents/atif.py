@@ -210,16 +210,16 @@ def _score(text: str, at: int, records: Iterator[Record], about: Mapping[str, An
 
 def _edit(text: str, at: int, value: Mapping[str, Any]) -> tuple[int, int, str]:
     """Returns the edit (begin, end, new text) that sets `extra.jprm` of the object at a place."""
-    told = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    dumped = json.dumps(value, ensure_ascii=False, allow_nan=False)
     members = list(_members(text, at))
     extra = next(((begin, end) for key, begin, end in members if key == "extra"), None)
     if extra is None:
-        return _appended(text, at, members, f'"extra": {{"{KEY}": {told}}}')
+        return _appended(text, at, members, f'"extra": {{"{KEY}": {dumped}}}')
     if text[extra[0]] != "{":  # null
-        return (*extra, f'{{"{KEY}": {told}}}')
+        return (*extra, f'{{"{KEY}": {dumped}}}')
     inner = list(_members(text, extra[0]))
     old = next(((begin, end) for key, begin, end in inner if key == KEY), None)
-    return (*old, told) if old else _appended(text, extra[0], inner, f'"{KEY}": {told}')
+    return (*old, dumped) if old else _appended(text, extra[0], inner, f'"{KEY}": {dumped}')
 
 
 def _appended(text: str, at: int, members: Sequence[tuple[str, int, int]], new: str) -> tuple[int, int, str]:

@@ -54,8 +54,8 @@ def as_content(text: str) -> Message:
 
 def last_answer(messages: Sequence[Message]) -> str | None:
     """Returns the final answer in the content of the last assistant message, as in chains."""
-    said = [message.get("content") for message in messages if message["role"] == "assistant"]
-    return extract_answer(said[-1]) if said and isinstance(said[-1], str) else None
+    contents = [message.get("content") for message in messages if message["role"] == "assistant"]
+    return extract_answer(contents[-1]) if contents and isinstance(contents[-1], str) else None
 
 
 @dataclasses.dataclass(frozen=True)

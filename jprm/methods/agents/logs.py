@@ -131,8 +131,8 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
     """Returns the messages of `prompt` and `completion`, each a list of messages, or a text of its role."""
     messages: list[Record] = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
-        said = item.get(key)
-        inputs = [{"role": role, "content": said}] if isinstance(said, str) else _messages(item, key, where)
+        value = item.get(key)
+        inputs = [{"role": role, "content": value}] if isinstance(value, str) else _messages(item, key, where)
         messages += [_known_role(message, where) for message in inputs]
     return messages
 
@@ -239,8 +239,8 @@ def _tools(tools: Any, where: str) -> Record:
 
 def _messages(item: Any, key: str, where: str) -> Iterator[Record]:
     """Yields the messages of a list, which may be in JSON text."""
-    said = decoded(item.get(key), where, key) if isinstance(item, Mapping) else None
-    for i, message in enumerate(take({key: said}, key, list, where)):
+    value = decoded(item.get(key), where, key) if isinstance(item, Mapping) else None
+    for i, message in enumerate(take({key: value}, key, list, where)):
         yield dict(object_of(message, where, f"{key}[{i}]", "Is the file whole?"))
 
 
@@ -327,13 +327,13 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         items = [{"role": "system", "content": instructions}, *items]
     elif instructions:
         items = [*list_of(instructions, where, "instructions"), *items]
-    said = Conversation(between="\n")
+    conversation = Conversation(between="\n")
     for i, item in enumerate(items):
         kind, field = item.get("type") if isinstance(item, Mapping) else None, f"items[{i}]"
-        if kind in _NOT_WHOLE or kind == "function_call_output" and not said.has_turn:
+        if kind in _NOT_WHOLE or kind == "function_call_output" and not conversation.has_turn:
             raise RecordError(where, field, f"is {kind!r}, whose call or results the log lacks", "Give the whole log.")
-        said.add_item(item, where, field)
-    return said.messages
+        conversation.add_item(item, where, field)
+    return conversation.messages
 
 
 AGENT_PROCESS_BENCH = Reader(parse_agent_process_bench, AgentProcessBenchOptions)

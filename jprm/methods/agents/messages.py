@@ -39,8 +39,8 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
     content, refusal = message.get("content"), normal.pop("refusal", None)
     if isinstance(content, list):
         kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
-        if said := [part for part, kind in zip(content, kinds, strict=True) if kind in _PARTS_OF_THOUGHT]:
-            inside = thoughts_of_blocks(said, where, f"{field}.content")
+        if parts := [part for part, kind in zip(content, kinds, strict=True) if kind in _PARTS_OF_THOUGHT]:
+            inside = thoughts_of_blocks(parts, where, f"{field}.content")
             thoughts = _one_of({"reasoning_content": thoughts, "content": inside}, where, field + ".")
         normal["content"] = content = [
             {"type": "text", "text": part.get("refusal")} if kind == "refusal" else part
@@ -50,8 +50,8 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
         if text_of(refusal, where, field + ".refusal") != content and content:
             raise RecordError(where, field + ".refusal", "stands beside another content", "Keep one of the two.")
         normal["content"] = refusal
-    for key, said in (("refusal", refusal), ("reasoning_content", thoughts)):
-        if said and message.get("role") != "assistant":
+    for key, value in (("refusal", refusal), ("reasoning_content", thoughts)):
+        if value and message.get("role") != "assistant":
             sent_as = next((name for name in THOUGHTS if message.get(name)), key) if key == "reasoning_content" else key
             raise RecordError(where, f"{field}.{sent_as}", f"is of the {message.get('role')}",
                               "Only the assistant's is read.")  # fmt: skip
@@ -101,12 +101,12 @@ def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[
 
 def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
     """Returns the first text of fields that say the same but for white space."""
-    said = {key: text for key, text in thoughts.items() if text.strip()}
-    first = next(iter(said), "")
-    for key, text in said.items():
-        if text.split() != said[first].split():
+    stated = {key: text for key, text in thoughts.items() if text.strip()}
+    first = next(iter(stated), "")
+    for key, text in stated.items():
+        if text.split() != stated[first].split():
             raise RecordError(where, prefix + key, f"differs from `{prefix}{first}` beside it", "Keep one of the two.")
-    return said[first] if said else ""
+    return stated[first] if stated else ""
 
 
 def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
@@ -121,8 +121,8 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
         place = f"{field}[{j}]"
         block = object_of(block, where, place, 'Write {"type": "thinking", "thinking": "..."}.')
         key = next((key for key in _TEXTS_OF_THOUGHT if block.get(key) is not None), "")
-        said = block.get(key)
-        parts = said if isinstance(said, list) else [{"text": said or ""}]  # Mistral's thoughts have parts of text
+        thought = block.get(key)
+        parts = thought if isinstance(thought, list) else [{"text": thought or ""}]  # Mistral's have parts of text
         inner = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
         texts.append("".join(text_of(text, where, f"{place}.{key}", blank=True) for text in inner))
     return "\n".join(text for text in texts if text)

@@ -18,8 +18,8 @@ def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     The problem is the task's instruction, which the simulated user knows, not the agent: trials of one task belong
     together. `task_id`, `trial` and `info` stay. The file has no schemas of the tools.
     """
-    said = enumerate(take(item, "traj", list, where))
-    messages = [read_message(message, "turn", SEMANTICS[0], where, f"traj[{i}]") for i, message in said]
+    turns = enumerate(take(item, "traj", list, where))
+    messages = [read_message(message, "turn", SEMANTICS[0], where, f"traj[{i}]") for i, message in turns]
     record = {"problem": take(item, "info.task.instruction", str, where), "messages": messages}
     record["outcome"] = take(item, "reward", (int, float), where)
     yield trajectory_of(record | {key: item[key] for key in ("task_id", "trial", "info") if key in item}, where)

@@ -268,8 +268,14 @@ def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
         if last.get("correct") is not None and last["correct"] is _reached(reward):
             del last["correct"]
         about |= {key: None for key in ("tools", "outcome", "segment") if key in tree.extra and tree.extra[key] is None}
-        said = {"messages": records, "tools": tools, "outcome": reward, "segment": segment, "semantics": tree.semantics}
-        trajectories.append(known(said) | about | known(said))
+        fields = {
+            "messages": records,
+            "tools": tools,
+            "outcome": reward,
+            "segment": segment,
+            "semantics": tree.semantics,
+        }
+        trajectories.append(known(fields) | about | known(fields))
     return trajectories
 
 
@@ -293,8 +299,8 @@ def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
     for record, other in zip(records, others, strict=True):
         above = -1
         for i, message in enumerate(record["messages"]):
-            said = {key: value for key, value in message.items() if key not in OWN_KEYS}
-            key = (above, json.dumps(said, sort_keys=True))
+            content = {key: value for key, value in message.items() if key not in OWN_KEYS}
+            key = (above, json.dumps(content, sort_keys=True))
             last = i == len(record["messages"]) - 1
             if key in ends and not last:
                 above = ends[key]

@@ -75,24 +75,24 @@ def parse_openhands(events: Sequence[Event], where: str, options: NoOptions) -> 
 
 
 def _of_openhands(events: Sequence[Event], about: Record, where: str) -> Iterator[Record]:
-    said, tools = Conversation(), []
+    conversation, tools = Conversation(), []
     for i, (place, event) in enumerate(events):
         field = f"events[{i}]"
         event = object_of(event, place, field, "Is this file of OpenHands' events?")
         if "kind" in event:
-            tools = _event_1(event, said, place, field) or tools
+            tools = _event_1(event, conversation, place, field) or tools
         elif "action" in event or "observation" in event:
-            tools = _event_0(event, said, place, field) or tools
+            tools = _event_0(event, conversation, place, field) or tools
         else:
             raise RecordError(place, field, "has no `kind`, `action` or `observation`", "Is this file of OpenHands?")
-    yield trajectory_of({**about, "messages": said.messages, **({"tools": tools} if tools else {})}, where)
+    yield trajectory_of({**about, "messages": conversation.messages, **({"tools": tools} if tools else {})}, where)
 
 
 _SILENT_0 = ("change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "loop_recovery")
 """Actions and observations of version 0 that are no part of what the model reads or writes."""
 
 
-def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: str) -> list:
+def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
     """Adds an event of version 0; returns the tools that it names."""
     kind = event.get("action") or event.get("observation")
     arguments = held if isinstance(held := event.get("args"), Mapping) else {}
@@ -103,10 +103,12 @@ def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: st
     if kind == "condensation":
         raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
     if "observation" in event:
-        said.answer(call_id, take(event, "content", str, where, field + "."))
+        conversation.answer(call_id, take(event, "content", str, where, field + "."))
         return []
     if kind in ("message", "system") and event.get("source") != "agent" or kind == "system":
-        said.say("system" if kind == "system" else "user", take(arguments, "content", str, where, f"{field}.args."))
+        conversation.say(
+            "system" if kind == "system" else "user", take(arguments, "content", str, where, f"{field}.args.")
+        )
         return list(arguments.get("tools") or [])
     if event.get("source") != "agent":
         remedy = "Remove the event if the agent did not read it."
@@ -120,19 +122,19 @@ def _event_0(event: Mapping[str, Any], said: Conversation, where: str, field: st
         called = next((call for call in calls if isinstance(call, Mapping) and call.get("id") == call_id), None)
         if called is None:
             raise RecordError(where, within, f"has no call {call_id!r}", "Is the file whole?")
-        if said.holds(key):
-            said.write(key, call=called)
+        if conversation.holds(key):
+            conversation.write(key, call=called)
         else:
             content = message.get("content")
             text = "" if content is None else text_of_parts(content, where, within)
-            said.write(key, text, str(message.get("reasoning_content") or ""), called)
+            conversation.write(key, text, str(message.get("reasoning_content") or ""), called)
         return []
     thought = str(arguments.get("thought") or "")
     if kind == "message":
-        said.write(None, take(arguments, "content", str, where, f"{field}.args."), thought)
+        conversation.write(None, take(arguments, "content", str, where, f"{field}.args."), thought)
         return []
     rest = {key: value for key, value in arguments.items() if key not in ("thought", "tool_call_metadata")}
-    said.write(None, thought, call=call_of(kind, rest))
+    conversation.write(None, thought, call=call_of(kind, rest))
     return []
 
 
@@ -145,13 +147,13 @@ _SILENT_1 = (
 """Events of version 1 that are no part of what the model reads or writes."""
 
 
-def _event_1(event: Mapping[str, Any], said: Conversation, where: str, field: str) -> list:
+def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
     """Adds an event of version 1; returns the tools that it names."""
     kind, within = event["kind"], field + "."
     if kind in _SILENT_1:
         return []
     if kind == "SystemPromptEvent":
-        said.say("system", take(event, "system_prompt.text", str, where, within))
+        conversation.say("system", take(event, "system_prompt.text", str, where, within))
         return [_tool_1(tool) for tool in event.get("tools") or []]
     if kind == "MessageEvent":
         message = take(event, "llm_message", dict, where, within)
@@ -159,17 +161,17 @@ def _event_1(event: Mapping[str, Any], said: Conversation, where: str, field: st
                  *(event.get("extended_content") or [])]  # fmt: skip
         text = text_of_parts(parts, where, within + "llm_message.content")
         if message.get("role") == "assistant":
-            said.write(None, text, str(message.get("reasoning_content") or ""))
+            conversation.write(None, text, str(message.get("reasoning_content") or ""))
         else:
-            said.say(str(message.get("role")), text)
+            conversation.say(str(message.get("role")), text)
     elif kind == "ActionEvent":
         call = take(event, "tool_call", dict, where, within)
         key = event.get("llm_response_id") or event.get("id")
         thought = event.get("thought") or []
-        said.write(key, text_of_parts(thought, where, within + "thought"), str(event.get("reasoning_content") or ""),
-                   call_of(call.get("name"), call.get("arguments"), call.get("id")))  # fmt: skip
+        text, reasoning = text_of_parts(thought, where, within + "thought"), str(event.get("reasoning_content") or "")
+        conversation.write(key, text, reasoning, call_of(call.get("name"), call.get("arguments"), call.get("id")))
     elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
-        said.answer(event.get("tool_call_id"), _observed_1(event, where, within))
+        conversation.answer(event.get("tool_call_id"), _observed_1(event, where, within))
     elif kind in ("Condensation", "CondensationSummaryEvent"):
         raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
     else:

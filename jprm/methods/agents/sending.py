@@ -251,12 +251,12 @@ def spans_of(trace: Trace) -> list[Any]:
     root = trace.span("whole")
     spans = [span("trajectory", root, "", 0, n, about, [whole])]
     for i, turn in enumerate(trace.turns):
-        said = {
+        attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.input.messages": json.dumps([_parts(message) for message in turn.read], ensure_ascii=False),
             "gen_ai.output.messages": json.dumps([_parts(turn.said)], ensure_ascii=False),
         }
-        spans.append(span(f"turn {i + 1}", turn.span, root, i, 1, said, _events(turn, trace.model)))
+        spans.append(span(f"turn {i + 1}", turn.span, root, i, 1, attributes, _events(turn, trace.model)))
     return spans
 
 

@@ -174,8 +174,8 @@ def _check_whole(rendered: Rendered, messages: Sequence[Mapping[str, Any]], tool
     for k, begin, end in rendered.turns:
         text = rendered.text[begin:end]
         for field in ("reasoning_content", "content"):
-            said = (messages[k].get(field) or "").strip()
-            if said and said not in text and "</think" not in said:  # templates move tags that are in the content
+            value = (messages[k].get(field) or "").strip()
+            if value and value not in text and "</think" not in value:  # templates move tags that are in the content
                 raise ValueError(f"messages[{k}].{field}: the chat template leaves it out or rewrites it")
         for call in messages[k].get("tool_calls") or ():
             name = call.get("function", call)["name"]

@@ -24,9 +24,9 @@ def parse_claude_code(events: Sequence[Event], where: str, options: NoOptions) -
     """
     parts, prompts, session = [Conversation()], {}, None
     lines = [(place, object_of(value, place, "line", "Is this file of Claude Code?")) for place, value in events]
-    told = [(place, line) for place, line in lines if isinstance(line.get("message"), Mapping)]
-    alone = all(_is_subagent(line) for _, line in told)
-    for place, line in told:
+    messages = [(place, line) for place, line in lines if isinstance(line.get("message"), Mapping)]
+    alone = all(_is_subagent(line) for _, line in messages)
+    for place, line in messages:
         kind, message = line.get("type"), line["message"]
         session = line.get("sessionId") or line.get("session_id") or session
         compacted = bool(line.get("isCompactSummary"))
@@ -39,22 +39,22 @@ def parse_claude_code(events: Sequence[Event], where: str, options: NoOptions) -
         if compacted:
             parts.append(Conversation())
             prompts = {}
-        said, content = parts[-1], message.get("content")
+        conversation, content = parts[-1], message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         read = messages_of_blocks(kind, list_of(blocks, place, "message.content"), place, "message.content")
         parent = line.get("parentUuid")
         if kind == "user" and read and read[0]["role"] == "user" and not line.get("isMeta") and parent:
-            said.cut(prompts.setdefault(parent, len(said.messages)))
+            conversation.cut(prompts.setdefault(parent, len(conversation.messages)))
         for event in read:
             if event["role"] == "tool":
-                said.answer(event.get("tool_call_id"), event["content"])
+                conversation.answer(event.get("tool_call_id"), event["content"])
             elif event["role"] == "user":
-                said.say("user", event["content"])
+                conversation.say("user", event["content"])
             else:
                 key = message.get("id") or line.get("uuid") or place
-                said.write(key, event["content"], event.get("reasoning_content", ""))
+                conversation.write(key, event["content"], event.get("reasoning_content", ""))
                 for call in event.get("tool_calls") or ():
-                    said.write(key, call=call)
+                    conversation.write(key, call=call)
     yield from _parts(parts, {"session": session} if session else {}, where)
 
 
@@ -97,11 +97,11 @@ def parse_codex(events: Sequence[Event], where: str, options: NoOptions) -> Iter
 def _parts(parts: Sequence[Conversation], about: Record, where: str) -> Iterator[Record]:
     """Yields a trajectory for each part with a turn. Raises RecordError where none has one."""
     first = next((m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"]), None)
-    told = [part for part in parts if part.has_turn]
-    if not told:
+    written = [part for part in parts if part.has_turn]
+    if not written:
         raise RecordError(where, "line", "no line holds a turn of the agent", "Is this file of the named program?")
-    for i, part in enumerate(told):
-        number = {"part": i} if len(told) > 1 else {}
+    for i, part in enumerate(written):
+        number = {"part": i} if len(written) > 1 else {}
         problem = {"problem": first} if first and first.strip() else {}
         yield trajectory_of({**problem, **about, **number, "messages": part.messages}, where)
 

@@ -28,9 +28,9 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     The first error is the step that begins with the number given, of a program the first line of the text given. Where
     no line has it, `first_error` is null and no step is labelled: the program is wrong, and where is not known.
     """
-    said = take(item, "Model_Solution_Correctness", str, where)
-    if said not in ("correct", "incorrect"):
-        raise RecordError(where, "Model_Solution_Correctness", f"is {said!r}", "Is this file of MR-Ben?")
+    verdict = take(item, "Model_Solution_Correctness", str, where)
+    if verdict not in ("correct", "incorrect"):
+        raise RecordError(where, "Model_Solution_Correctness", f"is {verdict!r}", "Is this file of MR-Ben?")
     steps = item.get("Model_Solution_Steps")
     code = isinstance(steps, str)
     steps = steps.split("\n") if code else take(item, "Model_Solution_Steps", list, where)
@@ -38,15 +38,15 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     if not steps:
         raise RecordError(where, "Model_Solution_Steps", "has no step", "Is the file whole?")
     first: int | None = -1
-    if said == "incorrect":
+    if verdict == "incorrect":
         first = _first(steps, take(item, "Model_Solution_First_Error_Step", str, where), code, where)
     question, choices = take(item, "Question", str, where), item.get("Options")
     names = {"question_id": "Question_UUID", "generator": "Sampled_Model"}  # a question has several solutions
     yield {
         "problem": f"{question}\n{choices}" if choices else question,
         "steps": steps,
-        "labels": [None] * len(steps) if first is None else until_error(first, len(steps), said == "correct"),
-        "correct": said == "correct",
+        "labels": [None] * len(steps) if first is None else until_error(first, len(steps), verdict == "correct"),
+        "correct": verdict == "correct",
         "first_error": first,
         "task": take(item, "Subject", str, where),
         **{key: item[name] for key, name in names.items() if name in item},
@@ -116,9 +116,9 @@ def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Rec
     if len(labels) != len(steps) or not all(type(label) is int and label in (0, 1) for label in labels):
         raise RecordError(where, "human_labels", f"is {labels}, for {len(steps)} steps", "Give each step a 0 or a 1.")
     first = labels.index(0) if 0 in labels else -1
-    said = item.get("human_labels_first_error_idx", first)
-    if (-1 if said is None else said) != first:
-        reason = f"is {said!r}, and by the labels {first}"
+    place = item.get("human_labels_first_error_idx", first)
+    if (-1 if place is None else place) != first:
+        reason = f"is {place!r}, and by the labels {first}"
         raise RecordError(where, "human_labels_first_error_idx", reason, "Correct it.")
     yield {
         "problem": take(item, "question", str, where),

@@ -174,13 +174,13 @@ def _place(value: Any, steps: int, where: str, options: ColumnOptions) -> int:
 
 def _verdict(value: Any, where: str, field: str) -> bool | None:
     """Returns whether an answer is correct, None where nothing is said."""
-    said = value.strip().lower() if isinstance(value, str) else value
-    if isinstance(said, bool) or said is None:
-        return said
-    if said not in _VERDICTS:
+    verdict = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(verdict, bool) or verdict is None:
+        return verdict
+    if verdict not in _VERDICTS:
         known = ", ".join(map(str, _VERDICTS))
         raise RecordError(where, field, f"is {value!r}", f"Write true or false, or one of {known}.")
-    return _VERDICTS[said]
+    return _VERDICTS[verdict]
 
 
 _VERDICTS = {1: True, 0: False, "true": True, "false": False, "correct": True, "incorrect": False, "right": True,

@@ -168,11 +168,11 @@ def forward(
             if name not in of_group:  # an MLP
                 return layers.find(name).apply(y_BTD, w, None, settings, plain)[0], {}
             before = None if past is None else past.cache[group][name]
-            mine = of_group[name] if at is None else jax.tree.map(lambda x: x[at], of_group[name])
+            own_part = of_group[name] if at is None else jax.tree.map(lambda x: x[at], of_group[name])
             if (recurrent := _recurrent(name)) is None:
-                y_BTD, new = _attention(y_BTD, w, settings, _read(past, before, at), mine, where, config)
+                y_BTD, new = _attention(y_BTD, w, settings, _read(past, before, at), own_part, where, config)
             else:
-                y_BTD, new = recurrent.decode(y_BTD, w, _state(past, before, at, mine, where), length_B, plain)
+                y_BTD, new = recurrent.decode(y_BTD, w, _state(past, before, at, own_part, where), length_B, plain)
             if at is not None:
                 put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
                 new = jax.tree.map(put, of_group[name], tuple(new))

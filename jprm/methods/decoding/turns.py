@@ -187,8 +187,8 @@ class TurnLayout:
         if not hasattr(tokenizer, "encode_control"):
             raise ValueError("turns are written by a chat template, which needs a tokenizer.json")
         self.tokenizer, self._template, self._tokens = tokenizer, template, dict(tokens)
-        said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "reply-7f3a"}]
-        tail = render(template, said, tokens, reply=False).rpartition("reply-7f3a")[2]
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "reply-7f3a"}]
+        tail = render(template, messages, tokens, reply=False).rpartition("reply-7f3a")[2]
         names = control_tokens(tokenizer, tail)
         first = next((name for name in names if tail.startswith(name)), None)
         if first is None:
@@ -210,9 +210,9 @@ class TurnLayout:
 
         Raises ValueError for a template that opens a turn otherwise than it asks for one.
         """
-        said = [{"role": "user", "content": "question"}, turn]
-        opened = render(self._template, said[:1], self._tokens)
-        whole = render(self._template, said, self._tokens, reply=False)
+        messages = [{"role": "user", "content": "question"}, turn]
+        opened = render(self._template, messages[:1], self._tokens)
+        whole = render(self._template, messages, self._tokens, reply=False)
         if not whole.startswith(opened):
             raise ValueError("the chat template opens a turn otherwise than it asks for one")
         return self.tokenizer.encode(whole[len(opened) : whole.rindex(self._stop)])
@@ -233,10 +233,10 @@ class TurnLayout:
 
     def _written(self, text: str) -> tuple[int, ...]:
         turn, *messages = json.loads(text)
-        said = [{"role": "user", "content": "question"}, turn]
-        before = render(self._template, said, self._tokens, reply=False)
+        opening = [{"role": "user", "content": "question"}, turn]
+        before = render(self._template, opening, self._tokens, reply=False)
         cut = before.rindex(self._stop)
-        whole = render(self._template, [*said, *messages], self._tokens)
+        whole = render(self._template, [*opening, *messages], self._tokens)
         if not whole.startswith(before[: cut + len(self._stop)]):
             raise ValueError("the chat template writes a turn otherwise when something follows it")
         return tuple(self._encode(whole[cut:]))
@@ -318,8 +318,8 @@ def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int
     try:
         ids = layout.opening(episode.messages[:first])
         for turn, after in zip(bounds, bounds[1:], strict=False):
-            said, answers = episode.messages[turn], episode.messages[turn + 1 : after]
-            ids += [*layout.turn(said), *layout.answer(said, answers, stopped=False)]
+            message, answers = episode.messages[turn], episode.messages[turn + 1 : after]
+            ids += [*layout.turn(message), *layout.answer(message, answers, stopped=False)]
     except ValueError as error:
         return Played(lost(episode, error), number, ())
     return Played(episode, number, tuple(ids), branch=talk.open(ids))
@@ -344,12 +344,12 @@ def play(
         branches = [branch for branch in going.values() if branch is not None]  # one each
         drawn = talk.draw(branches, [[played[i].number] for i in going], stream)
         turns = {i: turn for i, (turn,) in zip(going, drawn, strict=True)}
-        said = {i: layout.text(turn) for i, (turn, _) in turns.items()}
+        texts_of = {i: layout.text(turn) for i, (turn, _) in turns.items()}
         whole = [i for i, (turn, _) in turns.items() if turn.finish_reason == "stop"]
-        led = world.step([played[i].episode for i in whole], [said[i] for i in whole])
+        led = world.step([played[i].episode for i in whole], [texts_of[i] for i in whole])
         episodes = dict(zip(whole, led, strict=True))
         for i, (turn, branch) in turns.items():
-            played[i] = _with_turn(played[i], turn, branch, said[i], episodes.get(i), layout, limits)
+            played[i] = _with_turn(played[i], turn, branch, texts_of[i], episodes.get(i), layout, limits)
         if until == "step" or not any(episode.goes_on for episode in played):
             return played
 

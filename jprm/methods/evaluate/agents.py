@@ -98,10 +98,10 @@ def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
                 wrong += "error" in tree.nodes[above].text[:200].lower()
             above = tree.nodes[above].parent
         calls = [call.get("function", call) for call in node.extra.get("tool_calls") or ()]
-        said = json.dumps([[call.get("name"), call.get("arguments")] for call in calls], sort_keys=True)
-        repeats.append(bool(calls) and said in texts)
-        characters.append(len(node.text) + (len(said) if calls else 0))
-        texts.append(said if calls else node.text)
+        call_text = json.dumps([[call.get("name"), call.get("arguments")] for call in calls], sort_keys=True)
+        repeats.append(bool(calls) and call_text in texts)
+        characters.append(len(node.text) + (len(call_text) if calls else 0))
+        texts.append(call_text if calls else node.text)
         errors.append(wrong / max(answers, 1))
         at = i
     return Features(texts, characters, repeats, errors)
@@ -608,9 +608,9 @@ def _tables_of_first_bad(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[T
 def findings(results: Any) -> Iterator[Finding]:
     report = results["agents"]
     named = {"auroc": "Turns that are not bad above bad ones (AUROC)", "step_accuracy": "Turns of the right class"}
-    for key, said in named.items():
+    for key, title in named.items():
         if key in report:
-            yield Finding(said, report[key], words(report["ahead"][key]["baseline"]), report["ahead"][key])
+            yield Finding(title, report[key], words(report["ahead"][key]["baseline"]), report["ahead"][key])
     first, trials = report.get("first_bad", {}), report.get("trials", {})
     if first.get("scores"):
         base, less = words(first["best_trivial"]["step"]), first["ahead"]["lowest"]["step"]

@@ -527,14 +527,14 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
         notes = {"best_of_n": _peak(use["best_of_n"], words(rule), fall), "weighted_vote": ""}
         if use["weighted_vote"] is not None:
             notes["weighted_vote"] = f"Majority vote has {percent(report['majority']['value'][-1])} %."
-        for kind, said in (("best_of_n", "best of {}"), ("weighted_vote", "weighted vote of {}")):
+        for kind, wording in (("best_of_n", "best of {}"), ("weighted_vote", "weighted vote of {}")):
             if use[kind] is None:
                 continue
             note, from_one = notes[kind], use.get(f"{kind}_minus_one_sample")
             if from_one is not None and from_one["low"] is not None:
                 note = f"It is {compared(from_one, 'one sample')}. {note}"
             less = use.get(f"{kind}_minus_best_baseline")
-            yield Finding(f"{name}, {said.format(n_max)}", last(use[kind]), base, less, note)
+            yield Finding(f"{name}, {wording.format(n_max)}", last(use[kind]), base, less, note)
 
 
 def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -> str:
@@ -557,12 +557,14 @@ def glance(models: Sequence[PageModel]) -> Iterator[str | Table]:
     if "best_baseline" not in report:  # results of 0.1
         return
     n_max, one_right = report["n_max"], report["baselines"]["random"]["value"][0]
-    said = f"{name}: {report['n_problems']:,} problems, {n_max} samples of each. One is right in {percent(one_right)} %"
+    sentence = (
+        f"{name}: {report['n_problems']:,} problems, {n_max} samples of each. One is right in {percent(one_right)} %"
+    )
     if report["majority"] is not None:
         many = report["majority"]["value"][-1]
-        said += f", the most common answer in {percent(many)} %"
-        said += ": incorrect answers agree more often than correct ones" if many < one_right else ""
-    yield f"{said}."
+        sentence += f", the most common answer in {percent(many)} %"
+        sentence += ": incorrect answers agree more often than correct ones" if many < one_right else ""
+    yield f"{sentence}."
     yield "A model's scores choose a sample, or weigh the votes. A trivial chooser reads the text, without a model."
     rows = []
     for model in models:

@@ -49,12 +49,12 @@ def compared(difference: Mapping[str, Any], baseline: str) -> str:
 def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     """Yields the kind of each finding, and a sentence with its figure, its baseline and its note."""
     for what, figure, baseline, less, note, kind in findings:
-        said = f"{what}: {note}" if figure is None else f"{what}: {interval(figure)} %."
+        sentence = f"{what}: {note}" if figure is None else f"{what}: {interval(figure)} %."
         if figure is not None and less is not None and less["low"] is not None:
             rival = f"the best trivial baseline, {baseline} ({percent(figure['value'] - less['value'])} %)"
-            said += f" That is {compared(less, rival)}."
-        said += f" {note}" if note and figure is not None else ""
-        yield kind or ("fact" if less is None else SAID[decided(less)][0]), said
+            sentence += f" That is {compared(less, rival)}."
+        sentence += f" {note}" if note and figure is not None else ""
+        yield kind or ("fact" if less is None else SAID[decided(less)][0]), sentence
 
 
 def lead(findings: Sequence[Finding]) -> list[str]:
@@ -62,13 +62,13 @@ def lead(findings: Sequence[Finding]) -> list[str]:
 
     Without a baseline it is the first fault, or else the first finding.
     """
-    said: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
     for what, _, baseline, less, *_ in findings:
         if less is not None and less["low"] is not None:
-            said[decided(less)].append(f"{what}, {points(less)} ({baseline})")
+            by_verdict[decided(less)].append(f"{what}, {points(less)} ({baseline})")
     sentences = [
         f"{SAID[kind][1].capitalize()} the best trivial baseline: {'; '.join(parts)}."
-        for kind, parts in said.items()
+        for kind, parts in by_verdict.items()
         if parts
     ]
     return sentences or [first_fault(list(verdict(findings)))] if findings else []

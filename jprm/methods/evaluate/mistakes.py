@@ -97,7 +97,7 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
-    told = np.array([-3 if (place := _checked(tree)) is None else place for tree in trees])
+    checked = np.array([-3 if (place := _checked(tree)) is None else place for tree in trees])
     report: dict[str, Any] = {"threshold": threshold, **_figures(chains, own_N, seed)}
     score = 0.2 * max(0.0, report["mcc"]["value"]) + 0.3 * (report["error_accuracy"]["value"] or 0)
     report |= {"mr_score": {"value": score}, "tasks": _by_task(chains, own_N, seed, none_N < 0)}
@@ -121,9 +121,9 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
         report["cross_fit"] = shown.pop("scores")
         report["ahead"] = ahead(f1_of.pop("scores"), f1_of)
     rows |= {name: figures for name, figures in shown.items() if name not in rows}
-    if (some_N := told > -3).any():
-        rows["checker"] = _figures(chains, told, seed, some_N)
-        report["checker"] = _by_task(chains, told, seed, some_N)
+    if (some_N := checked > -3).any():
+        rows["checker"] = _figures(chains, checked, seed, some_N)
+        report["checker"] = _by_task(chains, checked, seed, some_N)
     return report
 
 
@@ -236,8 +236,8 @@ def _section(name: str, models: Sequence[PageModel]) -> Iterator[Block]:
 
 
 def _findings(name: str, title: str, headline: tuple[str, str], results: Mapping[str, Any]) -> Iterator[Finding]:
-    report, (said, key) = results[name], headline
-    yield Finding(f"{title}, {said}", report[key])
+    report, (figure, key) = results[name], headline
+    yield Finding(f"{title}, {figure}", report[key])
     if less := report.get("ahead"):
         yield Finding(f"{title}, F1, cross-fitted threshold", report["cross_fit"]["f1"], words(less["baseline"]), less)
 

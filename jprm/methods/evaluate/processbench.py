@@ -356,14 +356,14 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 def _own_rows(model: PageModel, splits: Sequence[str]) -> Iterator[list[Cell]]:
     report = model.results["processbench"]
     named = THRESHOLDS | {"tuned": f"threshold tuned on {report['calibrate']}", "oracle": "oracle, in sample"}
-    for kind, said in named.items():
+    for kind, label in named.items():
         key = {"oracle": "upper_bound"}.get(kind, kind)
         files = {name: file if kind == "half" else file[key] for name, file in report["files"].items()}
         if kind == "tuned" and not any(files.values()):
             yield [f"{model.name}, {NOT_TUNED}", *(None for _ in splits), None, "this page"]
             continue
         average = report["average"].get(kind) if set(files) == set(SPLITS) else None
-        yield [f"{model.name}, {said}", *(_f1(files.get(split)) for split in splits), average, "this page"]
+        yield [f"{model.name}, {label}", *(_f1(files.get(split)) for split in splits), average, "this page"]
 
 
 def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
@@ -386,9 +386,9 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(f"ProcessBench {name}, F1, {THRESHOLDS['half']}", _f1(file), note=note, kind="open")
         else:
             less = use.get("less")  # results of 0.1 have none
-            said = f"ProcessBench {name}, F1, {tuned_on if kind == 'tuned' else THRESHOLDS[kind]}"
+            what = f"ProcessBench {name}, F1, {tuned_on if kind == 'tuned' else THRESHOLDS[kind]}"
             note = f"At {file['threshold']:.4g} it is {percent(file['f1'])} %."
-            yield Finding(said, _f1(use), words(less["baseline"]) if less else "", less, note)
+            yield Finding(what, _f1(use), words(less["baseline"]) if less else "", less, note)
 
 
 def _off_its_file(file: Mapping[str, Any]) -> bool:
@@ -399,13 +399,13 @@ def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iter
     tuned_on, files = results["processbench"]["calibrate"], list(results["processbench"]["files"])
     scored = {name: scores[name] for name in dict.fromkeys([*files, tuned_on])}
     drawn = f1_draws(scored, tuned_on, results["seed"], scale_of(results).threshold)
-    for kind, said in THRESHOLDS.items():
+    for kind, wording in THRESHOLDS.items():
         for name in files:
             if drawn[kind][name] is not None:
-                yield f"ProcessBench {name}, F1 {said}", drawn[kind][name]
+                yield f"ProcessBench {name}, F1 {wording}", drawn[kind][name]
         average = average_draws(drawn[kind], files)
         if len(files) > 1 and average is not None:
-            yield f"ProcessBench, average F1 {said}", average
+            yield f"ProcessBench, average F1 {wording}", average
 
 
 def _f1(row: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -282,10 +282,10 @@ def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
 def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     steps = results["steps"]
     named = {"auroc": "Right steps above wrong ones (AUROC)", "alternatives": "Right steps above wrong alternatives"}
-    for key, said in named.items():
+    for key, title in named.items():
         less = steps.get("ahead", {}).get(key)  # results of 0.1 have none
         if steps[key]["value"] is not None:
-            yield Finding(said, steps[key], words(less["baseline"]) if less else "", less)
+            yield Finding(title, steps[key], words(less["baseline"]) if less else "", less)
 
 
 def problem_draws(results: Mapping[str, Any], scores: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

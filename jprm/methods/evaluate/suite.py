@@ -130,8 +130,10 @@ def suite_of(suite: Any, path: Place) -> Suite:
     by_name([file for files in [*data.values(), *calibrate.values()] for file in files])  # no two of one name
     settings = {key: suite[key] for key in ("seed", "too_long") if key in suite}
     absent = tuple(dict.fromkeys(absent))
-    told = {name: place for name, (place, _) in others.items()}
-    return Suite(suite.get("neutral", "drop"), data, calibrate, absent, **settings, others=told, benchmarks=benchmarks)
+    places = {name: place for name, (place, _) in others.items()}
+    return Suite(
+        suite.get("neutral", "drop"), data, calibrate, absent, **settings, others=places, benchmarks=benchmarks
+    )
 
 
 def _named(suite: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark]]]:
@@ -228,9 +230,9 @@ def results_of(
         name: {"path": os.fspath(path), "reader": source.name, "n": len(scores[name])}
         for name, (path, source) in _files(suite).items()
     }
-    told = {(tree.extra.get("domain"), tree.extra.get("rubric")) for trees in scores.values() for tree in trees}
+    domains = {(tree.extra.get("domain"), tree.extra.get("rubric")) for trees in scores.values() for tree in trees}
     results["meaning"] = [
-        {"domain": domain, "rubric": rubric} for domain, rubric in sorted(told - {(None, None)}, key=str)
+        {"domain": domain, "rubric": rubric} for domain, rubric in sorted(domains - {(None, None)}, key=str)
     ]
     results |= {"absent": list(suite.absent), "too_long": dict(too_long or {}), "not_computed": {}}
     if suite.others:

@@ -150,11 +150,11 @@ def _numbers(problem: str, steps: Sequence[str]) -> Rows:
     rows, used, known, nowhere, linked = [], set(), set(stated) | _CONSTANTS, 0, 0
     before: set[float] = set()  # results of earlier steps
     for k, step in enumerate(steps, start=1):
-        here, computed = numbers(step), set(results(step))
-        used |= stated.intersection(here)
-        nowhere += len({x for x in here if x not in known and x not in computed})
-        linked += bool(before.intersection(here))
-        known.update(here)
+        stated_here, computed = numbers(step), set(results(step))
+        used |= stated.intersection(stated_here)
+        nowhere += len({x for x in stated_here if x not in known and x not in computed})
+        linked += bool(before.intersection(stated_here))
+        known.update(stated_here)
         before |= computed
         value = value_of_step(step)
         words = asked.intersection(_CONTENT.findall(step.lower()))
@@ -205,7 +205,7 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
         return np.full((len(tree.nodes), len(POOL)), np.nan)
     stated = of_problem(tree.problem)
     values = [[set(results(step)) - stated for step in chain] for chain in steps]  # computed, and not stated
-    said = collections.Counter(answer for answer in answers if answer is not None)
+    counts = collections.Counter(answer for answer in answers if answer is not None)
     holds = collections.Counter(value for chain in values for value in set().union(*chain))
     mean_steps = np.mean([len(chain) for chain in steps])
     cache: dict[Any, Rows] = {}
@@ -219,7 +219,7 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
             seen |= values[i][k]
             last = k == len(steps[i]) - 1
             answer = answers[i] if last else canonical_answer(value_of_step(step))
-            rest = said.copy()
+            rest = counts.copy()
             if answers[i] is not None:
                 rest[answers[i]] -= 1  # the chain itself is no witness
             share = rest[answer] / others if answer is not None else 0.0

@@ -95,8 +95,8 @@ class FusedVerifier:
     def read_as(self) -> str:
         """Describes the verifier in one line."""
         names = ", ".join(source.name for source in self.sources)
-        said = f"scores are of {self.semantics}, a chain's rule is {self.rule}"
-        return f"{self.name}: a fused verifier of {names}; {said}"
+        meaning = f"scores are of {self.semantics}, a chain's rule is {self.rule}"
+        return f"{self.name}: a fused verifier of {names}; {meaning}"
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def render_turns(
     if not template:
         raise ValueError("the tokenizer has chat templates only under names, and none is the default. Name one so")
     if not _ASKS_FOR_NONE.search(template):
-        messages = [{**said, "content": ""} if said["content"] is None else said for said in messages]
+        messages = [{**message, "content": ""} if message["content"] is None else message for message in messages]
     question = {"template": template, "messages": list(messages), "tokens": dict(chat.tokens), "turns": turns}
     answer = _worker.ask(question | {"tools": list(tools) or None}, SECONDS + 0.1 * len(turns))
     if answer is None:
@@ -146,8 +146,8 @@ def prompt_of(path: str | os.PathLike, message: str) -> str:
 
     Raises as `template_of` and `render`, and ValueError where the template does not hold the message once, as it is.
     """
-    said = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
-    before, after = _around(path, said, [_PROBLEM], reply=True)
+    question = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
+    before, after = _around(path, question, [_PROBLEM], reply=True)
     return before + "{problem}" + after
 
 
@@ -156,9 +156,11 @@ def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[s
 
     With `system`, a system message `{system}` stands before. Raises as `prompt_of`.
     """
-    said = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
-    said = [{"role": "system", "content": _SYSTEM}] * system + said
-    *parts, before, between, after = _around(path, said, [message["content"] for message in said], reply=False)
+    conversation = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
+    conversation = [{"role": "system", "content": _SYSTEM}] * system + conversation
+    *parts, before, between, after = _around(
+        path, conversation, [message["content"] for message in conversation], reply=False
+    )
     return "".join(part + "{system}" for part in parts) + before + "{problem}" + between, after
 
 
@@ -167,17 +169,19 @@ def trims(path: str | os.PathLike) -> bool:
 
     Raises as `prompt_of`.
     """
-    said = f"\t\n{_REPLY}\n\t"
+    reply_text = f"\t\n{_REPLY}\n\t"
     template, tokens = template_of(path)
-    messages = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": said}]
-    return said not in render(template, messages, tokens, reply=False)
+    messages = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": reply_text}]
+    return reply_text not in render(template, messages, tokens, reply=False)
 
 
-def _around(path: str | os.PathLike, said: list[dict[str, str]], messages: list[str], *, reply: bool) -> list[str]:
+def _around(
+    path: str | os.PathLike, conversation: list[dict[str, str]], messages: list[str], *, reply: bool
+) -> list[str]:
     """Returns the texts before, between and after the messages in what the model's template makes of them."""
     template, tokens = template_of(path)
     try:
-        text = render(template, said, tokens, reply=reply)
+        text = render(template, conversation, tokens, reply=reply)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     parts = []

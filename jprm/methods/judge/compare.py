@@ -87,22 +87,22 @@ class Comparison(ByCritiques):
             chains = chains_of(tree)
             if len(chains) < 2 and tree.kind != "pool":
                 raise ValueError(f"problem {tree.problem[:60]!r}: has one chain to compare: give the judge a pool")
-            said = ["\n".join(step_text(tree, i) for i in chain) for chain in chains]
-            known = list(dict.fromkeys(said))
+            texts = ["\n".join(step_text(tree, i) for i in chain) for chain in chains]
+            known = list(dict.fromkeys(texts))
             orders = list(self._shown(len(known)))
-            plans.append((tree, chains, said, known, orders))
+            plans.append((tree, chains, texts, known, orders))
             questions += [self.prompt.filled(tree.plain_problem, [known[i] for i in order]) for order in orders]
         written = iter(ask(self.policy, self.prompt, questions, self.samples, self.seed))
         results = []
-        for tree, chains, said, known, orders in plans:
+        for tree, chains, texts, known, orders in plans:
             critiques = [(order, critique) for order in orders for critique in next(written)]
             read_of = [(order, critique, self._read(critique, len(order))) for order, critique in critiques]
             score_of = dict(zip(known, _means(len(known), read_of), strict=True))
-            leaves = [chains[said.index(text)][-1] for text in known]
+            leaves = [chains[texts.index(text)][-1] for text in known]
             judged: list[ReadCritique] = [
                 ([leaves[i] for i in order], critique, reading) for order, critique, reading in read_of
             ]
-            results.append(({"score": _of_nodes(tree, chains, [score_of[text] for text in said])}, report(judged)))
+            results.append(({"score": _of_nodes(tree, chains, [score_of[text] for text in texts])}, report(judged)))
         return results
 
     def questions(self, tree: ReasoningTree) -> int:

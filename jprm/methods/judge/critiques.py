@@ -89,8 +89,8 @@ class JudgePrompt:
         written, problem = [], guarded(problem)
         for i, text in enumerate(map(guarded, steps)):
             if i:
-                said = critiques[i - 1] if self.converses else ""
-                written.append(_fill(self.separator, {"critique": said, "number": str(i)}))
+                critique = critiques[i - 1] if self.converses else ""
+                written.append(_fill(self.separator, {"critique": critique, "number": str(i)}))
             written.append(_fill(self.step, {"step": text, "number": str(i + 1), "index": str(i)}))
         values = {"problem": problem, "steps": "".join(written), "number": str(len(steps))}
         values |= {"before": "".join(written[:-2]) or self.none_before, "last": written[-1] if written else ""}

@@ -171,8 +171,8 @@ class Judge(ByCritiques):
         else:
             rounds = [paths]
         for at_depth in rounds:
-            said = [{path[-1]: a.critiques[0].text for a in of_tree for path in a.paths} for of_tree in answers]
-            asked = [self._questions(*question) for question in zip(trees, at_depth, said, strict=True)]
+            critique_of = [{path[-1]: a.critiques[0].text for a in of_tree for path in a.paths} for of_tree in answers]
+            asked = [self._questions(*question) for question in zip(trees, at_depth, critique_of, strict=True)]
             written = iter(self.ask([question for questions in asked for question in questions]))
             for answer, questions in zip(answers, asked, strict=True):
                 answer += [Asked(question, about, next(written)) for question, about in questions.items()]
@@ -183,12 +183,12 @@ class Judge(ByCritiques):
         return ask(self.policy, self.prompt, questions, self.samples, self.seed)
 
     def _questions(
-        self, tree: ReasoningTree, paths: Sequence[Sequence[int]], said: Mapping[int, str]
+        self, tree: ReasoningTree, paths: Sequence[Sequence[int]], critique_of: Mapping[int, str]
     ) -> dict[str, list[Sequence[int]]]:
         """Returns the paths that each question is about."""
         questions: dict[str, list[Sequence[int]]] = {}
         for path in paths:
-            steps, critiques = [step_text(tree, i) for i in path], [said.get(i, "") for i in path[:-1]]
+            steps, critiques = [step_text(tree, i) for i in path], [critique_of.get(i, "") for i in path[:-1]]
             questions.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
         return questions
 
@@ -315,8 +315,8 @@ class Rubric(ByCritiques):
         total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)
         reports = {name: judgement.report for name, judgement in judgements.items()}
-        report: dict[str, Any] = {key: sum(told[key] for told in reports.values()) for key in COUNTS}
+        report: dict[str, Any] = {key: sum(critiqued[key] for critiqued in reports.values()) for key in COUNTS}
         report["critiques"] = [
-            {"criterion": name} | entry for name, told in reports.items() for entry in told["critiques"]
+            {"criterion": name} | entry for name, critiqued in reports.items() for entry in critiqued["critiques"]
         ]
         return {"score": score_N} | {name: judgement.score_N for name, judgement in judgements.items()}, report

@@ -464,8 +464,8 @@ def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
     digests: list[bytes] = []
     for node in tree.nodes:
         above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
-        told = json.dumps([node.text, node.extra.get("tool_calls")]).encode()
-        digests.append(hashlib.sha256(above + b"\n" + told).digest())
+        content = json.dumps([node.text, node.extra.get("tool_calls")]).encode()
+        digests.append(hashlib.sha256(above + b"\n" + content).digest())
     return {i: digests[i] for i in tree.steps}
 
 

@@ -428,7 +428,9 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
                 continue
         requests = [(prefix, config.seed, config.k) for *_, prefix in asks]
         drawn = rollouts.draw(requests, tolerated=FAILED_IN_A_ROW) if asks else []
-        completions = [(search.record, prefix, said) for (search, _, prefix), said in zip(asks, drawn, strict=True)]
+        completions = [
+            (search.record, prefix, rollouts_of) for (search, _, prefix), rollouts_of in zip(asks, drawn, strict=True)
+        ]
         right = verifier.accepts(completions)
         judged = [list(zip(*pair, strict=True)) for pair in zip(drawn, right, strict=True)]
         waiting = [(search, steps, judgements) for (search, steps, _), judgements in zip(asks, judged, strict=True)]

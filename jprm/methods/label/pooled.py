@@ -49,14 +49,16 @@ def label_pooled(
         raise ValueError(f"{', '.join(map(str, files))}: two judges of one name: rename a file")
     check_output(output, *map(data.marker, files), *([gold] if gold else []))
     trees = list(trees_in(files[0]))
-    said = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
+    verdicts_of = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
     known = {} if gold is None else _verdicts(trees_in(gold), thresholds[len(files)])
     steps = [step_keys(tree) for tree in trees]
     problem_of = {key: tree.problem for tree, keys in zip(trees, steps, strict=True) for key in keys.values()}
-    judged = [key for key in problem_of if any(verdicts.get(key) is not None for verdicts in said)]
-    if not any(key in verdicts for verdicts in said[1:] for key in problem_of):
+    judged = [key for key in problem_of if any(verdicts.get(key) is not None for verdicts in verdicts_of)]
+    if not any(key in verdicts for verdicts in verdicts_of[1:] for key in problem_of):
         raise ValueError(f"{', '.join(map(str, files[1:]))}: have no step of {files[0]}: are these the same chains?")
-    verdict_NJ = np.array([[-1 if (v := verdicts.get(key)) is None else v for verdicts in said] for key in judged])
+    verdict_NJ = np.array(
+        [[-1 if (v := verdicts.get(key)) is None else v for verdicts in verdicts_of] for key in judged]
+    )
     index_of = {key: n for n, key in enumerate(judged)}
     gold_of = {key: v for key, v in known.items() if v is not None and key in index_of}
     if gold is not None and not gold_of:
@@ -121,16 +123,16 @@ def pooled(
 
     value, probability_N = fitted(None)
     drawn = draws(lambda weight_RN: np.stack([fitted(w)[0] for w in weight_RN]), problems, RESAMPLES, seed=seed)
-    told = [interval(Draws(value[i], drawn.drawn_R[:, i], drawn.groups)).json() for i in range(len(value))]
+    figures_of = [interval(Draws(value[i], drawn.drawn_R[:, i], drawn.groups)).json() for i in range(len(value))]
     pairs_NVV = crowd.coincidences([[v for v in row if v >= 0] for row in verdict_NJ.tolist()])
     alpha = draws(lambda w: crowd.alpha_of(np.einsum("rn,nab->rab", w, pairs_NVV)), problems, RESAMPLES, seed=seed)
     judges: dict[str, Mapping[str, Any]] = {
-        name: {"verdicts": int((verdict_NJ[:, j] >= 0).sum()), "found": told[2 * j + WRONG],
-               "false_alarm": told[2 * j + CORRECT]}
+        name: {"verdicts": int((verdict_NJ[:, j] >= 0).sum()), "found": figures_of[2 * j + WRONG],
+               "false_alarm": figures_of[2 * j + CORRECT]}
         for j, name in enumerate(names)
     }  # fmt: skip
     figures: dict[str, Any] = {"steps": len(verdict_NJ), "problems": len(set(problems)), "gold": len(gold_K)}
-    figures |= {"judges": judges, "error_rate": told[-1], "alpha": interval(alpha, fraction=False).json()}
+    figures |= {"judges": judges, "error_rate": figures_of[-1], "alpha": interval(alpha, fraction=False).json()}
     if len(gold_K):
         model = crowd.dawid_skene(verdict_NJ)
         a, b = crowd.correction(model.posterior_NC[:, CORRECT], gold_K, index_K)

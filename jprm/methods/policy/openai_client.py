@@ -477,7 +477,9 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
     Thoughts without a text are not at their end.
     """
     text = message.get("content")
-    thoughts = next((said for name in THOUGHTS[:2] if isinstance(said := message.get(name), str) and said.strip()), "")
+    thoughts = next(
+        (value for name in THOUGHTS[:2] if isinstance(value := message.get(name), str) and value.strip()), ""
+    )
     if not thoughts or not (text is None or isinstance(text, str)) or "</think" in (text or ""):
         return text
     return f"<think>\n{thoughts.strip()}" + (f"\n</think>\n\n{text}" if text else "")
@@ -514,20 +516,20 @@ def _logprobs(
 ) -> tuple[float | None, tuple[tuple[str, float], ...], tuple[dict[str, float], ...]]:
     """Returns the sum of the tokens' log-probabilities, each with its token's text, and the likeliest tokens in the
     place of each, by their text. None and () for what is unknown."""
-    told = choice.get("logprobs")
+    logprobs = choice.get("logprobs")
     values: Any
     texts: Any
-    if not config.logprobs or not isinstance(told, Mapping):
+    if not config.logprobs or not isinstance(logprobs, Mapping):
         return None, (), ()
     if config.endpoint == "chat":
-        content = told.get("content")
+        content = logprobs.get("content")
         content = content if isinstance(content, list) else [None]
         tokens = [token if isinstance(token, Mapping) else {} for token in content]
         values, texts, places = ([token.get(key) for token in tokens] for key in ("logprob", "token", "top_logprobs"))
         others = [[(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
                   for place in places if isinstance(place, list)]  # fmt: skip
     else:
-        values, texts, places = (told.get(key) for key in ("token_logprobs", "tokens", "top_logprobs"))
+        values, texts, places = (logprobs.get(key) for key in ("token_logprobs", "tokens", "top_logprobs"))
         others = [place.items() for place in places or () if isinstance(place, Mapping)]
     if not isinstance(values, list) or not all(_is_number(x) and -1e300 < x < 1e300 for x in values):
         return None, (), ()  # samples are kept as JSON, which has no NaN

@@ -99,9 +99,9 @@ class Rollout:
     def messages(self) -> list[dict[str, Any]]:
         """Returns an episode's messages up to its last turn. A turn that the world did not take is its text."""
         assert self.episode is not None
-        turns, said = self.episode["turns"], self.episode["messages"]
+        turns, all_messages = self.episode["turns"], self.episode["messages"]
         cut = [{"role": "assistant", "content": text} for text in self.steps[len(turns) :]]
-        return [*(said if cut else said[: turns[-1] + 1]), *cut] if turns or cut else list(said)
+        return [*(all_messages if cut else all_messages[: turns[-1] + 1]), *cut] if turns or cut else list(all_messages)
 
     def json(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them; float32 survives it."""
@@ -283,10 +283,10 @@ def rollout_of_episode(played: Played) -> Rollout:
     """Returns the sample of an episode in a world: a step is a turn."""
     edge_T = np.flatnonzero(np.diff(played.sampled_T.astype(np.int8), prepend=1, append=1))
     episode = played.episode
-    told = {"messages": list(episode.messages), "turns": list(episode.turns), "reward": episode.reward}
+    episode_fields = {"messages": list(episode.messages), "turns": list(episode.turns), "reward": episode.reward}
     return Rollout(
         played.ids, played.log_probability_T, played.turn_stop, played.texts, played.ended, played.prompt,
-        tuple((int(a), int(b)) for a, b in edge_T.reshape(-1, 2)), {**told, "error": episode.error},
+        tuple((int(a), int(b)) for a, b in edge_T.reshape(-1, 2)), {**episode_fields, "error": episode.error},
     )  # fmt: skip
 
 

@@ -345,8 +345,8 @@ class LiveJudge(Rescorer):
         judge: Judge = self.prm
         paths, questions = [path_to(parent, self._parent) for parent in parents], []
         for (root, *path), step in zip(paths, steps, strict=True):
-            texts, said = [*(self._text[i] for i in path), step], [self._said[i] for i in path]
-            questions.append(judge.prompt.filled(self._text[root], texts, said))
+            texts, earlier = [*(self._text[i] for i in path), step], [self._said[i] for i in path]
+            questions.append(judge.prompt.filled(self._text[root], texts, earlier))
         distinct = list(dict.fromkeys(questions))
         written = dict(zip(distinct, judge.ask(distinct), strict=True))
         self.tokens += sum(critique.tokens for critiques in written.values() for critique in critiques)

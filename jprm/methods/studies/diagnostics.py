@@ -291,7 +291,7 @@ _IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
 
 def number(chain: Record) -> Record | None:
     """Makes the last whole number of a step one larger."""
-    return _made_wrong(chain, _NUMBER, lambda said: str(int(said) + 1), last=True)
+    return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
 
 
 def negated(chain: Record) -> Record | None:
@@ -534,15 +534,15 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     of_rule = [name for name in flaws if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
     flaws = [name for name in flaws if name not in of_rule]
     missing = [name for name, row in rows if "not_computed" in row]
-    said = f"{len(flaws)} of {len(rows) - len(missing)} computed are findings"
-    said += f" ({'; '.join(flaws)})." if flaws else "."
+    sentence = f"{len(flaws)} of {len(rows) - len(missing)} computed are findings"
+    sentence += f" ({'; '.join(flaws)})." if flaws else "."
     if of_rule:
         rules = ", ".join(name.rsplit(", ", 1)[1] for name in of_rule)
-        said += f" Chains score by their length under {rules}, as such rules do with any scorer."
+        sentence += f" Chains score by their length under {rules}, as such rules do with any scorer."
     if missing:
-        said += f" Not computed: {'; '.join(missing)}."
+        sentence += f" Not computed: {'; '.join(missing)}."
     kind = "bad" if flaws else "open" if missing or not rows else "good"
-    yield Finding("Diagnostics", None, note=said, kind=kind)
+    yield Finding("Diagnostics", None, note=sentence, kind=kind)
 
 
 BENCHMARK = Benchmark(

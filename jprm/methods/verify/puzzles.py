@@ -41,8 +41,8 @@ def brackets(problem: str, steps: Sequence[str]) -> int:
             at += 1
             if _symbols(read[2]) != stack:
                 return i
-        elif said := re.search(r'final stack is "(.*)"', step):
-            if at < len(symbols) or _symbols(said[1]) != stack:
+        elif stack_match := re.search(r'final stack is "(.*)"', step):
+            if at < len(symbols) or _symbols(stack_match[1]) != stack:
                 return i
         elif "pop out" in step:
             if re.findall(r'"(.)"', step) != stack[::-1]:
@@ -90,11 +90,11 @@ def arithmetic(problem: str, steps: Sequence[str]) -> int:
     whole, names = value_of(problem.rstrip(" ="), {}), {}
     for i, step in enumerate(steps):
         text, _, answer = step.partition("So the answer is")
-        if i == 0 and (said := re.search(r'written as "([^"]*)"', text)):
+        if i == 0 and (match := re.search(r'written as "([^"]*)"', text)):
             for name, expression in re.findall(r"\b([A-Z]) = ([^=A-Z]+?)(?:,| and|\.$|$)", text):
                 if (value := value_of(expression, {})) is not None:
                     names[name] = value
-            written = value_of(said[1], names)
+            written = value_of(match[1], names)
             if written is not None and written != whole:
                 return i
             continue
@@ -102,8 +102,8 @@ def arithmetic(problem: str, steps: Sequence[str]) -> int:
         known = [value for value in values if value is not None]
         if len(set(known)) > 1 or (answer and known and known[0] != whole):
             return i
-        said = value_of(answer.strip(" ."), {}) if answer else None
-        if said is not None and said != whole:
+        stated = value_of(answer.strip(" ."), {}) if answer else None
+        if stated is not None and stated != whole:
             return i
     return -1
 
@@ -136,8 +136,8 @@ def swaps(problem: str, steps: Sequence[str]) -> int:
             a, b = pairs[i - 1]
             if a in holds and b in holds:
                 holds[a], holds[b] = holds[b], holds[a]
-        told = re.findall(r"\b([A-Z]\w*): ([^,:]+?)(?=,|\.\s|\.?$| So the)", step)
-        for name, thing in told:
+        assignments = re.findall(r"\b([A-Z]\w*): ([^,:]+?)(?=,|\.\s|\.?$| So the)", step)
+        for name, thing in assignments:
             person = next((person for person in people if person == name or person[0] == name), None)
             if person and _thing(thing) and not _alike(_thing(thing), holds[person]):
                 return i
