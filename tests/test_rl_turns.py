@@ -74,7 +74,7 @@ def folder(tmp_path_factory):
     heads = {"policy": test_turns.MODEL, "prm": dataclasses.replace(test_turns.MODEL, head="binary")}
     for name, model in heads.items():
         config = {"eos_token": "<end>", "chat_template": test_turns.TEMPLATE}
-        save(folder / name, test_turns.tokenizer().inner, config, model, test_turns.weights(model=model))
+        save(folder / name, test_turns.words_tokenizer().inner, config, model, test_turns.weights(model=model))
     (folder / "world.py").write_text(WORLD)
     problems = [{"problem": "".join(letters)} for letters in itertools.product("abc", repeat=3)]
     write_records(folder / "problems.jsonl", problems[:20])
