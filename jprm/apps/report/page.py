@@ -7,7 +7,6 @@ page's head forbids the browser any request.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import itertools
 import json
@@ -24,7 +23,7 @@ from matplotlib.figure import Figure as Canvas
 
 import jprm
 from jprm.apps.report.collect import Page, collect, ranked
-from jprm.apps.report.runs import training
+from jprm.apps.report.runs import Line, line_plot, training
 from jprm.apps.web import text_of_file
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, check_output, check_version
@@ -410,11 +409,9 @@ def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
             score = [100 * row["proxy"] for row in rows]
             lines.append(Line(f"{name}: PRM's lowest score x 100", x, score, colour, "--"))
     title = "Right answers and the PRM's score, by run"
-    return Figure(
-        name="runs-together", title=title, description=f"{title}, at every evaluation.", caption=title,
-        note="Where a run's dashed line rises and its solid one falls, the policy has learnt what the PRM overrates.",
-        draw=functools.partial(_draw, lines=lines, x_label="update"),
-    )  # fmt: skip
+    note = "Where a run's dashed line rises and its solid one falls, the policy has learnt what the PRM overrates."
+    said = f"{title}, at every evaluation."
+    return line_plot("runs-together", title, lines, description=said, note=note, x_label="update", few=True)
 
 
 def blocks(name: str, result: dict[str, Any]) -> Iterator[Block]:
@@ -455,39 +452,15 @@ def blocks(name: str, result: dict[str, Any]) -> Iterator[Block]:
     yield _figure(name, "lengths", "Lengths", rows, lengths)
 
 
-class Line(NamedTuple):
-    """A named curve over the evaluations."""
-
-    label: str
-    x: Sequence[float]
-    values: Sequence[float]
-    colour: str = COLOURS[0]
-    style: str = "-"
-
-
-def _draw(figure: Any, lines: Sequence[Line], x_label: str) -> None:
-    axes = figure.subplots()
-    for line in lines:
-        axes.plot(line.x, line.values, line.style, color=line.colour, marker="o", markersize=3, label=line.label)
-    axes.set_xlabel(x_label)
-    if x_label == "update":
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="y")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
-
-
 def _figure(
     name: str, what: str, title: str, rows: Sequence[dict], values: Mapping[str, Sequence[float]], by_kl: bool = False
 ) -> Figure:
     """Returns a plot of one run's figures, by name, over its updates or its distance from the start."""
     x = [row["kl"] or 0.0 for row in rows] if by_kl else [row["update"] for row in rows]
     lines = [Line(label, x, y, colour) for (label, y), colour in zip(values.items(), COLOURS, strict=False)]
-    return Figure(
-        name=f"{what}-{slug(name)}", title=title, description=f"{title} at the evaluations of {name}.", caption=title,
-        note="A point is an evaluation on the held-out problems, with the same random numbers each time.",
-        draw=functools.partial(_draw, lines=lines, x_label="KL from the start, nats a token" if by_kl else "update"),
-    )  # fmt: skip
+    note = "A point is an evaluation on the held-out problems, with the same random numbers each time."
+    said, x_label = f"{title} at the evaluations of {name}.", "KL from the start, nats a token" if by_kl else "update"
+    return line_plot(f"{what}-{slug(name)}", title, lines, description=said, note=note, x_label=x_label, few=True)
 
 
 def _add_chains(chains: dict[str, Any], name: str, result: dict[str, Any]) -> None:

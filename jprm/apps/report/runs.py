@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict
 
@@ -177,14 +178,19 @@ def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
     """Yields the figures of runs, given by name and folder. A folder without metrics is left out."""
     lines = {name: _there(folder) for name, folder in runs}
     for name, title, metrics in PLOTS:
-        curves = [
-            (run, metric, points)
-            for run, logged in lines.items()
-            for metric in metrics
-            if (points := [(line["step"], line[metric]) for line in logged if metric in line and "step" in line])
-        ]
-        if curves:
-            yield _curves(name, title, metrics, curves)
+        drawn = []
+        for (run, logged), colour in zip(lines.items(), itertools.cycle(COLOURS)):
+            for metric, style in zip(metrics, ("-", "--"), strict=False):
+                points = [(line["step"], line[metric]) for line in logged if metric in line and "step" in line]
+                if points:
+                    label = run if metric == metrics[0] else None
+                    drawn.append(Line(label, *zip(*points, strict=True), colour=colour, style=style))
+        if drawn:
+            there = [
+                run for run, logged in lines.items() if any(metric in line for line in logged for metric in metrics)
+            ]
+            said = f"{title} of {', '.join(there)} by step."
+            yield line_plot(f"training-{name}", title, drawn, description=said, note=NOTE)
 
 
 def _there(folder: str | os.PathLike) -> list[dict[str, Any]]:
@@ -195,25 +201,34 @@ def _there(folder: str | os.PathLike) -> list[dict[str, Any]]:
         return []
 
 
-def _curves(name: str, title: str, metrics: Sequence[str], curves: Sequence[tuple[str, str, list]]) -> Figure:
-    names = list(dict.fromkeys(run for run, *_ in curves))
+class Line(NamedTuple):
+    """A curve; one without a label has the colour of one that has it."""
+
+    label: str | None
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str = COLOURS[0]
+    style: str = "-"
+
+
+def line_plot(
+    name: str, title: str, lines: Sequence[Line], *, description: str, note: str, x_label: str = "step",
+    few: bool = False,
+) -> Figure:  # fmt: skip
+    """Returns the plot of lines. Of `few` points each is a dot, over an axis that begins with 0."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        for run, metric, points in curves:
-            colour = COLOURS[names.index(run) % len(COLOURS)]
-            style: dict[str, Any] = {"label": run} if metric == metrics[0] else {"linestyle": "--"}
-            axes.plot(*zip(*points, strict=True), color=colour, **style)
-        axes.set_xlabel("step")
-        axes.set_title(title, loc="left", fontsize="medium")
+        for line in lines:
+            axes.plot(line.x, line.y, line.style, color=line.colour, label=line.label, marker="o" if few else "",
+                      markersize=3)  # fmt: skip
+        axes.set_xlabel(x_label)
+        if few:
+            axes.xaxis.get_major_locator().set_params(integer=x_label == "update")
+            axes.set_ylim(bottom=0)
+        else:
+            axes.set_title(title, loc="left", fontsize="medium")
         axes.grid(axis="y")
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
 
-    return Figure(
-        name=f"training-{name}",
-        title=title,
-        description=f"{title} of {', '.join(names)} by step.",
-        caption=title,
-        note=NOTE,
-        draw=draw,
-    )
+    return Figure(name=name, title=title, description=description, caption=title, note=note, draw=draw)
