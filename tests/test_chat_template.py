@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from published import LLAMA_CHAT, QWEN_CHAT
-from refusing import refused
+from refusing import bad, refused
 from tiny_rl import POLICY, save_run
 
 from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
@@ -87,31 +87,12 @@ def test_a_folder_without_a_use_is_refused(tmp_path, config, message):
     refused(ValueError, message, prompt_of, folder_with(tmp_path, config), "{problem}")
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{% if %}", "fails: "),
-        ("{{ raise_exception('one user message only') }}", "message"),
-        ("{{ strftime_now('%d') }}", '"strftime_now": '),  # a prompt does not depend on the day
-        ("{{ messages | random }}", "random"),  # nor on chance
-        ("{{ lipsum() }}", "lipsum"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ cycler.__init__.__globals__.os.system('true') }}", "unsafe"),
-        ("{% include '/etc/passwd' %}", "no loader"),
-        ("{{ range(10**6) | list | length }}", "Range"),
-        ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "1,048,576"),
-        ("{{ 'a' * 10**11 }}", "memory"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
-        ("{{ 'é' }}" * 9, None),  # the worker answers again
-    ],
-)
+@pytest.mark.parametrize(("template", "message"), bad("a hostile chat template"))
 def test_a_hostile_template_ends_itself_alone(template, message, monkeypatch):
+    """Among them what depends on the day, or on chance, as no prompt may."""
     monkeypatch.setattr(chat_template, "SECONDS", 1.0)
-    if message is None:
-        assert render(template, ASK, TOKENS) == "é" * 9
-        return
     refused(ValueError, message, render, template, ASK, TOKENS)
+    assert render("{{ 'é' }}" * 9, ASK, TOKENS) == "é" * 9  # the worker answers again
 
 
 def test_a_short_conversation_does_not_wait_for_a_long_one(monkeypatch):

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 import pytest
-from refusing import refused
+from refusing import bad, refused
 from tiny_run import WORDS, chains, pool_of, trees
 
 from jprm.apps import cli
@@ -354,20 +354,7 @@ def test_half_written_caches_are_named(done, tmp_path):
     refused(ValueError, "results.json", suites.read_results, tmp_path / "copy")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"benchmarks": {}}, "benchmarks: unknown"),
-        ({"neutral": "maybe"}, "'maybe'"),
-        ({"steps": {"data": []}}, "steps.data"),
-        ({"steps": {"files": ["rated.jsonl"]}}, "object"),
-        ({"steps": {"data": ["absent.jsonl"]}}, "absent.jsonl"),
-        ({"calibration": {"data": ["hard.json"], "calibrate": ["no.json"]}}, "no.json"),
-        ({"processbench": {"data": ["hard.json"], "calibrate": ["hard.json", "easy.json"]}}, "one threshold"),
-        ({"seed": "0"}, "seed"),
-        ({"seed": 2**63}, "9223372036854775808"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), bad("a suite of benchmarks"))
 def test_a_wrong_suite_is_named(folder, change, said):
     path = folder / "wrong.json"
     path.write_text(json.dumps(whole() | change))

@@ -1,14 +1,15 @@
 """Settings that mean nothing: each is one error, before any work, that names the field or the value.
 
-`refused_settings.json` has the changes of good settings, by what reads them, and what the message has.
+`refused_settings.json` has the changes of good settings, by what reads them, and what the message has; the kinds that
+need a file or a run of their own are read where their tests are.
 """
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 import pytest
+from refusing import SETTINGS, bad
 from test_experiment_config import EXPERIMENT
 from test_huggingface import configured
 from tiny import TINY
@@ -24,7 +25,6 @@ from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.verify import sandbox
 from jprm.model.transformer import check_model
 
-REFUSED = json.loads((pathlib.Path(__file__).parent / "refused_settings.json").read_text(encoding="utf-8"))
 READERS: dict[str, Any] = {
     "an experiment's overrides": lambda folder, values: override(EXPERIMENT, [values]),
     "a model": lambda folder, values: check_model(dataclasses.replace(TINY, **values)),
@@ -49,12 +49,10 @@ def as_tuples(values):
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "named"), [(kind, *case) for kind, about in REFUSED.items() for case in about["bad"]]
-)
+@pytest.mark.parametrize(("kind", "changes", "named"), [(kind, *case) for kind in READERS for case in bad(kind)])
 def test_what_means_nothing_is_refused_by_name(tmp_path, monkeypatch, kind, changes, named):
     monkeypatch.setattr(sandbox, "require", lambda: None)
-    good, in_file = REFUSED[kind]["good"], "file" in kind or "config.json" in kind
+    good, in_file = SETTINGS[kind]["good"], "file" in kind or "config.json" in kind
     values = changes if isinstance(changes, str) else good | (changes if in_file else as_tuples(changes))
     with pytest.raises(ValueError) as error:
         READERS[kind](tmp_path, values)

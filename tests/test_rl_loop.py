@@ -9,18 +9,19 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from refusing import refused
+from refusing import bad, refused
 from tiny_rl import chain, experiment, make, refresh
 from tiny_run import lines, one_device, untimed
 
 from jprm.apps.report.page import report
 from jprm.checkpoints.store import load_params
-from jprm.experiment import read
+from jprm.experiment import read, to_json
 from jprm.methods.rl import loop, rollout, samples, sampling
-from jprm.methods.rl.config import GuardConfig, RefreshConfig
+from jprm.methods.rl.config import RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.rollout import pass_at
 from jprm.model.mesh import make_mesh
+from jprm.options import from_json
 from jprm.score.scale import PROBABILITY
 from jprm.train.callbacks import Watchdog
 
@@ -189,26 +190,10 @@ def test_the_page_of_a_run_tells_its_verdict_and_shows_what_the_prm_overrates(wh
     refused(ValueError, "rl.json", report, [folder, tmp_path], tmp_path / "page.html")
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"prm": ""}, "credit.name='min_form'"),
-        ({"credit": CreditConfig("implicit", "rloo", "constant", length=16)}, "probabilities"),
-        ({"objective_options": {"ratio": "sequence"}}, "norm='last'"),
-        ({"minibatches": 3}, "problems_an_update=4"),
-        ({"objective_options": {"temperature": 0.5}}, "temperature"),
-        ({"guards": GuardConfig(kl_budget=0.1), "reference": False}, "needs reference=true"),
-        ({"tokens": 32, "method": "dpo"}, "max_tokens=16"),
-        ({"method": "dpo", "objective_options": {"loss": "dpo"}}, "objective_options.loss"),
-        ({"method": "step_dpo", "reference": False}, "`reference`"),
-        ({"stale": 1, "method": "demonstrations"}, "methods"),
-        ({"prm": "", "refresh": RefreshConfig(4), "method": "rejection"}, "refresh.every=4"),
-        ({"verifier": "tiny_rl:nothing"}, "verifier='tiny_rl:nothing'"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", bad("a run of reinforcement learning"))
 def test_what_does_not_fit_is_refused_before_a_run_begins(data, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message), one_device():
-        loop.train(experiment(data, **changes), tmp_path / "run")
+        loop.train(from_json(RLExperiment, to_json(experiment(data)) | changes), tmp_path / "run")
     assert not list(tmp_path.rglob("checkpoints/*"))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusing import refused
+from refusing import bad, refused
 from safetensors.numpy import save_file
 
 from jprm.checkpoints.safetensors import INDEX, Tensors
@@ -54,21 +54,10 @@ def test_shards_are_one_set_of_tensors(tmp_path):
     refused(ValueError, "tensor c", tensors.tensor, "c")
 
 
-@pytest.mark.parametrize(
-    ("weight_map", "error", "message"),
-    [
-        ({"a": "model-1.safetensors", "b": "model-3.safetensors"}, FileNotFoundError, "model-3.safetensors"),
-        ({"a": "model-1.safetensors", "c": "model-2.safetensors"}, ValueError, "tensor"),
-        ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, ValueError, "tensor"),
-        ({"a": "../model-1.safetensors"}, ValueError, "'../model-1.safetensors'"),
-        ({"a": "/etc/passwd"}, ValueError, "plain"),
-        ({"a": "..\\x"}, ValueError, "plain"),
-        ({"a": "pytorch_model-1.bin"}, ValueError, "Convert"),
-        ({}, ValueError, "weight_map"),
-    ],
-)
-def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, weight_map, error, message):
-    refused(error, message, Tensors, sharded(tmp_path / "m", weight_map=weight_map))
+@pytest.mark.parametrize(("weight_map", "message"), bad("an index of safetensors"))
+def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, weight_map, message):
+    folder = sharded(tmp_path / "m", weight_map=weight_map)
+    refused(FileNotFoundError if "model-3" in message else ValueError, message, Tensors, folder)
 
 
 def test_tensors_that_are_named_twice_are_refused(tmp_path):

@@ -260,18 +260,7 @@ def test_a_beam_from_a_server(folder, monkeypatch):
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     load_good(monkeypatch)
     (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "backoff_s": 0.05}))
-    args = [
-        "search",
-        "beam",
-        "--width",
-        "1",
-        "--expand",
-        "3",
-        "--policy",
-        str(folder / "policy.json"),
-        "--model",
-        "run",
-    ]
+    args = f"search beam --width 1 --expand 3 --policy {folder}/policy.json --model run".split()
     args += ["--input", str(folder / "problems.jsonl"), "--output", str(folder / "out.jsonl"), "--budget", "100"]
     try:
         assert cli.main(args) == 0
