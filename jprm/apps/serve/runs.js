@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const at = (id) => document.getElementById(id), HEIGHT = 220, EVERY = 3000;
+  const at = (id) => document.getElementById(id), { element } = chains, HEIGHT = 220, EVERY = 3000;
   const PLOTS = [
     { title: "Loss", curves: ["loss", "valid_loss"] },
     { title: "AUROC", curves: ["auroc", "valid_auroc"] },
@@ -17,12 +17,6 @@
   const weight = () => Number(at("smooth").value), inHours = () => at("axis").value === "hours";
   const place = (x) => (inHours() ? `${short(x)} h` : `step ${x}`);
 
-  function element(name, className, text) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
   function drawn(name, attributes, text) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);

@@ -25,7 +25,7 @@ from jprm.io.jsonl import parse
 from jprm.io.storage import Place, path_of
 from jprm.tree import RecordError
 
-FILES = files_of("jprm.apps.web", "base.css", "app.css", "call.js", at="/runs/")
+FILES = files_of("jprm.apps.web", "base.css", "app.css", "call.js", "chain.js", at="/runs/")
 FILES |= files_of("jprm.apps.serve", "runs.css", "runs.js", at="/runs/")
 """The page's files."""
 
