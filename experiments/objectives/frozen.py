@@ -21,7 +21,6 @@ import tyro
 from experiments.objectives import data, heads, language, measure, recipes
 from experiments.studies.drift import drift
 from jprm import objectives
-from jprm.experiment import semantics
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
 from jprm.score.aggregate import DEFAULT_RULE
@@ -49,7 +48,7 @@ def cell(
     train, states = pathlib.Path(experiment.data.train[0]), out / "states"
     known = kind.known(train, states / f"{source}_{train.stem}", problems, experiment.data.supervise)
     score = kind.fitted(experiment, known, fitted)
-    rule, results, before = DEFAULT_RULE[semantics(experiment, beta)], {}, None
+    rule, results, before = DEFAULT_RULE[experiment.semantics if beta is None else "implicit"], {}, None
     for name, path in {"valid": files.valid, **files.tests}.items():
         if name == "held_out_values":  # of heads with bounds
             continue
