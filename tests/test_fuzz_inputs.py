@@ -3,13 +3,12 @@
 import contextlib
 import copy
 import json
-import threading
 
 import pytest
 from hostile import programs as hostile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_server import Server, reply
+from stub_server import reply, serving
 from test_tree import exact, json_value, records
 
 from jprm.io.jsonl import dump, parse
@@ -77,11 +76,8 @@ def test_an_odd_record_is_read_exactly_or_refused_in_one_line(data):
 
 @pytest.fixture(scope="module")
 def server():
-    running = Server(None)
-    threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
-    yield running
-    running.shutdown()
-    running.server_close()
+    with serving(None) as running:
+        yield running
 
 
 def test_a_long_finish_reason_is_shortened(server):

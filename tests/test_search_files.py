@@ -2,12 +2,11 @@
 
 import json
 import math
-import threading
 
 import numpy as np
 import pytest
 from refusing import refused
-from stub_server import Server, reply
+from stub_server import reply, serving
 from toy_policy import Markov
 from toy_search import Script, Table
 
@@ -256,17 +255,12 @@ def test_a_beam_from_a_server(folder, monkeypatch):
             return reply("good so\n\n" if body["seed"] % 3 else "bad so\n\n", tokens=2, stop_reason="\n\n")
         return reply(f"good. The answer is {1 if 'good' in body['prompt'] else 0}", tokens=5, stop_reason=None)
 
-    server = Server(arithmetic)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     load_good(monkeypatch)
-    (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "backoff_s": 0.05}))
-    args = f"search beam --width 1 --expand 3 --policy {folder}/policy.json --model run".split()
-    args += ["--input", str(folder / "problems.jsonl"), "--output", str(folder / "out.jsonl"), "--budget", "100"]
-    try:
-        assert cli.main(args) == 0
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(arithmetic) as server:
+        (folder / "policy.json").write_text(json.dumps({"url": server.url, "model": "tiny", "backoff_s": 0.05}))
+        args = f"search beam --width 1 --expand 3 --policy {folder}/policy.json --model run --budget 100"
+        args += f" --input {folder}/problems.jsonl --output {folder}/out.jsonl"
+        assert cli.main(args.split()) == 0
     spent = [record["search"]["policy_tokens"] for record in read_records(folder / "out.jsonl")]
     assert sum(spent) == 5 * (3 * 2 + 3 * 5)
     # An attempt that finds the server's queue full is made again: the same prompt and seed.
