@@ -15,8 +15,7 @@ from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.decoding.decode import top_entropy
 from jprm.methods.decoding.sample_cache import PolicyError
-from jprm.methods.policy.protocol import Prefix, Sample
-from jprm.methods.search.growing_tree import Problem
+from jprm.methods.policy.protocol import Prefix, Problem, Sample
 from jprm.methods.search.pools import pool, sample_file
 from jprm.tree import RecordError, read_records, tree_of
 

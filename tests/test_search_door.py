@@ -6,8 +6,9 @@ import sys
 import pytest
 from toy_search import Script, Table
 
+from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.files import answers_of, choose
-from jprm.methods.search.growing_tree import METHODS, Problem, find
+from jprm.methods.search.growing_tree import METHODS, find
 from jprm.methods.search.lockstep import SearchConfig, search
 
 METHOD = '''

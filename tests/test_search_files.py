@@ -18,6 +18,7 @@ from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.evaluate.conformal import accept_threshold
 from jprm.methods.policy import load as policies
+from jprm.methods.policy.protocol import Problem, read_problems
 from jprm.methods.search import files, lockstep
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
@@ -27,12 +28,11 @@ from jprm.methods.search.files import (
     calibrate,
     choose,
     filter_file,
-    read_problems,
     record,
     search_file,
     vote,
 )
-from jprm.methods.search.growing_tree import GrowingTree, Problem
+from jprm.methods.search.growing_tree import GrowingTree
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.tree import RecordError, read_records, record_of, tree_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from toy_policy import Markov
 
+from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.beam import Beam
-from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.tree import Node, ReasoningTree
 

@@ -19,9 +19,8 @@ from jprm.apps.serve.engine import BATCH_TOKENS, SHORT, Engine
 from jprm.apps.serve.judges import JudgeEngine
 from jprm.apps.serve.pieces import PIECE, Abandoned, InPieces, Work
 from jprm.methods.judge.compare import Comparison
-from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Problem, Sample
 from jprm.methods.search.beam import Beam
-from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.tree import tree_of
 

@@ -26,9 +26,8 @@ from experiments.bench import yardsticks
 from experiments.bench.score_speed import made_up_prm
 from jprm.methods.data.readers import find
 from jprm.methods.decoding.cache import SHORTEST_STEP, LiveTrees
-from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.protocol import Prefix, Problem, Sample
 from jprm.methods.search.beam import Beam
-from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.rows import padded_size
 

@@ -32,11 +32,10 @@ from jprm.methods.evaluate.blocks import show as show_tables
 from jprm.methods.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.methods.evidence.fit import fit
 from jprm.methods.evidence.sources import DEFAULT
-from jprm.methods.policy.protocol import Policy
+from jprm.methods.policy.protocol import Policy, Problem
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
 from jprm.methods.search.files import answers_of, choose
-from jprm.methods.search.growing_tree import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 from jprm.statistics import auroc, bootstrap, weighted_mean

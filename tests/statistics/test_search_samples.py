@@ -4,7 +4,7 @@ import numpy as np
 from toy_policy import Markov
 from toy_search import Script, Table
 
-from jprm.methods.search.growing_tree import Problem
+from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 

@@ -29,9 +29,10 @@ from jprm.apps.serve.score import EXAMPLE, OF_MODEL, Model, RuleName
 from jprm.apps.web.http import LAST_EVENT, Refusal, RequestFields, event, fields_of, json_of, read_request
 from jprm.methods.agents.free_text import exchange
 from jprm.methods.decoding.sample_cache import PolicyError
+from jprm.methods.policy.protocol import Problem
 from jprm.methods.scored_files import identity
 from jprm.methods.search.files import accept, calibrate, record, way_of
-from jprm.methods.search.growing_tree import METHODS, Choice, GrowingTree, Problem, find
+from jprm.methods.search.growing_tree import METHODS, Choice, GrowingTree, find
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.options import OptionError, values_of
 from jprm.tree import ReasoningTree, path_to

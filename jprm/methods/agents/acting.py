@@ -32,8 +32,7 @@ from jprm.methods.decoding.sampler import Sampler
 from jprm.methods.decoding.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.methods.formats.chat_template import template_of
 from jprm.methods.policy import load as policies
-from jprm.methods.policy.protocol import Prefix, Sample, Until
-from jprm.methods.search.files import read_problems
+from jprm.methods.policy.protocol import Prefix, Sample, Until, read_problems
 from jprm.methods.search.lockstep import Rescorer
 from jprm.methods.verify.verifiers import Outcome, Verifier
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of

@@ -1,10 +1,15 @@
-"""Policies: given prefixes of chains, they sample next steps or whole completions."""
+"""Policies: given problems, or prefixes of chains, they sample next steps or whole completions."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from jprm import data
+from jprm.io.jsonl import Rejects, parse, reject_with
+from jprm.tree import RecordError, check_id, tree_of
 
 Until = Literal["step", "end"]
 """How far a sample goes: one step, or to the end of the chain."""
@@ -68,3 +73,51 @@ class Policy(Protocol):
         attempt could fix.
         """
         ...
+
+
+# ---- Problems, which policies are asked to solve.
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A problem to solve. `answer` is the true one, None where unknown; `extra` holds the record's other keys."""
+
+    text: str
+    answer: str | float | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "semantics", "search")
+
+
+def read_problems(
+    path: str | os.PathLike, on_error: str = "stop", rejects: Rejects | None = None
+) -> Iterator[tuple[bytes, Problem]]:
+    """Yields (line, problem) for a file or a prepared folder of records with `problem` and, where known, `answer`.
+
+    Other keys are kept, except those of chains.
+
+    Raises:
+      RecordError: for on_error='stop'. With 'skip' the line goes to `rejects`.
+      ValueError: a file without a line.
+    """
+    reject = reject_with(on_error, rejects)
+    data.count(path)  # not empty
+    first_of: dict[str, int] = {}
+    for number, line in data.lines(path):
+        where = f"{os.fspath(path)}:{number}"
+        try:
+            entry = parse(line, where)
+            if not isinstance(entry, Mapping):
+                raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
+            known = {"problem": entry.get("problem"), "answer": entry.get("answer"), "steps": ["-"]}
+            tree = tree_of(known, where)
+            check_id(entry, where, number, first_of)
+            if isinstance(entry.get("system"), str) and entry["system"].strip():
+                reason = "is a system message, and a policy's prompt is set by its own file"
+                raise RecordError(where, "system", reason, "Write it into the policy's `prompt`, and remove it here.")
+        except RecordError as error:
+            reject(line, error)
+        else:
+            extra = {key: value for key, value in entry.items() if key not in (*known, *_CHAINS)}
+            yield line, Problem(tree.problem, tree.answer, extra)

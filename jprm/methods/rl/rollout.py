@@ -22,12 +22,12 @@ from jprm.io.jsonl import parse
 from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
 from jprm.methods.evaluate.blocks import shown_n
 from jprm.methods.evidence.verifier import FusedVerifier
+from jprm.methods.policy.protocol import read_problems
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment
 from jprm.methods.rl.credit import sampled_weights, token_advantages
 from jprm.methods.rl.policy_gradient import PolicyGradient, log_probabilities
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree, of_chains, of_steps, preference_trees
-from jprm.methods.search.files import read_problems
 from jprm.methods.verify.verifiers import Verifier, Working, right_working
 from jprm.model.attention import chain_rows
 from jprm.model.mesh import gathered, put_rows

@@ -12,14 +12,14 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm import data
-from jprm.io.jsonl import Rejects, dump, parse, read_lines, reject_with, write_records
+from jprm.io.jsonl import Rejects, dump, read_lines, write_records
 from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, cut, digest, input_of
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract, extract_answer
@@ -27,48 +27,13 @@ from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.judge.critiques import KEY, ReadCritique, report
-from jprm.methods.policy.protocol import Policy
-from jprm.methods.search.growing_tree import Draw, GrowingTree, Problem
+from jprm.methods.policy.protocol import Policy, read_problems
+from jprm.methods.search.growing_tree import Draw, GrowingTree
 from jprm.methods.search.lockstep import LiveScorer, SearchConfig, search
 from jprm.score.scale import PROBABILITY_RULES
-from jprm.tree import RecordError, as_written, check_id, read_records, tree_of
+from jprm.tree import RecordError, as_written, read_records
 
 Path = str | os.PathLike
-
-_CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "semantics", "search")
-
-
-def read_problems(
-    path: Path, on_error: str = "stop", rejects: Rejects | None = None
-) -> Iterator[tuple[bytes, Problem]]:
-    """Yields (line, problem) for a file or a prepared folder of records with `problem` and, where known, `answer`.
-
-    Other keys are kept, except those of chains.
-
-    Raises:
-      RecordError: for on_error='stop'. With 'skip' the line goes to `rejects`.
-      ValueError: a file without a line.
-    """
-    reject = reject_with(on_error, rejects)
-    data.count(path)  # not empty
-    first_of: dict[str, int] = {}
-    for number, line in data.lines(path):
-        where = f"{os.fspath(path)}:{number}"
-        try:
-            entry = parse(line, where)
-            if not isinstance(entry, Mapping):
-                raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
-            known = {"problem": entry.get("problem"), "answer": entry.get("answer"), "steps": ["-"]}
-            tree = tree_of(known, where)
-            check_id(entry, where, number, first_of)
-            if isinstance(entry.get("system"), str) and entry["system"].strip():
-                reason = "is a system message, and a policy's prompt is set by its own file"
-                raise RecordError(where, "system", reason, "Write it into the policy's `prompt`, and remove it here.")
-        except RecordError as error:
-            reject(line, error)
-        else:
-            extra = {key: value for key, value in entry.items() if key not in (*known, *_CHAINS)}
-            yield line, Problem(tree.problem, tree.answer, extra)
 
 
 def search_file(

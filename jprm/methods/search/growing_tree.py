@@ -9,10 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jprm.methods.policy.protocol import Prefix, Sample, Until
+from jprm.methods.policy.protocol import Prefix, Problem, Sample, Until
 from jprm.options import find_part
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.tree import path_to
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 ROOT = -1
 """The problem itself, as the parent of first steps."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """A problem to search. `answer` is the true one, None where unknown; `extra` holds the record's other keys."""
-
-    text: str
-    answer: str | float | None = None
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import Critique, Reading, read
 from jprm.methods.judge.judge import Judge, Rubric
-from jprm.methods.policy.protocol import Policy, Sample
-from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Problem, Steps
+from jprm.methods.policy.protocol import Policy, Problem, Sample
+from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Steps
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, RULES
 from jprm.tree import Node, ReasoningTree, path_to

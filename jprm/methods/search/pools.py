@@ -20,9 +20,7 @@ from jprm.io.outputs import Bar, check_output, continued, cut, finish, input_of
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract
 from jprm.methods.decoding.sample_cache import PolicyError
-from jprm.methods.policy.protocol import Policy, Prefix, Sample
-from jprm.methods.search.files import read_problems
-from jprm.methods.search.growing_tree import Problem
+from jprm.methods.policy.protocol import Policy, Prefix, Problem, Sample, read_problems
 from jprm.tree import as_written
 
 Path = str | os.PathLike
