@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-import test_turns
 from refusing import refused
 from test_turns import echo, layout, policy  # noqa: F401
 from tiny_rl import save_run
@@ -186,7 +185,6 @@ def test_trees_of_messages_as_steps_and_back():
     assert [len(messages_in([node.text])) for node in tree_of_steps.nodes] == [3, 1, 1]
     back, places = messages_of_steps(tree_of_steps, [{"role": "user", "content": "p"}])
     assert places == turns and record_of(back)["nodes"] == record_of(tree)["nodes"]
-    assert test_turns.PIECES[0] == "<end>"
 
 
 def test_judges_read_turns_and_consensus_compares_their_first_errors():

@@ -7,7 +7,6 @@ import time
 import jax
 import numpy as np
 import pytest
-import test_pack
 import tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -124,16 +123,13 @@ def test_rows_of_chains_own_every_step_once(trees, spare_tokens, spare_slots):
     leaves = {tuple(chain_ids(tree, node)) for tree in trees for node in range(len(tree.nodes))}
     alone = [ids for ids in leaves if not any(ids == other[: len(ids)] for other in leaves - {ids})]
     chains_read = [tuple(rows.tokens[b, : rows.until[b, 0]].tolist()) for b in range(len(rows.tokens))]
-    assert set(chains_read) >= set(
-        alone
-    )  # and more where equal steps need the slots of several rows, or trees are equal
+    # And more where equal steps need the slots of several rows, or trees are equal.
+    assert set(chains_read) >= set(alone)
     whole = pack(token_trees, tokens, slots, too_long="error").report
     laid_out = ("rows", "cells", "tokens", "repeated", "pairs_lost")
     assert report == dataclasses.replace(whole, **{name: getattr(report, name) for name in laid_out})
-    assert (
-        report.tokens == sum(map(len, chains_read))
-        and report.tokens + report.padding == report.cells == rows.tokens.size
-    )
+    assert report.tokens == sum(map(len, chains_read))
+    assert report.tokens + report.padding == report.cells == rows.tokens.size
     assert report.tokens - report.repeated == whole.tokens - whole.repeated
 
 
@@ -340,7 +336,7 @@ def check_policy(tree, tokens, slots, chains):
 
 def smallest_of(tree):
     """Tokens and slots of the smallest row that holds every chain; its end needs a slot and no room."""
-    tokens, _ = test_pack.smallest([tree])
+    tokens, _ = smallest([tree])
     return tokens, tokens - len(tree.problem) + 1
 
 
