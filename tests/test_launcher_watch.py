@@ -10,54 +10,7 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
-# A queued resource is the file `slice` with its state; its hosts are folders, which are empty after every `create`.
-GCLOUD = r"""#!/usr/bin/env bash
-cd "$STUB" || exit 1
-verb=$4 command="" all=0
-for word in "$@"; do
-  case $word in --command=*) command=${word#--command=} ;; --worker=all) all=1 ;; esac
-done
-echo "$verb" >> calls
-if [ -s "fail-$verb" ]; then # the next lines of failures; an empty line is a success
-  line=$(head -n 1 "fail-$verb"); sed -i 1d "fail-$verb"
-  [ -z "$line" ] || { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) $line" >&2; exit 1; }
-fi
-missing() { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) NOT_FOUND: Resource 'my-run'" >&2; exit 1; }
-case $verb in
-  create)
-    echo ACTIVE > slice
-    mkdir -p hosts/h0 hosts/h1
-    if [ "$(grep -c create calls)" = 2 ]; then git -C checkout commit -q --allow-empty -m later; fi ;;
-  describe) [ -e slice ] || missing; cat slice ;;
-  delete) [ -e slice ] || missing; rm -rf slice hosts ;;
-  scp) for host in hosts/*; do cp "$5" "$host/jprm.tar.gz"; done ;;
-  ssh)
-    status=0
-    for host in hosts/*; do
-      [ "$all" = 1 ] || [ "$host" = hosts/h0 ] || continue
-      ( cd "$host" && export HOST_NAME=${host#hosts/} TMPDIR=$PWD &&
-        bash -c "${command//\/tmp\/jprm-run/$PWD\/jprm-run}" ) || status=$?
-    done
-    exit "$status" ;;
-esac
-"""
-
-# What a start does is the next line of `plan`, or the last: a status; `wait` for SIGTERM; `reboot` or `preempt`, which
-# end this host's tpu/run.sh without a trace.
-JPRM = r"""#!/usr/bin/env bash
-echo "$HOST_NAME ${JPRM_COMMIT:-} ${JPRM_BASE:-} $*" >> "$STUB/starts"
-does=$(sed -n "$(grep -c "^$HOST_NAME " "$STUB/starts")p" "$STUB/plan")
-does=${does:-$(tail -n 1 "$STUB/plan")}
-trap 'echo saved; exit 143' TERM
-case $does in
-  wait) for ((i = 0; i < 300; i++)); do sleep 0.1; done ;;
-  slow) sleep 1; exit 0 ;;
-  reboot | preempt)
-    [ "$does" = reboot ] || echo SUSPENDED > "$STUB/slice"
-    kill -KILL "$(cat "$TMPDIR/jprm-run.pid")" ;;
-  *) exit "$does" ;;
-esac
-"""
+STUBS = REPOSITORY / "tests" / "launchers"
 
 
 @pytest.fixture
@@ -68,9 +21,9 @@ def cloud(tmp_path):
     setup = 'mkdir -p .venv/bin\ncp "$STUB/jprm" .venv/bin/jprm\n[ ! -e "$STUB/no-setup" ]\n'
     files = {
         "checkout/tpu/setup.sh": f'#!/bin/sh\ncd "$(dirname "$0")/.."\n{setup}',
-        "bin/gcloud": GCLOUD,
+        "bin/gcloud": (STUBS / "gcloud.sh").read_text(),
         "bin/hostname": "#!/bin/sh\necho $HOST_NAME\n",
-        "jprm": JPRM,
+        "jprm": (STUBS / "jprm.sh").read_text(),
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -263,17 +263,7 @@ def host(tmp_path):
     shutil.copy(REPOSITORY / "tpu" / "run.sh", tmp_path / "tpu")
     jprm = tmp_path / ".venv" / "bin" / "jprm"
     jprm.parent.mkdir(parents=True)
-    jprm.write_text(
-        """#!/usr/bin/env bash
-cd "$(dirname "$0")/../.."
-echo "$@" >> calls
-trap 'echo saved; exit 143' TERM
-read -r status step < <(sed -n "$(wc -l < calls)p" plan)
-[ -z "$step" ] || { mkdir -p "work/checkpoints/$step"; touch "work/checkpoints/$step/commit_success.txt"; }
-[ "$status" != wait ] || for ((i = 0; i < 300; i++)); do sleep 0.1; done
-exit "$status"
-"""
-    )
+    shutil.copy(REPOSITORY / "tests" / "launchers" / "planned.sh", jprm)
     jprm.chmod(0o755)
     python = jprm.with_name("python")
     python.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} "$@"\n')

@@ -16,6 +16,10 @@ from jprm.apps.plan.plan import Memory, abstract_state
 from jprm.model.mesh import MESH_AXES
 
 
+def hlo_text(name):
+    return (pathlib.Path(__file__).parent / "hlo" / f"{name}.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -73,97 +77,12 @@ ENTRY %main (x: f32[16]) -> f32[16] {{
 
 
 def test_products_of_cublas_are_counted():
-    call = (
-        'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
-        '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[]}}}'
-    )
-    program = f"""HloModule one
-
-ENTRY %main (a: bf16[8,32], b: bf16[32,4]) -> bf16[8,4] {{
-  %a = bf16[8,32]{{1,0}} parameter(0)
-  %b = bf16[32,4]{{1,0}} parameter(1)
-  %product = (bf16[8,4]{{1,0}}, s8[512]{{0}}) custom-call(%a, %b), {call}
-  ROOT %y = bf16[8,4]{{1,0}} get-tuple-element(%product), index=0
-}}
-"""
-    assert count(hlo.parse(program)).flops == 2 * 8 * 32 * 4
+    assert count(hlo.parse(hlo_text("cublas"))).flops == 2 * 8 * 32 * 4
 
 
-PRODUCT = 'metadata={op_name="jit(step)/transpose(jvp(Model))/decoder/layers_0/while/body/dot_general"}'
-CHIPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
-
-
-def sent(name, n, operand, shape, said, kind="ALL_REDUCE"):
-    """A send and what is received, between slices 1 and 2 of 4 chips."""
-    text = (
-        'is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
-        f'_xla_host_transfer_rendezvous="{said}_0",_xla_megascale_target="{{1,2}}x{{0:3}}",'
-        f'_xla_megascale_transfer_type="{kind}"}}'
-    )
-    done = 'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}'
-    return f"""
-  %after.{n} = token[] after-all()
-  %send.{n} = ({shape}, u32[], token[]) send({operand}, %after.{n}), channel_id={2 * n}, {text}
-  %recv.{n} = ({shape}, u32[], token[]) recv(%after.{n}), channel_id={2 * n - 1}, {text}
-  %{name}.done = ({shape}, token[]) recv-done(%recv.{n}), channel_id={2 * n - 1}, {done}
-  %{name} = {shape} get-tuple-element(%{name}.done), index=0"""
-
-
-# Two layers' gradients of 8 x 16, and of a norm of 16: one turn of the loop is taken out and runs first, and what its
-# shares are summed to is waited for in the next turn. Nothing that the compiler made has a name.
-PIPELINED = f"""HloModule pipelined
-
-%sum (a: bf16[], b: bf16[]) -> bf16[] {{
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  ROOT %a_plus_b = bf16[] add(%a, %b)
-}}
-
-%packs (p: bf16[16], q: bf16[16]) -> bf16[32] {{
-  %p = bf16[16]{{0}} parameter(0)
-  %q = bf16[16]{{0}} parameter(1)
-  ROOT %joined = bf16[32]{{0}} concatenate(%p, %q), dimensions={{0}}
-}}
-
-%body (s: (u32[], bf16[8,4], bf16[2,16])) -> (u32[], bf16[8,4], bf16[2,16]) {{
-  %s = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) parameter(0)
-  %i = u32[] get-tuple-element(%s), index=0
-  %one = u32[] constant(1)
-  %next = u32[] add(%i, %one)
-  %waiting = bf16[8,4]{{1,0}} get-tuple-element(%s), index=1
-  %x = bf16[2,16]{{1,0}} get-tuple-element(%s), index=2
-  %g = bf16[8,16]{{1,0}} custom-call(%x), custom_call_target="other", {PRODUCT}
-  %r = bf16[8,4]{{1,0}} reduce-scatter(%g), channel_id=2, {CHIPS}, dimensions={{1}}, to_apply=%sum
-  %n = bf16[16]{{0}} custom-call(%x), custom_call_target="other"
-  %both = bf16[32]{{0}} fusion(%n, %n), kind=kLoop, calls=%packs
-  %tile = bf16[64]{{0}} custom-call(%both), custom_call_target="rounds_up"
-  %norms = bf16[64]{{0}} all-reduce(%tile), channel_id=3, {CHIPS}, to_apply=%sum
-{sent("total", 1, "%waiting", "bf16[8,4]{1,0}", "psum.1")}
-  ROOT %t = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) tuple(%next, %r, %x)
-}}
-
-%condition (s: (u32[], bf16[8,4], bf16[2,16])) -> pred[] {{
-  %s.1 = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) parameter(0)
-  %j = u32[] get-tuple-element(%s.1), index=0
-  %end = u32[] constant(3)
-  ROOT %less = pred[] compare(%j, %end), direction=LT
-}}
-
-ENTRY %main (a: bf16[2,16]) -> bf16[8,4] {{
-  %a.1 = bf16[2,16]{{1,0}} parameter(0)
-  %zero = u32[] constant(0)
-  %g.1 = bf16[8,16]{{1,0}} custom-call(%a.1), custom_call_target="other", {PRODUCT}
-  %r.1 = bf16[8,4]{{1,0}} reduce-scatter(%g.1), channel_id=4, {CHIPS}, dimensions={{1}}, to_apply=%sum
-  %state = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) tuple(%zero, %r.1, %a.1)
-  %loop = (u32[], bf16[8,4]{{1,0}}, bf16[2,16]{{1,0}}) while(%state), condition=%condition, body=%body
-  %last = bf16[8,4]{{1,0}} get-tuple-element(%loop), index=1
-{sent("drained", 2, "%last", "bf16[8,4]{1,0}", "psum.2")}
-  %part = bf16[2,4]{{1,0}} slice(%drained), slice={{[0:2], [0:4]}}
-  %gathered = bf16[2,16]{{1,0}} all-gather(%part), channel_id=5, {CHIPS}, dimensions={{1}}
-  %metric = bf16[4,4]{{1,0}} custom-call(%a.1), custom_call_target="other", metadata={{op_name="jit(step)/jvp(M)/sum"}}
-{sent("metrics", 3, "%metric", "bf16[4,4]{1,0}", "all-reduce.9", "MORE")}
-  ROOT %result = bf16[8,4]{{1,0}} copy(%drained)
-}}
+PIPELINED = hlo_text("pipelined")
+"""Two layers' gradients of 8 x 16, and of a norm of 16, on two slices of 4 chips: one turn of the loop is taken out and
+runs first, and what its shares are summed to is waited for in the next turn. Nothing that the compiler made has a name.
 """
 
 
@@ -212,10 +131,6 @@ def test_the_network_bounds_a_step():
 
 
 # ---- Counts of programs that were written by hand: products, loops, kernels and memory.
-
-
-def hlo_text(name):
-    return (pathlib.Path(__file__).parent / "hlo" / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# A queued resource is the file `slice` with its state; its hosts are folders, which are empty after every `create`.
+cd "$STUB" || exit 1
+verb=$4 command="" all=0
+for word in "$@"; do
+  case $word in --command=*) command=${word#--command=} ;; --worker=all) all=1 ;; esac
+done
+echo "$verb" >> calls
+if [ -s "fail-$verb" ]; then # the next lines of failures; an empty line is a success
+  line=$(head -n 1 "fail-$verb"); sed -i 1d "fail-$verb"
+  [ -z "$line" ] || { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) $line" >&2; exit 1; }
+fi
+missing() { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) NOT_FOUND: Resource 'my-run'" >&2; exit 1; }
+case $verb in
+  create)
+    echo ACTIVE > slice
+    mkdir -p hosts/h0 hosts/h1
+    if [ "$(grep -c create calls)" = 2 ]; then git -C checkout commit -q --allow-empty -m later; fi ;;
+  describe) [ -e slice ] || missing; cat slice ;;
+  delete) [ -e slice ] || missing; rm -rf slice hosts ;;
+  scp) for host in hosts/*; do cp "$5" "$host/jprm.tar.gz"; done ;;
+  ssh)
+    status=0
+    for host in hosts/*; do
+      [ "$all" = 1 ] || [ "$host" = hosts/h0 ] || continue
+      ( cd "$host" && export HOST_NAME=${host#hosts/} TMPDIR=$PWD &&
+        bash -c "${command//\/tmp\/jprm-run/$PWD\/jprm-run}" ) || status=$?
+    done
+    exit "$status" ;;
+esac
