@@ -186,11 +186,11 @@ def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
                     label = run if metric == metrics[0] else None
                     drawn.append(Line(label, *zip(*points, strict=True), colour=colour, style=style))
         if drawn:
-            there = [
+            shown = [
                 run for run, logged in lines.items() if any(metric in line for line in logged for metric in metrics)
             ]
-            said = f"{title} of {', '.join(there)} by step."
-            yield line_plot(f"training-{name}", title, drawn, description=said, note=NOTE)
+            sentence = f"{title} of {', '.join(shown)} by step."
+            yield line_plot(f"training-{name}", title, drawn, description=sentence, note=NOTE)
 
 
 def _there(folder: str | os.PathLike) -> list[dict[str, Any]]:
