@@ -140,8 +140,13 @@ def test_the_pages_are_seen_in_a_browser(browser, tmp_path):
         browser.wait("return !document.getElementById('chain').hidden", 20)
         browser.press("3", "1", "w")
         browser.press(*"So 7.")
+        browser.run(
+            "document.getElementById('own-step').addEventListener('close',"
+            " () => { window.focused = document.activeElement.tagName })"
+        )
         browser.chord(CONTROL, ENTER)
         browser.wait("return document.getElementById('own').innerText.includes('So 7.')", 20)
+        assert browser.run("return window.focused") == "BODY"  # the next key is the page's
         browser.press(ENTER)
         browser.wait("return document.getElementById('problem').textContent === 'Problem 4?'", 20)
         browser.wait("return document.getElementById('stored').textContent === 'all stored'", 20)

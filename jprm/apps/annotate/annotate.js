@@ -261,6 +261,18 @@
     if (now && now.several && !now.end) to(now.here[(now.here.indexOf(cursor) + by + now.here.length) % now.here.length]);
   }
   function end(reason) { if (current()) { asked = reason; draw(false); at("live").textContent = `${QUESTION[reason]} Enter, or undo.`; } }
+  // Opens a dialog with a text, and calls `saved` with what the annotator saves.
+  function askText(id, field, text, saved) {
+    const dialog = at(id), area = at(field);
+    area.value = text;
+    dialog.onclose = () => {
+      area.blur();  // a closed dialog's text keeps the focus until the next frame, and would take the next key
+      if (dialog.returnValue === "save") saved(area.value.trim());
+    };
+    dialog.returnValue = "";
+    dialog.showModal();
+    area.focus();
+  }
   const acts = {
     wrong: () => rate(-1), neutral: () => rate(0), right: () => rate(1),
     before: () => move(-1), after: () => move(1),
@@ -282,15 +294,9 @@
       if (!task) return;
       const now = stand(task), step = now.end ? null : cursor, name = now.several ? `alternative ${letter(now.here.indexOf(step))} of ` : "";
       at("comment-on").textContent = step === null ? "On this task" : `On ${name}${task.around ? "turn" : "step"} ${now.path.length + 1}`;
-      at("comment-text").value = "";
-      const dialog = at("comment");
-      dialog.onclose = () => {
-        const text = at("comment-text").value.trim();
-        if (dialog.returnValue === "save" && text) act({ kind: "comment", task: task.task, text, ...(step === null ? {} : { step }) });
-      };
-      dialog.returnValue = "";
-      dialog.showModal();
-      at("comment-text").focus();
+      askText("comment", "comment-text", "", (text) => {
+        if (text) act({ kind: "comment", task: task.task, text, ...(step === null ? {} : { step }) });
+      });
     },
     open() {
       const folds = [...document.querySelectorAll("#common details, .step.now details")], open = !folds.every((fold) => fold.open);
@@ -301,15 +307,9 @@
     write() {
       const task = current();
       if (!task || stand(task).end !== "found_error") return;
-      at("own-text").value = task.written || "";
-      const dialog = at("own-step");
-      dialog.onclose = () => {
-        const text = at("own-text").value.trim();
-        if (dialog.returnValue === "save" && text !== (task.written || "")) act({ kind: "write", task: task.task, text, seconds: clock.read() });
-      };
-      dialog.returnValue = "";
-      dialog.showModal();
-      at("own-text").focus();
+      askText("own-step", "own-text", task.written || "", (text) => {
+        if (text !== (task.written || "")) act({ kind: "write", task: task.task, text, seconds: clock.read() });
+      });
     },
     chain() { at("chain").focus(); },
     help() { if (!at("guidelines").open) at("guidelines").showModal(); },
