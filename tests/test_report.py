@@ -429,7 +429,8 @@ def test_fifty_megabytes_stay_usable(browser, tmp_path):
     text = "A step that says something about the problem at hand, at some length. " * 4
     items = [{"f": 0, "p": i % 1000, "t": [f"{text} {i}.{k}" for k in range(8)], "l": [1] * 7 + [i % 2],
               "c": [[0.9] * 7 + [round((i % 997) / 997, 4)]], "o": None} for i in range(21_000)]  # fmt: skip
-    data = {"models": ["m"], "files": ["f"], "problems": [f"p{i}" for i in range(1000)], "items": items}
+    data = {"models": ["m"], "files": ["f"], "problems": [f"p{i}" for i in range(1000)],
+            "items": collecting.ranked(items)}  # fmt: skip
     model = {"name": "m", "folder": "f", "step": 1, "semantics": "rating", "rule": "prod"}
     results = {"model": model, "sections": {}, "data": {},
                "diagnostics": {}, "absent": [], "jprm": "0"}  # fmt: skip
