@@ -75,9 +75,9 @@ class Recorded(LiveTrees):
         self.rounds.append([self.ids[handle] for handle in handles])
         return handles, score_P
 
-    def _compute(self, ids, slots, paths, ends):
+    def _compute(self, ids, slots, paths, ends, states):
         self.cells += self._slots.rows(len(ids)) * padded_size(max(map(len, ids)), SHORTEST_STEP)
-        return super()._compute(ids, slots, paths, ends)
+        return super()._compute(ids, slots, paths, ends, states)
 
 
 def texts(data: pathlib.Path) -> tuple[str, list[list[str]]]:
