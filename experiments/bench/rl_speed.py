@@ -29,6 +29,7 @@ import jax
 
 from experiments.bench import yardsticks
 from experiments.quickstart import rl
+from jprm.io.storage import Place, path_of
 from jprm.methods.formats.export.export import export
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
@@ -43,7 +44,7 @@ WARM = 4  # updates that may compile: rows come in few sizes
 class RlSpeed:
     """The updates of one run, one after the other."""
 
-    def __init__(self, config: RLExperiment, folder: pathlib.Path, stack: contextlib.ExitStack):
+    def __init__(self, config: RLExperiment, folder: Place, stack: contextlib.ExitStack):
         progress, experiment = Progress(), learner(config)
         trainer = stack.enter_context(Trainer(experiment, folder, position=progress))
         log = stack.enter_context(Log(folder, experiment, 0, trainer.goodput))
@@ -83,7 +84,7 @@ def main() -> None:
     if args.peer:
         yardsticks.peer_python("grpo")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        ours = RlSpeed(config, pathlib.Path(folder) / "run", stack)
+        ours = RlSpeed(config, path_of(folder) / "run", stack)
         asked = request(config, ours.loop, pathlib.Path(folder) / "model", args.batch, args.updates + 1)
         peer = lambda: yardsticks.peer(HERE / "peer_grpo.py", stdin=json.dumps(asked), environment="grpo")  # noqa: E731
         middle, other = yardsticks.measure(
