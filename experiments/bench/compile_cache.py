@@ -1,6 +1,6 @@
 """Seconds until the first step of a run over several processes, by what its folder of compiled programs holds.
 
-    python -m experiments.bench.compile_cache [--processes 4] [--rounds 3] [--bucket]
+    PYTHONPATH=tests python -m experiments.bench.compile_cache [--processes 4] [--rounds 3] [--bucket]
 
 Processes of two simulated CPU devices train `experiments/tiny.py`, all with one JAX_COMPILATION_CACHE_DIR: first empty,
 then as that run left it, in turns. Prints the median of the rounds' seconds from the start of the processes to the
@@ -12,15 +12,15 @@ import contextlib
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import statistics
 import tempfile
 import time
 
+from buckets import gcs_server
+from pod import Pod
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-Pod = runpy.run_path(str(REPOSITORY / "tests/pod.py"))["Pod"]
-gcs_server = runpy.run_path(str(REPOSITORY / "tests/buckets.py"))["gcs_server"]
 
 SETTINGS = "data.rows=8 data.micro_rows=8 data.streams=4 steps=2 log_every=1 checkpoint_every=2".split()
 
