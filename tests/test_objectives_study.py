@@ -215,7 +215,7 @@ def test_intervals_cover_other_seeds_and_other_problems(spread):
         alone = study.measure.of_values([str(i) for i in range(40)], [value_SP.mean(0)])
         over_problems += alone["low"] <= 0.0 <= alone["high"]
     assert covered >= 181  # of 190 expected at 95 %, less three standard errors
-    assert over_problems < 120 or spread < 0.4  # intervals over only problems leave the seeds out
+    assert over_problems < 120 or spread < 0.4  # intervals over problems only leave the seeds out
 
 
 def test_equal_steps_become_one_node_whose_alternatives_compare():

@@ -11,8 +11,8 @@ The last line is one JSON object: `ours` and `peer`, seconds forward and backwar
 `rows`, one object for every measurement:
 
     seconds           forward and backward, the median of a few; plan_seconds, what is computed once for all layers
-    peak              bytes of inputs, outputs, plan and temporaries over those of inputs and outputs only: q, k, v, y
-                      and their gradients; from the compiled program
+    peak              bytes of inputs, outputs, plan and temporaries, as a multiple of the bytes of inputs and outputs
+                      (q, k, v, y and their gradients); from the compiled program
     peak_rss          the same, of the resident memory that the kernel saw grow
     needed            fraction of the computed pairs of query and key in which the query sees the key
 """

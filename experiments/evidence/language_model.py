@@ -233,7 +233,7 @@ def fitted(train: Chains, valid: Chains, calibrate: Chains, state_F: np.ndarray)
 
     mixed = state_F.any() and not state_F.all()
     _, strength, _, weight_F = best([(strength, 0.0 if mixed else 1.0) for strength in STRENGTHS])
-    if mixed:  # the regularisation is that of only the evidence
+    if mixed:  # the strength was chosen with the evidence only
         *_, weight_F = best([(strength, scale) for scale in SCALES])
     return calibrated(Ranker(blank.mean_F, blank.scale_F, weight_F, strength=strength), calibrate)
 

@@ -67,7 +67,7 @@ def prm800k(shared: pathlib.Path, out: pathlib.Path) -> Files:
 def gsm8k(*policies: str) -> Callable[[pathlib.Path, pathlib.Path], Files]:
     """These policies' pools to train on; all policies' samples of other problems to test on.
 
-    The problems are those of GSM8K's test split: models trained here are only for this study of transfer.
+    The problems are from GSM8K's test split, so models trained here are for this study of transfer only.
     """
 
     def make(shared: pathlib.Path, out: pathlib.Path) -> Files:

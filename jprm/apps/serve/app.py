@@ -230,7 +230,7 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
 
 
 def operations(scores: bool = True, shown: bool = True) -> dict[str, Operation]:
-    """Returns the routes by path: those of models and judges, those of runs, and what every server answers."""
+    """Returns the routes by path: of models and judges, of runs, and what every server answers."""
     every = {
         "/health": Operation(lambda request: PlainTextResponse("ok"), "Whether the server lives."),
         "/ready": Operation(_ready, "Whether every model scores: 200, or 503 with the reason.", READY),

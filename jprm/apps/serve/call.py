@@ -43,7 +43,7 @@ class Server:
     calibration: Sequence[Mapping[str, Any]] | None = None  # results of a search whose answers are known
 
     def engine(self, name: str | None) -> Engine:
-        """Returns the engine of a model's name, that of the first model for None."""
+        """Returns the engine of the model with this name; for None, the first model's."""
         if name is None:
             return next(iter(self.engines.values()))
         if name not in self.engines:

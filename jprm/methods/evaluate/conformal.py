@@ -39,7 +39,7 @@ class Threshold:
     alpha: float
     confidence: float | None
     n: int  # calibration chains that it rests on
-    bound: float | None  # accept: upper confidence bound on the error rate at only this threshold
+    bound: float | None  # accept: upper confidence bound on the error rate at this threshold only
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields; an infinite threshold, which flags or accepts nothing, is None."""
