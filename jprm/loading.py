@@ -51,7 +51,7 @@ def load(
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
         here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
 
-    A fused verifier (`jprm.methods.evidence`) is no `PRM`: it is the `jprm.methods.scored_files.Scorer` of its folder.
+    A fused verifier (`jprm.methods.evidence`) is no `PRM`: it is the `jprm.methods.jobs.score.Scorer` of its folder.
 
     Raises:
       FileNotFoundError, ValueError: names what is missing or damaged, or is a policy's and scores nothing.

@@ -23,7 +23,7 @@ from jprm.tree import ReasoningTree, above_of
 
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
-WRITTEN_MESSAGES = "jprm.methods.agents.tokens:written_messages"
+WRITTEN_MESSAGES = "jprm.methods.messages.tokens:written_messages"
 """How a tree of messages is written as tokens: imported for such a tree."""
 
 REFERENCE = "reference"

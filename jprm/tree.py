@@ -36,7 +36,7 @@ SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
 judgement, -1, 0 (neutral) or +1, which a training config turns into targets. `value`: the probability in [0, 1] that a
 completion from here is correct (Monte Carlo). `advantage` and `implicit`: real numbers."""
 
-MESSAGES = "jprm.methods.agents"
+MESSAGES = "jprm.methods.messages"
 """What reads and writes all that is told in messages and free text. It is imported when there is such a record."""
 
 NONE: Mapping[str, Any] = {}
@@ -112,7 +112,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     """Returns the tree of a chain, pool or tree record (schema version 1), or of another form as a chain.
 
     Other forms are TRL's stepwise records, free text and a plain exchange of chat messages. Other `messages` are a
-    trajectory, and so is each path of a tree whose nodes have a `role` (`jprm.methods.agents`).
+    trajectory, and so is each path of a tree whose nodes have a `role` (`jprm.methods.messages`).
 
     A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys in that
     node's `extra`. A pool of only samples without steps is a tree without nodes if its `empty_samples` counts them.

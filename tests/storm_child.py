@@ -81,8 +81,8 @@ def serve() -> None:
     import jprm.apps.cli
     import jprm.loading
     import jprm.methods.evaluate.suite
-    import jprm.methods.label.files
-    import jprm.methods.search.files
+    import jprm.methods.label.jobs
+    import jprm.methods.search.jobs
     import jprm.train  # noqa: F401
 
     for line in sys.stdin:

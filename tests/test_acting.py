@@ -17,7 +17,17 @@ from tiny_run import MODEL, save_tokenizer
 import jprm
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import digest
-from jprm.methods.agents.acting import (
+from jprm.methods.agents.advice import Critic, advised
+from jprm.methods.judge.judge import step_text
+from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
+from jprm.methods.label.jobs import consensus, label_monte_carlo, label_omega
+from jprm.methods.policy.protocol import Prefix
+from jprm.methods.search.beam import Beam
+from jprm.methods.search.best_of_n import BestOfN
+from jprm.methods.search.jobs import search_file
+from jprm.methods.search.lockstep import SearchConfig
+from jprm.methods.search.mcts import MCTS
+from jprm.methods.worlds.acting import (
     TurnScorer,
     WorldPolicy,
     judge_outcomes,
@@ -27,18 +37,8 @@ from jprm.methods.agents.acting import (
     outcome_in,
     steps_of_messages,
 )
-from jprm.methods.agents.advice import Critic, advised
-from jprm.methods.agents.environment import Environment, Reply, World, find
-from jprm.methods.decoding.turns import EpisodeLimits
-from jprm.methods.judge.judge import step_text
-from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
-from jprm.methods.label.files import consensus, label_monte_carlo, label_omega
-from jprm.methods.policy.protocol import Prefix
-from jprm.methods.search.beam import Beam
-from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import search_file
-from jprm.methods.search.lockstep import SearchConfig
-from jprm.methods.search.mcts import MCTS
+from jprm.methods.worlds.environment import Environment, Reply, World, find
+from jprm.methods.worlds.turns import EpisodeLimits
 from jprm.tree import read_records, record_of, tree_of
 
 PROBLEMS = ("abc", "hi?")
@@ -152,7 +152,7 @@ def test_outcomes_are_what_the_world_says_when_turns_are_played_again(tmp_path):
 
 
 WORLD = """
-from jprm.methods.agents.environment import Environment, Reply
+from jprm.methods.worlds.environment import Environment, Reply
 
 def reset(record):
     return {"left": int(record["problem"])}, [{"role": "user", "content": record["problem"]}]
@@ -209,7 +209,7 @@ def test_judges_read_turns_and_consensus_compares_their_first_errors():
 
 COUNTER = """
 import copy, os, time
-from jprm.methods.agents.environment import Environment, Reply
+from jprm.methods.worlds.environment import Environment, Reply
 
 def reset(record):
     return {"count": record["start"]}, [{"role": "user", "content": str(record["start"])}]

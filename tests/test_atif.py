@@ -7,11 +7,11 @@ import pytest
 
 from jprm.apps.cli import main
 from jprm.io.jsonl import RecordError
-from jprm.methods.agents import atif
+from jprm.methods.data.agents import atif
 from jprm.methods.data.reader import NoOptions
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.run import format_of
-from jprm.methods.scored_files import score_atif
+from jprm.methods.jobs.score import score_atif
 from jprm.score.scale import PROBABILITY
 
 CALLS = [

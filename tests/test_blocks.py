@@ -19,8 +19,8 @@ from tiny_run import params as loaded
 
 import jprm
 from jprm.checkpoints import base, store
+from jprm.methods.export.export import export
 from jprm.methods.formats.blocks import FORMATS, Blocks, nf4
-from jprm.methods.formats.export.export import export
 from jprm.methods.formats.gguf import load_decoder
 from jprm.model import parameters, transformer
 from jprm.model.mesh import MeshConfig, make_mesh

@@ -10,7 +10,7 @@ from tiny_run import chains, pool_of, trees
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods.evaluate.calibration_map import NAME, apply, from_json, mapped
+from jprm.methods.jobs.calibration_map import NAME, apply, from_json, mapped
 from jprm.tree import read_records
 
 

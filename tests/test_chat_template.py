@@ -9,10 +9,10 @@ from published import LLAMA_CHAT, QWEN_CHAT
 from refusing import bad, refused
 from tiny_rl import POLICY, save_run
 
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.formats import chat_template
 from jprm.methods.formats.chat_template import prompt_of, render, template_of
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.tokenizer import load_tokenizer, prompt_layout
 
 ASK = [{"role": "user", "content": "What is 2 < 3? {problem}"}]

@@ -14,7 +14,7 @@ from jprm.io.jsonl import write_records
 from jprm.methods import verify
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
-from jprm.methods.label.files import label_outcomes
+from jprm.methods.label.jobs import label_outcomes
 from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.rl import rollout

@@ -25,13 +25,13 @@ from jprm.experiment import kind_of
 from jprm.io.folders import is_whole, whole_folder
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote
-from jprm.methods.formats.export.export import export
-from jprm.methods.label import files as label_files
+from jprm.methods.export.export import export
+from jprm.methods.jobs.score import score_file
+from jprm.methods.label import jobs as label_files
 from jprm.methods.label.config import MonteCarloConfig
-from jprm.methods.label.files import label_monte_carlo, label_verify
-from jprm.methods.scored_files import score_file
+from jprm.methods.label.jobs import label_monte_carlo, label_verify
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import search_file
+from jprm.methods.search.jobs import search_file
 from jprm.methods.search.lockstep import Rescorer, SearchConfig
 from jprm.score import scorer
 from jprm.score.scorer import CHUNK

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refused
 
-from jprm.methods.label.files import consensus, first_error, implied
+from jprm.methods.label.jobs import consensus, first_error, implied
 from jprm.tree import tree_of
 
 

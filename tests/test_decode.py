@@ -21,9 +21,9 @@ import jprm
 from jprm.apps.plan.plan import abstract_rows
 from jprm.checkpoints import base
 from jprm.methods.decoding import decode
-from jprm.methods.decoding import sampler as samplers
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig
-from jprm.methods.policy.engine import log_probabilities
+from jprm.methods.policy import sampler as samplers
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
+from jprm.methods.rl.engine import log_probabilities
 from jprm.model import layers, transformer
 from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
 from jprm.model.parameters import Int8, held, held_decoder, quantized, summed_axes

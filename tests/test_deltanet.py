@@ -19,7 +19,7 @@ import jprm
 from jprm.checkpoints import base
 from jprm.experiment import ObjectiveConfig, TargetConfig, override
 from jprm.methods.decoding.cache import LiveTrees
-from jprm.methods.formats.export.writing import decoder_tensors
+from jprm.methods.formats.writing import decoder_tensors
 from jprm.methods.layers import deltanet, experts
 from jprm.model import parameters, transformer
 from jprm.model.config import DeltaNetConfig, ExpertsConfig

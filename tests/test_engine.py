@@ -15,14 +15,14 @@ from tiny_rl import POLICY, by_engine, experiment, make, save_run, servable
 from tiny_run import one_device
 
 from jprm.checkpoints.safetensors import Tensors
-from jprm.methods.decoding import sampler
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
-from jprm.methods.formats.export.export import export
-from jprm.methods.policy import engine as engines
-from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler, refusal
+from jprm.methods.export.export import export
+from jprm.methods.policy import sampler
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+from jprm.methods.rl import engine as engines
 from jprm.methods.rl import loop
 from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.engine import EngineConfig, Probes, RemoteSampler, refusal
 from jprm.model.mesh import make_mesh
 
 TIED = dataclasses.replace(POLICY, qk_norm=False)  # a Qwen2

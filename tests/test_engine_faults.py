@@ -14,9 +14,9 @@ from tiny_rl import by_engine, servable
 from tiny_run import lines, one_device
 
 from jprm.experiment import OptimizerConfig, from_json, to_json
-from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop
 from jprm.methods.rl.config import RLExperiment
+from jprm.methods.rl.engine import EngineConfig
 from jprm.train.callbacks import Watchdog
 
 

@@ -10,9 +10,10 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from jprm.methods.evaluate import calibration as cal
-from jprm.methods.evaluate import calibration_map, conformal
+from jprm.methods.evaluate import conformal
 from jprm.methods.evaluate.calibration import findings
 from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.jobs import calibration_map
 from jprm.statistics import equal_mass_bins
 from jprm.tree import tree_of
 

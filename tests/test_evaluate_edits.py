@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from jprm.methods.studies import diagnostics as edits
+from jprm.methods.evaluate import diagnostics as edits
 from jprm.tree import tree_of
 
 CHAIN = {

@@ -24,10 +24,10 @@ from jprm.methods.evidence.fit import choose_vote, fit, fit_calibrated, gains, p
 from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
 from jprm.methods.evidence.sources import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
-from jprm.methods.label.files import teacher_labels
+from jprm.methods.jobs.score import score_file
+from jprm.methods.label.jobs import teacher_labels
 from jprm.methods.rl import rollout
 from jprm.methods.rl.samples import Rollout
-from jprm.methods.scored_files import score_file
 from jprm.methods.search.lockstep import live_scorer
 from jprm.methods.verify import Verdict, verifiers
 from jprm.methods.verify.arithmetic import check_arithmetic

@@ -18,11 +18,10 @@ from jprm.apps import cli
 from jprm.checkpoints.safetensors import Tensors
 from jprm.experiment import to_json
 from jprm.io.storage import only_run
-from jprm.methods.formats import gguf
+from jprm.methods.export import export as exporting
+from jprm.methods.export.export import export
+from jprm.methods.formats import gguf, writing
 from jprm.methods.formats.chat_template import prompt_of
-from jprm.methods.formats.export import export as exporting
-from jprm.methods.formats.export import writing
-from jprm.methods.formats.export.export import export
 from jprm.methods.formats.huggingface import load_decoder, model_config
 from jprm.model.config import RopeScaling
 from jprm.model.heads import HEADS

@@ -18,7 +18,7 @@ import jprm
 from jprm.experiment import read
 from jprm.methods.formats import gguf, huggingface
 from jprm.methods.formats.gguf import open_gguf
-from jprm.methods.verify.worker import Worker
+from jprm.methods.worker import Worker
 from jprm.tokenizer import load_tokenizer
 
 

@@ -21,8 +21,8 @@ from experiments.real import download
 from jprm.apps import cli
 from jprm.experiment import kind_of, pinned
 from jprm.io.storage import path_of
+from jprm.methods.export.export import export
 from jprm.methods.formats import hub
-from jprm.methods.formats.export.export import export
 from jprm.methods.policy.load import load_policy
 from jprm.tokenizer import load_tokenizer
 
@@ -187,7 +187,7 @@ TOKEN = "hf_secretsecretsecret"
 def run_to_push(tmp_path, monkeypatch):
     """A folder that convert has written already, so that the command only checks it."""
     monkeypatch.setattr(
-        "jprm.methods.formats.export.export.export", lambda source, target, **options: path_of(target)
+        "jprm.methods.export.export.export", lambda source, target, **options: path_of(target)
     )  # fmt: skip
     folder = tmp_path / "written"
     folder.mkdir()

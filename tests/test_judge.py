@@ -11,12 +11,12 @@ from stub_server import reply
 from test_sampler import make
 
 from jprm.apps import cli
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.critiques import PLAIN, PROMPTS, QWEN_CRITIQUE, THINKPRM, JudgePrompt, probability, verdicts
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.tree import tree_of
 
 CHAIN = {"problem": "What is {steps} plus 2?", "steps": ["{problem} is 1.", "1 + 2 = 4.", "So 4."], "id": 7}
@@ -220,7 +220,7 @@ def write_judge(path, server, **section):
 
 
 def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkeypatch):
-    from jprm.methods import scored_files
+    from jprm.methods.jobs import score as scored_files
     from jprm.methods.judge import judge as module
 
     monkeypatch.setattr(module, "CHUNK", 2)

@@ -6,12 +6,12 @@ from test_judge import judge, write_judge
 from toy_search import Script
 
 from jprm.apps import cli
+from jprm.methods.jobs.score import identity
 from jprm.methods.judge.critiques import QWEN_CRITIQUE, JudgePrompt
 from jprm.methods.policy import load as policies
-from jprm.methods.scored_files import identity
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import search_file
+from jprm.methods.search.jobs import search_file
 from jprm.methods.search.lockstep import SearchConfig, live_scorer
 from jprm.tree import read_records, record_of, tree_of
 

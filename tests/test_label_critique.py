@@ -8,7 +8,7 @@ from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.judge.critiques import PLAIN, QWEN_CRITIQUE, THINKPRM
 from jprm.methods.label.config import CritiqueConfig
-from jprm.methods.label.files import label_critique
+from jprm.methods.label.jobs import label_critique
 from jprm.tree import read_records
 
 POOL = {

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from refusing import refused
 from toy_policy import Markov
 
-from jprm.methods.decoding.sample_cache import PolicyError, prefix_key
 from jprm.methods.label.config import Adaptive, MonteCarloConfig
 from jprm.methods.label.monte_carlo import Rollouts, allocate, hard, label_trees, soft, wilson
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError, prefix_key
 from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import RecordError, record_of, tree_of
 

@@ -16,7 +16,7 @@ from jprm.experiment import ObjectiveConfig
 from jprm.methods import implicit
 from jprm.methods.evaluate.steps import label_class
 from jprm.methods.implicit import LogProbability, log_probs, parents
-from jprm.methods.label.files import with_log_probabilities
+from jprm.methods.label.jobs import with_log_probabilities
 from jprm.model.heads import HEADS as CHANNELS
 from jprm.model.heads import Weighted
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows

@@ -27,7 +27,7 @@ from jprm import options as parts
 from jprm.experiment import ObjectiveConfig, TargetConfig, read_record, written
 from jprm.io.jsonl import write_records
 from jprm.methods.implicit import Implicit
-from jprm.methods.label.files import label_reference
+from jprm.methods.label.jobs import label_reference
 from jprm.methods.rl.samples import Rollout, group_tree
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import Int8

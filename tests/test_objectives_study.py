@@ -17,7 +17,7 @@ from experiments.objectives import table as _table  # noqa: F401
 from experiments.quickstart import task
 from jprm.io.jsonl import write_records
 from jprm.methods.implicit import LogRatio
-from jprm.methods.label.files import load_reference
+from jprm.methods.label.jobs import load_reference
 from jprm.statistics import auroc
 from jprm.token_tree import token_tree
 from jprm.tree import read_records, tree_of

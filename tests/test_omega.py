@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from refusing import refused
 from toy_policy import Markov
 
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.label.monte_carlo import (
     OmegaConfig,
     Rollouts,
@@ -23,6 +22,7 @@ from jprm.methods.label.monte_carlo import (
     tree_of_search,
 )
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.verify.verifiers import VERIFIERS
 from jprm.tree import chains_of, record_of, tree_of
 

@@ -16,8 +16,8 @@ from tiny import chain_rows, every_logit, hidden
 
 import jprm
 from jprm.checkpoints import base
+from jprm.methods.export.export import export
 from jprm.methods.formats import peft
-from jprm.methods.formats.export.export import export
 from jprm.model.parameters import LoraConfig, products
 
 ROLES = {

@@ -13,7 +13,7 @@ from tiny_run import chains, lines, make_data, of_two_processes, training, untim
 import jprm
 from jprm import multihost
 from jprm.io.jsonl import write_records
-from jprm.methods.scored_files import score_file
+from jprm.methods.jobs.score import score_file
 from jprm.model.mesh import MeshConfig
 from jprm.score import scorer
 
@@ -26,7 +26,7 @@ import jax
 import tiny_run as tiny
 import jprm
 from jprm.score import scorer
-from jprm.methods.scored_files import score_file
+from jprm.methods.jobs.score import score_file
 from jprm.score.scorer import PRM
 from jprm.train import Stopped
 own = jax.process_index()

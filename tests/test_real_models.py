@@ -16,10 +16,10 @@ import tokenizers
 from tiny import chain_rows
 
 from jprm.checkpoints.base import load_language_head
-from jprm.methods.decoding import sampler
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.formats.gguf import load_decoder, model_config, open_gguf
+from jprm.methods.policy import sampler
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.model.mesh import make_mesh
 from jprm.model.transformer import hidden, step_logits
 from jprm.tokenizer import load_tokenizer

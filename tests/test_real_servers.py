@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from pod import free_port
 
-from jprm.methods.decoding import sampler
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
+from jprm.methods.export.export import export
 from jprm.methods.formats import gguf
-from jprm.methods.formats.export.export import export
-from jprm.methods.policy import engine as engines
-from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler
+from jprm.methods.policy import sampler
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
+from jprm.methods.rl import engine as engines
+from jprm.methods.rl.engine import EngineConfig, Probes, RemoteSampler
 from jprm.model.mesh import make_mesh
 
 pytestmark = pytest.mark.slow

@@ -16,12 +16,13 @@ from tiny_rl import make as make_data
 from tiny_run import lines, untimed
 
 from jprm import multihost
-from jprm.methods.decoding import decode, sampler
-from jprm.methods.decoding.sampler import NOTHING, Sampler, SamplerConfig, Wanted
-from jprm.methods.policy.engine import log_probabilities
+from jprm.methods.decoding import decode
+from jprm.methods.policy import sampler
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import NOTHING, Sampler, SamplerConfig, Wanted
 from jprm.methods.rl import loop
 from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.engine import log_probabilities
 from jprm.methods.rl.samples import Rollout, behind_T
 from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
 from jprm.train.callbacks import Watchdog

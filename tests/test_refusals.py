@@ -19,10 +19,10 @@ from jprm.io.jsonl import parse
 from jprm.methods.data import prepare as preparing
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.suite import read_results
-from jprm.methods.formats.export import export as exporting
-from jprm.methods.formats.export.export import export
+from jprm.methods.export import export as exporting
+from jprm.methods.export.export import export
 from jprm.methods.formats.huggingface import model_config
-from jprm.methods.label import files
+from jprm.methods.label import jobs as files
 from jprm.methods.policy.load import load_policy
 from jprm.methods.verify import Verdict
 from jprm.tokenizer import load_tokenizer

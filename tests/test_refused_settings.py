@@ -15,12 +15,12 @@ from test_huggingface import configured
 from tiny import TINY
 
 from jprm.experiment import TargetConfig, override
-from jprm.methods.decoding.sampler import SamplerConfig
 from jprm.methods.formats.adapters import published
 from jprm.methods.formats.huggingface import model_config
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.openai_client import ServerConfig
+from jprm.methods.policy.sampler import SamplerConfig
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.verify import sandbox
 from jprm.model.transformer import check_model

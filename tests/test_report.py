@@ -23,14 +23,13 @@ from jprm.apps.report.page import svg
 from jprm.apps.report.runs import training
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
-from jprm.methods.evaluate import plots, processbench
+from jprm.methods.evaluate import diagnostics, plots, processbench
 from jprm.methods.evaluate.benchmark import Request
 from jprm.methods.evaluate.benchmarks import registered
 from jprm.methods.evaluate.blocks import Figure, PageModel, decided, interval, last, percent, points
 from jprm.methods.evaluate.findings import findings_of, lead, tiles, verdict
 from jprm.methods.evaluate.processbench import SPLITS
 from jprm.methods.evaluate.suite import Suite, results_of, tables
-from jprm.methods.studies import diagnostics
 from jprm.tree import tree_of
 
 NASTY = "</script><script>document.title = 'broken'</script><img src=x onerror=\"document.title='broken'\">"

@@ -10,9 +10,9 @@ from tiny_run import lines, one_device, untimed
 from jprm.apps.report.page import report
 from jprm.checkpoints.store import MARK
 from jprm.io.storage import Remote
-from jprm.methods.decoding.sampler import SamplerConfig
-from jprm.methods.policy.engine import EngineConfig, Probes, RemoteSampler
 from jprm.methods.policy.load import load_policy
+from jprm.methods.policy.sampler import SamplerConfig
+from jprm.methods.rl.engine import EngineConfig, Probes, RemoteSampler
 
 
 @pytest.mark.slow  # a run of seconds, started four times

@@ -16,8 +16,8 @@ from test_rl_processes import numbers_of
 from tiny_rl import ahead, make, refresh
 from tiny_run import lines, one_device, untimed
 
-from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import loop, rollout, sampling_hosts
+from jprm.methods.rl.engine import EngineConfig
 from jprm.methods.rl.samples import Rollout
 from jprm.methods.rl.sampling import Ahead
 from jprm.train.callbacks import Watchdog

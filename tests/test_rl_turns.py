@@ -24,7 +24,7 @@ from jprm.tree import tree_of
 
 WORLD = """
 import copy
-from jprm.methods.agents.environment import Environment, Reply
+from jprm.methods.worlds.environment import Environment, Reply
 
 def reset(record):
     return {"left": 2}, [{"role": "user", "content": record["problem"]}]

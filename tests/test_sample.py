@@ -14,8 +14,8 @@ from toy_policy import Markov
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
 from jprm.methods.decoding.decode import top_entropy
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Prefix, Problem, Sample
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.pools import pool, sample_file
 from jprm.tree import RecordError, read_records, tree_of
 

@@ -15,10 +15,11 @@ from tiny_run import experiment, make_data, one_device, save_tokenizer
 import jprm
 from jprm.checkpoints import store
 from jprm.experiment import to_json
-from jprm.methods.decoding import decode, sampler
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig
+from jprm.methods.decoding import decode
+from jprm.methods.policy import sampler
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import head_logits
 from jprm.tokenizer import load_tokenizer, prompt_layout

@@ -10,7 +10,7 @@ from test_sampler import MODEL, Letters, make, prompt_ids, weights
 from tiny import chain_rows, logits, placed
 
 from jprm.methods.decoding import decode
-from jprm.methods.decoding import sampler as sampling
+from jprm.methods.policy import sampler as sampling
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.samples import Rollout, rollout_of, sample
 

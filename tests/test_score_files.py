@@ -13,10 +13,10 @@ from tiny_run import chains, pool_of, trees
 import jprm
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods import scored_files
 from jprm.methods.evaluate.run import scorer as scorer_of
-from jprm.methods.label.files import label_teacher
-from jprm.methods.scored_files import identity, score_file
+from jprm.methods.jobs import score as scored_files
+from jprm.methods.jobs.score import identity, score_file
+from jprm.methods.label.jobs import label_teacher
 from jprm.model.heads import Readout, Weighted
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.score import scorer

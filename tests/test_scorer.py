@@ -16,8 +16,8 @@ from tiny import one_chain_each
 from tiny_run import chains, pool_of, trees
 
 import jprm
-from jprm.methods import scored_files
 from jprm.methods.implicit import LogRatio
+from jprm.methods.jobs import score as scored_files
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
 from jprm.tree import chains_of, record_of, tree_of

@@ -9,11 +9,11 @@ from test_search_files import Good
 from toy_policy import Markov
 from toy_search import Script, Table, chain
 
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Problem, Sample
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.beam import DVTS, Beam, select_beams
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import answers_of, choose
+from jprm.methods.search.jobs import answers_of, choose
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.methods.search.mcts import MCTS, puct
 from jprm.methods.search.refine import Refine, weakest

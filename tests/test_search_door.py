@@ -7,8 +7,8 @@ import pytest
 from toy_search import Script, Table
 
 from jprm.methods.policy.protocol import Problem
-from jprm.methods.search.files import answers_of, choose
 from jprm.methods.search.growing_tree import METHODS, find
+from jprm.methods.search.jobs import answers_of, choose
 from jprm.methods.search.lockstep import SearchConfig, search
 
 METHOD = '''
@@ -82,9 +82,9 @@ def test_its_command_searches(greedy, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jprm.methods.policy.load.load_policy", lambda path: path)
     monkeypatch.setattr("jprm.load", lambda path: Prm(), raising=False)
     monkeypatch.setattr("jprm.methods.search.lockstep.live_scorer", lambda prm: prm)
-    monkeypatch.setattr("jprm.methods.scored_files.identity", lambda prm: {"model": prm.name})
+    monkeypatch.setattr("jprm.methods.jobs.score.identity", lambda prm: {"model": prm.name})
     searched = lambda *args, **_: configs.append(args[-1]) or {"problems": 1}  # noqa: E731
-    monkeypatch.setattr("jprm.methods.search.files.search_file", searched)
+    monkeypatch.setattr("jprm.methods.search.jobs.search_file", searched)
     assert greedy.main([*line, "--expand", "5"]) == 0
     assert capsys.readouterr().out == "o: written. problems: 1\n"
     assert configs == [SearchConfig(find("greedy")(expand=5), "last", budget=90)]

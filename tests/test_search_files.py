@@ -13,16 +13,18 @@ from toy_search import Script, Table
 import jprm
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods import scored_files
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.evaluate.best_of_n import best_of_n_report
 from jprm.methods.evaluate.conformal import accept_threshold
+from jprm.methods.jobs import score as scored_files
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.protocol import Problem, read_problems
-from jprm.methods.search import files, lockstep
+from jprm.methods.policy.sample_cache import PolicyError
+from jprm.methods.search import jobs as files
+from jprm.methods.search import lockstep
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import (
+from jprm.methods.search.growing_tree import GrowingTree
+from jprm.methods.search.jobs import (
     accept,
     best,
     calibrate,
@@ -32,7 +34,6 @@ from jprm.methods.search.files import (
     search_file,
     vote,
 )
-from jprm.methods.search.growing_tree import GrowingTree
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.tree import RecordError, read_records, record_of, tree_of

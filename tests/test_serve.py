@@ -18,7 +18,7 @@ from jprm.apps.serve.app import PAGE, make_app, prefix_cache
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.openrlhf import View
 from jprm.io.jsonl import dump, write_records
-from jprm.methods.scored_files import score_file
+from jprm.methods.jobs.score import score_file
 from jprm.score import scorer
 from jprm.tree import tree_of
 

@@ -14,11 +14,11 @@ from toy_search import Script, Table
 
 from jprm.apps.serve.app import make_app
 from jprm.apps.serve.chat import _Scores
+from jprm.methods.jobs.score import identity
 from jprm.methods.policy.protocol import Problem
-from jprm.methods.scored_files import identity
 from jprm.methods.search.beam import Beam
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import record
+from jprm.methods.search.jobs import record
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.methods.search.particles import Particles, odds, resampled
 

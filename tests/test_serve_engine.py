@@ -25,7 +25,7 @@ from jprm.apps.serve import ServeConfig, Served
 from jprm.apps.serve.app import _application, make_app, serve, serving
 from jprm.apps.serve.engine import BATCH_TOKENS, Engine
 from jprm.io.jsonl import write_records
-from jprm.methods.scored_files import score_file
+from jprm.methods.jobs.score import score_file
 from jprm.model.mesh import MeshConfig
 from jprm.score import scorer
 from jprm.score.scorer import PRM

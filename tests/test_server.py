@@ -15,10 +15,10 @@ from refusing import refused
 from stub_server import reply
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.openai_client import EXPLICIT, ServerConfig, ServerPolicy, request_body
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.tokenizer import JsonTokenizer
 
 KEY = "sk-very-secret"

@@ -84,7 +84,7 @@ def scored(folder, records, shards, *more):
 
 def test_scores_are_equal_since_chunks_stay_together(prm, tmp_path, monkeypatch):
     monkeypatch.setattr("jprm.score.scorer.CHUNK", 4)
-    monkeypatch.setattr("jprm.methods.scored_files.CHUNK", 4)
+    monkeypatch.setattr("jprm.methods.jobs.score.CHUNK", 4)
     monkeypatch.setattr("jprm.load", lambda *_, **__: prm)
     records = [json.dumps(x | {"id": i}).encode() + b"\n" for i, x in enumerate([*chains(20), *chains(7, seed=3)])]
     assert scored(tmp_path, records, 0) == scored(tmp_path, records, 3) == 0

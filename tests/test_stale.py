@@ -26,9 +26,9 @@ from jprm.io.outputs import code_of, digest
 from jprm.methods.data import readers
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.run import FileReader, scored_trees
-from jprm.methods.label.files import label_outcomes, label_teacher, label_verify
+from jprm.methods.jobs.score import score_file
+from jprm.methods.label.jobs import label_outcomes, label_teacher, label_verify
 from jprm.methods.rl.progress import claim_rl
-from jprm.methods.scored_files import score_file
 from jprm.methods.search.growing_tree import find as method_of
 
 

@@ -15,7 +15,7 @@ from tiny_run import chains, experiment, lines, make_data, one_device, training
 import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
 from jprm.methods.decoding.cache import LiveTrees, PrefixCache
-from jprm.methods.formats.export.export import export
+from jprm.methods.export.export import export
 from jprm.methods.layers.head_init import labelled_steps
 from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer

@@ -15,6 +15,22 @@ STOREYS = ("io", "core", "methods", "apps")
 """From the ground up, as in docs/architecture.md. A file imports its own storey and lower ones. The core is what is in
 `jprm` itself and in folders that are no storey."""
 
+FLOORS = (
+    ("decoding", "kernels", "implicit", "worker"),
+    ("formats", "answers"),
+    ("messages", "layers"),
+    ("policy",),
+    ("verify",),
+    ("judge", "data"),
+    ("jobs",),
+    ("evaluate",),
+    ("evidence", "export", "studies"),
+    ("search",),
+    ("worlds",),
+    ("label", "rl", "agents", "local_checkpoints"),
+)
+"""The floors of `jprm/methods`, from the ground up. A package imports only packages on lower floors."""
+
 DOORS = ("__main__", "clients")
 """Files in `jprm` itself that belong to the apps: what users start, and what machines without jax import."""
 
@@ -70,6 +86,20 @@ def test_files_import_their_own_storey_and_lower_ones():
     assert not upward
 
 
+def floor(module):
+    name = module.split(".")[2]
+    return next(i for i, packages in enumerate(FLOORS) if name in packages)
+
+
+def test_packages_of_methods_import_only_lower_floors():
+    wrong = [
+        f"{module} -> {other}" for module, others in edges().items() if module.startswith("jprm.methods.")
+        for other in others
+        if other.startswith("jprm.methods.") and unit(other) != unit(module) and floor(other) >= floor(module)
+    ]  # fmt: skip
+    assert not wrong
+
+
 def test_no_circle_of_files():
     graphlib.TopologicalSorter(edges()).prepare()  # raises CycleError, which names one
 
@@ -78,7 +108,7 @@ def test_no_circle_of_files():
     "statement",
     [
         "import jprm; jprm.load; assert callable(jprm.load)",
-        "import jprm.score.scorer, jprm.methods.scored_files, jprm.methods.implicit",
+        "import jprm.score.scorer, jprm.methods.jobs.score, jprm.methods.implicit",
     ],
 )
 def test_scoring_imports_no_trainer(statement):

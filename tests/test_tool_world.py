@@ -8,7 +8,7 @@ import pytest
 
 from experiments.tool_world import advice, shop
 from jprm.methods.agents.advice import advised
-from jprm.methods.agents.environment import World
+from jprm.methods.worlds.environment import World
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from jprm.checkpoints.store import MARK
 from jprm.io.jsonl import write_records
 from jprm.io.storage import Remote
 from jprm.methods.data.prepare import prepare
-from jprm.methods.formats.export import writing
+from jprm.methods.formats import writing
 from jprm.tokenizer import load_tokenizer
 
 

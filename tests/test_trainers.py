@@ -21,7 +21,7 @@ from jprm.apps.serve.app import make_app
 from jprm.apps.serve.openrlhf import View
 from jprm.checkpoints.base import model_config
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
-from jprm.methods.formats.export.export import export
+from jprm.methods.export.export import export
 from jprm.pack import pack
 from jprm.rows import empty_rows
 from jprm.token_tree import token_tree

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trajectories import TOOLS, branched, labelled, trajectory
 
-from jprm.methods.agents.records import as_messages, read_trajectory, trajectories_of, tree_of_trajectories
+from jprm.methods.messages.records import as_messages, read_trajectory, trajectories_of, tree_of_trajectories
 from jprm.tree import chains_of, record_of, scored, tree_of, with_labels
 
 USER = {"role": "user", "content": "What does a lamp cost?"}

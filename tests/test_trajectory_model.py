@@ -14,11 +14,11 @@ from trajectories import branched, labelled, trajectory
 
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
-from jprm.methods.agents.records import trajectories_of
-from jprm.methods.agents.tokens import turns_of
 from jprm.methods.formats.adapters.load import layout_of
 from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.implicit import LogRatio, log_probs
+from jprm.methods.messages.records import trajectories_of
+from jprm.methods.messages.tokens import turns_of
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer

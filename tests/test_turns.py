@@ -16,12 +16,12 @@ from tiny import TINY, placed
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from trajectories import TOOLS, branched, trajectory
 
-from jprm.methods.agents.environment import Environment, Reply, World
-from jprm.methods.agents.tokens import turns_of
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig
-from jprm.methods.decoding.turns import Branch, Conversations, EpisodeLimits, TurnLayout, begun, play
 from jprm.methods.formats.chat_template import ChatTemplate, render, render_turns
-from jprm.methods.policy import engine
+from jprm.methods.messages.tokens import turns_of
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
+from jprm.methods.rl import engine
+from jprm.methods.worlds.environment import Environment, Reply, World
+from jprm.methods.worlds.turns import Branch, Conversations, EpisodeLimits, TurnLayout, begun, play
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.token_tree import geometry, token_tree
 from jprm.tokenizer import JsonTokenizer, load_tokenizer, native_layout, prompt_layout

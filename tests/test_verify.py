@@ -10,7 +10,7 @@ import tiny_run as tiny
 from jprm import loading
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
-from jprm.methods.label import files
+from jprm.methods.label import jobs as files
 from jprm.methods.verify import Verdict, sandbox
 from jprm.tree import read_records
 

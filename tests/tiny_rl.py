@@ -15,9 +15,9 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from jprm.checkpoints import store
 from jprm.experiment import OptimizerConfig, to_json
 from jprm.io.jsonl import write_records
-from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl.config import RefreshConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.engine import EngineConfig
 from jprm.methods.rl.samples import Rollout
 
 PIECES = ("<eos>", "\n", " ", *"0123456789", "+", "=", "?")

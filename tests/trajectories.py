@@ -72,7 +72,7 @@ def labelled(record: dict, seed: int) -> dict:
 
 def branched(seed: int, alternatives: int = 3, **options) -> dict:
     """Returns a tree of messages: several ways on from turns of one trajectory."""
-    from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
+    from jprm.methods.messages.records import read_trajectory, tree_of_trajectories
     from jprm.tree import record_of
 
     draw = random.Random(seed)

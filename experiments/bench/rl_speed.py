@@ -30,7 +30,7 @@ import jax
 from experiments.bench import yardsticks
 from experiments.quickstart import rl
 from jprm.io.storage import Place, path_of
-from jprm.methods.formats.export.export import export
+from jprm.methods.export.export import export
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.loop import Loop, Progress

@@ -20,9 +20,9 @@ import jax
 
 from experiments.bench import yardsticks
 from jprm.checkpoints import base
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig
 from jprm.methods.formats.gguf import packaged
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.tokenizer import load_tokenizer
 

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench import yardsticks
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.methods.formats.gguf import packaged
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.methods.rl.policy_gradient import slot_states
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import put_rows

@@ -27,10 +27,10 @@ from experiments.code_world import functions
 from experiments.quickstart import judge, models
 from experiments.quickstart import run as quickstart
 from jprm.apps.report.page import report
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.evaluate.blocks import Table, percent, show
-from jprm.methods.label.files import label_outcomes
+from jprm.methods.label.jobs import label_outcomes
 from jprm.methods.policy.protocol import Sample
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.train import Stopped, train
 
 MODELS = {"monte_carlo": "prm_monte_carlo", "outcome": "orm"}

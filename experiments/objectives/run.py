@@ -24,7 +24,7 @@ import jprm
 from experiments.objectives import data, measure, recipes
 from jprm.io.jsonl import parse
 from jprm.io.outputs import write_json
-from jprm.methods.scored_files import score_file
+from jprm.methods.jobs.score import score_file
 from jprm.score.scorer import PRM
 from jprm.train import Stopped, train
 from jprm.tree import read_trees

@@ -30,7 +30,7 @@ from jprm.experiment import TargetConfig
 from jprm.io.jsonl import write_records
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.blocks import show
-from jprm.methods.scored_files import score_file
+from jprm.methods.jobs.score import score_file
 from jprm.statistics import auroc
 from jprm.train import train
 from jprm.tree import read_records

@@ -21,11 +21,11 @@ import numpy as np
 import tyro
 
 from jprm.io.outputs import Bar
-from jprm.methods.decoding.sample_cache import KeptPolicy, prefix_key
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.label.config import Adaptive, MonteCarloConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_trees, prefixes_of
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sample_cache import KeptPolicy, prefix_key
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.verify import verifiers
 from jprm.statistics import bootstrap, weighted_mean
 from jprm.tree import tree_of

@@ -35,7 +35,7 @@ from jprm.methods.evaluate.blocks import Table, interval, show
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
 from jprm.methods.label.config import CritiqueConfig
-from jprm.methods.label.files import label_critique
+from jprm.methods.label.jobs import label_critique
 from jprm.pack import token_tree
 from jprm.statistics import auroc, bootstrap, weighted_mean
 from jprm.tokenizer import Layout

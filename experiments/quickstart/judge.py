@@ -35,7 +35,7 @@ from jprm.methods.evidence.sources import DEFAULT
 from jprm.methods.policy.protocol import Policy, Problem
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.best_of_n import BestOfN
-from jprm.methods.search.files import answers_of, choose
+from jprm.methods.search.jobs import answers_of, choose
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.methods.search.mcts import MCTS
 from jprm.statistics import auroc, bootstrap, weighted_mean

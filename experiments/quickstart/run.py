@@ -41,10 +41,10 @@ from rich.console import Console
 
 from experiments.quickstart import judge, models, task
 from jprm.io.jsonl import write_records
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.methods.label.config import MonteCarloConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.policy.protocol import Prefix, Sample
+from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train import Stopped, train
 from jprm.tree import read_records, record_of, tree_of
 

@@ -23,8 +23,8 @@ from typing import Any
 import jax
 import tyro
 
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 
 HERE = pathlib.Path(__file__).parent
 SERVER = """

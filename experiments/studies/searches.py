@@ -135,7 +135,7 @@ class SearchesOptions(CommandOptions):
 
 def run(options: SearchesOptions) -> Report:
     from jprm.methods.evaluate.run import by_name
-    from jprm.methods.scored_files import stored_scale
+    from jprm.methods.jobs.score import stored_scale
     from jprm.tree import read_trees
 
     files = {name: list(read_trees(path)) for name, path in by_name(options.searches).items()}

@@ -28,15 +28,15 @@ from rich.console import Console
 from experiments.tool_world import agents, learn, shop, study
 from jprm.io.jsonl import write_records
 from jprm.methods.agents.advice import Critic, advised
-from jprm.methods.agents.environment import Environment, World
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
-from jprm.methods.decoding.turns import TurnLayout
 from jprm.methods.evaluate.blocks import Table, interval, points, show
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.formats.chat_template import render, template_of
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.rl.config import EnvironmentConfig
 from jprm.methods.rl.loop import train as train_rl
 from jprm.methods.rl.samples import sample_episodes
+from jprm.methods.worlds.environment import Environment, World
+from jprm.methods.worlds.turns import TurnLayout
 from jprm.statistics import Draws, difference_of_runs, draws, mean_of_runs, weighted_mean
 from jprm.train import train
 

@@ -23,17 +23,17 @@ from rich.console import Console
 
 from experiments.tool_world import shop, study
 from jprm.experiment import OptimizerConfig
-from jprm.methods.agents.environment import World
-from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
-from jprm.methods.decoding.turns import TurnLayout
 from jprm.methods.evaluate.blocks import Table, interval, percent, points, show
 from jprm.methods.formats.chat_template import template_of
+from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import EnvironmentConfig, GuardConfig, RLExperiment, learner
 from jprm.methods.rl.credit import CreditConfig, token_advantages
 from jprm.methods.rl.loop import train
 from jprm.methods.rl.samples import group_tree, sample_episodes
 from jprm.methods.rl.sampling import OF_WORLD
+from jprm.methods.worlds.environment import World
+from jprm.methods.worlds.turns import TurnLayout
 from jprm.statistics import Draws, difference_of_runs, draws, mean_of_runs, weighted_mean
 from jprm.train import Trainer
 

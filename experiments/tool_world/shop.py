@@ -27,7 +27,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from jprm.methods.agents.environment import Environment, Message, Record, Reply
+from jprm.methods.worlds.environment import Environment, Message, Record, Reply
 
 KINDS = {
     "toy": ("kite", "ball", "doll", "drum"),

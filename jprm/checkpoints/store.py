@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -20,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 from fsspec.config import conf
@@ -36,7 +38,7 @@ from jprm.model.config import own_names, own_parts
 from jprm.model.parameters import join, new_parameters
 from jprm.objectives import COPY, source
 from jprm.options import find_part
-from jprm.tokenizer import Tokenizer
+from jprm.tokenizer import Tokenizer, saved_bytes
 
 FOLDER = "checkpoints"
 
@@ -373,3 +375,39 @@ class Staged:
 
 
 Checkpoints = ocp.training.Checkpointer | Staged
+
+
+SUMMED_AT_ONCE = 1 << 24
+"""Numbers of an array that a fingerprint sums together."""
+
+
+def fingerprint(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
+    """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
+
+    Sums on the devices read every parameter once, and do not depend on the mesh.
+    """
+    content = hashlib.sha256()
+    with jax.set_mesh(mesh):
+        sums = [_sums_of(x) for x in jax.tree.leaves(params)]
+    about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
+    content.update(json.dumps([about, sums]).encode())
+    content.update(saved_bytes(tokenizer))
+    return content.hexdigest()[:16]
+
+
+def _sums_of(x: jax.Array) -> list[int]:
+    """Returns `_sums` of a whole array, of which a large one is not copied whole."""
+    if x.size <= SUMMED_AT_ONCE or not x.is_fully_replicated:
+        return np.asarray(_sums(x)).tolist()
+    rows = max(1, SUMMED_AT_ONCE * len(x) // x.size)
+    parts = [np.asarray(_sums(x[start : start + rows])) for start in range(0, len(x), rows)]
+    return np.stack(parts).sum(axis=0, dtype=np.uint32).tolist()
+
+
+@jax.jit
+def _sums(x: jax.Array) -> jax.Array:
+    """Returns two sums of an array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+    mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
+    return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])

@@ -205,7 +205,7 @@ def digest(value: Any) -> str:
     code of a user's function is the text of its file and of the user's files whose parts that file imports. jprm's own
     functions count only by their names, so that results outlive a release.
 
-    Tokenizers count by their type: `jprm.methods.scored_files` adds their files.
+    Tokenizers count by their type: `jprm.methods.jobs.score` adds their files.
     """
     return _hashed(_Walk().told(value))
 

@@ -172,7 +172,7 @@ def mesh_by_heads(config, devices=None) -> Mesh:
     """Returns a mesh of this process's devices, or of `devices`, in which sampling sends no weights.
 
     `tensor` is as many devices as divide heads, MLP and vocabulary, `data` the rest. Where there are fewer key-value
-    heads than that, each is repeated (`jprm.methods.decoding.sampler.repeats`), so that every device has the keys of
+    heads than that, each is repeated (`jprm.methods.policy.sampler.repeats`), so that every device has the keys of
     its queries.
     """
     devices = jax.local_devices() if devices is None else devices

@@ -12,10 +12,10 @@ from refusing import refused
 from scipy.stats import binom
 
 from experiments.studies.drift import drift
+from jprm.methods.evaluate import diagnostics
 from jprm.methods.evaluate.best_of_n import Pools, _keys_and_weights, pools_of
+from jprm.methods.evaluate.diagnostics import edits_report
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.methods.studies import diagnostics
-from jprm.methods.studies.diagnostics import edits_report
 from jprm.score.scale import PROBABILITY
 from jprm.tree import tree_of
 

@@ -17,8 +17,8 @@ from jprm.methods.evaluate.steps import figures as steps_figures
 from jprm.methods.evaluate.steps import steps_report
 from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.policy.protocol import Problem
-from jprm.methods.search.files import choose
 from jprm.methods.search.growing_tree import GrowingTree
+from jprm.methods.search.jobs import choose
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES
 from jprm.tree import tree_of
 

@@ -14,7 +14,7 @@ from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.best_of_n import BestOfN, stays_ahead
-from jprm.methods.search.files import answers_of, choose
+from jprm.methods.search.jobs import answers_of, choose
 from jprm.methods.search.lockstep import SearchConfig, search
 from jprm.tree import tree_of
 

@@ -27,7 +27,7 @@ from jprm.io.jsonl import RecordError, dump, parse, write_records
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import path_of
 from jprm.methods.data.overlap import normalise, problems_in
-from jprm.methods.scored_files import stored_scale
+from jprm.methods.jobs.score import stored_scale
 from jprm.score.scale import PROBABILITY, Scale, check_scale
 from jprm.tree import (
     SEMANTICS,

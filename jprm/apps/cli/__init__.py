@@ -52,7 +52,7 @@ from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
-from jprm.methods.formats.export import FileDtype, Format
+from jprm.methods.export import FileDtype, Format
 from jprm.methods.search.growing_tree import METHODS
 from jprm.options import assigned
 
@@ -254,8 +254,8 @@ def score(
     """
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output
-    from jprm.methods.agents.atif import is_atif
-    from jprm.methods.scored_files import score_atif, score_file
+    from jprm.methods.data.agents.atif import is_atif
+    from jprm.methods.jobs.score import score_atif, score_file
     from jprm.score.scorer import CHUNK, PRM, Speed
     from jprm.tree import read_records
 
@@ -372,8 +372,8 @@ def convert(
             is not there. The token is that of `hf auth login` or HF_TOKEN.
         dry_run: With --push: say what would be uploaded.
     """
+    from jprm.methods.export.export import export
     from jprm.methods.formats import hub
-    from jprm.methods.formats.export.export import export
 
     if push:
         hub.check_push(push, dry_run)
@@ -476,7 +476,7 @@ def engine(
         dtype: What its matrices are stored as. Default: the type of its computation.
     """
     from jprm.apps.serve.rollouts import serve
-    from jprm.methods.decoding.sampler import SamplerConfig
+    from jprm.methods.policy.sampler import SamplerConfig
 
     serve(model, config, SamplerConfig(temperature=1.0, rows=rows, dtype=dtype or ""))
 

@@ -272,7 +272,7 @@ def tabulate(
         rows: Rows of a file.
     """
     from jprm.methods.data import tables
-    from jprm.methods.scored_files import stored_scale
+    from jprm.methods.jobs.score import stored_scale
     from jprm.tree import read_records
 
     if rows < 1:

@@ -46,7 +46,7 @@ class RolloutOptions:
 
 
 def label_mc(files: Any, chosen: Any, how: Any) -> None:
-    from jprm.methods.label.files import label_monte_carlo
+    from jprm.methods.label.jobs import label_monte_carlo
 
     adaptive = Adaptive(*chosen.adaptive) if chosen.adaptive else None
     config = built(MonteCarloConfig, chosen, adaptive=adaptive)
@@ -55,7 +55,7 @@ def label_mc(files: Any, chosen: Any, how: Any) -> None:
 
 
 def label_omega(files: Any, chosen: Any, how: Any) -> None:
-    from jprm.methods.label.files import label_omega
+    from jprm.methods.label.jobs import label_omega
 
     _by_rollouts("label omega", label_omega, files, built(OmegaConfig, chosen), 1, how)
 
@@ -63,7 +63,7 @@ def label_omega(files: Any, chosen: Any, how: Any) -> None:
 def _by_rollouts(
     command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int, how: Any
 ) -> None:
-    from jprm.methods.agents.acting import policy_of
+    from jprm.methods.worlds.acting import policy_of
 
     loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
 
@@ -93,7 +93,7 @@ class CritiqueOptions:
 
 def label_critique(files: Any, chosen: Any, how: Any) -> None:
     from jprm.methods.judge.load import load_plain_judge
-    from jprm.methods.label.files import label_critique
+    from jprm.methods.label.jobs import label_critique
 
     config = built(CritiqueConfig, chosen)
     loaded = Once(lambda: load_plain_judge(files.judge))
@@ -142,7 +142,7 @@ def label_verify(
         unsafe_no_sandbox: Run python and coq without bubblewrap, only with limits on time and memory: the code may do
             whatever you may.
     """
-    from jprm.methods.label.files import label_verify
+    from jprm.methods.label.jobs import label_verify
 
     sandbox = not unsafe_no_sandbox
     divided("label verify", how, lambda part: label_verify(kind, *part.files, in_sandbox=sandbox), input, output)
@@ -161,7 +161,7 @@ def add(name: str) -> None:
             input: Chains, pools or trees, one per line.
             output: The same as trees, with a label on every step that the labeller knows.
         """
-        from jprm.methods.label.files import label_own
+        from jprm.methods.label.jobs import label_own
 
         divided(f"label {name}", how, lambda part: label_own(name, *part.files), input, output)
 
@@ -195,8 +195,8 @@ def label_outcomes(
     """
     if bool(verifier) == bool(environment):
         raise ValueError("label outcomes: give --verifier or --environment, and not both")
-    from jprm.methods.agents.acting import label_replayed
-    from jprm.methods.label.files import label_outcomes
+    from jprm.methods.label.jobs import label_outcomes
+    from jprm.methods.worlds.acting import label_replayed
 
     judge = label_replayed if environment else label_outcomes
     divided("label outcomes", how, lambda part: judge(environment or verifier, *part.files), input, output)
@@ -216,7 +216,7 @@ def label_teacher(model: Folder, input: Input, output: Output, how: Divided = UN
         input: Chains, pools or trees, one per line.
         output: The same as trees, with a probability on every step.
     """
-    from jprm.methods.label.files import label_teacher
+    from jprm.methods.label.jobs import label_teacher
     from jprm.score.scorer import CHUNK
 
     divided("label teacher", how, lambda part: label_teacher(model, *part.files), input, output, unit=CHUNK)
@@ -244,7 +244,7 @@ def label_reference(
         output: The same as trees, with a number under `reference` in every node.
         dtype: How its parameters are stored.
     """
-    from jprm.methods.label.files import label_reference
+    from jprm.methods.label.jobs import label_reference
     from jprm.score.scorer import CHUNK
 
     divided("label reference", how, lambda part: label_reference(model, *part.files, dtype), input, output, unit=CHUNK)
@@ -275,7 +275,7 @@ def label_by_judge(
         rubric: What a correct step is taken to be. The judge's prompt should say the same.
     """
     from jprm.methods.judge.load import load_plain_judge
-    from jprm.methods.label.files import label_judge
+    from jprm.methods.label.jobs import label_judge
     from jprm.score.scorer import CHUNK
 
     loaded = Once(lambda: load_plain_judge(judge))
@@ -319,7 +319,7 @@ def label_consensus(
         other_threshold: The same for the other sources.
     """
     if by == "agreement":
-        from jprm.methods.label.files import label_consensus
+        from jprm.methods.label.jobs import label_consensus
 
         if gold or report:
             raise ValueError("label consensus: --gold and --report are for --by dawid_skene")

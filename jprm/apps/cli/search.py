@@ -130,11 +130,11 @@ class SearchOptions:
 
 def _searching(method: type) -> Callable[[Any, Any, Any], None]:
     def run(options: SearchOptions, settings: Any, how: Any) -> None:
-        from jprm.methods.agents.acting import TurnScorer, policy_of
-        from jprm.methods.scored_files import identity
+        from jprm.methods.jobs.score import identity
         from jprm.methods.search.best_of_n import BestOfN
-        from jprm.methods.search.files import search_file
+        from jprm.methods.search.jobs import search_file
         from jprm.methods.search.lockstep import SearchConfig, Unscored, live_scorer
+        from jprm.methods.worlds.acting import TurnScorer, policy_of
 
         chosen = built(method, settings)
         unscored = method is BestOfN and options.choose == "majority" and not (options.model or options.judge)
@@ -197,7 +197,7 @@ def conformal_filter(
         error_rate: Fraction of accepted answers that may be incorrect.
         confidence: Fraction of calibration sets for which that holds.
     """
-    from jprm.methods.search.files import filter_file
+    from jprm.methods.search.jobs import filter_file
 
     print_counts(filter_file(input, calibrate, output, error_rate, confidence), output)
 

@@ -34,8 +34,9 @@ from jprm.apps.plan.plan import compiled, layer_sizes, measured, node, placed, s
 from jprm.apps.plan.topologies import GIB, Topology, devices
 from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.storage import path_of
-from jprm.methods.decoding import decode, sampler
+from jprm.methods.decoding import decode
 from jprm.methods.evaluate.blocks import Table
+from jprm.methods.policy import sampler
 from jprm.methods.rl.config import RLExperiment, learner
 from jprm.methods.rl.rollout import packed
 from jprm.methods.rl.samples import EXTRAS, Rollout, group_tree
@@ -208,7 +209,7 @@ def programs(
 
 
 def copy_of(learnt: Mapping, config: RLExperiment, model: ModelConfig, mesh: Mesh, sampler_mesh: Mesh) -> dict:
-    """Returns the shapes of the sampler's copy, `jprm.methods.decoding.sampler.decoding_copy`."""
+    """Returns the shapes of the sampler's copy, `jprm.methods.policy.sampler.decoding_copy`."""
 
     def shapes(stored: sampler.Stored, part: Mapping, place_on: Mesh) -> dict:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

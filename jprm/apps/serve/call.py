@@ -21,8 +21,8 @@ from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.pieces import InPieces, Work, started
 from jprm.apps.web.http import Refusal, worked
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Policy
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.score.aggregate import chain_scores
 from jprm.score.scale import Rule
 from jprm.tokenizer import Tokenizer

@@ -27,12 +27,12 @@ from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.pieces import InPieces
 from jprm.apps.serve.score import EXAMPLE, OF_MODEL, Model, RuleName
 from jprm.apps.web.http import LAST_EVENT, Refusal, RequestFields, event, fields_of, json_of, read_request
-from jprm.methods.agents.free_text import exchange
-from jprm.methods.decoding.sample_cache import PolicyError
+from jprm.methods.jobs.score import identity
+from jprm.methods.messages.free_text import exchange
 from jprm.methods.policy.protocol import Problem
-from jprm.methods.scored_files import identity
-from jprm.methods.search.files import accept, calibrate, record, way_of
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import METHODS, Choice, GrowingTree, find
+from jprm.methods.search.jobs import accept, calibrate, record, way_of
 from jprm.methods.search.lockstep import Rescorer, SearchConfig, search
 from jprm.options import OptionError, values_of
 from jprm.tree import ReasoningTree, path_to

@@ -21,8 +21,8 @@ import numpy as np
 
 from jprm.apps.serve.pieces import Abandoned, Work
 from jprm.apps.web.http import Refusal
-from jprm.methods.agents.tokens import least_tokens
 from jprm.methods.decoding.cache import PrefixCache
+from jprm.methods.messages.tokens import least_tokens
 from jprm.rows import padded_size
 from jprm.score.scorer import FILLED, PRM, SHORTEST, Batch, Prepared, row_lengths
 from jprm.token_tree import chain_lengths, geometry, token_tree

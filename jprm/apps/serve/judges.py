@@ -19,11 +19,11 @@ from starlette.responses import Response, StreamingResponse
 from jprm.apps.serve.engine import Closed, Engine, Outputs
 from jprm.apps.serve.pieces import PIECE, InPieces, Work, started
 from jprm.apps.web.http import LAST_EVENT, Refusal, event
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import read, report
 from jprm.methods.judge.judge import Asked, Judge, Judgement, Rubric, judgement_of
 from jprm.methods.policy.openai_client import ServerPolicy
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.tree import ReasoningTree, above_of
 
 THREADS = 8

@@ -32,8 +32,8 @@ from jprm.apps.serve.engine import Outputs, one_tree, problem_of
 from jprm.apps.serve.openrlhf import View
 from jprm.apps.serve.score import EXAMPLE, OF_MODEL, OF_RULE, Model, RuleName
 from jprm.apps.web.http import Refusal, RequestFields, json_of, read_request
-from jprm.methods.agents.free_text import exchange
-from jprm.methods.agents.records import content_of, is_trajectory
+from jprm.methods.messages.free_text import exchange
+from jprm.methods.messages.records import content_of, is_trajectory
 from jprm.methods.rl.credit import CREDITS, CreditConfig, find, segment_rewards
 from jprm.options import from_json
 from jprm.score.aggregate import chain_scores

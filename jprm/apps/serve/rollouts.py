@@ -5,7 +5,7 @@
     /health                     200 once it samples
 
 So some hosts of a job sample while others learn. One thread has the devices: it samples what waits, in rows that take
-new requests when theirs have ended (`jprm.methods.decoding.sampler.DecodingRows`), and changes the parameters in
+new requests when theirs have ended (`jprm.methods.policy.sampler.DecodingRows`), and changes the parameters in
 between. A sample that is unfinished then goes on with the new ones; each token has the log-probability under those that
 drew it.
 """
@@ -43,8 +43,8 @@ from jprm.apps.web.http import (
     under,
 )
 from jprm.checkpoints import base
-from jprm.methods.decoding.sampler import NOTHING, Drawn, Sampler, SamplerConfig, Wanted, load_sampler
-from jprm.methods.policy.engine import log_probabilities
+from jprm.methods.policy.sampler import NOTHING, Drawn, Sampler, SamplerConfig, Wanted, load_sampler
+from jprm.methods.rl.engine import log_probabilities
 from jprm.model.heads import of_channels
 
 

@@ -21,8 +21,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jprm.methods.agents.environment import Environment, Message, Record, Reply
-from jprm.methods.agents.records import content_of, tree_of_messages
+from jprm.methods.messages.records import content_of, tree_of_messages
+from jprm.methods.worlds.environment import Environment, Message, Record, Reply
 
 WORDS = "A critic finds turn {turn} of your {turns} the least likely to be right ({percent} %). Check it."
 """The message. {turn} counts from 1, {percent} is the turn's score from 0 to 99, {said} is what the turn wrote."""

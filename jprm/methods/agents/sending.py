@@ -30,7 +30,7 @@ import jprm
 from jprm.io.jsonl import RecordError, dump, shortened
 from jprm.io.outputs import Bar, continued, cut, finish, input_of, stored_request
 from jprm.io.storage import path_of
-from jprm.methods.agents.records import as_messages, content_of, trajectories_of
+from jprm.methods.messages.records import as_messages, content_of, trajectories_of
 from jprm.tree import read_records, tree_of
 
 SCORE = "process_reward"

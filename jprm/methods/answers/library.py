@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from jprm.methods.verify.worker import Worker, serve
+from jprm.methods.worker import Worker, serve
 
 ROUNDED = 2e-6
 """Relative difference of numbers of which one may be rounded: 0.333333 is 1/3."""

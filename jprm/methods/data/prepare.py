@@ -30,10 +30,10 @@ from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.jsonl import Rejects, dump
 from jprm.io.outputs import atomic_file, code_of, differing, stamp_of
 from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of, sha256_of
-from jprm.methods.agents.records import messages_of
 from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
 from jprm.methods.data.reader import Reader, Record, choose
+from jprm.methods.messages.records import messages_of
 from jprm.tree import tree_of
 
 

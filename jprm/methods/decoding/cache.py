@@ -3,7 +3,7 @@
 A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens are computed
 against the slots of their path, gathered by index. Books say what the slots hold: `LiveTrees` those of a search, which
 names steps by handles and releases them, `PrefixCache` those of a server's callers, who come back with trees that begin
-like their last ones, and `jprm.methods.decoding.turns` those of conversations that a policy samples.
+like their last ones, and `jprm.methods.worlds.turns` those of conversations that a policy samples.
 
     trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
     roots = trees.open(["What is 2 + 2 * 3?"])

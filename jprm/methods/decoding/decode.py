@@ -5,7 +5,7 @@ A sampler's programs are prompts, then a loop of one token more for all samples.
 Layers use the functions of their kinds, and mixers go on from what `Kind.cached` says. A scan over stacked layers first
 copies each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the
 program reads in place. Decoding one token at a time is bound by reading weights, so samplers use a copy
-(`jprm.methods.decoding.sampler.decoding_copy`).
+(`jprm.methods.policy.sampler.decoding_copy`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import by_name, load_and_score, source_of
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.methods.scored_files import stored_scale
+from jprm.methods.jobs.score import stored_scale
 from jprm.statistics import Draws, auroc, bootstrap, difference, draws, f1, interval, jsonable, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 

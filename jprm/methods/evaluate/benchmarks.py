@@ -17,7 +17,7 @@ BENCHMARKS: dict[str, Benchmark | str] = {
     "agents": "jprm.methods.evaluate.agents:BENCHMARK",
     "best_of_n": "jprm.methods.evaluate.best_of_n:BENCHMARK",
     "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
-    "diagnostics": "jprm.methods.studies.diagnostics:BENCHMARK",
+    "diagnostics": "jprm.methods.evaluate.diagnostics:BENCHMARK",
     "contamination": "jprm.methods.studies.contamination:BENCHMARK",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""

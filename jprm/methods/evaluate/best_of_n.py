@@ -32,7 +32,7 @@ from jprm.methods.evaluate.run import scored_files, source
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
-from jprm.methods.scored_files import stored_scale
+from jprm.methods.jobs.score import stored_scale
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_differences, mean_draws

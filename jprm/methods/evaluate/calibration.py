@@ -22,7 +22,6 @@ from jaxtyping import Bool, Float, Int
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Figure, Note, PageModel, Table, left_out_words, percent, words
-from jprm.methods.evaluate.calibration_map import KINDS, NAME, Recalibration, apply, fit, store_calibration
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold, false_alarm_threshold
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Calibration
@@ -30,6 +29,7 @@ from jprm.methods.evaluate.plots import reliability, slug
 from jprm.methods.evaluate.run import load_and_score
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, labelled
+from jprm.methods.jobs.calibration_map import KINDS, NAME, Recalibration, apply, fit, store_calibration
 from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, interval, jsonable, mean_draws, ratio
 from jprm.tree import ReasoningTree
 

@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.methods.data.mistakes import TASKS
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
+from jprm.methods.evaluate.mistakes_reader import TASKS
 from jprm.methods.evaluate.processbench import cross_fit
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, harmonic_mean, or_none, scores_of
 from jprm.methods.verify.puzzles import first_mistake

@@ -17,11 +17,11 @@ from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import check_input, digest, stamp_of
 from jprm.io.storage import path_of
 from jprm.loading import load
-from jprm.methods import scored_files as scored
 from jprm.methods.data.reader import Reader, read_items
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
-from jprm.methods.scored_files import identity, request_of, write_scores
+from jprm.methods.jobs import score as scored
+from jprm.methods.jobs.score import identity, request_of, write_scores
 from jprm.options import find_part
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, read_trees, steps_only

@@ -30,7 +30,6 @@ import jprm
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, named_in, path_of
-from jprm.methods import scored_files as scored
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
@@ -48,6 +47,7 @@ from jprm.methods.evaluate.run import (
 )
 from jprm.methods.evaluate.scored import NothingToMeasure
 from jprm.methods.evaluate.steps import NEUTRAL
+from jprm.methods.jobs import score as scored
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, RecordError, read_records, read_trees

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from jprm.io.outputs import digest
 from jprm.io.storage import sha256_of
 from jprm.methods.answers import canonical_answer
-from jprm.methods.scored_files import identity
+from jprm.methods.jobs.score import identity
 from jprm.methods.verify import verifiers
 from jprm.methods.verify.arithmetic import label_of
 from jprm.options import find_part

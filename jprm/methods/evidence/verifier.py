@@ -72,7 +72,7 @@ def distance_of(standard_MF: Float[np.ndarray, "M F"]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class FusedVerifier:
-    """Evidence from several sources, weighed: a `jprm.methods.scored_files.Scorer`.
+    """Evidence from several sources, weighed: a `jprm.methods.jobs.score.Scorer`.
 
     A step's score is the probability that the chain is correct if it ended with this step, as the semantics `value` has
     it: a chain's score is its last step's. The output `vote` is the chain's weight in a vote among its pool.

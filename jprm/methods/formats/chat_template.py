@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm.io.folders import local_copy
-from jprm.methods.verify.worker import Worker, serve
+from jprm.methods.worker import Worker, serve
 from jprm.tokenizer import CONFIG, DATE, TEMPLATE, TOOLS, ChatTemplate, chat_of
 
 LONGEST_TEXT = 2**20

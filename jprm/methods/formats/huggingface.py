@@ -103,7 +103,7 @@ SIZES = {
     "vocab_size": "vocab_size", "hidden_size": "width", "intermediate_size": "mlp_width", "num_hidden_layers": "layers",
     "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
 }  # fmt: skip
-"""Fields of config.json to those of `ModelConfig`, read here and written by `jprm.methods.formats.export`."""
+"""Fields of config.json to those of `ModelConfig`, read here and written by `jprm.methods.export`."""
 
 DELTANET = {
     "linear_num_key_heads": "key_heads", "linear_num_value_heads": "value_heads", "linear_key_head_dim": "key_dim",

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
 from jprm.methods.answers import end_of_thoughts
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.formats.chat_template import guarded
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.verify.programs import printed
 from jprm.tree import as_written
 

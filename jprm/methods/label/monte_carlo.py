@@ -22,9 +22,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import betaln, log_ndtr, xlog1py, xlogy
 
-from jprm.methods.decoding.sample_cache import KeptPolicy, PolicyError, prefix_key
 from jprm.methods.label.config import MonteCarloConfig, OmegaConfig
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.sample_cache import KeptPolicy, PolicyError, prefix_key
 from jprm.methods.verify import verifiers
 from jprm.tree import Node, ReasoningTree, with_labels, without_chain
 

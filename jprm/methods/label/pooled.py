@@ -15,7 +15,7 @@ from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.blocks import Table
 from jprm.methods.label import crowd
-from jprm.methods.label.files import labels_of, step_keys, threshold_of, trees_in
+from jprm.methods.label.jobs import labels_of, step_keys, threshold_of, trees_in
 from jprm.statistics import Draws, draws, interval
 from jprm.tree import ReasoningTree, chains_of, record_of, with_labels
 

@@ -66,7 +66,7 @@ def policy_of(settings: dict[str, Any], where: str) -> Policy:
         with refusing(where, "policy", _REMEDY):
             return ServerPolicy(_checked(ServerConfig, settings))
 
-    from jprm.methods.decoding.sampler import SamplerConfig, load_sampler
+    from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 
     settings = dict(settings)
     model = settings.pop("model")

@@ -29,8 +29,8 @@ from typing import Any, Literal, TypeGuard, TypeVar
 import httpx2
 
 from jprm.io.jsonl import shortened
-from jprm.methods.agents.messages import THOUGHTS
 from jprm.methods.formats.chat_template import CONTROL, guarded, prompt_of
+from jprm.methods.messages.messages import THOUGHTS
 from jprm.methods.policy.protocol import Prefix, Sample, Until
 from jprm.tokenizer import Tokenizer, load_tokenizer
 

@@ -12,9 +12,9 @@ from flax.core import FrozenDict
 from jprm.checkpoints import base
 from jprm.experiment import RUN, DataConfig, Experiment, OptimizerConfig, TargetConfig, frozen, kind_of, read
 from jprm.io.storage import path_of
-from jprm.methods.policy.engine import EngineConfig
 from jprm.methods.rl import credit as credits
 from jprm.methods.rl.credit import CreditConfig
+from jprm.methods.rl.engine import EngineConfig
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.heads import of_channels
@@ -76,7 +76,7 @@ class GuardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """The world in which the policy acts, in place of only writing chains. See `jprm.methods.agents.environment`.
+    """The world in which the policy acts, in place of only writing chains. See `jprm.methods.worlds.environment`.
 
     name: `FILE.py:NAME` or `module:NAME`.
     turns: the most turns of an episode; `max_tokens` are the most of one turn, and `tokens` of all with what the world

@@ -24,11 +24,11 @@ from jprm.checkpoints import store
 from jprm.experiment import to_json
 from jprm.io.outputs import write_json
 from jprm.io.storage import Place, path_of
-from jprm.methods.decoding.sampler import Sampler
-from jprm.methods.policy.engine import Probes, RemoteSampler
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import RESULT, refresh, rollout, sampling_hosts
 from jprm.methods.rl.config import METHODS, RLExperiment, learner
+from jprm.methods.rl.engine import Probes, RemoteSampler
 from jprm.methods.rl.progress import Progress, best_of, claim_rl, fired, fresh_test, suspected, verdict
 from jprm.methods.rl.sampling import Carrying, Here, Problems, Samples, SampleSource, Servers, sampler_options
 from jprm.methods.rl.sampling_hosts import SamplingHosts

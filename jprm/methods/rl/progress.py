@@ -16,11 +16,11 @@ from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
 from jprm.io.storage import Place
-from jprm.methods.agents import environment
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.sampling import Ahead
 from jprm.methods.verify import verifiers
+from jprm.methods.worlds import environment
 from jprm.statistics import mean_differences
 
 CONFIG = "rl_experiment.json"

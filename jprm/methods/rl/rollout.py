@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float
 from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
-from jprm.methods.agents.records import read_trajectory, tree_of_trajectories
 from jprm.methods.evaluate.blocks import shown_n
 from jprm.methods.evidence.verifier import FusedVerifier
+from jprm.methods.messages.records import read_trajectory, tree_of_trajectories
 from jprm.methods.policy.protocol import read_problems
 from jprm.methods.rl import credit
 from jprm.methods.rl.config import METHODS, RLExperiment

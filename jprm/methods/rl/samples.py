@@ -33,11 +33,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from jprm import multihost
-from jprm.methods.agents.environment import World
 from jprm.methods.decoding.decode import step_text
-from jprm.methods.decoding.sampler import Drawn, Sampler, Wanted, text_hash
-from jprm.methods.decoding.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.methods.policy.protocol import Prefix
+from jprm.methods.policy.sampler import Drawn, Sampler, Wanted, text_hash
+from jprm.methods.worlds.environment import World
+from jprm.methods.worlds.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.token_tree import TokenTree, merged, next_tokens, ranges
 
 

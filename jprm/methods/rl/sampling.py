@@ -14,16 +14,16 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from jprm import loading
-from jprm.methods.agents.environment import World
-from jprm.methods.decoding.sampler import Sampler, SamplerConfig
-from jprm.methods.decoding.turns import EpisodeLimits, TurnLayout
 from jprm.methods.formats.chat_template import template_of
-from jprm.methods.policy.engine import RemoteSampler
+from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import METHODS, RLExperiment
+from jprm.methods.rl.engine import RemoteSampler
 from jprm.methods.rl.rollout import Group, Record
 from jprm.methods.rl.samples import Begun, Carried, Rollout, ask, behind_T, go_on, sample, sample_episodes
 from jprm.methods.verify import verifiers
+from jprm.methods.worlds.environment import World
+from jprm.methods.worlds.turns import EpisodeLimits, TurnLayout
 from jprm.score.scale import check_scale
 from jprm.tokenizer import Layout, Tokenizer
 

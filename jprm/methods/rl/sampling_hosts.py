@@ -29,8 +29,8 @@ from jax.sharding import Mesh
 
 from jprm import multihost
 from jprm.io.storage import path_of
-from jprm.methods.decoding import sampler
-from jprm.methods.decoding.sampler import Sampler
+from jprm.methods.policy import sampler
+from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import RLExperiment, model_of
 from jprm.methods.rl.rollout import Group

@@ -61,7 +61,7 @@ class BestOfN:
 def lead(tree: GrowingTree) -> float:
     """Returns the probability that the leading answer of the finished chains stays ahead of the second."""
     from jprm.methods.evaluate.votes import answer_classes  # they need array libraries
-    from jprm.methods.search.files import answers_of, is_candidate
+    from jprm.methods.search.jobs import answers_of, is_candidate
 
     answers = answers_of(tree)
     classes = answer_classes([answers[draw.end][0] for draw in tree.draws if is_candidate(tree, draw)]).tolist()

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import Critique, Reading, read
 from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.policy.protocol import Policy, Problem, Sample
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Steps
 from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, RULES

@@ -19,8 +19,8 @@ from jprm.io.jsonl import Rejects, dump, read_lines
 from jprm.io.outputs import Bar, check_output, continued, cut, finish, input_of
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract
-from jprm.methods.decoding.sample_cache import PolicyError
 from jprm.methods.policy.protocol import Policy, Prefix, Problem, Sample, read_problems
+from jprm.methods.policy.sample_cache import PolicyError
 from jprm.tree import as_written
 
 Path = str | os.PathLike

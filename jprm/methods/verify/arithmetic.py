@@ -29,7 +29,7 @@ from typing import Any
 
 from jprm.methods.verify import Verdict
 from jprm.methods.verify.equations import Equation, Token, equations
-from jprm.methods.verify.worker import Worker, serve
+from jprm.methods.worker import Worker, serve
 
 LIMIT_S = 5.0
 """Seconds per step, at most."""

@@ -148,7 +148,7 @@ VERIFIERS: dict[str, Any] = {
     "answer": Verifier(judge_answers, needs_answer),
     "boxed": Verifier(functools.partial(judge_answers, form="box"), needs_answer),
     "tests": Verifier(judge_programs, needs_tests),
-    "outcome": "jprm.methods.agents.acting:OUTCOME",  # of episodes in an environment
+    "outcome": "jprm.methods.worlds.acting:OUTCOME",  # of episodes in an environment
 }
 WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 

@@ -16,9 +16,9 @@ from typing import Any
 from jprm.io import jsonl
 from jprm.io.jsonl import RecordError, list_of, object_of, text_of
 from jprm.io.storage import path_of
-from jprm.methods.agents.logs import kept, trajectory_of
-from jprm.methods.agents.messages import call_of, text_of_parts
+from jprm.methods.data.agents.logs import kept, trajectory_of
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.messages.messages import call_of, text_of_parts
 
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
 """The versions of the format that are read: each has the fields of the one before it, and more."""

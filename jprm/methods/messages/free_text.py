@@ -7,7 +7,7 @@ from typing import Any
 
 from jprm import steps
 from jprm.io.jsonl import RecordError, list_of, object_of, text_of
-from jprm.methods.agents.messages import THOUGHTS, WRAPPERS, normal_message, split_thoughts, text_of_parts
+from jprm.methods.messages.messages import THOUGHTS, WRAPPERS, normal_message, split_thoughts, text_of_parts
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ where the episode ended. So they all work on turns as they are:
     TurnScorer      a `LiveScorer`: has a PRM of trajectories score the turns
     judge_outcomes  what the verifier `outcome` does: an episode is correct by the world's own reward
 
-`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.methods.agents`) to such steps, and
+`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.methods.messages`) to such steps, and
 back.
 """
 
@@ -26,15 +26,15 @@ import numpy as np
 from jprm.io.jsonl import parse, read_lines, write_records
 from jprm.io.outputs import check_output, digest
 from jprm.io.storage import path_of
-from jprm.methods.agents.environment import Episode, Message, Record, World
-from jprm.methods.agents.records import KNOWN, content_of, known, problem_of, read_trajectory
-from jprm.methods.decoding.sampler import Sampler
-from jprm.methods.decoding.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.methods.formats.chat_template import template_of
+from jprm.methods.messages.records import KNOWN, content_of, known, problem_of, read_trajectory
 from jprm.methods.policy import load as policies
 from jprm.methods.policy.protocol import Prefix, Sample, Until, read_problems
+from jprm.methods.policy.sampler import Sampler
 from jprm.methods.search.lockstep import Rescorer
 from jprm.methods.verify.verifiers import Outcome, Verifier
+from jprm.methods.worlds.environment import Episode, Message, Record, World
+from jprm.methods.worlds.turns import Conversations, EpisodeLimits, Played, TurnLayout, begun, play
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of
 
 MOST_SLOTS = 1 << 18

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
-from jprm.methods.agents.conversation import Conversation
-from jprm.methods.agents.logs import kept, trajectory_of
-from jprm.methods.agents.messages import call_of, text_of_parts
+from jprm.methods.data.agents.conversation import Conversation
+from jprm.methods.data.agents.logs import kept, trajectory_of
 from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
+from jprm.methods.messages.messages import call_of, text_of_parts
 
 
 def parse_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jprm.io.jsonl import RecordError, object_of
-from jprm.methods.agents.messages import call_of, text_of_parts, thoughts_of_blocks
+from jprm.methods.messages.messages import call_of, text_of_parts, thoughts_of_blocks
 
 
 class Conversation:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jprm.io.jsonl import RecordError, object_of
-from jprm.methods.agents.logs import trajectory_of
-from jprm.methods.agents.records import read_message
+from jprm.methods.data.agents.logs import trajectory_of
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.messages.records import read_message
 from jprm.tree import SEMANTICS
 
 

@@ -23,17 +23,17 @@ from jprm.devices import enable_compile_cache
 from jprm.io.jsonl import dump, parse, write_records
 from jprm.io.outputs import Bar, check_input, check_output, continued, cut, digest, finish, input_of
 from jprm.io.storage import path_of
-from jprm.methods.agents.acting import WorldPolicy
-from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.implicit import LogProbability
+from jprm.methods.jobs.score import identity
 from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, Labeller, MonteCarloConfig, OmegaConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
 from jprm.methods.policy.protocol import Policy
-from jprm.methods.scored_files import identity
+from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import tests_of, verifiers
 from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labelled
+from jprm.methods.worlds.acting import WorldPolicy
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh

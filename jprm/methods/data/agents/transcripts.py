@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
-from jprm.methods.agents.conversation import Conversation
-from jprm.methods.agents.logs import messages_of_blocks, trajectory_of
+from jprm.methods.data.agents.conversation import Conversation
+from jprm.methods.data.agents.logs import messages_of_blocks, trajectory_of
 from jprm.methods.data.reader import Event, NoOptions, Reader, Record, take
 
 

@@ -30,7 +30,7 @@ from itertools import compress, islice
 from typing import Any
 
 from jprm.methods.answers import extract_answer
-from jprm.methods.verify.worker import Worker, serve
+from jprm.methods.worker import Worker, serve
 from jprm.options import find_part
 
 Record = Mapping[str, Any]
@@ -156,7 +156,7 @@ class World:
         if processes:
             self._idle = queue.SimpleQueue()
             for _ in range(at_once):
-                self._idle.put(Worker("jprm.methods.agents.environment"))
+                self._idle.put(Worker("jprm.methods.worlds.environment"))
 
     def start(self, records: Sequence[Record]) -> list[Episode]:
         """Returns the first position of every task."""
@@ -328,6 +328,6 @@ def answers() -> Callable[[Any], Any]:
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a world needs no accelerator
-    from jprm.methods.agents.environment import answers  # the module that environments import, not this one, `__main__`
+    from jprm.methods.worlds.environment import answers  # the module that environments import, not this one, `__main__`
 
     serve(answers)

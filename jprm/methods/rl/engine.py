@@ -42,10 +42,10 @@ from jaxtyping import Float32
 from jprm import multihost
 from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
-from jprm.methods.decoding.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
-from jprm.methods.formats.export import writing
+from jprm.methods.formats import writing
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy.protocol import Prefix, Until
+from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
 from jprm.methods.rl import policy_gradient
 from jprm.model import FileDtype
 from jprm.model.attention import chain_rows

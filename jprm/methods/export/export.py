@@ -25,19 +25,20 @@ import numpy as np
 
 from jprm.checkpoints import base, store
 from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
+from jprm.checkpoints.store import fingerprint
 from jprm.experiment import PEFT, PUBLISHED, RUN, Experiment, kind_of, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.storage import Place, path_of, sha256_of
 from jprm.loading import load
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import figures_in
-from jprm.methods.formats import huggingface, peft
+from jprm.methods.export import FileDtype, Format
+from jprm.methods.formats import huggingface, peft, writing
 from jprm.methods.formats.chat_template import template_of
-from jprm.methods.formats.export import FileDtype, Format, writing
-from jprm.methods.formats.export.writing import Tensor
 from jprm.methods.formats.gguf import open_gguf
 from jprm.methods.formats.peft import PREFIX
-from jprm.methods.scored_files import digest, identity
+from jprm.methods.formats.writing import Tensor
+from jprm.methods.jobs.score import identity
 from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import A, B, merge, products
@@ -129,7 +130,7 @@ def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_b
         writing.causal_lm(partial, params, experiment.model, tokenizer, positions, dtype, shard_bytes)
         (partial / CARD).write_text(policy_card(experiment, step), encoding="utf-8")
 
-    return _whole(out, about, [digest(params, tokenizer, mesh), dtype, shard_bytes, to_json(experiment)], write)
+    return _whole(out, about, [fingerprint(params, tokenizer, mesh), dtype, shard_bytes, to_json(experiment)], write)
 
 
 def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, shard_bytes: int) -> Place:
@@ -151,7 +152,7 @@ def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, s
         if template and tokenizer.chat is None:
             (partial / TEMPLATE).write_text(template, encoding="utf-8")
 
-    return _whole(out, about, [digest(params, tokenizer, mesh), template, dtype, shard_bytes], write)
+    return _whole(out, about, [fingerprint(params, tokenizer, mesh), template, dtype, shard_bytes], write)
 
 
 def _positions(path: Place) -> int:

@@ -25,14 +25,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int
 
 from jprm.checkpoints import base, store
+from jprm.checkpoints.store import fingerprint
 from jprm.experiment import RUN, kind_of, read
-from jprm.io.outputs import digest as digest_of
+from jprm.io.outputs import digest
 from jprm.io.storage import path_of
 from jprm.methods.decoding import decode
 from jprm.methods.decoding.decode import step_text
 from jprm.methods.formats.chat_template import prompt_of
 from jprm.methods.policy.protocol import Prefix, Sample, Until
-from jprm.methods.scored_files import digest
 from jprm.model import Dtype, layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
@@ -175,7 +175,7 @@ class Sampler:
         self._stop_V = np.arange(config.vocab_size) == (-1 if tokenizer.eos is None else tokenizer.eos)
         sampled = {field: getattr(options, field) for field in ("temperature", "top_p", "max_tokens", "prompt")}
         stored = [options.dtype] if options.dtype else []
-        self._digest = digest_of([sampled, options.delimiter, config, self.layout, *stored])[:12]
+        self._digest = digest([sampled, options.delimiter, config, self.layout, *stored])[:12]
         self.push(params, name, take)
 
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
@@ -640,7 +640,7 @@ def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig
             config = dataclasses.replace(config, layer_groups=(1,) * config.layers)
             params, step = base.load_language_model(path, config), 0
     tokenizer = load_tokenizer(path, config.vocab_size)
-    name = f"{path.resolve()}@{step}#{digest(params, tokenizer, grid)}"
+    name = f"{path.resolve()}@{step}#{fingerprint(params, tokenizer, grid)}"
     by_heads = mesh_by_heads(config, list(grid.devices.flat))
     return Sampler(params, config, tokenizer, by_heads, options, name, take=True)
 

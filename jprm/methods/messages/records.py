@@ -17,7 +17,7 @@ from typing import Any
 
 from jprm import steps
 from jprm.io.jsonl import RecordError, answer_of, label_of, list_of, number_of, object_of, text_of
-from jprm.methods.agents.messages import check_calls, normal_message, text_of_parts
+from jprm.methods.messages.messages import check_calls, normal_message, text_of_parts
 from jprm.tree import NONE, SEMANTICS, Node, ReasoningTree, are_outputs, parent_of, path_to, semantics_of, with_rest
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -51,7 +51,7 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
     """Whether a record with `messages` is a trajectory, and not one plain exchange of a user and an assistant.
 
     One exchange without tools, labels, scores, `outcome` or `segment` is free text, which
-    `jprm.methods.agents.free_text` splits into the steps of a chain.
+    `jprm.methods.messages.free_text` splits into the steps of a chain.
     """
     if "messages" not in record:
         return False
@@ -66,7 +66,7 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
 
 
 def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[str, Any]:
-    """Returns the record of a trajectory, checked, its messages in the form of `jprm.methods.agents.messages`.
+    """Returns the record of a trajectory, checked, its messages in the form of `jprm.methods.messages.messages`.
 
     An absent `content` becomes null, which a turn of only calls or thoughts may have. An empty content is allowed: a
     tool may answer nothing.

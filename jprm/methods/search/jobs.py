@@ -23,11 +23,11 @@ from jprm.io.jsonl import Rejects, dump, read_lines, write_records
 from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, cut, digest, input_of
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract, extract_answer
-from jprm.methods.decoding.sample_cache import KeptPolicy
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.judge.critiques import KEY, ReadCritique, report
 from jprm.methods.policy.protocol import Policy, read_problems
+from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.search.growing_tree import Draw, GrowingTree
 from jprm.methods.search.lockstep import LiveScorer, SearchConfig, search
 from jprm.score.scale import PROBABILITY_RULES

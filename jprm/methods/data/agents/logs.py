@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
-from jprm.methods.agents.conversation import Conversation
-from jprm.methods.agents.messages import call_of, decoded, text_of_parts
-from jprm.methods.agents.records import read_trajectory
+from jprm.methods.data.agents.conversation import Conversation
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.messages.messages import call_of, decoded, text_of_parts
+from jprm.methods.messages.records import read_trajectory
 
 
 @dataclasses.dataclass(frozen=True)

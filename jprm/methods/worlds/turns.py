@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from jprm.methods.agents.environment import Episode, Message, World
 from jprm.methods.decoding import decode
 from jprm.methods.decoding.cache import Slots
-from jprm.methods.decoding.sampler import SHORTEST_PROMPT, Drawn, Sampler
 from jprm.methods.formats.chat_template import render
 from jprm.methods.policy.protocol import Until
+from jprm.methods.policy.sampler import SHORTEST_PROMPT, Drawn, Sampler
+from jprm.methods.worlds.environment import Episode, Message, World
 from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, control_tokens
 

@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jprm.methods.agents.records import messages_of, nodes_of_messages
 from jprm.methods.formats.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
+from jprm.methods.messages.records import messages_of, nodes_of_messages
 from jprm.token_tree import Written
 from jprm.tokenizer import JsonTokenizer, Layout, Tokenizer
 from jprm.tree import ReasoningTree, above_of, chains_of, path_to

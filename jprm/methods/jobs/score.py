@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,21 +13,18 @@ from itertools import islice
 from typing import Any, Literal, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 import jprm
 from jprm import multihost
+from jprm.checkpoints.store import fingerprint
 from jprm.io.jsonl import Rejects, count, dump, read_lines
-from jprm.io.outputs import Bar, continued, cut, finish, input_of, stored_request
-from jprm.io.outputs import digest as digest_of
+from jprm.io.outputs import Bar, continued, cut, digest, finish, input_of, stored_request
 from jprm.io.storage import Growing, path_of
-from jprm.methods.agents import atif
+from jprm.methods.data.agents import atif
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, LongChain, Speed
-from jprm.tokenizer import Tokenizer, saved_bytes
 from jprm.tree import ReasoningTree, RecordError, read_records, scored, tree_of
 
 
@@ -75,7 +70,7 @@ def score_file(
 
     With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte, and records with a chain of
     more tokens than the model reads as JSON. With `calibrated`, scores go through the map that is stored with the model
-    (`jprm.methods.evaluate.calibration_map`). `speed` is given this process's tokens and times.
+    (`jprm.methods.jobs.calibration_map`). `speed` is given this process's tokens and times.
 
     Raises:
       RecordError: a bad line, for on_error='stop'.
@@ -88,7 +83,7 @@ def score_file(
     total = count(input) if prepared is None else len(prepared)
     mapped, request = None, request_of(prm, input)
     if calibrated:
-        from jprm.methods.evaluate import calibration_map
+        from jprm.methods.jobs import calibration_map
 
         if not isinstance(prm, PRM):
             raise ValueError(f"{prm.name}: has no stored calibration map")
@@ -234,50 +229,14 @@ def identity(prm: PRM | Scorer) -> dict[str, Any]:
     params = [prm.params] if prm.ratio is None else [prm.params, prm.ratio.params]
     ratio = prm.ratio and {name: value for name, value in vars(prm.ratio).items() if name != "params"}
     digests = {
-        "model": digest(params, prm.layout.tokenizer, prm.mesh),
-        "config": digest_of(prm.config),
-        "layout": digest_of(prm.layout),
-        "head": digest_of([prm.readout, ratio, prm.semantics]),
-    } | {f"model.{name}": digest_of(part) for name, part in own_parts(prm.config).items()}
+        "model": fingerprint(params, prm.layout.tokenizer, prm.mesh),
+        "config": digest(prm.config),
+        "layout": digest(prm.layout),
+        "head": digest([prm.readout, ratio, prm.semantics]),
+    } | {f"model.{name}": digest(part) for name, part in own_parts(prm.config).items()}
     about = {"model": prm.name, "step": prm.step, "digests": digests}
     about |= {"dtype": prm.config.dtype, "attention": prm.config.attention}
     return about | ({} if prm.scale == PROBABILITY else {"scale": dataclasses.asdict(prm.scale)})
-
-
-SUMMED_AT_ONCE = 1 << 24
-"""Numbers of an array that a digest sums together."""
-
-
-def digest(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
-    """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
-
-    Sums on the devices read every parameter once, and do not depend on the mesh.
-    """
-    content = hashlib.sha256()
-    with jax.set_mesh(mesh):
-        sums = [_sums_of(x) for x in jax.tree.leaves(params)]
-    about = [(jax.tree_util.keystr(path), x.shape, str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
-    content.update(json.dumps([about, sums]).encode())
-    content.update(saved_bytes(tokenizer))
-    return content.hexdigest()[:16]
-
-
-def _sums_of(x: jax.Array) -> list[int]:
-    """Returns `_sums` of a whole array, of which a large one is not copied whole."""
-    if x.size <= SUMMED_AT_ONCE or not x.is_fully_replicated:
-        return np.asarray(_sums(x)).tolist()
-    rows = max(1, SUMMED_AT_ONCE * len(x) // x.size)
-    parts = [np.asarray(_sums(x[start : start + rows])) for start in range(0, len(x), rows)]
-    return np.stack(parts).sum(axis=0, dtype=np.uint32).tolist()
-
-
-@jax.jit
-def _sums(x: jax.Array) -> jax.Array:
-    """Returns two sums of an array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
-    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-    mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)
-    return jnp.stack([jnp.sum(bits, dtype=jnp.uint32), jnp.sum(mixed ^ (mixed >> 13), dtype=jnp.uint32)])
 
 
 def scored_lines(
