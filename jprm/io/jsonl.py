@@ -1,4 +1,4 @@
-"""JSON Lines files of records: read with errors that say where, written whole or not at all."""
+"""JSON Lines files and prepared folders of records: read with errors that say where, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Self, cast
 
+from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
-from jprm.io.storage import Growing, partial_of, path_of
+from jprm.io.storage import Growing, partial_of, path_of, records_file
 
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 """First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
@@ -54,17 +55,42 @@ def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]])
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (line number from 1, bytes with their line end) of every line that is not blank, also of a gzip file.
+    """Yields (number from 1, bytes with their line end) of every line that is not blank, also of a gzip file.
+
+    A prepared folder has a line for each record.
 
     Raises:
       ValueError: a pipe, which cannot be read twice; a file of `_REFUSED`; or one that is cut off or was changed.
     """
+    if path_of(path).is_dir():
+        yield from enumerate((dump(record).encode() + b"\n" for record in PreparedRecords(path)), start=1)
+        return
     with path_of(path).reading() as file, unzipped(file, path) as lines:
         for number, line in enumerate(lines, start=1):
             if number == 1 and (kinds := [kind for heads, kind in _REFUSED if line.startswith(heads)]):
                 raise ValueError(f"{os.fspath(path)}: {kinds[0]}")
             if line.strip():
                 yield number, line
+
+
+class PreparedRecords(Sequence):
+    """The records of a folder that `jprm prepare` wrote, each read when accessed; picklable.
+
+    A folder in a bucket is copied to this machine first. Raises FileNotFoundError where it is not fully prepared.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        import tensorflow_datasets as tfds  # a machine that only scores JSON Lines need not have it
+
+        records_file(folder)
+        builder = tfds.builder_from_directory(local_copy(folder))
+        self._source: Any = builder.as_data_source(split="train")  # pyright: ignore[reportCallIssue]  # it is decorated
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return json.loads(self._source[range(len(self))[index]]["record"])
 
 
 LINE_BYTES, WHOLE_BYTES = 2**28, 2**30

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jprm.io.storage import Growing, Place, path_of
+from jprm.io.storage import REPORT, Growing, Place, path_of, records_file
 
 VERSION = 2
 """Of the format of outputs and their requests. A request of a newer version is refused. Version 1 had no digests."""
@@ -35,14 +35,14 @@ def input_of(path: str | os.PathLike) -> dict[str, Any]:
 
     Raises ValueError for a pipe, which cannot be read twice.
     """
-    path = path_of(path)
+    path = records_file(path)
     path.check_readable()
     return {"input": path.address, **path.checksum()}
 
 
 def stamp_of(path: str | os.PathLike) -> dict[str, Any]:
     """Returns what changes with a file's content, without reading it; a copy has another stamp."""
-    path = path_of(path)
+    path = records_file(path)
     return {"input": path.address, **path.stamp()}
 
 
@@ -51,7 +51,7 @@ def check_input(path: str | os.PathLike) -> None:
 
     Raises FileNotFoundError or ValueError.
     """
-    path_of(path).check_readable()
+    records_file(path).check_readable()
 
 
 def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
@@ -61,7 +61,7 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
       ValueError: a symbolic link, a device, a pipe, a folder, or one of `inputs` under this or another name.
     """
     output = path_of(path)
-    if any(map(output.is_same, inputs)):
+    if any(output.is_same(path) or output.is_same(os.path.join(path, REPORT)) for path in inputs):
         raise ValueError(f"{output}: is an input too; name another output")
     output.check_replaceable()
 

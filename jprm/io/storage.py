@@ -55,6 +55,28 @@ def is_remote(path: str | os.PathLike) -> bool:
     return bool(separator) and scheme.isalnum()
 
 
+REPORT = "report.json"
+"""The file that marks a folder as prepared (`jprm prepare`). It is written last."""
+
+
+PREPARE = "Make a folder with `jprm prepare NAME --input FILE --output DIR`."
+
+
+def records_file(path: str | os.PathLike) -> Place:
+    """Returns the file whose content tells whether records are still the same: a prepared folder's report.
+
+    Raises FileNotFoundError for a folder without one.
+    """
+    place = path_of(path)
+    if not place.is_dir():
+        return place
+    if not (place / REPORT).is_file():
+        raise FileNotFoundError(
+            f"{path}: is a folder, but is not a prepared folder: it has no {REPORT}. Name a file. {PREPARE}"
+        )
+    return place / REPORT
+
+
 def cache_folder(name: str) -> pathlib.Path:
     """Returns the folder of this machine for what can be made again: ~/.cache/jprm/NAME."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "jprm" / name

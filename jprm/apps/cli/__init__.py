@@ -272,16 +272,11 @@ def score(
         raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file, and make a table by jprm tabulate")
 
     def work(part: RunFiles) -> dict[str, Any]:
-        prepared, source = None, part.input
-        if path_of(source).is_dir():
-            from jprm.data import REPORT
-            from jprm.data import load as load_records
-
-            prepared, source = load_records(source), os.fspath(path_of(source) / REPORT)
+        source = part.input
         check_input(source)  # this and the next four before the model is loaded
         check_output(part.output, source)
-        atif = prepared is None and is_atif(source)
-        if prepared is None and not atif and on_error == "stop":
+        atif = not path_of(source).is_dir() and is_atif(source)
+        if not atif and on_error == "stop":
             next(read_records(source), None)  # a file of another format
         prm, speed = scorer(), Speed()
         if by:
@@ -295,7 +290,7 @@ def score(
                 raise ValueError(f"{source}: ATIF documents are scored all or none: leave out --on-error skip")
             summary = score_atif(prm, source, part.output, calibrated=calibrated, speed=speed)
         else:
-            options = {"on_error": on_error, "calibrated": calibrated, "prepared": prepared, "speed": speed}
+            options = {"on_error": on_error, "calibrated": calibrated, "speed": speed}
             summary = score_file(prm, source, part.output, **options)
         if multihost.is_first():
             print(summary)

@@ -19,12 +19,12 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from tyro.conf import Positional, arg
 
 import jprm
-from jprm import data
 from jprm.apps.cli.arguments import REFUSALS, Folder, print_counts
 from jprm.devices import enable_compile_cache
 from jprm.io import shards
+from jprm.io.jsonl import read_lines
 from jprm.io.outputs import Bar, check_output, input_of
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import REPORT, Place, path_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _in_shards(
     if how.engine == "ray":  # a worker has another working folder
         input, output = path_of(input).address, path_of(output).address
         more = tuple(path_of(path).address for path in more)
-    source = input_of(data.marker(input))
+    source = input_of(input)
     run = functools.partial(_run_shard, command, work, source, output, more, unit)
     if how.engine == "here":
         run(shard_of(str(how.shard)))
@@ -154,8 +154,8 @@ def _run_shard(
 
 def _lines(source: Place) -> Iterator[bytes]:
     """Yields the records of a file, or of the prepared folder with this report, each with one line end."""
-    path = source.parent if source.name == data.REPORT else source
-    return (line.rstrip(b"\r\n") + b"\n" for _, line in data.lines(path))
+    path = source.parent if source.name == REPORT else source
+    return (line.rstrip(b"\r\n") + b"\n" for _, line in read_lines(path))
 
 
 def _devices() -> str:
@@ -277,7 +277,7 @@ def tabulate(
 
     if rows < 1:
         raise ValueError(f"--rows is {rows}: a file has at least one")
-    records = data.load(input) if path_of(input).is_dir() else read_records(input)
+    records = read_records(input)
     with Bar(f"tables of {path_of(input).name}", None) as bar:
         written = tables.write(bar.follow(records), output, rows, stored_scale(input))
     print(f"{output}: {written} rows")

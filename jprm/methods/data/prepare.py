@@ -24,12 +24,11 @@ import rich.progress
 import rich.table
 import tensorflow_datasets as tfds
 
-from jprm.data import REPORT
 from jprm.io import jsonl
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.jsonl import Rejects, dump
-from jprm.io.outputs import atomic_file, code_of, differing, stamp_of
-from jprm.io.storage import Place, cache_folder, is_remote, only_run, path_of, sha256_of
+from jprm.io.outputs import atomic_file, check_input, code_of, differing, stamp_of
+from jprm.io.storage import REPORT, Place, cache_folder, is_remote, only_run, path_of, records_file, sha256_of
 from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
 from jprm.methods.data.reader import Reader, Record, choose
@@ -133,7 +132,7 @@ def prepare(
             console.print(f"left out of every record: {reader.drops}", markup=False, highlight=False, soft_wrap=True)
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
-        if changed := [path for path, sha256 in request.sha256.items() if sha256_of(local_copy(path)) != sha256]:
+        if changed := [path for path, sha256 in request.sha256.items() if _sha256(path) != sha256]:
             raise ValueError(f"{changed[0]}: changed while it was read; nothing was written to {out}. Run again")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
     console.print(f"{out}: written", markup=False)
@@ -150,13 +149,15 @@ def _request(name, source, exclude, on_error, options) -> PrepareRequest:
     source, exclude = [os.fspath(path) for path in source], [os.fspath(path) for path in exclude]
     local = [path for path in source if not is_url(path)] + exclude
     for path in local:
-        if not (place := path_of(path)).is_file():
-            if place.exists():
-                place.check_readable()
-            what = "is a folder" if place.is_dir() else "no such file"
-            raise FileNotFoundError(f"{path}: {what}. Give the path of a source or benchmark file.")
-    sums = {path: sha256_of(local_copy(path)) for path in local}
+        if not path_of(path).exists():
+            raise FileNotFoundError(f"{path}: no such file. Give the path of a source or benchmark file.")
+        check_input(path)
+    sums = {path: _sha256(path) for path in local}
     return PrepareRequest(name, source, exclude, chosen, on_error, sums, code=code_of(reader))
+
+
+def _sha256(path: str) -> str:
+    return sha256_of(local_copy(records_file(path)))
 
 
 def _report_of(out: Place) -> PrepareReport:

@@ -22,7 +22,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jprm import data
 from jprm.io import jsonl
 from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
@@ -179,7 +178,7 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     file in a bucket is copied to this machine first. A folder is one that `jprm prepare` wrote.
     """
     if path_of(path).is_dir():
-        yield from data.lines(path)
+        yield from jsonl.read_lines(path)
         return
     path = local_copy(path)
     check_input(path)

@@ -35,7 +35,7 @@ from jprm.experiment import Experiment
 from jprm.io.folders import made_once
 from jprm.io.outputs import Bar, check_version, differing, write_json
 from jprm.io.shards import Shard
-from jprm.io.storage import Place, Remote, cache_folder, is_remote, path_of, sha256_of
+from jprm.io.storage import Place, Remote, cache_folder, is_remote, path_of, records_file, sha256_of
 from jprm.token_tree import TokenTree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import check_supervision, tokens_of, trees_depend_on
@@ -406,7 +406,7 @@ def tokenise(
         raise ValueError(f"--workers {workers} must be positive")
     request = {
         "version": CACHE_VERSION, "about": trees_depend_on(experiment, layout), "records": len(records),
-        "source": [{"name": path_of(file).name, **data.marker(file).checksum()} for file in source],
+        "source": [{"name": path_of(file).name, **records_file(file).checksum()} for file in source],
     }  # fmt: skip
     if shards is None:
         picked = _shuffled(len(records))[:SAMPLE].tolist()

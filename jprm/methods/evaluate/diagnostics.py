@@ -6,6 +6,7 @@ below which a flaw is too small to matter. With enough data every scorer differs
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,12 +19,12 @@ from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, interval, percent, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Diagnostics
-from jprm.methods.evaluate.run import by_name, scored_trees, scorer, source
+from jprm.methods.evaluate.run import by_name, format_of, scored_trees, scorer, source
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, RecordError
 
 LEAST = 10
 """Problems of a kind from which `wrong_process` draws conclusions. The bootstrap of fewer has too narrow intervals."""
@@ -447,6 +448,18 @@ SCORERS = ("mean", "last", "mean log")
 """Rules whose slope against length is the scorer's. A product, a sum or an extreme has one by construction."""
 
 
+def _chain_reader(path: str | os.PathLike) -> str:
+    """Returns the reader of ProcessBench, as published or prepared. Raises RecordError for other chains."""
+    name = format_of(path)
+    for key, record in source(name).reader.read(path) if name == "jsonl" else ():
+        if not isinstance(record.get("first_error"), int):
+            fix = "Give ProcessBench's files, or the folder of `jprm prepare processbench`."
+            raise RecordError(
+                f"{path}:{key.partition('.')[0]}", "first_error", "is absent, and diagnostics start from it", fix
+            )
+    return name if name == "jsonl" else "processbench"
+
+
 def run(options: Diagnostics) -> Report:
     if not (options.chains or options.pools):
         raise ValueError("diagnostics need files of --chains or --pools")
@@ -454,12 +467,13 @@ def run(options: Diagnostics) -> Report:
     prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
     requests = {
         section: Request(
-            {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path in paths},
+            {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path, reader in files},
             scale=prm.scale,
         )
-        for section, reader, paths in (
-            ("processbench", "processbench", options.chains), ("best_of_n", "pools", options.pools),
-        ) if paths
+        for section, files in (
+            ("processbench", [(path, _chain_reader(path)) for path in options.chains]),
+            ("best_of_n", [(path, "pools") for path in options.pools]),
+        ) if files
     }  # fmt: skip
     return derive(requests, {}, scorer(prm, folder))
 

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jprm.data import marker
 from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import check_input, digest, stamp_of
 from jprm.io.storage import path_of
@@ -144,13 +143,13 @@ def scored_trees(
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
     if not isinstance(prm, PRM):
-        write_scores(prm, records, output, request_of(prm, marker(path), **source.request), len(records))
+        write_scores(prm, records, output, request_of(prm, path, **source.request), len(records))
         return list(filter(is_scored, read_trees(output)))
     models = [as_in(source.name, model) for model in (prm, *also)]
     limit = {"too_long": "skip", "contexts": [model.context for model in models]} if too_long == "skip" else {}
     if limit:
         records = [record for record in records if all(model.fits(record) for model in models)]
-    request = request_of(prm, marker(path), **source.request, **limit)
+    request = request_of(prm, path, **source.request, **limit)
     write_scores(models[0], records, output, request, len(records))
     return list(read_trees(output))
 
@@ -185,10 +184,10 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
     """
     files: dict[str, PathLike] = {}
     for path in paths:
-        check_input(marker(path))
-        place = stamp_of(marker(path))["input"]
+        check_input(path)
+        place = stamp_of(path)["input"]
         other = files.setdefault(path_of(path).stem, path)
-        if stamp_of(marker(other))["input"] != place:
+        if stamp_of(other)["input"] != place:
             raise ValueError(f"{other} and {path} are two files of one name, and so are their scores: rename one")
     return files
 

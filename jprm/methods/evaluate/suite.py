@@ -119,8 +119,8 @@ def suite_of(suite: Any, path: Place) -> Suite:
     data, calibrate, absent = {}, {}, []
     for section in (name for name in known if name in suite):
         files = _section(suite[section], known[section], path)
-        data[section] = tuple(p for p in files["data"] if p.is_file())
-        absent += [os.fspath(p) for p in files["data"] if not p.is_file()]
+        data[section] = tuple(p for p in files["data"] if p.exists())
+        absent += [os.fspath(p) for p in files["data"] if not p.exists()]
         if not data[section]:
             raise FileNotFoundError(
                 f"{files['data'][0]}: not there, and neither is any other file of {section} in {where}"
@@ -171,7 +171,7 @@ def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple
         if not isinstance(files, list) or not files or not all(isinstance(file, str) for file in files):
             raise ValueError(f"{where}: {name}.{key}: {value!r} is no list of files")
         paths[key] = tuple(named_in(path, file) for file in files)
-    for missing in (p for p in paths.get("calibrate", ()) if not p.is_file()):
+    for missing in (p for p in paths.get("calibrate", ()) if not p.exists()):
         raise FileNotFoundError(f"{missing}: not there, and {where} wants {name} fitted on it")
     if benchmark.one_calibration_file and len(paths["calibrate"]) != 1:
         raise ValueError(f"{where}: {name}.calibrate: one threshold is tuned on one file")

@@ -78,7 +78,7 @@ def score_file(
       FileNotFoundError: `calibrated`, and the model has no map.
     """
     output = path_of(output)
-    if jax.process_count() > 1 and not multihost.everywhere(path_of(input).is_file()):
+    if jax.process_count() > 1 and not multihost.everywhere(path_of(input).exists()):
         raise ValueError(f"{input}: is not there on every host. Put input, output and model where all hosts can read")
     total = count(input) if prepared is None else len(prepared)
     mapped, request = None, request_of(prm, input)

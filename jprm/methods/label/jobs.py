@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from jprm import data, loading
+from jprm import loading
 from jprm.checkpoints import base
 from jprm.devices import enable_compile_cache
-from jprm.io.jsonl import dump, parse, write_records
+from jprm.io.jsonl import count, dump, parse, read_lines, write_records
 from jprm.io.outputs import Bar, check_input, check_output, continued, cut, digest, finish, input_of
 from jprm.io.storage import path_of
 from jprm.methods.implicit import LogProbability
@@ -56,7 +56,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
     """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
     config = _judged_by_world(config, policy)
     _check(input, output, rollouts, config.verifier)
-    with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         steps_of, messages_of = _as_turns(policy)
         trees = map(messages_of, label_trees(map(steps_of, trees_in(input)), drawn, config))
         write_records(output, map(record_of, bar.follow(trees)))
@@ -70,7 +70,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
     if isinstance(policy, WorldPolicy):
         policy.know(input)
     left_out = collections.Counter()
-    with Rollouts(policy, rollouts) as drawn, _bar(output, data.count(input)) as bar:
+    with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
         write_records(output, (record_of(_as_turns(policy)[1](tree)) for tree in trees))
     return _counted(output, drawn, left_out)
@@ -96,8 +96,8 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 
     Raises ValueError for a file without a label.
     """
-    check_output(output, data.marker(input), critiques)
-    check_output(critiques, data.marker(input))
+    check_output(output, input, critiques)
+    check_output(critiques, input)
     trees = list(trees_in(input))
     if not any(node.label is not None for tree in trees for node in tree.nodes):
         raise ValueError(f"{os.fspath(input)}: no step has a label, so no critique can match one")
@@ -112,7 +112,7 @@ def label_consensus(
     input: Path, others: Sequence[Path], output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
     """Writes the chains of `input` on whose first error all others agree."""
-    check_output(output, data.marker(input), *others)
+    check_output(output, input, *others)
     trees, by_other = trees_in(input), []
     for other in others:
         by_other.append(collections.Counter(kept=0))
@@ -170,8 +170,8 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
-    check_output(output, data.marker(input))
-    check_input(data.marker(input))
+    check_output(output, input)
+    check_input(input)
     prm = loading.load(model)
     _continued(input, output, identity(prm), lambda trees: teacher_labels(prm, trees), chunk=CHUNK)
     return _counted(output)
@@ -201,8 +201,8 @@ def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str,
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
     """Adds a language model's log-probabilities to the records of a file. The same call continues a stopped one."""
-    check_output(output, data.marker(input))
-    check_input(data.marker(input))
+    check_output(output, input)
+    check_input(input)
     reference = load_reference(model, dtype)
     request = identity(reference) | {"stored": dtype}
     _continued(input, output, request, lambda trees: with_log_probabilities(reference, trees), chunk=CHUNK)
@@ -329,8 +329,8 @@ def _continued(
 
     Raises ValueError as `jprm.io.outputs`; nothing is touched.
     """
-    output, total = path_of(output), data.count(input)
-    request = request | input_of(data.marker(input))
+    output, total = path_of(output), count(input)
+    request = request | input_of(input)
     with continued(output, request) as part:
         if part is None:
             return
@@ -348,12 +348,12 @@ def _continued(
 
 def trees_in(path: Path) -> Iterator[ReasoningTree]:
     """Yields the trees of a file or of a prepared folder."""
-    return map(tree_of, data.load(path) if path_of(path).is_dir() else read_records(path))
+    return map(tree_of, read_records(path))
 
 
 def _problems(path: Path) -> Iterator[ReasoningTree]:
     """As `trees_in`, but also takes records that are only a problem, which get a step that nobody reads."""
-    for number, line in data.lines(path):
+    for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         record = parse(line, where)
         alone = isinstance(record, Mapping) and not {"steps", "samples", "nodes", "completions"} & set(record)
@@ -364,8 +364,8 @@ def _check(
     input: Path, output: Path, rollouts: Path, verifier: str, read: Callable[[Path], Iterator[ReasoningTree]] = trees_in
 ) -> None:
     """Refuses bad input before the first rollout is paid for."""
-    check_output(output, data.marker(input), rollouts)
-    check_output(rollouts, data.marker(input))
+    check_output(output, input, rollouts)
+    check_output(rollouts, input)
     check = verifiers.find(verifier).check
     for number, tree in enumerate(read(input), start=1):
         check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from jprm import data
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import path_of
@@ -47,7 +46,7 @@ def label_pooled(
     names = [path_of(file).stem for file in files]
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, files))}: two judges of one name: rename a file")
-    check_output(output, *map(data.marker, files), *([gold] if gold else []))
+    check_output(output, *files, *([gold] if gold else []))
     trees = list(trees_in(files[0]))
     verdicts_of = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
     known = {} if gold is None else _verdicts(trees_in(gold), thresholds[len(files)])

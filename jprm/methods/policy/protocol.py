@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from jprm import data
-from jprm.io.jsonl import Rejects, parse, reject_with
+from jprm.io.jsonl import Rejects, count, parse, read_lines, reject_with
 from jprm.tree import RecordError, check_id, tree_of
 
 Until = Literal["step", "end"]
@@ -102,9 +101,9 @@ def read_problems(
       ValueError: a file without a line.
     """
     reject = reject_with(on_error, rejects)
-    data.count(path)  # not empty
+    count(path)  # not empty
     first_of: dict[str, int] = {}
-    for number, line in data.lines(path):
+    for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
             entry = parse(line, where)

@@ -18,7 +18,6 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm import data
 from jprm.io.jsonl import Rejects, dump, read_lines, write_records
 from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unchanged, continued, cut, digest, input_of
 from jprm.io.storage import path_of
@@ -59,7 +58,7 @@ def search_file(
     samples = output.with_name(output.name + ".samples")
     method, settings = type(config.method).__name__, dataclasses.asdict(cast(Any, config.method))
     about = {"method": method, **settings, "budget": config.budget, "seed": config.seed}
-    request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(data.marker(input)), **about,
+    request = {"policy": policy.name, "scorer": dict(scored_by), **input_of(input), **about,
                "rule": config.rule, "choose": config.choose, "digests": {"method": digest(config.method)}}  # fmt: skip
     with continued(output, request, samples) as part:
         if part is None:

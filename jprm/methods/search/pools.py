@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from jprm import data
 from jprm.io.jsonl import Rejects, dump, read_lines
 from jprm.io.outputs import Bar, check_output, continued, cut, finish, input_of
 from jprm.io.storage import path_of
@@ -41,9 +40,9 @@ def sample_file(
     if n < 1 or at_once < 1:
         raise ValueError(f"n is {n} and at_once {at_once}: both must be 1 or more")
     output = path_of(output)
-    check_output(output, data.marker(input))
+    check_output(output, input)
     request = {"policy": policy.name, "n": n, "seed": seed, "at_once": at_once, "by_token": _by_token(policy)}
-    request |= input_of(data.marker(input))
+    request |= input_of(input)
     with continued(output, request) as part, Rejects(output.with_name(output.name + ".rejects")) as rejects:
         if part is not None:
             problems = [problem for _, problem in read_problems(input, on_error, rejects)]
