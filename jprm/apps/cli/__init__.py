@@ -306,36 +306,6 @@ def score(
 
 
 @app.command
-def send(
-    kind: Annotated[Positional[Literal["otlp", "langfuse"]], arg(metavar="otlp|langfuse")],
-    input: Annotated[Path, arg(metavar="SCORED.jsonl")],
-    output: Annotated[Path, arg(metavar="SENT.jsonl")],
-    to: Annotated[str, arg(metavar="URL")],
-) -> None:
-    """Send the scores of trajectories to where their traces are kept; the same command continues a stopped one.
-
-    otlp sends OpenTelemetry spans with an evaluation event for every score, for Phoenix, Langfuse and collectors.
-    Trajectories that name their trace (`trace_id`, as `jprm prepare otel` keeps it) get spans below their own; others
-    become traces. langfuse adds scores to traces that Langfuse has. Nothing is lost if the server is down: what it did
-    not take is sent by the next call, under the same ids.
-
-    For example:
-      jprm send otlp --input scored.jsonl --output sent.jsonl --to http://127.0.0.1:6006/v1/traces
-      jprm send langfuse --input sent.jsonl --output in_langfuse.jsonl --to https://cloud.langfuse.com
-
-    Args:
-        kind: The way to send. Headers of OTLP, such as of a key, are those of OTEL_EXPORTER_OTLP_HEADERS, and the
-            resource that of OTEL_RESOURCE_ATTRIBUTES; Langfuse's keys are LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY.
-        input: What `jprm score` wrote; of ATIF documents its OUTPUT.turns.jsonl.
-        output: The trajectories that the server has taken, with the ids of their traces and spans.
-        to: The address that takes spans, with its path, or Langfuse's own.
-    """
-    from jprm.methods.agents.sending import send
-
-    print(send(kind, input, output, to))
-
-
-@app.command
 def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC")],
     target: Annotated[Positional[Path], arg(metavar="DST")],
