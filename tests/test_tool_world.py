@@ -6,8 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.tool_world import advice, shop
-from jprm.methods.agents.advice import advised
+from experiments.tool_world import shop
 from jprm.methods.worlds.environment import World
 
 
@@ -114,25 +113,3 @@ def test_the_door_plays_the_world_and_calls_are_written_as_they_are_sampled(reco
 def _split(text):
     name, *arguments = text.split(" ")
     return (name, arguments) if name in shop.ARGUMENTS else ("", [])
-
-
-def test_advice_is_in_the_world_s_words_and_leaves_the_rest_as_it_was(records):
-    rng = np.random.default_rng(3)
-    whole = [shop.demonstration(record, rng, shop.Habits()) for record in records]
-    labels = advice.Labels({record["problem"]: record for record in records})
-    for record, trajectory in zip(records, whole, strict=True):
-        by_chance = advice.with_advice(trajectory)["messages"]
-        told = [i for i, m in enumerate(by_chance) if m["role"] == "user"][1:]
-        assert [m for i, m in enumerate(by_chance) if i not in told] == trajectory["messages"]
-        turns = [m for m in shop.labelled(record, trajectory["messages"]) if m["role"] == "assistant"]
-        assert len(told) == (len(turns) - 1) // advice.EVERY
-        assert labels({"problem": record["problem"], "messages": trajectory["messages"]}) == [t["label"] for t in turns]
-        world = World(advised(shop.SHOP, labels, every=advice.EVERY, words=advice.WORDS))
-        (episode,) = world.replay([record], [[m for m in trajectory["messages"] if m["role"] == "assistant"]])
-        assert [m["role"] for m in episode.messages] == [m["role"] for m in by_chance] and not episode.error
-        texts = [m["content"] for m in episode.messages if m["role"] == "user"][1:]
-        for k, text in enumerate(texts):
-            so_far = [turn["label"] for turn in turns[: (k + 1) * advice.EVERY]]
-            assert text == f"error {so_far.index(min(so_far)) + 1}? {99 * int(min(so_far))}."
-        for text in texts + [by_chance[i]["content"] for i in told]:
-            assert "<unk>" not in shop.tokenizer().encode(text).tokens
