@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 from refusing import bad, refused
@@ -363,7 +365,7 @@ def test_a_wrong_suite_is_named(folder, change, said):
     refused(ValueError, "no suite", suites.read_suite, path)
 
 
-def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, capsys):
+def test_diagnostics_and_drift_as_commands(folder, done, tiny_run, tmp_path, capsys):
     """The commands of their own give what the suite gives, and what they are made for."""
     out = tmp_path / "d.json"
     line = ["--chains", folder / "hard.json", folder / "easy.json", "--pools", folder / "pool.jsonl", "--json", out]
@@ -381,8 +383,7 @@ def test_diagnostics_drift_and_contamination(folder, done, tiny_run, tmp_path, c
     (tmp_path / "train.jsonl").write_text(
         "".join(json.dumps({"problem": p, "steps": ["s"]}) + "\n" for p in ("Q1  3", "What is\\, 2?", "new"))
     )
-    line = ["--data", tmp_path / "train.jsonl", "--benchmark", folder / "easy.json", folder / "rated.jsonl"]
-    assert cli.main(["eval", "contamination", *map(str, line), "--output", str(out)]) == 0
-    easy, rated = json.loads(out.read_text())["benchmarks"].values()
-    assert (easy["n"], easy["shared"], easy["examples"][0]["problem"]) == (12, 1, "q1 3")
-    assert (rated["n"], rated["shared"]) == (5, 1) and rated["examples"][0]["in"] == str(tmp_path / "train.jsonl")
+    line = [tmp_path / "train.jsonl", folder / "easy.json", folder / "rated.jsonl"]
+    script = [sys.executable, "examples/contamination.py", *map(str, line)]
+    told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert "easy.json: 1 of 12 problems" in told and "q1 3" in told and "rated.jsonl: 1 of 5 problems" in told

@@ -24,10 +24,10 @@ FLOORS = (
     ("judge", "data"),
     ("jobs",),
     ("evaluate",),
-    ("evidence", "export", "studies"),
+    ("evidence", "export"),
     ("search",),
     ("worlds",),
-    ("label", "rl", "agents", "local_checkpoints"),
+    ("label", "rl"),
 )
 """The floors of `jprm/methods`, from the ground up. A package imports only packages on lower floors."""
 

@@ -18,7 +18,6 @@ BENCHMARKS: dict[str, Benchmark | str] = {
     "best_of_n": "jprm.methods.evaluate.best_of_n:BENCHMARK",
     "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
     "diagnostics": "jprm.methods.evaluate.diagnostics:BENCHMARK",
-    "contamination": "jprm.methods.studies.contamination:BENCHMARK",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""
 

@@ -10,7 +10,6 @@ from tyro.conf import arg
 
 from jprm.methods.evaluate.benchmark import (
     Adapter,
-    CommandOptions,
     Data,
     File,
     Files,
@@ -182,20 +181,6 @@ class Diagnostics(ModelOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contamination(CommandOptions):
-    """Contamination: which problems of benchmarks occur in training data, by normalised text.
-
-    For example:
-      jprm eval contamination --input phase1_train.jsonl --benchmark math.json gsm8k.json --output contamination.json
-    """
-
-    data: Data
-    """Source files that a model was or will be trained on."""
-    benchmark: Files
-    """Benchmark files."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassesOptions(ModelOptions):
     """Steps with labels of classes: every class's AUROC, average precision, F1, calibration and best threshold.
 
@@ -225,6 +210,5 @@ OPTIONS: dict[str, type] = {
     "best_of_n": BestOfNOptions,
     "calibration": Calibration,
     "diagnostics": Diagnostics,
-    "contamination": Contamination,
 }
 """The options of each registered benchmark that does not bring its own."""
