@@ -38,6 +38,7 @@ PARITY = [
 
 TEST = [
     "jax-prm[near,parquet,serve,train]",
+    "absl-py>=2.5.1",  # Grain's workers read a flag of it
     "atif>=1.8.0",  # its models check the documents that are written
     "pytest>=9.2.0",
     "pytest-xdist>=3.8.0",
@@ -92,7 +93,6 @@ setuptools.setup(
     },
     python_requires=">=3.11",
     install_requires=[
-        "absl-py>=2.5.1",  # Orbax reads a flag of it where hosts keep checkpoints
         "etils[epath]>=1.15.0",  # paths of Orbax; jprm does not import it
         "flax>=0.12.8",  # the decoder's modules
         "fsspec>=2026.9.0",  # files in buckets (jprm.io.storage)

@@ -7,8 +7,8 @@
 
 `scored.jsonl` holds trajectories that `jprm score` wrote: every assistant message has a `score`. Each turn becomes a
 span with the event `gen_ai.evaluation.result`. A record with `trace_id` and `span_id` (as `jprm prepare otel` keeps
-them) gets spans below its own; other records become a new trace. Ids are digests of the record, so a record that is sent
-again replaces itself.
+them) gets spans below its own; other records become a new trace. Ids are digests of the record, so a record that is
+sent again replaces itself.
 
 One record is one POST. It counts as sent only if the server answers 200 with an ExportTraceServiceResponse that rejects
 no span. A redirect, a login page or a partial success is an error, which names the line to continue from.

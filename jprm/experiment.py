@@ -33,6 +33,9 @@ VERSION = 2
 LOG_RATIO = "log_ratio"
 """The attribute of an objective whose model scores by a log ratio to its reference, and its key in experiment.json."""
 
+REMOVED = {"local_checkpoints", "local_every"}
+"""Fields of older files that no longer exist. They did not change what was trained."""
+
 _RECOMPUTED = ("full", "attention")
 """`ModelConfig.remat` under which the backward pass keeps no matrix of a layer."""
 
@@ -124,9 +127,6 @@ class Experiment:
     reference_dtype: what the reference's decoder is stored as; adapters that train on it share it, where the base is
         stored so too.
     tokenizer: a file or a folder.
-    local_checkpoints: a folder on a disk or in the memory (/dev/shm/...) of every host, for checkpoints every
-        `local_every` steps between those of the run's folder (`jprm.methods.local_checkpoints`). Several processes, and
-        mesh.data of 2 or more.
     stall_action: what the watchdog does then: `report` which process the others wait for, or also `abort`: a process
         that makes no step ends, whatever holds it, and its launcher starts it again.
     trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or `module:NAME`.
@@ -155,8 +155,6 @@ class Experiment:
     checkpoint_every: int = 100
     keep: int = 2  # newest checkpoints kept
     keep_every: int = 0  # checkpoints of steps that are a multiple of this are kept for good; 0: none
-    local_checkpoints: str = ""
-    local_every: int = 0  # 0: none
     stall_seconds: int = 300  # without a step until the watchdog of several processes reports; 0: never
     stall_action: Literal["report", "abort"] = "report"
     trackers: tuple[str, ...] = ()
@@ -182,11 +180,6 @@ class Experiment:
         if not -(2**63) <= self.seed < 2**63 or not 0 <= self.data.seed < 2**32:
             raise ValueError(
                 f"seed={self.seed} must fit 64 bits, and data.seed={self.data.seed} be from 0 to {2**32 - 1}"
-            )
-        if self.local_every < 0 or bool(self.local_every) != bool(self.local_checkpoints):
-            raise ValueError(
-                f"local_checkpoints={self.local_checkpoints!r} and local_every={self.local_every} go together: a folder"
-                " of every host, and the steps between two checkpoints in it"
             )
         if self.profile != (0, 0) and not 1 <= self.profile[0] <= self.profile[1]:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
@@ -313,6 +306,8 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
         check_version(version, VERSION, path)
         if version == 1 and "loss" in values:
             values["objective"] = values.pop("loss")
+        for field in REMOVED & set(values):
+            del values[field]
         _check_names(values, path)
         log_ratio = values.pop(LOG_RATIO, None) if isinstance(values, dict) else None
         experiment = from_json(Experiment, values)

@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jprm import data, multihost
-from jprm.experiment import RUN, Experiment, read, to_json, written
+from jprm.experiment import REMOVED, RUN, Experiment, read, to_json, written
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, differing, digest, text_of_module, write_json
 from jprm.io.storage import Place, Remote, cache_folder, path_of
@@ -191,8 +191,8 @@ def _base(folder: str | os.PathLike, experiment: Experiment, stored: bool) -> di
 # ------------------------------------------------------------------------------------------ what a run was started with
 
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds",
-        "stall_action", "local_checkpoints", "local_every", "base", "tokenizer", "trackers", "profile", "data.cache",
-        "data.cache_gb", "optimizer.bad_steps", "optimizer.spike")  # fmt: skip
+        "stall_action", "base", "tokenizer", "trackers", "profile", "data.cache",
+        "data.cache_gb", "optimizer.bad_steps", "optimizer.spike", *REMOVED)  # fmt: skip
 """Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
 tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
 

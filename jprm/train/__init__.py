@@ -41,7 +41,6 @@ from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import model_flops, peak
 from jprm.model.transformer import check_model
 from jprm.objectives import Judged, Objective, divisor, means, names
-from jprm.options import find_part
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import (
@@ -121,7 +120,6 @@ class Trainer:
         rates = schedule(experiment.optimizer, experiment.steps)
         self._rate = jax.jit(lambda step, skips: jnp.float32(rates(step - skips)))
         self.goodput, self.checkpoints, self._lock = Goodput(), None, None
-        self.local: Any = None  # `jprm.methods.local_checkpoints.LocalCheckpoints`, where the run has such
         try:
             if (folder := self.workdir) is not None:
                 self._position = position or self.batches  # first: where its files are missing, nothing is written
@@ -146,8 +144,6 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self.local is not None:
-                self.local.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
         finally:
@@ -235,22 +231,13 @@ class Trainer:
         self.state = dataclasses.replace(self.state, trained={path: flat[path] for path in self.state.trained})
         return step
 
-    def save(self, *, on_hosts: bool = False) -> None:
-        """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it.
-
-        With `on_hosts` it is one of the experiment's `local_checkpoints`.
-        """
+    def save(self) -> None:
+        """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
         step, arrays = int(self.state.step), saved_arrays(self.state, self.experiment)
         data, experiment = self.position.get_state(), to_json(self.experiment)
         run = {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
-        if on_hosts:
-            self.checkpoints.wait()  # of two saves at a time, one would take the other's number
-            self.local.save(step, arrays, run)
-            return
-        if self.local is not None:
-            self.local.settle()
         with jax.set_mesh(self.mesh):
             self.checkpoints.save_checkpointables_async(step, store.savable({**arrays, "run": run}), overwrite=True)
 
@@ -263,13 +250,7 @@ class Trainer:
         checkpoints = self.checkpoints
         latest = checkpoints.latest if checkpoints is not None else None
         state = initial_state(self.experiment, load_base=latest is None or self.experiment.rereads)
-        newest = self._open_local(state) if self.experiment.local_checkpoints else None
-        if newest is not None and (latest is None or newest > latest.step):
-            arrays, run = self.local.restore(newest)
-            state = self._continued(state, arrays, run, newest)
-            if multihost.is_first():
-                print(f"continuing from step {newest} on the hosts of {self.workdir}")
-        elif checkpoints is not None and latest is not None:
+        if checkpoints is not None and latest is not None:
             state = self._continued(state, *restored(checkpoints, state, self.experiment), latest.step)
             if multihost.is_first():
                 print(f"continuing from step {int(state.step)} in {self.workdir}")
@@ -286,16 +267,6 @@ class Trainer:
         self.position.set_state(run["data"])
         self.goodput = Goodput(**run["goodput"])
         return continued(state, arrays, step)
-
-    def _open_local(self, state: State) -> int | None:
-        """Opens the checkpoints of the hosts, where there are several, and returns their newest step."""
-        if self.workdir is None or multihost.count() == 1:
-            return None
-        arrays = store.abstract(saved_arrays(state, self.experiment))
-        of_hosts = find_part("jprm.methods.local_checkpoints:LocalCheckpoints", {}, "local_checkpoints")
-        self.local = of_hosts(self.experiment.local_checkpoints, self.mesh, arrays)
-        self.local.settle()
-        return self.local.latest
 
 
 def _recording(objective: Objective, experiment: Experiment, workdir: Place | None) -> Experiment:
@@ -425,22 +396,20 @@ def _steps(
         save = end or stop or done % experiment.checkpoint_every == 0
         due = experiment.valid_every > 0 and done % experiment.valid_every == 0
         validate = bool(experiment.data.valid) and (end or due)
-        local = trainer.local is not None and done % experiment.local_every == 0 and not save
-        if save or validate or local:
-            log.add(*pending, trainer.checkpoints, close=save or local)  # a step that has diverged is never saved
+        if save or validate:
+            log.add(*pending, trainer.checkpoints, close=save)  # a step that has diverged is never saved
             pending = None
         if validate:
             watchdog.at(done, "validation")
             with goodput.doing("validating"):
                 log.write({"step": done, **trainer.evaluate()})
-        if save or local:
+        if save:
             watchdog.at(done, "checkpoint")
             with goodput.doing("saving"):
-                if save:
-                    log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
+                log.write_losses(done, trainer.batches.report, getattr(trainer.objective, "pairs", False))
                 log.flush()  # a run that continues from the checkpoint does not log these steps again
-                trainer.save(on_hosts=local)
-        if save or validate or local:
+                trainer.save()
+        if save or validate:
             goodput.rest()
         if stop:
             return True
