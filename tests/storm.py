@@ -224,14 +224,14 @@ RL = {"learner": 2, "one sampler": 4, "both samplers": 1}  # who dies, and how o
 
 
 def rl(folder: Folder, kills: int = 50, seed: int = 0, stale: int = 1) -> dict:
-    """A learner and two samplers (`jprm engine`) run apart, as on hosts of their own, and die at any moment.
+    """A learner and two samplers (tests/sglang_server.py) run apart, as on hosts of their own, and die at any moment.
 
     The learner reaches its last update in one run. What it draws depends on who was there: its figures stand beside
     those of a run that nothing disturbed.
     """
     storm, updates = Storm(folder, kills, seed), max(8, 2 * kills)
     data, killed = tiny_rl.servable(storm.folder / "data"), storm.folder / "killed"
-    sampler = ("-m", "jprm", "engine", str(data / "policy"), "--rows", "16")
+    sampler = ("-m", "sglang_server", str(data / "policy"))
     with Servers(storm.folder / "logs", 2, *sampler, env=QUICK | environment()) as processes:
         config = tiny_rl.by_engine(
             data, processes.urls, updates=updates, minibatches=1, evaluate_every=updates, evaluate_samples=8,

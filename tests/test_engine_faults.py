@@ -1,4 +1,4 @@
-"""Samplers on hosts of their own: real processes of `jprm engine`, killed while the learner learns."""
+"""Samplers on hosts of their own: real processes of tests/sglang_server.py, killed while the learner learns."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from jprm.train.callbacks import Watchdog
 @contextlib.contextmanager
 def samplers(folder, count):
     """Engines that sample by the policy of `folder/data`."""
-    command = ("-m", "jprm", "engine", str(servable(folder / "data") / "policy"), "--rows", "16")
+    command = ("-m", "sglang_server", str(servable(folder / "data") / "policy"))
     with Servers(folder / "logs", count, *command, env=QUICK | environment()) as servers:
         servers.answer()
         yield servers

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TextIO, cast
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
-from jprm.apps import Name, StoredAs, one_of
+from jprm.apps import Name, StoredAs
 from jprm.apps.cli.arguments import (
     REFUSALS,
     Commands,
@@ -48,7 +48,6 @@ from jprm.apps.cli.runs import plan, report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import fuse, sample, search
 from jprm.apps.serve import Served
-from jprm.apps.web import Listen
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
@@ -413,39 +412,6 @@ def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
     serve(config)
 
 
-LISTENING = Listen(port=30000)
-SampledAs = Literal["float32", "bfloat16", "int8"]
-
-
-def engine(
-    model: Annotated[Positional[Path], arg(metavar="DIR")],
-    config: Annotated[Listen, arg(name="")] = LISTENING,
-    rows: int = 256,
-    dtype: Annotated[SampledAs | None, one_of(SampledAs)] = None,
-) -> None:
-    """Sample for `jprm rl` on this host, which then learns elsewhere: the server that its `engine` names.
-
-    It has the routes of SGLang that an engine needs, and samples with this host's devices. The learner writes its
-    parameters into a folder that both can read, and tests after every push that they arrived. A run goes on where such
-    a server ends, and takes it again when it is back.
-
-    With the environment variable JPRM_API_KEY, the learner sends the key (`engine.key_variable`).
-
-    For example:
-      jprm engine runs/policy --port 30000
-      jprm rl rl.py --workdir runs/rl --set engine='{"url": ["http://host1:30000", "http://host2:30000"]}' stale=1
-
-    Args:
-        model: The policy's folder, or a GGUF file: what the learner starts from.
-        rows: The most samples decoded at once.
-        dtype: What its matrices are stored as. Default: the type of its computation.
-    """
-    from jprm.apps.serve.rollouts import serve
-    from jprm.methods.policy.sampler import SamplerConfig
-
-    serve(model, config, SamplerConfig(temperature=1.0, rows=rows, dtype=dtype or ""))
-
-
 app.command(
     evaluations := evaluation(),
     name="eval",
@@ -453,7 +419,7 @@ app.command(
     "  jprm eval steps --model runs/prm --input phase1_test.jsonl --neutral positive\n"
     "  jprm eval best-of-n --model runs/prm --input pool.jsonl --output best_of_n.json",
 )
-for _command in (merge, tabulate, report, runs, table, sweep, serve, plan, rl, engine):
+for _command in (merge, tabulate, report, runs, table, sweep, serve, plan, rl):
     app.command(_command)
 app.command(
     label,

@@ -1,17 +1,15 @@
-"""`jprm engine`: a host that samples for `jprm rl`, behind the routes of SGLang that an engine needs.
+"""A server with the routes of SGLang that a learner needs, which samples with jprm: the peer of tests and storms.
 
-    /generate                   samples after token ids, or the log-probabilities of ids
-    /update_weights_from_disk   loads the parameters that the learner wrote
-    /health                     200 once it samples
+python -m sglang_server POLICY --port 30000
 
-So some hosts of a job sample while others learn. One thread has the devices: it samples what waits, in rows that take
-new requests when theirs have ended (`jprm.methods.policy.sampler.DecodingRows`), and changes the parameters in
-between. A sample that is unfinished then goes on with the new ones; each token has the log-probability under those that
-drew it.
+/generate                   samples after token ids, or the log-probabilities of ids
+/update_weights_from_disk   loads the parameters that the learner wrote
+/health                     200 once it samples
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import collections
 import concurrent.futures
@@ -217,3 +215,12 @@ class Device:
                 waiting.future.set_result(so_far)
             else:
                 waiting.future.set_exception(ValueError("the model's log-probabilities are not finite"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("policy")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--rows", type=int, default=16)
+    options = parser.parse_args()
+    serve(options.policy, Listen(port=options.port), SamplerConfig(temperature=1.0, rows=options.rows))
