@@ -1,4 +1,5 @@
 import json
+import random
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from jprm import statistics
+from jprm.apps import cli
+from jprm.io.jsonl import write_records
 from jprm.methods.evaluate import calibration as cal
 from jprm.methods.evaluate import conformal
 from jprm.methods.evaluate.calibration import findings
@@ -274,3 +278,47 @@ def test_a_value_model_is_not_judged_by_the_calibration_of_its_steps():
     results = {"calibration": {"raw": raw, "recalibrated": {"temperature": {"ece": ece}}}}
     kinds = {s: [x.kind for x in findings(results | {"model": {"semantics": s}})] for s in ("correctness", "value")}
     assert kinds == {"correctness": ["bad"], "value": ["open"]}
+
+
+def rated(count, first, kind):
+    """Returns scored and labelled chains, or pools of them, of problems that are not in the order of their names."""
+    draw = random.Random(first)
+    records = []
+    for i in range(first, first + count):
+        samples = []
+        for _ in range(1 if kind == "chain" else 3):
+            steps = [draw.choice(["a", "bé", "ccc"]) for _ in range(draw.randint(1, 4))]
+            scores = [round(draw.random(), 7) for _ in steps]
+            labels = [draw.choice([1, -1, 0, None]) if draw.random() < 0.5 else int(x > 0.3) * 2 - 1 for x in scores]
+            samples.append({"steps": steps, "scores": scores, "labels": labels})
+        samples[0] = samples[0] if i % 5 else {key: x for key, x in samples[0].items() if key != "labels"}
+        body = samples[0] if kind == "chain" else {"samples": samples}
+        records.append({"problem": f"p{i * 7 % 1009}", "semantics": "rating", **body})
+    return records
+
+
+@pytest.mark.parametrize("kind", ["chain", "pool"])
+def test_calibration_without_a_model_takes_the_stored_scores(tmp_path, kind):
+    data, fitted = rated(60, 10, kind), rated(50, 100, kind) + rated(4, 10, kind)
+    write_records(tmp_path / "data.jsonl", data)
+    write_records(tmp_path / "fitted.jsonl", fitted)
+    expected = cal.calibration_report({"data.jsonl": map(tree_of, data)}, map(tree_of, fitted), "negative", 0)
+    command = ["eval", "calibration", "--input", str(tmp_path / "data.jsonl"), "--neutral", "negative"]
+    command += ["--calibrate", str(tmp_path / "fitted.jsonl"), "--json", str(tmp_path / "out.json")]
+    assert cli.main(command) == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == expected | {"too_long": 0}
+
+
+def test_many_problems_are_drawn_in_parts(monkeypatch):
+    """The value is the same to rounding, and the standard error is, within that of its estimate."""
+    draw = np.random.default_rng(0)
+    value_NC = draw.random((6000, 2)) + draw.random((3000, 1)).repeat(2, axis=0)
+    problem_N = np.arange(3000).repeat(2)
+    single = statistics.mean_draws(value_NC, problem_N, seed=0)
+    monkeypatch.setattr(statistics, "MOST_GROUPS", 500)
+    parts = statistics.mean_draws(value_NC, problem_N, seed=0)
+    np.testing.assert_allclose(parts.value, single.value, rtol=1e-12)
+    np.testing.assert_allclose(parts.drawn_R.std(0), single.drawn_R.std(0), rtol=0.12)
+    numbers = statistics.group_numbers(problem_N)
+    assert len(set(numbers)) == 500 and (numbers[::2] == numbers[1::2]).all()  # no problem is torn
+    assert (np.bincount(numbers) == 12).all()

@@ -41,7 +41,7 @@ from jprm.apps.cli.arguments import (
 )
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
-from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided, merge, tabulate
+from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided, merge
 from jprm.apps.cli.label import add as add_labeller
 from jprm.apps.cli.label import annotate, label
 from jprm.apps.cli.runs import plan, report, runs, sweep, table
@@ -268,7 +268,7 @@ def score(
     scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
 
     if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
-        raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file, and make a table by jprm tabulate")
+        raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file. DuckDB and pandas read it")
 
     def work(part: RunFiles) -> dict[str, Any]:
         source = part.input
@@ -419,7 +419,7 @@ app.command(
     "  jprm eval steps --model runs/prm --input phase1_test.jsonl --neutral positive\n"
     "  jprm eval best-of-n --model runs/prm --input pool.jsonl --output best_of_n.json",
 )
-for _command in (merge, tabulate, report, runs, table, sweep, serve, plan, rl):
+for _command in (merge, report, runs, table, sweep, serve, plan, rl):
     app.command(_command)
 app.command(
     label,

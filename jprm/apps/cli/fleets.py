@@ -1,4 +1,4 @@
-"""Large files: `--shard I/N` and `--engine ray` of commands on records, `jprm merge`, and `jprm tabulate`.
+"""Large files: `--shard I/N` and `--engine ray` of commands on records, and `jprm merge`.
 
 jprm does not schedule. A shard is an ordinary run of the command; Ray schedules shards, scales, and restarts what died.
 """
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from tyro.conf import Positional, arg
 
 import jprm
-from jprm.apps.cli.arguments import REFUSALS, Folder, print_counts
+from jprm.apps.cli.arguments import REFUSALS, print_counts
 from jprm.devices import enable_compile_cache
 from jprm.io import shards
 from jprm.io.jsonl import read_lines
@@ -252,35 +252,6 @@ def merge(
     devices = ", ".join(f"{count} on {device}" for device, count in merged.devices.items())
     longest = f"{merged.longest_seconds:,.1f} of the longest shard"
     print(f"seconds: {merged.seconds:,.1f} in all, {longest}; shards: {devices}")
-
-
-def tabulate(
-    input: Annotated[Positional[Path], arg(metavar="F.jsonl|DIR")], output: Folder, rows: int = 200_000
-) -> None:
-    """Write records as a folder of Parquet tables, which DuckDB, pandas and `datasets` read without parsing JSON.
-
-    A row is a chain, a sample or a leaf of a tree: problem, steps, scores, labels, answer, whether it is correct.
-    `jprm eval best-of-n --input DIR` reads pools from them with bounded memory.
-
-    For example:
-      jprm tabulate scored.jsonl --output scored_tables
-      duckdb -c "select avg(correct::int) from 'scored_tables/*.parquet'"
-
-    Args:
-        input: Chains, pools or trees, one per line, or a folder that `jprm prepare` wrote.
-        output: The folder to write, also in a bucket.
-        rows: Rows of a file.
-    """
-    from jprm.methods.data import tables
-    from jprm.methods.jobs.score import stored_scale
-    from jprm.tree import read_records
-
-    if rows < 1:
-        raise ValueError(f"--rows is {rows}: a file has at least one")
-    records = read_records(input)
-    with Bar(f"tables of {path_of(input).name}", None) as bar:
-        written = tables.write(bar.follow(records), output, rows, stored_scale(input))
-    print(f"{output}: {written} rows")
 
 
 # ---- Which shard this process is.

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.io.storage import path_of
 from jprm.loading import load
 from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate import baselines, blocks
@@ -382,13 +381,8 @@ def run(options: BestOfNOptions) -> Report:
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
-    trees, scale_of = read_trees, stored_scale
-    if path_of(options.input).is_dir():
-        from jprm.methods.data import tables  # the extra `parquet`
-
-        trees, scale_of = tables.trees, tables.scale_of
-    scale = adapter_of(options.adapter).score_scale if options.adapter else scale_of(options.input)
-    return best_of_n_report(trees(options.input), seed=0, scale=scale) | {"too_long": 0}
+    scale = adapter_of(options.adapter).score_scale if options.adapter else stored_scale(options.input)
+    return best_of_n_report(read_trees(options.input), seed=0, scale=scale) | {"too_long": 0}
 
 
 def figures(request: Request) -> Report:

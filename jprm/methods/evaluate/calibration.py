@@ -31,7 +31,7 @@ from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError
 from jprm.methods.evaluate.steps import UNLABELLED, labelled
 from jprm.methods.jobs.calibration_map import KINDS, NAME, Recalibration, apply, fit, store_calibration
 from jprm.statistics import Interval, auroc, equal_mass_bins, group_numbers, interval, jsonable, mean_draws, ratio
-from jprm.tree import ReasoningTree
+from jprm.tree import ReasoningTree, read_trees
 
 BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""
@@ -399,10 +399,8 @@ def run(options: Calibration) -> Report:
     if options.model is None:
         if options.store is not None:
             raise ValueError("--store keeps the map in a model's folder: name it with --model")
-        from jprm.methods.data import tables  # the extra `parquet`
-
-        files = {path_of(path).name: tables.trees(path) for path in options.data}
-        fitted = itertools.chain.from_iterable(map(tables.trees, options.calibrate))
+        files = {path_of(path).name: read_trees(path) for path in options.data}
+        fitted = itertools.chain.from_iterable(map(read_trees, options.calibrate))
         return calibration_report(files, fitted, options.neutral, seed=0) | {"too_long": 0}
     prm, request = load_and_score(BENCHMARK, options)
     report = figures(request)

@@ -144,12 +144,12 @@ class Calibration(ModelOptions):
       jprm eval calibration --model DIR --input math.json --calibrate gsm8k.json --neutral drop --output c.json
       jprm eval calibration --model DIR --input math.json --calibrate gsm8k.json --neutral drop --output c.json \
         --store platt
-      jprm eval calibration --input scored_tables --calibrate other_tables --neutral drop --output calibration.json
+      jprm eval calibration --input scored.jsonl --calibrate other.jsonl --neutral drop --output calibration.json
     """
 
     model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """The folder of a trained model that scores the files. Without it they are folders of `jprm tabulate` with scores
-    and labels, of which a million pools are read in bounded memory."""
+    """The folder of a trained model that scores the files. If omitted, uses the scores already in the files (e.g.
+    from `jprm score`)."""
     data: Data
     """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
     calibrate: Files
