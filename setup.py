@@ -75,9 +75,6 @@ setuptools.setup(
             "playground.css",
             "playground.html",
             "playground.js",
-            "runs.css",
-            "runs.html",
-            "runs.js",
         ],
         "jprm.apps.web": [
             "app.css",

@@ -314,18 +314,8 @@ def test_models_in_a_bucket_are_served_by_their_names(model, monkeypatch, one_de
     recording = lambda config: types.SimpleNamespace(run=lambda: served.append(config.app))  # noqa: E731
     monkeypatch.setattr(serving.uvicorn, "Server", recording)
     monkeypatch.setattr(scorer.PRM, "compile", lambda self, tokens: None)
-    jprm("serve", model, "--run", model.parent, "--prefix-tokens", 0)
+    jprm("serve", model, "--prefix-tokens", 0)
     with TestClient(served[0], base_url="http://localhost") as client:
         while client.get("/ready").status_code == 503:
             time.sleep(0.01)
         assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == ["run"]
-        (run,) = client.get("/v1/runs").json()["data"]
-        assert run["steps"] == 6 and 0 <= run["quiet_seconds"] < 60
-        got = client.get("/v1/runs/metrics", params={"run": run["id"]}).json()
-        lines = [json.loads(line) for line in (model / "metrics.jsonl").read_bytes().splitlines()]
-        assert [line["step"] for line in got["lines"]] == [line["step"] for line in lines]
-        place = {"run": run["id"], "file": got["file"], "from": got["next"]}
-        (model / "metrics.jsonl").write_bytes((model / "metrics.jsonl").read_bytes() + b'{"step": 7}\n{"st')
-        assert client.get("/v1/runs/metrics", params=place).json()["lines"] == [{"step": 7}]
-        (model / "metrics.jsonl").write_bytes(b'{"step": 1}\n')  # a run that begins anew
-        assert client.get("/v1/runs/metrics", params=place).json()["lines"] == [{"step": 1}]

@@ -404,7 +404,6 @@ def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
 
     For example:
       jprm serve runs/prm800k_smollm2
-      jprm serve --run runs/prm800k_smollm2
       curl localhost:8000/v1/score --json '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
     """
     from jprm.apps.serve.app import serve

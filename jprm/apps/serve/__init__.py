@@ -66,8 +66,6 @@ class Served(ServeConfig):
       attention: The attention implementation, as in `jprm score`.
       weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the parameters,
         for a model that is too large for one device.
-      run: Runs of `jprm train` or `jprm rl`, or folders of runs, also in a bucket, whose curves the page /runs shows
-        while they train. No model is needed for it.
     """
 
     model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = ()
@@ -80,4 +78,3 @@ class Served(ServeConfig):
     dtype: StoredAs = None
     attention: Name = None
     weights: Annotated[Weights, one_of(Weights)] = "copied"
-    run: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()

@@ -20,11 +20,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jprm.apps.serve import ServeConfig, Served, openapi, runs
+from jprm.apps.serve import ServeConfig, Served, openapi
 from jprm.apps.serve.call import Server, Writer, server_of
 from jprm.apps.serve.chat import ChatRequest, chat
 from jprm.apps.serve.engine import Engine, TextEngine
@@ -33,7 +33,6 @@ from jprm.apps.serve.openapi import Operation, posted
 from jprm.apps.serve.openrlhf import QueriesRequest, View, get_reward, read_view
 from jprm.apps.serve.pooling import ClassifyRequest, PoolingRequest, classify, pooling
 from jprm.apps.serve.rewards import RewardsRequest, rewards
-from jprm.apps.serve.runs import Runs
 from jprm.apps.serve.score import ContinueRequest, RerankRequest, ScoreRequest, alternatives, rerank, score
 from jprm.apps.web import text_of_file
 from jprm.apps.web.http import (
@@ -68,12 +67,12 @@ SWITCH_SECONDS = 0.001
 
 
 def serve(config: Served, say: Callable[[str], None] = print) -> None:
-    """Serves models by their folders' names, and the curves of runs, until SIGTERM or Ctrl-C; answers what it admitted.
+    """Serves models by their folders' names until SIGTERM or Ctrl-C, and answers every request that it admitted.
 
-    Raises ValueError for an address that others reach without a key, no model and no run, or two models of one name.
+    Raises ValueError if others reach the address without a key, if no model is named, or if two have the same name.
     """
-    if not config.model and not config.judge and not config.run:
-        raise ValueError("name the folder of a model to serve, or with --run that of a run to show")
+    if not config.model and not config.judge:
+        raise ValueError("name the folder of a model to serve, or a judge's file with --judge")
     key = key_of(config)
     names, read_by = (
         [name_of(path_of(path).resolve()) for path in paths] for paths in (config.model, config.tokenizer)
@@ -108,8 +107,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
         for engine in engines:
             engine.warm_up(say)
 
-    shown = Runs(config.run) if config.run else None
-    app = _application(config, key, bool(names or stems), bool(config.policy), shown)
+    app = _application(config, key, bool(config.policy))
     server, failure = uvicorn.Server(uvicorn.Config(app, **serving(config))), []
 
     def load_or_end() -> None:
@@ -149,7 +147,7 @@ PAGE |= files_of("jprm.apps.serve", "playground.css", "playground.js") | MATH
 DOCS = files_of("jprm.apps.web", "base.css", "app.css") | files_of("jprm.apps.serve", "docs.css")
 """The files of the page of routes."""
 
-OPEN = ("/health", "/ready", "/", *PAGE, "/runs", *runs.FILES, "/openapi.json", "/docs", "/docs.css")
+OPEN = ("/health", "/ready", "/", *PAGE, "/openapi.json", "/docs", "/docs.css")
 """Routes that need no key: a load balancer asks them, or they are pages without data, one of which asks for the key."""
 
 
@@ -159,22 +157,20 @@ def make_app(
     key: str | None = None,
     view: View | None = None,
     policy: Policy | None = None,
-    shown: Runs | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> Starlette:
     """Returns the application of engines that score already.
 
     Args:
-      engines: one a model; the first is the default. Without one there are no routes of scores.
+      engines: one per model; the first is the default.
       key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
       view: how OpenRLHF's prompts are written.
       policy: what writes the steps of /v1/continue.
-      shown: runs whose curves the page /runs shows.
       tokenizers: of the callers of /v1/rewards, by name; the first is the default.
       calibration: results of a search with known answers, by which /v1/chat/completions abstains.
     """
-    app = _application(config, key, bool(engines), policy is not None, shown)
+    app = _application(config, key, policy is not None)
     begin(app, engines, view or View(), policy, tokenizers or {}, calibration)
     return app
 
@@ -193,12 +189,12 @@ def begin(
     app.state.server = Server(by_name, app.state.listen, Writer(policy) if policy else None, tokenizers, calibration)
 
 
-def _application(config: ServeConfig, key: str | None, scores: bool, policy: bool, shown: Runs | None) -> Starlette:
+def _application(config: ServeConfig, key: str | None, policy: bool) -> Starlette:
     """Returns the application before it has anything to serve: routes of scores answer 503 until `begin`."""
     registry = prometheus_client.CollectorRegistry()
-    described = operations(scores, shown is not None)
+    described = operations()
     document = openapi.document(described, key is not None, config.root_path)
-    pages = _pages(scores, policy, shown is not None)
+    pages = _pages(policy)
     routes = [
         *(Route(path, about.answer, methods=[about.verb.upper()]) for path, about in described.items()),
         *pages,
@@ -223,26 +219,18 @@ def _application(config: ServeConfig, key: str | None, scores: bool, policy: boo
                 server.writer.close()
 
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan)
-    app.state.listen, app.state.runs, app.state.registry = config, shown, registry
-    app.state.server, app.state.scores, app.state.when_open = None, scores, lambda: None
+    app.state.listen, app.state.registry = config, registry
+    app.state.server, app.state.when_open = None, lambda: None
     registry.register(_EngineCounters(app))
     return app
 
 
-def operations(scores: bool = True, shown: bool = True) -> dict[str, Operation]:
-    """Returns the routes by path: of models and judges, of runs, and what every server answers."""
+def operations() -> dict[str, Operation]:
+    """Returns the routes by path."""
     every = {
         "/health": Operation(lambda request: PlainTextResponse("ok"), "Whether the server lives."),
         "/ready": Operation(_ready, "Whether every model scores: 200, or 503 with the reason.", READY),
         "/metrics": Operation(_metrics, "Counters and times, for Prometheus."),
-    }
-    of_runs = {
-        "/v1/runs": Operation(
-            runs.runs, "Runs whose curves are shown.", {"data": (Sequence[dict], "id, experiment, steps.")}
-        ),
-        "/v1/runs/metrics": Operation(
-            runs.metrics, str(runs.LinesRequest.__doc__), runs.LinesRequest.gives, runs.LinesRequest
-        ),
     }
     of_models = {
         "/v1/score": posted(score, ScoreRequest),
@@ -262,19 +250,12 @@ def operations(scores: bool = True, shown: bool = True) -> dict[str, Operation]:
             _model, "A model or judge.", {"id": (str, "Its name."), "rule": (str, "Its own rule.")}
         ),
     }
-    return (of_models if scores else {}) | (of_runs if shown else {}) | every
+    return of_models | every
 
 
-def _pages(scores: bool, policy: bool, shown: bool) -> list[Route]:
+def _pages(policy: bool) -> list[Route]:
     playground = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
-    playground = playground.replace("{{ runs }}", '<a href="runs">Runs</a>' if shown else "")
-    curves = text_of_file("jprm.apps.serve:runs.html")
-    curves = curves.replace("{{ playground }}", '<a href=".">Playground</a>' if scores else "")
-    return [
-        *([page_route("/", playground, "playground.html"), *file_routes(PAGE)] if scores else []),
-        *([page_route("/runs", curves, "runs.html"), *file_routes(runs.FILES)] if shown else []),
-        *([Route("/", lambda request: RedirectResponse("runs"))] if shown and not scores else []),
-    ]
+    return [page_route("/", playground, "playground.html"), *file_routes(PAGE)]
 
 
 async def _models(request: Request) -> Response:
@@ -304,10 +285,10 @@ READY: dict[str, tuple[Any, str]] = {
 async def _ready(request: Request) -> Response:
     """Answers 200 where every model scores, else 503 with the reason, and in both cases with what is compiled."""
     server: Server | None = request.app.state.server
-    if server is None and request.app.state.scores:
+    if server is None:
         return JSONResponse({"ready": False, "reason": "the models are loading", "left": ["loading"]}, 503)
     models, reasons, left = {}, [], []
-    for name, engine in (server.engines if server else {}).items():
+    for name, engine in server.engines.items():
         programs, reason = engine.programs, engine.unready()
         compiled = {str(tokens): round(seconds, 3) for tokens, seconds in sorted(programs.seconds.items())}
         models[name] = {
