@@ -15,7 +15,6 @@ from jprm.methods.evaluate.benchmarks import registered
 from jprm.methods.evaluate.mistakes import levels_report, mcc, mistakes_report, predicted
 from jprm.methods.evaluate.run import source
 from jprm.methods.evaluate.suite import standard_suite
-from jprm.methods.verify.puzzles import first_mistake, value_of
 from jprm.tree import read_trees, tree_of
 
 SOLUTION = {
@@ -85,57 +84,6 @@ def test_hard2verify_is_read_as_published_and_in_plain_text():
             record["first_error"] < 0
         )
         assert read("hard2verify", item) == read("hard2verify", item | {"canary": "c"}) == [record]
-
-
-SWAPS = (
-    "Alice, Bob, and Claire are friends. At the start, they each buy a book: Alice gets Emma, Bob gets Dune, and Claire"
-    " gets The Odyssey.\nFirst, Alice and Bob swap books. Then, Bob and Claire swap books. At the end of the semester,"
-    " Bob has\nOptions:\n(A) Emma.\n(B) Dune.\n(C) The Odyssey."
-)
-BRACKETS = ["stack: empty", "( ; stack: (", "[ ; stack: ( [", 'The final stack is "( [".',
-            'We will need to pop out "[", "(" one by one', 'So, we need "]" and ")". So the answer is ] )']  # fmt: skip
-SUMS = ['This equation can be written as "A - B", where A = (1 + 2) and B = (2 * 4).',
-        "Let's calculate A = (1 + 2) = 3.", "Let's calculate B = (2 * 4) = 8.",
-        "Then, the final equation is A - B = 3 - 8 = -5. So the answer is -5"]  # fmt: skip
-TRADES = ["At the start: Alice: Emma, Bob: Dune, Claire: The Odyssey.", "Alice and Bob swap: Alice: Dune, Bob: Emma.",
-          "Bob and Claire swap: Bob: The Odyssey, Claire: Emma.", "Bob has The Odyssey. The answer is (C)"]  # fmt: skip
-WORDS = ['The first letter: "tea": "t" (20). "sun": "s" (19). "ten": "t" (20).',
-         'We now have: (19) "sun" < (20) ["tea" ? "ten"].', 'We now have: (1) "tea" < (14) "ten" for the subpart.'
-         ' Hence, we have "sun" < "tea" < "ten".', "The answer is sun tea ten"]  # fmt: skip
-
-
-WRONG = {
-    "dyck_languages": ["[ ; stack: [", "[ ; stack: [", 'The final stack is "[".', 'pop out "(", "["',
-                       "the answer is ) ]"],
-    "multistep_arithmetic": [SUMS[0].replace("A - B", "A + B"), SUMS[1] + " = 4", SUMS[2].replace("= 8", "= 6"),
-                             SUMS[3].replace("-5", "5")],
-    "tracking_shuffled_objects": [TRADES[0].replace("Emma", "Dune"), TRADES[1].replace("Emma", "Dune"),
-                                  TRADES[2].replace("Claire: Emma", "Claire: Dune"), "the answer is (A)"],
-    "word_sorting": [WORDS[0].replace("(19)", "(18)"), WORDS[1].replace(' ? "ten"', ""),
-                     WORDS[2].replace('"tea" < "ten"', '"ten" < "tea"'), "The answer is sun ten tea"],
-}  # fmt: skip
-"""A wrong step for each of the last steps."""
-
-
-@pytest.mark.parametrize(
-    "task, problem, steps",
-    [
-        ("dyck_languages", "( [", BRACKETS),
-        ("multistep_arithmetic", "((1 + 2) - (2 * 4)) =", SUMS),
-        ("tracking_shuffled_objects", SWAPS, TRADES),
-        ("word_sorting", "tea sun ten", WORDS),
-    ],
-)
-def test_programs_find_the_first_mistake(task, problem, steps):
-    assert first_mistake(task, problem, steps) == -1
-    for place, step in enumerate(WRONG[task], start=len(steps) - len(WRONG[task])):
-        assert first_mistake(task, problem, [*steps[:place], step, *steps[place + 1 :]]) == place
-
-
-def test_a_task_without_a_program_is_not_decided():
-    assert first_mistake("logical_deduction", "...", ["..."]) is None
-    assert value_of("A * (2 - -B)", {"A": 3, "B": 4}) == 18
-    assert [value_of(text, {}) for text in ("1 / 2", "A", "2 ** 9", "f(1)", "1.5", "")] == [None] * 6
 
 
 def test_mcc_is_mr_bens_own():
@@ -214,18 +162,15 @@ def test_solutions_of_one_question_are_scored_into_one_file(tmp_path):
     assert {tree.extra["question_id"] for tree in read_trees(tmp_path / "scored.jsonl")} == {"q"}
 
 
-def test_the_published_files_are_read_whole_and_programs_decide_them(shared_data):
+def test_the_published_files_are_read_whole(shared_data):
     counts = {"physics": (667, 348, 0), "chemistry": (848, 466, 0), "coding": (238, 164, 13)}
     for name, wanted in counts.items():
         records = source("mr_ben").records(shared_data / f"mrben/{name}.json")
         places = [record["first_error"] for record in records]
         assert (len(places), sum(place != -1 for place in places), places.count(None)) == wanted
-    tasks = ("dyck_languages", "multistep_arithmetic", "tracking_shuffled_objects", "word_sorting")
-    for name, bar in zip(tasks, (0.98, 0.9, 0.88, 0.65), strict=True):
+    for name in ("dyck_languages", "multistep_arithmetic", "tracking_shuffled_objects", "word_sorting"):
         records = source("big_bench_mistake").records(shared_data / f"big_bench_mistake/{name}.jsonl")
         assert {record["task"] for record in records} == {name}
-        right = [first_mistake(name, record["problem"], record["steps"]) == record["first_error"] for record in records]
-        assert np.mean(right) >= bar
 
 
 def test_the_standard_suite_takes_what_is_there(tmp_path):

@@ -24,7 +24,7 @@ Its authors tune a PRM's threshold on a hundred of the 200 solutions; here it is
 
 Baselines: no chain has a mistake; all have one at their first step; position, length and the like, with thresholds
 fitted to the other folds (`jprm.methods.evaluate.processbench.cross_fit`), beside the model's own scores with such
-thresholds; and `checker`, the programs of `jprm.methods.verify.puzzles`, on the tasks that they decide.
+thresholds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.mistakes_reader import TASKS
 from jprm.methods.evaluate.processbench import cross_fit
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, harmonic_mean, or_none, scores_of
-from jprm.methods.verify.puzzles import first_mistake
 from jprm.statistics import Interval, draws, interval, ratio, weighted_mean
 from jprm.tree import ReasoningTree
 
@@ -97,7 +96,6 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
-    checked = np.array([-3 if (place := _checked(tree)) is None else place for tree in trees])
     report: dict[str, Any] = {"threshold": threshold, **_figures(chains, own_N, seed)}
     score = 0.2 * max(0.0, report["mcc"]["value"]) + 0.3 * (report["error_accuracy"]["value"] or 0)
     report |= {"mr_score": {"value": score}, "tasks": _by_task(chains, own_N, seed, none_N < 0)}
@@ -121,14 +119,7 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
         report["cross_fit"] = shown.pop("scores")
         report["ahead"] = ahead(f1_of.pop("scores"), f1_of)
     rows |= {name: figures for name, figures in shown.items() if name not in rows}
-    if (some_N := checked > -3).any():
-        rows["checker"] = _figures(chains, checked, seed, some_N)
-        report["checker"] = _by_task(chains, checked, seed, some_N)
     return report
-
-
-def _checked(tree: ReasoningTree) -> int | None:
-    return first_mistake(str(tree.extra.get("task")), tree.problem, [node.text for node in tree.nodes])
 
 
 def _by_task(chains: MarkedChains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray) -> dict[str, Any]:
@@ -211,8 +202,6 @@ def _rows(report: Report) -> Iterator[list[Cell] | None]:
         yield ["cross-fitted", *(report["cross_fit"].get(key, "") for key in KEYS)]
     for name, row in report["baselines"].items():
         yield [f"baseline: {words(name)}", *(row.get(key, "") for key in KEYS)]
-    for task, row in report.get("checker", {}).items():
-        yield [f"  checker: {words(task)}", *(row[key] for key in KEYS)]
 
 
 def tables(report: Report) -> Iterator[Table]:
