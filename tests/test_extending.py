@@ -1,6 +1,7 @@
 """docs/extending.md: every block runs, in order, in a folder that holds nothing but the run it starts from."""
 
 import dataclasses
+import importlib
 import json
 import sys
 
@@ -8,14 +9,17 @@ import numpy as np
 import pytest
 from pages import Shell, blocks
 from refusing import refused
-from scipy.stats import norm
+from scipy.special import comb
+from scipy.stats import betabinom, norm
 from stub_server import reply
 from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
 
 import jprm
 from jprm import options
+from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.methods.decoding.cache import LiveTrees
+from jprm.rows import empty_rows
 from jprm.tree import read_records
 
 BLOCKS = blocks("docs/extending.md")
@@ -38,7 +42,7 @@ def folder(one_device, serve, tmp_path, monkeypatch):
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith((str(tmp_path), "focal", "probit")):
+        if str(getattr(sys.modules[name], "__file__", "")).startswith((str(tmp_path), "focal", "probit", "beta")):
             del sys.modules[name]
 
 
@@ -85,6 +89,41 @@ def test_every_block_runs(folder, monkeypatch):
         for name in ("detected.jsonl", "plain.jsonl")
     )
     np.testing.assert_allclose(wrong, 1 - right, atol=2e-6)  # a softmax of two in float32, written with 6 digits
+
+
+def test_the_head_for_counts_reads_them_and_not_labels(tmp_path, monkeypatch):
+    """By scipy's Beta-binomial, with labels that are hard, an adaptive budget's estimate, and a known outcome."""
+    (block,) = (block for name, _, block in BLOCKS if name == "beta_binomial.py")
+    (tmp_path / "beta_binomial.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    part = importlib.import_module("beta_binomial")
+    monkeypatch.delitem(sys.modules, "beta_binomial")
+    label_M, n_M, k_M = np.array([[1, 0.3, 0, 1], [8, 12, np.nan, np.nan], [1, 7, np.nan, np.nan]])
+    rows = empty_rows(1, 4, 4, ("rollouts", "right"))
+    rows.step_end[:], rows.label[:], rows.weight[:] = np.arange(4), label_M, 1.0
+    rows.extras["rollouts"][:], rows.extras["right"][:] = n_M, k_M
+    model = dataclasses.replace(MODEL, head="beta_binomial:BETA")
+    config = ObjectiveConfig(model, TargetConfig("value", "none", "keep"), extras=("rollouts", "right"))
+    logit_M2 = np.array([[-1.0, 1.0], [0.5, -0.5], [2.0, 0.0], [-20.0, 20.0]], np.float32)
+    right_M, wrong_M = np.exp(8 * np.tanh(logit_M2 / 8)).T
+    n_M, k_M = np.where(np.isnan(n_M), 1, n_M), np.where(np.isnan(k_M), label_M, k_M)
+    loss, count, _ = part.counts.of_logits(logit_M2[None], rows, config)
+    ways_M = np.log(comb(n_M, k_M))  # the same for all parameters, and left out
+    assert count == 4
+    assert float(loss) == pytest.approx(np.sum(ways_M - betabinom.logpmf(k_M, n_M, right_M, wrong_M)), rel=1e-3)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "beta_binomial", part)
+        part.counts.check(config)
+        target = config.target
+        for message, other in {
+            "beta_binomial:BETA": dataclasses.replace(config, model=MODEL),
+            "soft=soft": dataclasses.replace(config, target=dataclasses.replace(target, soft="hard")),
+            "labels=value": dataclasses.replace(config, target=dataclasses.replace(target, labels="correctness")),
+            "smoothing=0": dataclasses.replace(config, target=dataclasses.replace(target, smoothing=0.2)),
+            "lacks right": dataclasses.replace(config, extras=("rollouts",)),
+        }.items():
+            refused(ValueError, message, part.counts.check, other)
 
 
 def test_a_file_is_run_once_and_its_objects_are_the_same(tmp_path):
