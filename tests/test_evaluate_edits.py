@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from jprm.methods.evaluate import diagnostics as edits
+from jprm.methods.evaluate import diagnostics, edits
 from jprm.tree import tree_of
 
 CHAIN = {
@@ -44,6 +44,102 @@ def test_some_edits_make_one_step_wrong():
 
 def test_names_in_words_are_no_variables():
     assert edits.rename({"problem": "Max has 3 boxes.", "steps": ["Six is x's half."]}) is None
+
+
+# ---- A perfect reader: it knows a text's variable and formulas, and takes it whatever letter or notation they have.
+# `@` is the variable, `[[...]]` a formula.
+
+SAFE = [
+    "Let @ be even. What is @ + 2?",
+    "Solve [[2@ + 1 = 7]]. So [[@ = 3]] and 2@ = 6.",
+    "Put f(@) = @^2 + 1, so f'(@) = 2@ + 0; then [[f(@) \\leq g(@_1)]] in any case.",
+    r"If [[@ \in \{1, 2\}]] then [[\begin{pmatrix} @ \\@ \end{pmatrix}]] has [[\text{an even sum}]].",
+]
+UNSAFE = [
+    "f(@) = @^2 + 2b@ + 1.", "Here a@ + bp = c.", "[[ab@ = 6]] and [[@ = 2]].", r"[[\frac @y]] is [[@/y]].",
+    "[[@ = 1]], so bp@ = bp.", r"As [[\int @^2 d@]] is.", "Each row is 5 @ 4 = 20, and @ is one.",
+    "The @-axis is where @ = 0.", "The line of @n in [[@ + n]].", "A square of m @ m cells, @ = 3.",
+    "She runs 3@ as far, @ = 2.", "The sum an@ = 4, @ = 1.", "sin(@)=@n(@)", r"[[@y \neq 0]], [[@ > 0]]",
+    "Note @'s root, [[@]].",
+]  # fmt: skip
+
+
+def written(template, letter="x", left="$", right="$"):
+    return template.replace("@", letter).replace("[[", left).replace("]]", right)
+
+
+@pytest.mark.parametrize("template", SAFE)
+@pytest.mark.parametrize("letter", ["x", "k"])
+def test_rename_changes_every_occurrence_of_the_variable(template, letter):
+    renamed = edits.rename({"problem": written("Find @.", letter), "steps": [written(template, letter)]})
+    assert renamed["steps"] == [written(template, letter=renamed["problem"][5])]
+
+
+@pytest.mark.parametrize("template", UNSAFE)
+def test_rename_leaves_a_letter_that_may_be_a_factor_a_times_sign_or_a_name(template):
+    assert edits.rename({"problem": "Find it.", "steps": [written(template)]}) is None
+
+
+def test_rename_takes_no_letter_that_a_product_has():
+    renamed = edits.rename({"problem": "Find x.", "steps": ["x + uv = 2 and [w] = 3q."]})
+    assert renamed["problem"] == "Find r."
+
+
+FORMULAS = [
+    "So [[@]] is [[y^2]].",
+    r"[[\$5 + \$3 = \$8]], and [[2^3]], [[\text{the total of all}]].",
+    "Then $$@ = 2$$ and [[(@ + 1)]].",
+]
+MONEY = [
+    "He spends $2640 on shoes each year (24: $110).", "$5 + $3 = $8", "From $5 to $@$.", "5$, 6$ or 7$",
+    "A cost of $5 or 6$.", "($5)+($3)", "US$5 and $6/hour.", "$20 for [[@]] items", "in $: 5, and $ 6 more",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", FORMULAS)
+def test_latex_rewrites_formulas_and_back(template):
+    plain, other = written(template), written(template, left=r"\(", right=r"\)")
+    assert edits.latex({"problem": "p", "steps": [plain]})["steps"] == [other]
+    if "$" not in other:
+        assert edits.latex({"problem": "p", "steps": [other]})["steps"] == [plain]
+
+
+@pytest.mark.parametrize("template", MONEY)
+def test_latex_leaves_money(template):
+    formula = edits.latex({"problem": "p", "steps": [written(template), "So $x$."]})["steps"]
+    assert formula == [written(template), r"So \(x\)."]
+    assert edits.latex({"problem": "p", "steps": [written(template, left=r"\(", right=r"\)")]}) is None
+
+
+def test_split_keeps_formulas_and_names_whole():
+    for whole in ("So $P(x; A)$ is 2.", "It is 5! \\cdot 2.", "Mr. Smith has 2.", "Mrs. Smith has 2."):
+        assert edits.split({"problem": "p", "steps": [whole]}) is None
+    two = edits.split({"problem": "p", "steps": ["One:\n- a. \nTwo! Three."]})
+    assert two["steps"] == ["One:\n- a.", "Two! Three."]
+
+
+def test_a_perfect_reader_has_no_finding():
+    """It scores a text 1 if it is the template in some letter and some notation, else 0."""
+    texts = [*SAFE, *UNSAFE, *FORMULAS, *MONEY]
+    notations = (("$", "$"), (r"\(", r"\)"))
+    forms = [{written(text, letter, *sides) for letter in "xuvw" for sides in notations} for text in texts]
+    chains = [{"problem": f"Problem {i}.", "steps": [written(text)]} for i, text in enumerate(texts)]
+    kept = [
+        record | {"edit": name, "of": i}
+        for i, chain in enumerate(chains)
+        for name in ("whitespace", "latex", "rename", "wordy")
+        if (record := edits.MEANING_KEPT[name](chain))
+    ]
+
+    def read(record, i):
+        step = " ".join(record["steps"][0].split()).removeprefix("Let us now look at this carefully. ")
+        return tree_of(record | {"scores": [float(step in forms[i])]})
+
+    whole = [read(chain, i) for i, chain in enumerate(chains)]
+    changed = [read(record, record["of"]) for record in kept]
+    report = diagnostics.edits_report(whole, changed, seed=0)["meaning_kept"]
+    assert set(report) == {"whitespace", "latex", "rename", "wordy"}
+    assert not any(row["change"]["value"] or row["finding"] for row in report.values())
 
 
 def right_chains(n=80):
@@ -85,7 +181,7 @@ def clean(record, flaw=None):
 def findings(flaw):
     chains = right_chains()
     edited = edits.edited(list(map(tree_of, chains)), seed=0)
-    report = edits.edits_report(*([tree_of(clean(c, flaw)) for c in side] for side in (chains, edited)), seed=0)
+    report = diagnostics.edits_report(*([tree_of(clean(c, flaw)) for c in side] for side in (chains, edited)), seed=0)
     assert set(report["meaning_kept"]) == set(edits.MEANING_KEPT)
     return {name for part in report.values() for name, row in part.items() if row["finding"]}
 
@@ -109,5 +205,5 @@ def test_each_flaw_is_found_by_its_edit_alone(flaw, flaws):
 
 def test_only_chains_without_an_error_are_edited():
     wrong = tree_of({"problem": "p", "steps": ["a"], "first_error": 0, "correct": True})
-    assert edits.right_chains([wrong], 10) == []
-    assert len(edits.right_chains([*map(tree_of, right_chains(5)), wrong], 3)) == 3
+    assert diagnostics.right_chains([wrong], 10) == []
+    assert len(diagnostics.right_chains([*map(tree_of, right_chains(5)), wrong], 3)) == 3

@@ -7,8 +7,7 @@ below which a flaw is too small to matter. With enough data every scorer differs
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from jprm.loading import load
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, interval, percent, words
+from jprm.methods.evaluate.edits import MEANING_KEPT, MEANING_LOST, edited
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Diagnostics
 from jprm.methods.evaluate.run import by_name, format_of, scored_trees, scorer, source
@@ -212,150 +212,10 @@ def _centred(x_M, group_M):
     return x_M - (np.bincount(group_M, x_M) / np.maximum(np.bincount(group_M), 1))[group_M]
 
 
-# ---- Edits of correct chains: some keep the meaning, and scores should stay; some make one step wrong, and its score
-# should fall; nonsense should score low. PRM-BiasBench (Bamba et al. 2025, "Reward Under Attack") edits ProcessBench in
-# the first two ways, with a language model; these edits are rules.
-# An edit makes a new record with `edit` (its name), `of` (the index of the chain it was made from) and, if the meaning
-# is kept, `pairs`: (step before, step after) that end at the same place of the argument and should score the same. One
-# that makes a step wrong has `at`, that step's index.
-
-Record = dict[str, Any]
-
-_DOLLARS = re.compile(r"(?<![\\$])\$(?!\$)([^$\n]+?)(?<!\\)\$(?!\$)")
-_PARENTHESES = re.compile(r"\\\((.+?)\\\)")
-_VARIABLE = re.compile(r"(?<![A-Za-z\\])([xyznk])(?![A-Za-z'])")
-_SENTENCE = re.compile(r"(?<=[.;!?])\s+(?=[A-Z$\\])")
-NEW_NAMES = "uvwqrs"
+# ---- Scores before and after edits (`jprm.methods.evaluate.edits`).
 
 EDITED = 100
 """Correct chains that are edited: about 13 edits each make 1,300 chains to score."""
-
-
-def whitespace(chain: Record) -> Record | None:
-    """Doubles every space, and ends each step with a newline."""
-    return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
-
-
-def latex(chain: Record) -> Record | None:
-    r"""Rewrites `$x$` as `\(x\)`, or the reverse; returns None where the chain has neither."""
-    steps = [_DOLLARS.sub(r"\\(\1\\)", step) for step in chain["steps"]]
-    if steps == chain["steps"]:
-        steps = [_PARENTHESES.sub(r"$\1$", step) for step in chain["steps"]]
-    return _same_steps(chain, steps)
-
-
-def rename(chain: Record) -> Record | None:
-    """Gives one of the variables x, y, z, n, k a new letter, also in the problem; None if there is none."""
-    texts = [chain["problem"], *chain["steps"]]
-    used = {letter for text in texts for letter in re.findall(r"(?<![A-Za-z])([A-Za-z])(?![A-Za-z])", text)}
-    letters = [letter for text in texts for letter in _VARIABLE.findall(text)]
-    new = next((letter for letter in NEW_NAMES if letter not in used), None)
-    if not letters or new is None:
-        return None
-    old = letters[0]
-    problem, *steps = (_VARIABLE.sub(lambda m: str(new if m[1] == old else m[1]), text) for text in texts)
-    return _same_steps(chain, steps, problem)
-
-
-def merge(chain: Record) -> Record | None:
-    """Joins every two steps; None for a single step."""
-    steps = chain["steps"]
-    if len(steps) < 2:
-        return None
-    merged = ["\n".join(steps[i : i + 2]) for i in range(0, len(steps), 2)]
-    pairs = [(min(2 * j + 1, len(steps) - 1), j) for j in range(len(merged))]
-    return chain | {"steps": merged, "pairs": pairs}
-
-
-def split(chain: Record) -> Record | None:
-    """Splits every step of several sentences into two; None if there is none."""
-    steps, pairs = [], []
-    for i, step in enumerate(chain["steps"]):
-        parts = _SENTENCE.split(step)
-        half = len(parts) // 2
-        steps += [" ".join(parts[:half]), " ".join(parts[half:])] if half else [step]
-        pairs.append((i, len(steps) - 1))
-    return chain | {"steps": steps, "pairs": pairs} if len(steps) > len(chain["steps"]) else None
-
-
-def wordy(chain: Record) -> Record | None:
-    """Puts a sentence that says nothing before each step."""
-    return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
-
-
-Edit = Callable[[Record], Record | None]
-MEANING_KEPT: dict[str, Edit] = {edit.__name__: edit for edit in (whitespace, latex, rename, merge, split, wordy)}
-
-_NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?![\w]|\.\d)")
-_IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
-
-
-def number(chain: Record) -> Record | None:
-    """Makes the last whole number of a step one larger."""
-    return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
-
-
-def negated(chain: Record) -> Record | None:
-    """Denies the first "is", "are" or "equals" of a step."""
-    denials = {"is": "is not", "are": "are not", "equals": "does not equal"}
-    return _made_wrong(chain, _IS, denials.__getitem__, last=False)
-
-
-def unfounded(chain: Record) -> Record | None:
-    """Puts a false step in the middle of the chain; None for a single step."""
-    steps, middle = chain["steps"], len(chain["steps"]) // 2
-    if not middle:
-        return None
-    false = "By a well-known theorem, all of the quantities above are equal to each other."
-    return {"problem": chain["problem"], "steps": [*steps[:middle], false, *steps[middle:]], "at": middle}
-
-
-MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negated, unfounded)}
-
-
-def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
-    """Returns the chain with one thing changed in one step, the first that has it from the middle on; None for none."""
-    steps = list(chain["steps"])
-    for at in range(len(steps) // 2, len(steps)):
-        places = list(what.finditer(steps[at]))
-        if places:
-            place = places[-1 if last else 0]
-            steps[at] = steps[at][: place.start()] + change(place[1]) + steps[at][place.end() :]
-            return {"problem": chain["problem"], "steps": steps, "at": at}
-    return None
-
-
-def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
-    """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
-    over; `bare_answer`, only the last step. Leaves out what equals the chain."""
-    rng, records = np.random.default_rng(seed), []
-    for i, chain in enumerate(chains):
-        steps = chain["steps"]
-        other = next((c for c in [*chains[i + 1 :], *chains[:i]] if c["problem"] != chain["problem"]), chain)
-        variants = {
-            "shuffled": [steps[k] for k in rng.permutation(len(steps))],
-            "other_problem": other["steps"],
-            "repeated": [steps[len(steps) // 2]] * len(steps),
-            "bare_answer": steps[-1:],
-        }
-        records += [
-            {"problem": chain["problem"], "steps": list(variant), "edit": name, "of": i}
-            for name, variant in variants.items()
-            if list(variant) != list(steps)
-        ]
-    return records
-
-
-def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
-    """Records of all edits of all chains."""
-    plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
-    kept = [
-        record | {"edit": name, "of": i}
-        for i, chain in enumerate(plain)
-        for name, edit in (MEANING_KEPT | MEANING_LOST).items()
-        if (record := edit(chain)) is not None
-    ]
-    return kept + nonsense(plain, seed)
 
 
 def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTree]:
@@ -381,11 +241,10 @@ def edits_report(
     """Returns how scores react to edits, from scored chains and their scored edits (the trees of `edited`).
 
     A finding is more than the part's margin of `MARGINS`. `meaning_kept`, by edit: `change`, the mean distance of a
-    step's score before and after, with an interval over problems; `shift`, the same with its sign; `flips`, the
-    fraction of steps that cross `threshold`. `meaning_lost`, by edit: `unnoticed`, how often the step that the edit
-    made wrong still scores `threshold` or more, and `fall`, how far its score is below that of the step in its place
-    before. `nonsense`, by kind: `preferred`, how often its lowest score is above the right chain's, ties half: a search
-    would be drawn to it.
+    step's score before and after, with an interval over problems, and `shift`, the same with its sign. `meaning_lost`,
+    by edit: `unnoticed`, how often the step that the edit made wrong still scores `threshold` or more, and `fall`, how
+    far its score is below that of the step in its place before. `nonsense`, by kind: `preferred`, how often its lowest
+    score is above the right chain's, ties half: a search would be drawn to it.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
@@ -406,12 +265,7 @@ def edits_report(
 
         if name in MEANING_KEPT:
             kind, deciding = "meaning_kept", interval(np.abs(new_N - old_N), fraction=False)
-            flips_N = (new_N >= threshold) != (old_N >= threshold)
-            row = {
-                "change": deciding.json(),
-                "shift": jsonable((new_N - old_N).mean()),
-                "flips": jsonable(flips_N.mean()),
-            }
+            row = {"change": deciding.json(), "shift": jsonable((new_N - old_N).mean())}
         elif name in MEANING_LOST:
             kind, deciding = "meaning_lost", interval(new_N >= threshold, fraction=True)
             row = {"unnoticed": deciding.json(), "fall": interval(old_N - new_N, fraction=False).json()}
@@ -421,14 +275,6 @@ def edits_report(
         margin = MARGINS[kind]
         report[kind][name] = {"n": len(of_name), **row, "margin": margin, "finding": bool(deciding.low > margin)}
     return report
-
-
-def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> Record | None:
-    """Returns the chain with other texts for the same steps; None if nothing changes."""
-    if steps == chain["steps"]:
-        return None
-    pairs = [(i, i) for i in range(len(steps))]
-    return {"problem": chain["problem"] if problem is None else problem, "steps": steps, "pairs": pairs}
 
 
 # ---- The benchmark.

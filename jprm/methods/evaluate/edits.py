@@ -1,0 +1,244 @@
+"""Edits of right chains: some keep the meaning, some make one step wrong, some leave nonsense.
+
+Scores should stay after the first, fall at the wrong step of the second, and be low for the third. PRM-BiasBench (Bamba
+et al. 2025, "Reward Under Attack") edits ProcessBench in the first two ways, with a language model; these edits are
+rules. A rule that cannot tell whether it would keep the meaning leaves the chain out: a PRM that reads well must get no
+finding.
+
+An edit makes a new record with `edit` (its name), `of` (the index of its chain) and, if the meaning is kept, `pairs`:
+(step before, step after) that end at the same place of the argument and should score the same. An edit that makes a
+step wrong has `at`, that step's index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jprm.tree import ReasoningTree
+
+Record = dict[str, Any]
+
+# ---- The meaning is kept.
+
+
+def whitespace(chain: Record) -> Record | None:
+    """Doubles every space, and ends each step with a newline."""
+    return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
+
+
+_DOLLARS = re.compile(r"(?<![\\$\d])\$(?![\s$,.;:)])((?:\\.|[^\\$\n])+?)(?<!\s)\$(?![\d$])")
+_PARENTHESES = re.compile(r"(?<!\\)\\\(\s*(.+?)\s*\\\)")
+_TEXT = re.compile(r"\\(?:text\w*|mbox|operatorname\*?|begin|end)\s*\{[^{}]*\}")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{3}|\b(?:an|at|by|if|in|is|of|on|or|to)\b", re.IGNORECASE)
+
+
+def latex(chain: Record) -> Record | None:
+    r"""Rewrites `$x$` as `\(x\)`, or the reverse; None if no step has either.
+
+    A step is left as it is if any of its dollars may be money, e.g. `$5 + $3 = $8`.
+    """
+    steps = [_in_parentheses(step) for step in chain["steps"]]
+    if steps == chain["steps"]:
+        steps = [step if "$" in step else _PARENTHESES.sub(r"$\1$", step) for step in chain["steps"]]
+    return _same_steps(chain, steps)
+
+
+def _in_parentheses(step: str) -> str:
+    pairs = list(_DOLLARS.finditer(step))
+    unpaired = re.search(r"(?<!\\)\$", _DOLLARS.sub("", re.sub(r"(?s)\$\$.+?\$\$", "", step)))
+    words = any(_WORD.search(_COMMAND.sub(" ", _TEXT.sub(" ", pair[1]))) for pair in pairs)
+    return step if unpaired or words or r"\(" in step else _DOLLARS.sub(r"\\(\1\\)", step)
+
+
+VARIABLES = "xyznk"
+NEW_NAMES = "uvwqrs"
+
+_MATHEMATICS = re.compile(
+    rf"\$\$.+?\$\$|{_DOLLARS.pattern}|\$\s[^$]+\s\$|\\\(.+?\\\)|\\\[.+?\\\]|\\begin\{{(\w+\*?)\}}.+?\\end\{{\2\}}",
+    re.DOTALL,
+)
+_RUN = re.compile(r"\\\\|\\[A-Za-z]+|[^\W\d_]+")  # a line break, a command, a run of letters
+_OPERATOR = r"(?:[=+/^<>|·×÷≤≥≠≈]|(?<!\*)\*(?!\*))"
+_FORMULA_BEFORE = re.compile(rf"(?:[\d_$]|\w\(|{_OPERATOR}\s*|\S\s+[-−]\s+)$")
+_FORMULA_AFTER = re.compile(rf"[\d_($]|\s*{_OPERATOR}|\s+[-−]\s+\S")
+_SHORT_WORDS = {"an", "by", "in", "my", "no", "on", "why", "try"}
+
+
+def rename(chain: Record) -> Record | None:
+    """Gives one of the variables x, y, z, n, k a new letter, also in the problem; None if none is safe to rename.
+
+    A letter is left alone if it may be a factor (the x of `2bx`), a times sign (`3 x 4`) or part of a name (`x-axis`,
+    `nth`).
+    """
+    texts = [chain["problem"], *chain["steps"]]
+    runs = [run for text in texts for run in _runs(text)]
+    single = [run for run, _ in runs if len(run) == 1]
+    factors = {letter for run, product in runs if product for letter in run}
+    safe = [
+        letter for letter in dict.fromkeys(single)
+        if letter in VARIABLES and letter not in factors and not any(_otherwise_used(letter, text) for text in texts)
+    ]  # fmt: skip
+    new = [letter for letter in NEW_NAMES if letter not in factors.union(single)]
+    if not safe or not new:
+        return None
+    problem, *steps = (_RUN.sub(lambda run: new[0] if run[0] == safe[0] else run[0], text) for text in texts)
+    return _same_steps(chain, steps, problem)
+
+
+def _runs(text: str) -> Iterator[tuple[str, bool]]:
+    """Yields runs of letters, and whether each may be a product of its letters.
+
+    In mathematics every run of two letters or more may be. Elsewhere it may if it stands beside an operator or a digit,
+    or is no word, e.g. `bx` and `nth`.
+    """
+    formulas = [match.span() for match in _MATHEMATICS.finditer(text)]
+    words = " ".join(match[0] for match in _TEXT.finditer(text))  # of \text{...}, read after the rest
+    text = _TEXT.sub(lambda match: " " * len(match[0]), text) + f" {words}"
+    for match in _RUN.finditer(text):
+        run, start, end = match[0], match.start(), match.end()
+        if not run.startswith("\\"):
+            word = run.lower() in _SHORT_WORDS or (len(run) > 2 and bool(re.search("[aeiou]", run.lower())))
+            in_formula = any(low <= start < high for low, high in formulas)
+            beside = _FORMULA_BEFORE.search(text[max(start - 6, 0) : start]) or _FORMULA_AFTER.match(text, end)
+            yield run, len(run) > 1 and bool(in_formula or beside or not word)
+
+
+def _otherwise_used(letter: str, text: str) -> bool:
+    """Returns whether a letter that stands alone may be a times sign, a unit (`5k`) or a part of a name."""
+    alone = rf"(?<![^\W\d_])(?<!\\){letter}(?![^\W\d_])"
+    times = rf"[\d)%]\s*{alone}\s*[\d$]|[\w)%]\s+{alone}\s+(?:\$?\d|\(|[^\W\d_](?![^\W\d_]))"
+    name = rf"{alone}(?:['’]|(?:\$|\\\))?-[A-Za-z]{{2}})|[A-Za-z]{{2}}-{alone}"
+    unit = rf"\d{alone}(?!\s*[-+*/=^)<>])"
+    return bool(
+        re.search(name, text)
+        or re.search(unit, _MATHEMATICS.sub(" ", text))
+        or (letter == "x" and re.search(times, text))
+    )
+
+
+def merge(chain: Record) -> Record | None:
+    """Joins every two steps; None for a single step."""
+    steps = chain["steps"]
+    if len(steps) < 2:
+        return None
+    merged = ["\n".join(steps[i : i + 2]) for i in range(0, len(steps), 2)]
+    pairs = [(min(2 * j + 1, len(steps) - 1), j) for j in range(len(merged))]
+    return chain | {"steps": merged, "pairs": pairs}
+
+
+_SENTENCE = re.compile(
+    r"(?:(?<=[.;?])|(?<=[a-z]{2}!))(?<!\b[A-Z][a-z]\.)(?<!\bMrs\.)\s+(?=[A-Z$]|\\[(\[])"  # "5! + 2" and "Mr. A" are one
+)
+
+
+def split(chain: Record) -> Record | None:
+    """Splits every step of several sentences into two; None if there is none."""
+    steps, pairs = [], []
+    for i, step in enumerate(chain["steps"]):
+        formulas = [match.span() for match in _MATHEMATICS.finditer(step)]
+        ends = [
+            end for end in _SENTENCE.finditer(step)
+            if not any(low < end.end() < high for low, high in formulas)
+        ]  # fmt: skip
+        middle = ends[(len(ends) - 1) // 2] if ends else None
+        steps += [step[: middle.start()], step[middle.end() :]] if middle else [step]
+        pairs.append((i, len(steps) - 1))
+    return chain | {"steps": steps, "pairs": pairs} if len(steps) > len(chain["steps"]) else None
+
+
+def wordy(chain: Record) -> Record | None:
+    """Puts a sentence that says nothing before each step."""
+    return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
+
+
+def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> Record | None:
+    """Returns the chain with other texts for the same steps; None if nothing changes."""
+    if steps == chain["steps"]:
+        return None
+    pairs = [(i, i) for i in range(len(steps))]
+    return {"problem": chain["problem"] if problem is None else problem, "steps": steps, "pairs": pairs}
+
+
+Edit = Callable[[Record], Record | None]
+MEANING_KEPT: dict[str, Edit] = {edit.__name__: edit for edit in (whitespace, latex, rename, merge, split, wordy)}
+
+# ---- One step becomes wrong.
+
+_NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?![\w]|\.\d)")
+_IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
+
+
+def number(chain: Record) -> Record | None:
+    """Makes the last whole number of a step one larger."""
+    return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
+
+
+def negated(chain: Record) -> Record | None:
+    """Denies the first "is", "are" or "equals" of a step."""
+    denials = {"is": "is not", "are": "are not", "equals": "does not equal"}
+    return _made_wrong(chain, _IS, denials.__getitem__, last=False)
+
+
+def unfounded(chain: Record) -> Record | None:
+    """Puts a false step in the middle of the chain; None for a single step."""
+    steps, middle = chain["steps"], len(chain["steps"]) // 2
+    if not middle:
+        return None
+    false = "By a well-known theorem, all of the quantities above are equal to each other."
+    return {"problem": chain["problem"], "steps": [*steps[:middle], false, *steps[middle:]], "at": middle}
+
+
+MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negated, unfounded)}
+
+
+def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
+    """Returns the chain with one thing changed in one step, the first that has it from the middle on; None for none."""
+    steps = list(chain["steps"])
+    for at in range(len(steps) // 2, len(steps)):
+        places = list(what.finditer(steps[at]))
+        if places:
+            place = places[-1 if last else 0]
+            steps[at] = steps[at][: place.start()] + change(place[1]) + steps[at][place.end() :]
+            return {"problem": chain["problem"], "steps": steps, "at": at}
+    return None
+
+
+# ---- Nonsense.
+
+
+def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
+    """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
+    over; `bare_answer`, only the last step. Leaves out what equals the chain."""
+    rng, records = np.random.default_rng(seed), []
+    for i, chain in enumerate(chains):
+        steps = chain["steps"]
+        other = next((c for c in [*chains[i + 1 :], *chains[:i]] if c["problem"] != chain["problem"]), chain)
+        variants = {
+            "shuffled": [steps[k] for k in rng.permutation(len(steps))],
+            "other_problem": other["steps"],
+            "repeated": [steps[len(steps) // 2]] * len(steps),
+            "bare_answer": steps[-1:],
+        }
+        records += [
+            {"problem": chain["problem"], "steps": list(variant), "edit": name, "of": i}
+            for name, variant in variants.items()
+            if list(variant) != list(steps)
+        ]
+    return records
+
+
+def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
+    """Records of all edits of all chains."""
+    plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
+    kept = [
+        record | {"edit": name, "of": i}
+        for i, chain in enumerate(plain)
+        for name, edit in (MEANING_KEPT | MEANING_LOST).items()
+        if (record := edit(chain)) is not None
+    ]
+    return kept + nonsense(plain, seed)
