@@ -127,5 +127,5 @@ def test_the_threshold_has_the_largest_f1():
 @pytest.mark.parametrize("classes", [None, ["a"], ["c", "a", "a", "a"], [1, "a", "a", "a"]])
 def test_wrong_classes_are_refused(classes):
     record = {"problem": "p", "steps": list("wxyz"), "scores": [0.5] * 4, "outputs": {"a": [0.5] * 4}}
-    with pytest.raises(ScoreError, match="record 0"):
+    with pytest.raises(ScoreError, match="record 1"):
         figures(Request({"x": [tree_of(record | ({"classes": classes} if classes else {}))]}))

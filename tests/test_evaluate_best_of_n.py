@@ -192,10 +192,10 @@ def test_bad_records_are_named():
     sample = good["samples"][0]
     for bad, message in [
         (good | {"samples": [sample | {"scores": [0.1, 1.5]}]}, "step 1"),
-        (good | {"samples": [{"steps": ["x"], "answer": 1}]}, "record 1"),
-        (good | {"samples": [sample, {"steps": ["x", "y"]}]}, "record 1"),
-        ({"problem": "p", "steps": ["x"], "scores": [0.5]}, "record 1"),
-        (good | {"answer": None}, "record 1"),
+        (good | {"samples": [{"steps": ["x"], "answer": 1}]}, "record 2"),
+        (good | {"samples": [sample, {"steps": ["x", "y"]}]}, "record 2"),
+        ({"problem": "p", "steps": ["x"], "scores": [0.5]}, "record 2"),
+        (good | {"answer": None}, "record 2"),
     ]:
         refused(ScoreError, message, report_of, [good, bad])
     refused(ScoreError, "records", report_of, [])

@@ -119,7 +119,7 @@ def test_bad_records_are_named(bad):
     good, other = tree_of(record(-1, [0.5, 0.5])), tree_of(record(1, [0.5, 0.5]))
     other = with_scores(other, bad.pop("scores", [0.5, 0.5]))
     broken = dataclasses.replace(other, extra={**other.extra, **bad})
-    refused(ScoreError, "record 1", pb.processbench_report, {"math": [good, broken]}, "math", seed=0)
+    refused(ScoreError, "record 2", pb.processbench_report, {"math": [good, broken]}, "math", seed=0)
 
 
 def test_an_unknown_calibration_split_is_named():

@@ -130,7 +130,7 @@ def test_bad_input_is_named():
     refused(ValueError, "positive", ev.steps_report, [tree], "ignore", seed=0)
     for bad in ({"score": None}, {"score": float("nan")}, {"label": 2}):
         nodes = (*tree.nodes[:5], dataclasses.replace(tree.nodes[5], **bad))
-        with pytest.raises(ScoreError, match="record 1"):
+        with pytest.raises(ScoreError, match="record 2"):
             ev.steps_report([tree, dataclasses.replace(tree, nodes=nodes)], "positive", seed=0)
     with pytest.raises(ScoreError, match="'implicit'"):
         ev.steps_report([dataclasses.replace(tree, semantics="implicit")], "positive", seed=0)

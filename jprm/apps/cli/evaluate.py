@@ -81,7 +81,7 @@ def _command(name: str) -> Callable[[Any], None]:
     def command(options) -> None:
         from jprm.io.outputs import write_json
         from jprm.methods.evaluate.blocks import show
-        from jprm.methods.evaluate.run import run
+        from jprm.methods.evaluate.run import run, trained_on_words, unread_words
 
         check_outputs(options)
         benchmark = find(name)
@@ -90,7 +90,7 @@ def _command(name: str) -> Callable[[Any], None]:
             report = run(benchmark, dataclasses.replace(options, to=to))
         if options.to:
             write_json(options.to, report)
-        show(benchmark.tables(report))
+        show([*benchmark.tables(report), *trained_on_words(report), *unread_words(report)])
         if options.to:
             print(f"{options.to}: written")
 

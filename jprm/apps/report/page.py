@@ -43,6 +43,7 @@ from jprm.methods.evaluate.blocks import (
 )
 from jprm.methods.evaluate.findings import Tiles, findings_of, first_fault, lead, tiles, verdict
 from jprm.methods.evaluate.plots import COLOURS, GRID, INK, NOTE, heat_maps, slug
+from jprm.methods.evaluate.run import trained_on_words
 from jprm.methods.rl import RESULT
 
 SORTS = {
@@ -85,8 +86,12 @@ def report(
         findings_by_model = {
             model.name: list(itertools.chain(*findings_of(model.results, registered()))) for model in page.models
         }
-        verdicts = [(name, list(verdict(findings))) for name, findings in findings_by_model.items()]
-        leads = [(name, lead(findings)) for name, findings in findings_by_model.items() if findings]
+        warnings = {model.name: trained_on_words(model.results) for model in page.models}
+        verdicts = [
+            (name, [*(("bad", line) for line in warnings[name]), *verdict(findings)])
+            for name, findings in findings_by_model.items()
+        ]
+        leads = [(name, warnings[name] + lead(findings)) for name, findings in findings_by_model.items() if findings]
         first = First(leads, tiles(page.models, registered()), glance(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
     atomic_write(out, html(page, sections, drawn, verdicts, first))

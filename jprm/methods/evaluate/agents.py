@@ -60,9 +60,10 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Agents
-from jprm.methods.evaluate.run import by_name, load_and_score, source_of
+from jprm.methods.evaluate.run import UNREAD, PathLike, by_name, load_and_score, source_of, stored_trees
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.jobs.score import stored_scale
+from jprm.methods.judge.critiques import KEY as CRITIQUES
 from jprm.statistics import Draws, auroc, bootstrap, difference, draws, f1, interval, jsonable, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 
@@ -119,7 +120,7 @@ class AgentRun(NamedTuple):
 def runs_of(trees: Sequence[ReasoningTree]) -> list[AgentRun]:
     return [
         AgentRun(tree, [tree.nodes[j] for j in chain], features(tree, chain), f"record {i}")
-        for i, tree in enumerate(trees)
+        for i, tree in enumerate(trees, start=1)
         for chain in chains_of(tree)
     ]
 
@@ -504,9 +505,19 @@ def run(options: Agents) -> Report:
     if len(scales) > 1:
         named = ", ".join(map(str, files.values()))
         raise ValueError(f"{named}: hold scores of different meaning. Evaluate them apart")
-    trees = {name: list(map(tree_of, source_of(BENCHMARK, path).records(path))) for name, path in files.items()}
+    unread: list[str] = []
+    trees = {name: _trees_of(path, options.on_error, unread) for name, path in files.items()}
     data, fitted = ({name: trees[name] for name in by_name(paths)} for paths in (options.data, options.calibrate))
-    return figures(Request(data, fitted, scale=scales.pop()))
+    return figures(Request(data, fitted, scale=scales.pop())) | ({UNREAD: unread} if unread else {})
+
+
+def _trees_of(path: PathLike, on_error: str, unread: list[str]) -> list[ReasoningTree]:
+    """Returns a file's trees; of a file with scores, those with a score for every turn."""
+    read, source = [], source_of(BENCHMARK, path)
+    for key, record in source.reader.read(path, **source.options):
+        read.append((f"{path}:{key.partition('.')[0]}", tree_of(record)))
+    scored = any(CRITIQUES in tree.extra or any(node.score is not None for node in tree.nodes) for _, tree in read)
+    return list(stored_trees(read, on_error, unread)) if scored else [tree for _, tree in read]
 
 
 def figures(request: Request) -> Report:

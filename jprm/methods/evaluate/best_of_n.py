@@ -27,7 +27,7 @@ from jprm.methods.evaluate.blocks import Block, Figure, Heading, PageModel, Tabl
 from jprm.methods.evaluate.findings import Finding, compared
 from jprm.methods.evaluate.options import BestOfNOptions
 from jprm.methods.evaluate.plots import Series, curves, slug
-from jprm.methods.evaluate.run import scored_files, source
+from jprm.methods.evaluate.run import UNREAD, scored_files, source, stored_trees
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
@@ -122,9 +122,10 @@ def pools_of(
     problem, empty, with_steps, classes = [], [], [], []  # of each pool
     steps, length, scores, correct, vote = [], [], [], [], []  # of each sample with steps
     with_answers = False
-    for i, tree in enumerate(map(steps_only, trees)):
+    for i, tree in enumerate(map(steps_only, trees), start=1):
         if tree.kind != "pool":
-            raise ScoreError(f"record {i}: no samples: best-of-n needs pool records")
+            fix = "Best-of-n takes pools, {problem, samples}; `jprm eval agents` chooses among trials of a task"
+            raise ScoreError(f"record {i}: no samples. {fix}")
         if first is not None and len(steps) <= baselines.MOST_SAMPLES:
             first.append(tree)
         (score_N,) = scores_of([tree], [f"record {i}"], probability=scale.weight == "score")
@@ -382,7 +383,10 @@ def run(options: BestOfNOptions) -> Report:
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
     scale = adapter_of(options.adapter).score_scale if options.adapter else stored_scale(options.input)
-    return best_of_n_report(read_trees(options.input), seed=0, scale=scale) | {"too_long": 0}
+    unread: list[str] = []
+    placed = ((f"{options.input}:{line}", tree) for line, tree in enumerate(read_trees(options.input), start=1))
+    report = best_of_n_report(stored_trees(placed, options.on_error, unread), seed=0, scale=scale) | {"too_long": 0}
+    return report | ({UNREAD: unread} if unread else {})
 
 
 def figures(request: Request) -> Report:

@@ -346,7 +346,7 @@ class _Judged(NamedTuple):
             parts = []
             for i, tree in enumerate(arrays, start):
                 score_N, class_N, size = tree.score_N, tree.class_N, len(tree.score_N)
-                _check_probabilities(score_N, f"{name}: record {i}")
+                _check_probabilities(score_N, f"{name}: record {i + 1}")
                 problem = numbers.setdefault(tree.problem, len(numbers))
                 same = np.full(size, problem), np.full(size, file)
                 all_steps = _Steps(score_N, class_N == 1, *same, tree.depth_N, tree.length_N)

@@ -31,7 +31,7 @@ class Classes(NamedTuple):
 def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
     """Returns the labelled steps. Raises ScoreError for records without `classes`, or with one that no output has."""
     nodes, labels, problems = [], [], []
-    for i, tree in enumerate(trees):
+    for i, tree in enumerate(trees, start=1):
         classes = tree.extra.get("classes")
         if not isinstance(classes, list) or len(classes) != len(tree.nodes):
             raise ScoreError(f"record {i}: classes must be a list with one entry a step: a name, a list of names, null")

@@ -62,7 +62,7 @@ class MarkedChains(NamedTuple):
 def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
     """Returns scored chains with `first_error` and `task`. Raises ScoreError."""
     first = []
-    for i, tree in enumerate(trees):
+    for i, tree in enumerate(trees, start=1):
         place = tree.extra.get("first_error", "")
         if not (place is None or type(place) is int and -1 <= place < len(tree.nodes)):
             raise ScoreError(f"record {i}: first_error is {place!r}, not null, -1 or the index of a step")
@@ -70,7 +70,7 @@ def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
     if not first:
         raise NothingToMeasure("no record")
     tasks = np.array([str(tree.extra.get("task", "")) for tree in trees])
-    first_N, scores = np.array(first), scores_of(trees, [f"record {i}" for i in range(len(trees))])
+    first_N, scores = np.array(first), scores_of(trees, [f"record {i}" for i in range(1, len(trees) + 1)])
     return MarkedChains([tree.problem for tree in trees], tasks, first_N, first_N == -1, scores)
 
 

@@ -216,7 +216,7 @@ class _Chain(NamedTuple):
 def _chains(trees: Sequence[ReasoningTree], scale: Scale, taxonomy: Taxonomy) -> list[_Chain]:
     """Returns the first tree of each (class, idx)."""
     seen: dict[tuple[str, Any], ReasoningTree] = {}
-    for i, tree in enumerate(trees):
+    for i, tree in enumerate(trees, start=1):
         name, idx = tree.extra.get("classification"), tree.extra.get("idx")
         if name not in taxonomy.classes:
             raise ScoreError(f"record {i}: classification is {name!r}, not one of {', '.join(taxonomy.classes)}")

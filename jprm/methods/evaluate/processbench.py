@@ -239,14 +239,14 @@ def _file_report(
 
 
 def _chains(name: str, trees: Sequence[ReasoningTree]) -> dict[str, Any]:
-    for i, tree in enumerate(trees):
+    for i, tree in enumerate(trees, start=1):
         error = tree.extra.get("first_error")
         if not isinstance(error, int) or isinstance(error, bool) or not -1 <= error < len(tree.nodes):
             raise ScoreError(f"{name}: record {i}: first_error is {error!r}, not -1 or the index of a step")
     return {
         "problem": [tree.problem for tree in trees],
         "first_error": np.array([tree.extra["first_error"] for tree in trees], int),
-        "scores": scores_of(trees, [f"{name}: record {i}" for i in range(len(trees))]),
+        "scores": scores_of(trees, [f"{name}: record {i}" for i in range(1, len(trees) + 1)]),
     }
 
 

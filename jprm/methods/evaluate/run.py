@@ -6,21 +6,28 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jprm.data import is_shards
+from jprm.experiment import RUN, read
 from jprm.io.jsonl import dump, parse
 from jprm.io.outputs import check_input, digest, stamp_of
-from jprm.io.storage import path_of
+from jprm.io.storage import is_remote, path_of
 from jprm.loading import load
+from jprm.methods.data.overlap import normalise, problems_of
 from jprm.methods.data.reader import Reader, read_items
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, TooLong
+from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.jobs import score as scored
 from jprm.methods.jobs.score import identity, request_of, write_scores
+from jprm.methods.judge.critiques import KEY as CRITIQUES
 from jprm.options import find_part
 from jprm.score.scorer import PRM
 from jprm.tree import ReasoningTree, read_trees, steps_only
@@ -58,11 +65,102 @@ class FileReader(NamedTuple):
 def run(benchmark: Benchmark, options: Any) -> Report:
     """Returns the report of a benchmark's command."""
     if benchmark.run is not None:
-        return benchmark.run(options)
-    if benchmark.figures is None:
+        report = benchmark.run(options)
+    elif benchmark.figures is None:
         raise ValueError(f"benchmark {benchmark.name!r} has neither `run` nor `figures`: give it one")
-    request = load_and_score(benchmark, options)[1]
-    return next(iter(benchmark.reports(benchmark.figures(request))))
+    else:
+        request = load_and_score(benchmark, options)[1]
+        report = next(iter(benchmark.reports(benchmark.figures(request))))
+    paths = [path for name in ("data", "chains", "pools", "input") for path in _listed(getattr(options, name, ()))]
+    seen = trained_on(getattr(options, "model", None), paths)
+    return report | {TRAINED_ON: seen} if seen else report
+
+
+def _listed(paths: Any) -> tuple[PathLike, ...]:
+    return paths if isinstance(paths, tuple) else (paths,)
+
+
+# ------------------------------------------------------------- files that hold their scores, of some steps perhaps none
+
+UNREAD = "unread"
+"""Key of a report: places, `FILE:LINE`, of records that are left out because a step has no score."""
+
+
+def stored_trees(
+    trees: Iterable[tuple[str, ReasoningTree]], on_error: str, unread: list[str]
+) -> Iterator[ReasoningTree]:
+    """Yields the trees, given by place, whose steps all have scores; `unread` takes the places of the others.
+
+    A tree is left out if a critique of it could not be read, or with `skip` for any reason.
+
+    Raises ScoreError, naming the place, for another tree with a step without a score.
+    """
+    for place, tree in trees:
+        if is_scored(tree):
+            yield tree
+        elif CRITIQUES in tree.extra or on_error == "skip":
+            unread.append(place)
+        else:
+            step = [node.score is None for node in tree.nodes if node.is_step].index(True)
+            fix = "Score the file again with `jprm score`, or leave such records out by --on-error skip."
+            raise ScoreError(f"{place}: step {step}: no score. {fix}")
+
+
+def unread_words(report: Mapping[str, Any]) -> list[str]:
+    """Returns a line that counts the records left out, with the places of the first few."""
+    places = report.get(UNREAD, ())
+    named = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
+    return [f"{len(places)} left out, with a step without a score (an unreadable critique): {named}"] if places else []
+
+
+SHOWN = 5
+
+
+# ------------------------------------------------------------------ problems that the evaluated run was trained on
+
+TRAINED_ON = "trained_on"
+"""Key of a report: `{"problems", "seen"}` for each file with problems of the run's own data.train."""
+
+
+def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, dict[str, int]]:
+    """Counts each file's problems, and those also in the training data of the run `model`; only files with such.
+
+    Compares normalised text. Training data that are no longer there, in a bucket, or stored as tokens are known only
+    if the evaluated file is one of them.
+    """
+    if model is None or is_remote(model) or not (path_of(model) / RUN).is_file():
+        return {}
+    train = [path_of(path) for path in read(path_of(model) / RUN).data.train]
+    wanted = {path_of(path).stem: set(map(normalise, problems_at(path))) for path in paths}
+    known = {problem for problems in wanted.values() for problem in problems}
+    seen: set[str] = set()
+    for file in train:
+        if file.here is True and file.exists() and not is_shards(file):
+            seen |= known & set(map(normalise, problems_at(file)))
+    addresses = {file.address for file in train}
+    counts = {}
+    for path in paths:
+        problems = wanted[path_of(path).stem]
+        count = len(problems if path_of(path).address in addresses else problems & seen)
+        if count:
+            counts[path_of(path).stem] = {"problems": len(problems), "seen": count}
+    return counts
+
+
+def problems_at(path: PathLike) -> Iterator[str]:
+    """Yields the problems of a file's items; none of an item that is not read as JSON."""
+    for _, line in read_items(path):
+        with contextlib.suppress(ValueError):
+            yield from problems_of(json.loads(line))
+
+
+def trained_on_words(report: Mapping[str, Any]) -> list[str]:
+    """Returns a warning for each file with problems that the run was trained on."""
+    return [
+        f"{name}: {count['seen']:,} of {count['problems']:,} problems are in data.train of this run: its figures do not"
+        " show how it does on new problems"
+        for name, count in report.get(TRAINED_ON, {}).items()
+    ]
 
 
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:

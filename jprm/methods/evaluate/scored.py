@@ -52,7 +52,7 @@ def scores_of(
     if not good_M.all():
         first = int(np.argmin(good_M))
         tree = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-        where = f"{names[tree] if names else f'record {tree}'}, step {first - sum(sizes[:tree])}"
+        where = f"{names[tree] if names else f'record {tree + 1}'}, step {first - sum(sizes[:tree])}"
         value = "no score" if flat[first] is None else f"score {flat[first]}"
         wanted = "a probability in [0, 1]" if probability else "a finite score"
         fix = "Score the file again with `jprm score`."

@@ -223,7 +223,7 @@ def labelled(trees: Sequence[ReasoningTree], neutral: str, first: int = 0) -> li
 
     Raises ScoreError where a score is missing or a label has no class.
     """
-    arrays, names = [], [f"record {first + i}" for i in range(len(trees))]
+    arrays, names = [], [f"record {first + i}" for i in range(1, len(trees) + 1)]
     for tree, name, score_N in zip(trees, names, scores_of(trees, names), strict=True):
         nodes = tree.nodes
         parent_N = np.array([node.parent for node in nodes], int)

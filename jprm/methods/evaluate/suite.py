@@ -35,6 +35,7 @@ from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
 from jprm.methods.evaluate.findings import findings_of, lead
 from jprm.methods.evaluate.run import (
+    TRAINED_ON,
     FileReader,
     by_name,
     is_scored,
@@ -44,6 +45,8 @@ from jprm.methods.evaluate.run import (
     scorer,
     seen_by,
     source_of,
+    trained_on,
+    trained_on_words,
 )
 from jprm.methods.evaluate.scored import NothingToMeasure
 from jprm.methods.evaluate.steps import NEUTRAL
@@ -54,7 +57,9 @@ from jprm.tree import ReasoningTree, RecordError, read_records, read_trees
 
 PathLike = str | os.PathLike
 
-RESERVED = frozenset("jprm neutral seed sections data meaning absent too_long unread model others not_computed".split())
+RESERVED = frozenset(
+    "jprm neutral seed sections data meaning absent too_long unread trained_on model others not_computed".split()
+)
 """Keys of `results.json` that are no benchmark."""
 
 
@@ -201,6 +206,8 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
         about = {"name": path_of(prm.name).name, "folder": prm.name, "step": prm.step}
         results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, left_out)
         results |= {"model": about | _meaning(prm)}
+    if seen := trained_on(model, [path for path, _ in files.values()]):
+        results[TRAINED_ON] = seen
     write_json(out / "results.json", results)
     return results
 
@@ -267,6 +274,7 @@ def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Ta
     for folder, paths in itertools.groupby(results["absent"], os.path.dirname):
         first, *others = map(os.path.basename, paths)
         yield f"absent: {os.path.join(folder, first)}" + (f" and {len(others)} more of this folder" if others else "")
+    yield from trained_on_words(results)
     for name, count in results.get("unread", {}).items():
         if count:
             yield f"{name}: {count} records left out, with a step of which no critique could be read"
