@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jprm.io.jsonl import RecordError, object_of
+from jprm.io.jsonl import RecordError, object_of, type_name
 from jprm.methods.messages.messages import call_of, text_of_parts, thoughts_of_blocks
 
 
@@ -13,15 +13,35 @@ class Conversation:
     """Messages that grow event by event: the events of one response are one turn."""
 
     def __init__(self, between: str = "") -> None:
-        self.messages: list[dict[str, Any]] = []
         self.between = between  # two texts of one turn
+        self.inputs = 0  # messages that are not the agent's: what it writes between two of them has one key
+        self._messages: list[dict[str, Any]] = []
+        self._turns: list[dict[str, Any]] = []  # the agent's among them
         self._turn: dict[str, Any] | None = None
+        self._texts: list[str] = []  # of this turn, and its thoughts
+        self._thoughts: list[str] = []
         self._key: Any = None
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        self._join()
+        return self._messages
+
+    def _join(self) -> None:
+        """Writes the texts of the last turn into its message: once, not with each of them."""
+        if self._turn is not None:
+            self._texts = [self.between.join(self._texts)]
+            self._turn["content"] = self._texts[0]
+            if self._thoughts:
+                self._thoughts = ["\n".join(self._thoughts)]
+                self._turn["reasoning_content"] = self._thoughts[0]
 
     def say(self, role: str, text: str) -> None:
         """Adds a message of the system or the user, which ends a turn."""
-        self.messages.append({"role": role, "content": text})
+        self._join()
         self._turn = None
+        self._messages.append({"role": role, "content": text})
+        self.inputs += 1
 
     def holds(self, key: Any) -> bool:
         """Whether the last turn is of the response with this key. None is of no other response."""
@@ -30,36 +50,34 @@ class Conversation:
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
         """Adds text, thoughts and a call to the last turn where it is of this response, else to a new one."""
         if not self.holds(key) or self._turn is None:
-            self._turn, self._key = {"role": "assistant", "content": ""}, key
-            self.messages.append(self._turn)
-        turn = self._turn
-        turn["content"] = self.between.join(filter(None, (turn["content"], text)))
-        if thoughts:
-            turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), thoughts)))
+            self._join()
+            self._turn, self._texts, self._thoughts, self._key = {"role": "assistant", "content": ""}, [], [], key
+            self._messages.append(self._turn)
+            self._turns.append(self._turn)
+        self._texts += filter(None, (text,))
+        self._thoughts += filter(None, (thoughts,))
         if call is not None:
-            turn.setdefault("tool_calls", []).append(call)
+            self._turn.setdefault("tool_calls", []).append(call)
 
     def answer(self, call_id: Any, text: str) -> None:
         """Adds what a tool answered. What was not called is told to the agent by the user's side."""
-        last = next((message for message in reversed(self.messages) if message["role"] == "assistant"), {})
-        if not last.get("tool_calls"):
+        if not self._turns or not self._turns[-1].get("tool_calls"):
             self.say("user", text)
             return
-        self.messages.append({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
+        self._messages.append({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
+        self.inputs += 1
 
     def cut(self, count: int) -> None:
         """Keeps the first `count` messages."""
-        del self.messages[count:]
+        self._join()
         self._turn = None
-
-    @property
-    def inputs(self) -> int:
-        """How many messages are not the agent's: what it writes between two of them has one key."""
-        return sum(message["role"] != "assistant" for message in self.messages)
+        turns = sum(message["role"] == "assistant" for message in self._messages[count:])
+        self.inputs -= len(self._messages[count:]) - turns
+        del self._messages[count:], self._turns[len(self._turns) - turns :]
 
     @property
     def has_turn(self) -> bool:
-        return any(message["role"] == "assistant" for message in self.messages)
+        return bool(self._turns)
 
     def add_item(self, item: Any, where: str, field: str) -> None:
         """Adds an item of OpenAI's Responses API. What the model wrote between two inputs is one turn.
@@ -68,6 +86,8 @@ class Conversation:
         """
         item = object_of(item, where, field, "Write an item of the Responses API.")
         kind = item.get("type", "message")
+        if not isinstance(kind, str):
+            raise RecordError(where, field + ".type", f"is {type_name(kind)}, not text", "Is the file whole?")
         if kind == "message":
             text, role = text_of_parts(item.get("content"), where, field + ".content"), item.get("role")
             if role == "assistant":

@@ -43,7 +43,7 @@ def parse_claude_code(events: Sequence[Event], where: str, options: NoOptions) -
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         read = messages_of_blocks(kind, list_of(blocks, place, "message.content"), place, "message.content")
         parent = line.get("parentUuid")
-        if kind == "user" and read and read[0]["role"] == "user" and not line.get("isMeta") and parent:
+        if kind == "user" and read and read[0]["role"] == "user" and not line.get("isMeta") and isinstance(parent, str):
             conversation.cut(prompts.setdefault(parent, len(conversation.messages)))
         for event in read:
             if event["role"] == "tool":
