@@ -112,6 +112,30 @@ def test_thoughts_have_one_name(fields):
         assert tree_of(plain).nodes == tree_of(thought).nodes
 
 
+SEALED = {"type": "reasoning", "reasoning": "EqQBCkgIBxAB", "redacted": True}
+
+
+@pytest.mark.parametrize(
+    ("part", "thought"),
+    [(SEALED, None), (SEALED | {"summary": "Short."}, "Short."), (SEALED | {"redacted": False}, "EqQBCkgIBxAB"),
+     ({"type": "reasoning", "reasoning": "The whole.", "summary": "Short."}, "The whole."),
+     ({"type": "reasoning", "reasoning": "", "summary": "Short."}, "Short."),
+     ({"type": "redacted_thinking", "thinking": "EqQB", "data": "EqQB"}, None)],
+)  # fmt: skip
+def test_an_encrypted_thought_is_no_text_and_a_summary_no_thought(part, thought):
+    answer = {"role": "assistant", "content": [part, {"type": "text", "text": "12"}]}
+    (record,) = read("openai", talk(ASK, answer))
+    assert record["messages"][-1].get("reasoning_content") == thought
+    (record,) = read("openai", talk(ASK, {"role": "assistant", "content": "12", "thinking_blocks": [part]}))
+    assert record["messages"][-1].get("reasoning_content") == thought
+
+
+def test_a_call_may_name_its_function_by_text():
+    """As inspect-ai writes calls."""
+    named = {"id": "c1", "function": "lookup", "arguments": {"item": "lamp"}, "type": "function"}
+    assert said(talk(ASK, turn() | {"tool_calls": [named]}, TOLD)) == said(talk(ASK, turn({"item": "lamp"}), TOLD))
+
+
 def test_a_refusal_is_the_text_of_its_turn():
     wanted = said(talk(ASK, turn(), TOLD, LAST | {"content": "I cannot tell prices."}))
     for last in (

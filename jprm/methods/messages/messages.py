@@ -24,9 +24,14 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "re
 WRAPPERS = ("provider_specific_fields", "extra_content")
 """Fields of gateways around the fields of a provider, thoughts among them."""
 
-_PARTS_OF_THOUGHT = ("thinking", "reasoning", "redacted_thinking")
-_TEXTS_OF_THOUGHT = ("thinking", "text", "summary", "reasoning", "content")
-"""Types of a content's parts that are thoughts, and the keys of their text. An encrypted thought has none of them."""
+PARTS_OF_THOUGHT = ("thinking", "reasoning", "redacted_thinking")
+_REDACTED = ("redacted_thinking", "reasoning.encrypted")
+_TEXTS_OF_THOUGHT = ("thinking", "text", "reasoning", "content", "summary")
+"""Types of a content's parts that are thoughts, and the keys of their text; the first with text is read.
+
+A summary retells the thought, so it comes last. An encrypted thought has none of them, or `redacted` beside them: then
+only its summary is text.
+"""
 
 
 def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
@@ -39,12 +44,12 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
     content, refusal = message.get("content"), normal.pop("refusal", None)
     if isinstance(content, list):
         kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
-        if parts := [part for part, kind in zip(content, kinds, strict=True) if kind in _PARTS_OF_THOUGHT]:
+        if parts := [part for part, kind in zip(content, kinds, strict=True) if kind in PARTS_OF_THOUGHT]:
             inside = thoughts_of_blocks(parts, where, f"{field}.content")
             thoughts = _one_of({"reasoning_content": thoughts, "content": inside}, where, field + ".")
         normal["content"] = content = [
             {"type": "text", "text": part.get("refusal")} if kind == "refusal" else part
-            for part, kind in zip(content, kinds, strict=True) if kind not in _PARTS_OF_THOUGHT
+            for part, kind in zip(content, kinds, strict=True) if kind not in PARTS_OF_THOUGHT
         ]  # fmt: skip
     if refusal not in (None, ""):
         if text_of(refusal, where, field + ".refusal") != content and content:
@@ -110,7 +115,7 @@ def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
 
 
 def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
-    """Returns the text of thoughts, which may be in blocks, one below the other; "" for encrypted ones.
+    """Returns the text of thoughts, which may be in blocks, one below the other; "" if they are encrypted.
 
     Raises RecordError for what is no text and no list of blocks.
     """
@@ -120,7 +125,9 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
     for j, block in enumerate(value):
         place = f"{field}[{j}]"
         block = object_of(block, where, place, 'Write {"type": "thinking", "thinking": "..."}.')
-        key = next((key for key in _TEXTS_OF_THOUGHT if block.get(key) is not None), "")
+        redacted = block.get("redacted") or block.get("type") in _REDACTED
+        keys = _TEXTS_OF_THOUGHT[-1:] if redacted else _TEXTS_OF_THOUGHT
+        key = next((key for key in keys if block.get(key)), "")
         thought = block.get(key)
         parts = thought if isinstance(thought, list) else [{"text": thought or ""}]  # Mistral's have parts of text
         inner = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
@@ -128,7 +135,7 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
     return "\n".join(text for text in texts if text)
 
 
-_TEXTS = ("text", "input_text", "output_text", "refusal")
+TEXTS = ("text", "input_text", "output_text", "refusal")
 """Types of a content's parts that hold text."""
 
 
@@ -139,7 +146,7 @@ def text_of_parts(value: Any, where: str, field: str) -> str:
     texts = []
     for i, part in enumerate(value):
         kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
-        if kind not in _TEXTS:
+        if kind not in TEXTS:
             remedy = "jprm's models read no images or files: write what they show as text."
             raise RecordError(where, f"{field}[{i}]", f"is {kind!r}, not text", remedy)
         key = "refusal" if kind == "refusal" else "text"
@@ -156,6 +163,8 @@ def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
 def _normal_call(call: Any, where: str, field: str) -> Any:
     if not isinstance(call, Mapping):
         return call
+    if isinstance(name := call.get("function"), str) and "name" not in call:  # of inspect-ai
+        call = {**{key: value for key, value in call.items() if key != "function"}, "name": name}
     if "function" not in call and "name" in call:
         rest = {key: value for key, value in call.items() if key not in ("name", "arguments")}
         call = rest | call_of(call["name"], call.get("arguments"))
