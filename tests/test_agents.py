@@ -273,7 +273,8 @@ def test_a_compacted_context_begins_a_trajectory_of_its_own(name, events, compac
     if name == "claude_code":
         last = {**last, "message": {**last["message"], "id": "m3"}}
     first, second = read_file_of(name, [*events, compacted, last], tmp_path / "s.jsonl")
-    assert [m["content"] for m in second["messages"]] == ["So far: listed.", "There is a.py."]
+    told = [m["content"] for m in second["messages"] if m["role"] != "system"]  # a request of Codex repeats its prompt
+    assert told == ["So far: listed.", "There is a.py."]
     assert first["problem"] == second["problem"] == "List." and (first["part"], second["part"]) == (0, 1)
 
 

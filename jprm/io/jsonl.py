@@ -94,35 +94,38 @@ class PreparedRecords(Sequence):
 
 
 LINE_BYTES, WHOLE_BYTES = 2**28, 2**30
-"""The longest line, and the largest file that is read at once: three megabytes of gzip can stand for gigabytes."""
+"""The longest line, and the largest file that is read at once, out of gzip: three megabytes can stand for gigabytes."""
 
 
-class _Bounded(io.BufferedIOBase):
-    """A file of which no one call returns more than a machine can hold. Raises ValueError that names the file."""
+class _TooLarge(ValueError):
+    """A piece of what was unpacked."""
 
-    def __init__(self, file: IO[bytes], path: str | os.PathLike):
-        self._file, self._path, self.seek = file, path, file.seek
+
+class _Unzipped(gzip.GzipFile):
+    """The content of a gzip file, of which no one call returns more than a machine can hold."""
 
     def read(self, size: int | None = -1) -> bytes:
-        return self._at_most(WHOLE_BYTES, self._file.read, size)
+        return self._bounded(super().read, WHOLE_BYTES, -1 if size is None else size)
 
     def readline(self, size: int | None = -1) -> bytes:
-        return self._at_most(LINE_BYTES, self._file.readline, size)
+        return self._bounded(super().readline, LINE_BYTES, -1 if size is None else size)
 
-    def _at_most(self, most: int, call: Callable[[int], bytes], size: int | None) -> bytes:
-        content = call(size if size is not None and 0 <= size <= most else most + 1)
+    def _bounded(self, call: Callable[[int], bytes], most: int, size: int) -> bytes:
+        content = call(size if 0 <= size <= most else most + 1)
         if len(content) > most:
-            raise ValueError(f"{os.fspath(self._path)}: has more than {most:,} bytes in one line or list. Split it")
+            raise _TooLarge(f"has more than {most:,} bytes in one line or list once unpacked. Unpack it, and look")
         return content
 
 
 @contextlib.contextmanager
 def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Yields the content of a file, decompressed if its first bytes are gzip's. Raises ValueError if it is cut off."""
+    """Yields the content of a file, decompressed where its first bytes are gzip's. Raises ValueError where it ends."""
     compressed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
     try:
-        yield cast(IO[bytes], _Bounded(cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file, path))
+        yield cast(IO[bytes], _Unzipped(fileobj=file)) if compressed else file
+    except _TooLarge as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{os.fspath(path)}: is a gzip file that is cut off or damaged: {error}") from error
 
@@ -235,9 +238,8 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object, as `object_pairs_hook`. Raises ValueError where it has a key twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {twice!r} is there twice in an object")
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice in an object")
     return value
 
 

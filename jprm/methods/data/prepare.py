@@ -58,8 +58,8 @@ class PrepareReport(PrepareRequest):
 
     Every item read is rejected, dropped by the options, excluded, left out because it is `repeated`, or kept.
     `excluded` counts records for each benchmark file that holds their problem, so one may count for two files;
-    `excluded_records` counts each once. `unlabelled` records have no labelled step, in `all_right` ones every step has
-    label 1.
+    `excluded_records` counts each once. `left_out` counts parts of kept items that no record holds, e.g.
+    images. `unlabelled` records have no labelled step, in `all_right` ones every step has label 1.
     """
 
     read: int = 0
@@ -67,6 +67,7 @@ class PrepareReport(PrepareRequest):
     steps: int = 0
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     excluded: dict[str, int] = dataclasses.field(default_factory=dict)
     excluded_records: int = 0
     unlabelled: int = 0
@@ -196,7 +197,7 @@ class _Tally:
 
     def __init__(self, request: PrepareRequest):
         self.counts: collections.Counter[str] = collections.Counter()  # by their names in the report
-        self.labels, self.dropped = collections.Counter(), collections.Counter()
+        self.labels, self.dropped, self.left_out = (collections.Counter[str]() for _ in range(3))
         self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
         self._banned = {path: Texts(problems_in(path), request.near) for path in request.exclude}
         self._kept = Texts(near=request.near) if request.duplicates == "drop" else None
@@ -225,6 +226,7 @@ class _Tally:
         about: dict[str, Any] = dict(self.counts, kept=kept, rejected=rejects.count)
         about |= {"labels": dict(self.labels.most_common()), "reasons": [str(error) for error in rejects.errors]}
         about |= {"dropped": dict(self.dropped), "excluded": dict(self.excluded)}
+        about |= {"left_out": dict(self.left_out.most_common())}
         return PrepareReport(**vars(request), **about)
 
 
@@ -247,6 +249,7 @@ def _write(
                 on_error=request.on_error,
                 rejects=rejects,
                 on_drop=lambda reason: tally.dropped.update([reason]),
+                on_left_out=lambda left: tally.left_out.update({left.what: left.count}),
                 on_bytes=advance,
                 **request.options,
             )
@@ -277,6 +280,7 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
     rows += [("records without a label", report.unlabelled), ("records with only label 1", report.all_right)]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
+    rows += [(f"left out: {part}", count) for part, count in report.left_out.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
     rows += [("repeated", report.repeated)] if report.duplicates == "drop" else []
     rows += [("rejected", report.rejected)] + [(f"  {reason}", "") for reason in report.reasons[:8]]

@@ -41,6 +41,13 @@ class NoOptions:
     """The options of a reader without any."""
 
 
+class LeftOut(NamedTuple):
+    """Yielded by `parse` beside its records: parts of the item that no record holds, counted by name in the report."""
+
+    what: str  # e.g. "line of type 'summary'"
+    count: int
+
+
 class Event(NamedTuple):
     """An item of a file that tells one story, such as a line of an agent's transcript."""
 
@@ -54,18 +61,20 @@ class Reader:
 
     Attributes:
       parse: (item, where, options) -> records. Raises `RecordError` for an item of another form, `Dropped` for one
-        that the options exclude.
+        that the options exclude. May yield `LeftOut` too.
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, None if unknown.
       drops: what of an item the records leave out, as `jprm prepare` says it; empty where nothing is.
+      items: yields (number, JSON) for the items of a file; `read_items` by default.
       whole: whether a file is one item. `parse` then takes the list of its `Event`s, and an error or a drop concerns
         the whole file.
     """
 
-    parse: Callable[[Any, str, Any], Iterator[Record]]
+    parse: Callable[[Any, str, Any], Iterator[Record | LeftOut]]
     options: type = NoOptions
     releases: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     drops: str = ""
+    items: Callable[[str | os.PathLike], Iterator[tuple[int, bytes]]] | None = None
     whole: bool = False
 
     def read(
@@ -75,6 +84,7 @@ class Reader:
         on_error: str = "stop",
         rejects: jsonl.Rejects | None = None,
         on_drop: Callable[[str], None] = lambda reason: None,
+        on_left_out: Callable[[LeftOut], None] = lambda part: None,
         on_bytes: Callable[[int], None] = lambda count: None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
@@ -85,6 +95,7 @@ class Reader:
           on_error: `stop` raises at the first bad item; `skip` gives its bytes, or a table's row as JSON, to `rejects`.
           rejects: required for `skip`.
           on_drop: called with the reason for every item that the options exclude.
+          on_left_out: called with every `LeftOut` of an item whose records are yielded.
           on_bytes: called with the size of every item, for progress.
           options: fields of `self.options`.
 
@@ -94,16 +105,17 @@ class Reader:
         """
         chosen = choose(self.options, options)
         reject = jsonl.reject_with(on_error, rejects)
-        return self._read(path, chosen, reject, on_drop, on_bytes)
+        return self._read(path, chosen, reject, on_drop, on_left_out, on_bytes)
 
-    def _read(self, path, options, reject, on_drop, on_bytes) -> Iterator[tuple[str, Record]]:
+    def _read(self, path, options, reject, on_drop, on_left_out, on_bytes) -> Iterator[tuple[str, Record]]:
         for number, raw, lines in self._items(path):
             where = f"{os.fspath(path)}:{number}"
             try:
                 places = [f"{os.fspath(path)}:{line}" for line, _ in lines]
                 values = [jsonl.parse(line, place) for (_, line), place in zip(lines, places, strict=True)]
                 item = list(map(Event, places, values)) if self.whole else values[0]
-                records = list(self.parse(item, where, options))
+                parsed = list(self.parse(item, where, options))
+                records = [record for record in parsed if not isinstance(record, LeftOut)]
                 for record in records:
                     tree_of(record, where)
             except RecordError as error:
@@ -111,15 +123,18 @@ class Reader:
             except Dropped as drop:
                 on_drop(str(drop))
             else:
+                for left in (part for part in parsed if isinstance(part, LeftOut)):
+                    on_left_out(left)
                 for part, record in enumerate(records):
                     yield f"{number}.{part}", record
             on_bytes(len(raw))
 
     def _items(self, path) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
         """Yields an item's number, its bytes, and the lines that they are: one, or all of a file."""
+        items = self.items or read_items
         if not self.whole:
-            yield from ((number, raw, [(number, raw)]) for number, raw in read_items(path))
-        elif lines := list(read_items(path)):
+            yield from ((number, raw, [(number, raw)]) for number, raw in items(path))
+        elif lines := list(items(path)):
             yield lines[0][0], b"".join(line.rstrip(b"\n") + b"\n" for _, line in lines), lines
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
+from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
 from jprm.methods.messages.messages import call_of, decoded, text_of_parts
 from jprm.methods.messages.records import read_trajectory
@@ -36,12 +36,12 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
     final = take(item, "final_label", int, where)
     if final not in (-1, 0, 1):
         raise RecordError(where, "final_label", f"is {final}, not -1, 0 or 1", "Is this file of AgentProcessBench?")
-    turns = {str(i): message for i, message in enumerate(messages) if message.get("role") == "assistant"}
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     for key, label in labels.items():
-        if key not in turns:
+        if not key.isdecimal() or int(key) not in turns:
             raise RecordError(where, f"step_labels[{key!r}]", "is the index of no turn", "Is the file whole?")
-        turns[key]["label"] = label
-    lacking = [i for i in turns if i not in labels]
+        messages[int(key)]["label"] = label
+    lacking = [i for i in turns if str(i) not in labels]
     if lacking and options.missing == "error":
         remedy = "Set missing=unlabelled, or complete the file."
         raise RecordError(where, "step_labels", f"has no label of messages[{lacking[0]}]", remedy)
@@ -175,9 +175,9 @@ def _of_messages(attributes: Mapping[str, Any], key: str, where: str) -> list[li
     """Returns the messages that each message of an attribute makes; [] where there are none."""
     messages = []
     for i, message in enumerate(list_of(decoded(attributes.get(key) or [], where, key), where, key)):
-        message = object_of(message, where, f"{key}[{i}]", "Write a message's object.")
-        parts = take(message, "parts", list, where, f"{key}[{i}].")
-        messages.append(_of_parts(str(message.get("role")), parts, where, f"{key}[{i}].parts"))
+        place = f"{key}[{i}]."
+        parts = take(message, "parts", list, where, place)
+        messages.append(_of_parts(str(message.get("role")), parts, where, place + "parts"))
     return messages
 
 
@@ -212,13 +212,29 @@ def _any_value(value: Any) -> Any:
         return {str(pair.get("key")): _any_value(pair.get("value")) for pair in pairs}
     if kind == "arrayValue":
         return [_any_value(inner) for inner in values]
-    digits = re.fullmatch("-?[0-9]{1,19}", held) if kind == "intValue" and isinstance(held, str) else None
-    return int(digits[0]) if digits else held
+    return int(held) if kind == "intValue" and isinstance(held, str) and held.lstrip("-").isdecimal() else held
 
 
 def trajectory_of(record: Record, where: str) -> Record:
     """Returns the record with a `segment`, so that one plain exchange is a trajectory too, checked."""
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
+
+
+def trajectories(parts: Sequence[Conversation], about: Record, where: str, left: Leftovers) -> Iterator[Record]:
+    """Yields a trajectory for each part with a turn. Raises RecordError if none has one.
+
+    The problem is the session's first message of the user.
+    """
+    first = next((m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"]), None)
+    written = [part for part in parts if part.has_turn]
+    if not written:
+        skipped = ", ".join(part.what for part in left)
+        reason = "no line holds a turn of the agent" + (f" (skipped: {skipped})" if skipped else "")
+        raise RecordError(where, "line", reason, "Is this file of the named program?")
+    for i, part in enumerate(written):
+        number = {"part": i} if len(written) > 1 else {}
+        problem = {"problem": first} if first and first.strip() else {}
+        yield trajectory_of({**problem, **about, **number, "messages": part.messages}, where)
 
 
 OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
@@ -256,9 +272,25 @@ def _known_role(message: Mapping[str, Any], where: str) -> Record:
     return record
 
 
-def messages_of_blocks(role: str, blocks: Sequence[Any], where: str, place: str) -> list[Record]:
-    """Returns the messages of an Anthropic message's blocks."""
-    results, texts, thoughts, calls = [], [], [], []
+def messages_of_blocks(
+    role: str, blocks: Sequence[Any], where: str, place: str, left: Leftovers | None = None
+) -> list[Record]:
+    """Returns the messages of an Anthropic message's blocks. A tool of the server is a call and its result.
+
+    Raises RecordError for another kind of block, unless `left` takes it.
+    """
+    left = left or Leftovers(SessionOptions("error"))
+    messages: list[Record] = []
+    texts, thoughts, calls = [], [], []
+
+    def flush() -> None:
+        record: Record = {"role": role, "content": "".join(texts)}
+        record |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+        record |= {"tool_calls": [*calls]} if calls else {}
+        messages.append(record)
+        for held in (texts, thoughts, calls):
+            held.clear()
+
     for j, block in enumerate(blocks):
         field, kind = f"{place}[{j}]", block.get("type") if isinstance(block, Mapping) else type_name(block)
         within = field + "."
@@ -268,20 +300,38 @@ def messages_of_blocks(role: str, blocks: Sequence[Any], where: str, place: str)
             thoughts.append(take(block, "thinking", str, where, within))
         elif kind == "redacted_thinking" and role == "assistant":
             continue  # encrypted: there is no text to read
-        elif kind == "tool_use" and role == "assistant":
+        elif kind in _CALLS and role == "assistant":
             calls.append(call_of(take(block, "name", str, where, within), block.get("input"), block.get("id")))
         elif kind == "tool_result" and role == "user":
-            content = block.get("content")
-            text = "" if content is None else text_of_parts(content, where, within + "content")
+            text = left.text(block.get("content"), where, within + "content")
             text = f"error: {text}" if block.get("is_error") else text
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
-        else:
+            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        elif str(kind).endswith("_tool_result") and role == "assistant":
+            flush()
+            text = json.dumps(_readable(block.get("content")), ensure_ascii=False)
+            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        elif not left.drop:
             remedy = "Only text, thinking, tool_use and tool_result are read: write the rest as text, or remove it."
             raise RecordError(where, field, f"is {kind!r} of the {role}", remedy)
-    record: Record = {"role": role, "content": "".join(texts)}
-    record |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    record |= {"tool_calls": calls} if calls else {}
-    return [*results, *([record] if role == "assistant" or texts else [])]
+        elif kind in _SILENT:
+            left.skip(f"{kind} in a message")
+        else:
+            texts.append(left.placeholder(block))
+    if texts or thoughts or calls or role == "assistant" and not messages:
+        flush()
+    return messages
+
+
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+_SILENT = ("fallback", "container_upload", "compaction")
+"""Blocks that are notes of the server to the client."""
+
+
+def _readable(value: Any) -> Any:
+    """Returns the content of a server's tool without its encrypted fields."""
+    if isinstance(value, Mapping):
+        return {key: _readable(held) for key, held in value.items() if not str(key).startswith("encrypted_")}
+    return [_readable(held) for held in value] if isinstance(value, list) else value
 
 
 def _of_parts(role: str, parts: Sequence[Any], where: str, place: str) -> list[Record]:
@@ -334,7 +384,8 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         kind, field = item.get("type") if isinstance(item, Mapping) else None, f"items[{i}]"
         if kind in _NOT_WHOLE or kind == "function_call_output" and not conversation.has_turn:
             raise RecordError(where, field, f"is {kind!r}, whose call or results the log lacks", "Give the whole log.")
-        conversation.add_item(item, where, field)
+        if not conversation.add_item(item, where, field):
+            raise RecordError(where, field + ".type", f"is {kind!r}", "Remove the item if the model did not read it.")
     return conversation.messages
 
 

@@ -1,0 +1,176 @@
+"""Rollouts of Codex (`~/.codex/sessions/.../rollout-*.jsonl`): items of the Responses API, and events about them.
+
+A rollout is append-only: an event takes turns back, and a compaction puts another text in the place of the items before
+it. Each part between compactions is a trajectory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jprm.io.jsonl import list_of, object_of
+from jprm.methods.data.agents.conversation import Conversation
+from jprm.methods.data.agents.logs import trajectories
+from jprm.methods.data.agents.parts import Leftovers, SessionOptions
+from jprm.methods.data.reader import Event, LeftOut, Reader, Record
+from jprm.methods.messages.messages import call_of
+
+
+def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
+    """Yields the trajectories of a rollout of Codex.
+
+    The output of `codex exec --json` is read too; it lacks the prompt.
+    All that the model wrote between two inputs is one turn. The developer and the session's instructions are the
+    system, and another agent's message is the user's.
+    """
+    left = Leftovers(options)
+    rollout = _Rollout(left)
+    for place, value in events:
+        line = object_of(value, place, "line", "Is this file of Codex?")
+        kind, payload = line.get("type"), line.get("payload", line)
+        payload = payload if isinstance(payload, Mapping) else {}
+        if kind == "session_meta" or (kind is None and "instructions" in line):
+            rollout.begin(payload)
+        elif kind == "compacted":
+            rollout.compact(payload, place)
+        elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
+            rollout.roll_back(payload.get("num_turns"))
+        elif kind == "item.completed":
+            rollout.executed(line.get("item"), place)
+        elif kind == "response_item" or ("payload" not in line and kind is not None):
+            rollout.add(payload, place, "payload")
+        else:
+            inner = payload.get("type") if kind == "event_msg" else None
+            left.skip(f"line of type {kind!r}" + (f", {inner}" if inner else "") if kind else "line without a type")
+    yield from trajectories(rollout.parts, rollout.about, where, left)
+    yield from left
+
+
+_COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
+_UNREADABLE = "[The conversation before this point was compacted. Its summary is not in the log.]"
+
+_CONTEXT = (
+    "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>", "<skill>",
+    "<user_shell_command>", "<subagent_notification>", "<permissions instructions>", "<collaboration_mode>",
+)  # fmt: skip
+"""Beginnings of messages that Codex writes in the user's name. They begin no turn of the user."""
+
+
+class _Rollout:
+    """The conversation of each part, and where each turn of the user begins."""
+
+    def __init__(self, left: Leftovers) -> None:
+        self.left = left
+        self.about: Record = {}
+        self.parts = [Conversation(left=left)]
+        self.instructions: list[str] = []  # of the session and the developer, which every request repeats
+        self.turns: list[tuple[int, int]] = []  # (part, messages before it) of each of the user's turns
+
+    def begin(self, meta: Mapping[str, Any]) -> None:
+        """Reads the session's id and instructions."""
+        self.about |= {"session": meta["id"]} if meta.get("id") else {}
+        base = meta.get("base_instructions")
+        text = (base.get("text") if isinstance(base, Mapping) else base) or meta.get("instructions")
+        if isinstance(text, str) and text and not self.parts[-1].messages:
+            self._instruct(text)
+
+    def _instruct(self, text: str) -> None:
+        """Adds instructions of the system, unless the part begins with them already."""
+        conversation = self.parts[-1]
+        if not any(message == {"role": "system", "content": text} for message in conversation.messages[:8]):
+            conversation.say("system", text)
+        if len(self.parts) == 1 and not conversation.has_turn and text not in self.instructions:
+            self.instructions.append(text)
+
+    def _begin_part(self) -> None:
+        self.parts.append(Conversation(left=self.left))
+        for text in self.instructions:
+            self._instruct(text)
+
+    def compact(self, payload: Mapping[str, Any], where: str) -> None:
+        """Begins a part with the text that replaces the items before it."""
+        self._begin_part()
+        field, message = "payload.replacement_history", payload.get("message")
+        history = list_of(payload.get("replacement_history") or [], where, field)
+        for item in history:
+            self.add(item, where, field)
+        if not history and isinstance(message, str) and message.strip():
+            self.parts[-1].say("user", message)
+        elif not history:
+            self._unreadable()
+
+    def _unreadable(self) -> None:
+        self.left.skip("compaction without a readable summary")
+        self.parts[-1].say("user", _UNREADABLE)
+
+    def add(self, value: Any, where: str, field: str) -> None:
+        """Adds an item of the model's history, or counts one of an unknown kind."""
+        item = object_of(value, where, field, "Is this file of Codex?")
+        kind, replaced = item.get("type", "message"), field != "payload"
+        conversation = self.parts[-1]
+        if kind in _COMPACTIONS:
+            if conversation.has_turn:
+                self._begin_part()
+            self._unreadable()
+            return
+        if kind == "message" and item.get("role") == "developer":
+            self._instruct(self.left.text(item.get("content"), where, field + ".content"))
+            return
+        before = len(conversation.messages)
+        if not conversation.add_item(item, where, field):
+            self.left.skip(f"item of type {kind!r}")
+        elif kind == "message" and not replaced and len(conversation.messages) > before:
+            new = conversation.messages[-1]
+            if new["role"] == "user" and not new["content"].lstrip().startswith(_CONTEXT):
+                self.turns.append((len(self.parts) - 1, before))
+
+    def executed(self, value: Any, where: str) -> None:
+        """Adds a finished item of `codex exec --json`, whose calls hold their results."""
+        item, conversation = object_of(value, where, "item", "Is this file of Codex?"), self.parts[-1]
+        kind, key = item.get("type"), conversation.inputs
+        if kind in ("agent_message", "reasoning"):
+            text = self.left.text(item.get("text"), where, "item.text")
+            said, thought = ("", text) if kind == "reasoning" else (text, "")
+            conversation.write(key, said, thought)
+        elif kind in _EXECUTED:
+            name, arguments, output = _EXECUTED[kind](item)
+            conversation.write(key, call=call_of(name, arguments, item.get("id")))
+            conversation.answer(item.get("id"), output if isinstance(output, str) else json.dumps(output))
+        else:
+            self.left.skip(f"item of type {kind!r}")
+
+    def roll_back(self, count: Any) -> None:
+        """Takes back the user's last turns, with all that followed them. Context written for them goes too."""
+        if not isinstance(count, int) or count < 1 or not self.turns:
+            return
+        part, messages = self.turns[-min(count, len(self.turns))]
+        del self.turns[-min(count, len(self.turns)) :], self.parts[part + 1 :]
+        conversation = self.parts[part]
+        while messages and self.turns and _is_context(conversation.messages[messages - 1]):
+            messages -= 1
+        conversation.cut(messages)
+        self.left.skip("turns of the user that were rolled back")
+
+
+_EXECUTED: dict[Any, Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]] = {
+    "command_execution": lambda item: ("shell", {"command": item.get("command")}, item.get("aggregated_output") or ""),
+    "file_change": lambda item: ("apply_patch", {"changes": item.get("changes")}, item.get("status") or ""),
+    "mcp_tool_call": lambda item: (item.get("tool"), item.get("arguments"), item.get("result") or item.get("error")),
+    "web_search": lambda item: ("web_search", {"query": item.get("query")}, item.get("status") or ""),
+}
+"""The name, the arguments and the result of an item of `codex exec --json` that is a call."""
+
+
+def _is_context(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "user" and message["content"].lstrip().startswith(_CONTEXT)
+
+
+CODEX = Reader(
+    parse_codex,
+    SessionOptions,
+    drops="event_msg and turn_context lines, turns that were rolled back, encrypted thoughts and times; the tools'"
+    " schemas are not in the file",
+    whole=True,
+)

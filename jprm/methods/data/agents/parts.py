@@ -1,0 +1,84 @@
+"""Parts of logs that are no text: images get a placeholder, unknown kinds are skipped, and all are counted.
+
+A person who writes a record can write an image as text. A session that a program wrote has thousands of lines, so one
+image or one line of a new kind must not lose it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from jprm.io.jsonl import type_name
+from jprm.methods.data.reader import LeftOut
+from jprm.methods.messages.messages import PARTS_OF_THOUGHT, TEXTS, text_of_parts
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionOptions:
+    """Attributes:
+    images: parts that are no text, e.g. images: `drop` puts a placeholder such as "[image]", `error` refuses the item.
+    """
+
+    images: Literal["drop", "error"] = "drop"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogOptions(SessionOptions):
+    """Attributes:
+    images: parts that are no text, e.g. images: `drop` puts a placeholder such as "[image]", `error` refuses the item.
+    """
+
+    images: Literal["drop", "error"] = "error"
+
+
+_NAMES = {
+    "image": ("image", "image_url", "input_image", "output_image", "ImageContent", "image_base64"),
+    "document": ("document",),
+    "file": ("file", "input_file", "blob", "uri"),
+    "audio": ("audio", "input_audio", "output_audio"),
+    "video": ("video", "input_video"),
+}
+_PLACEHOLDERS = {kind: name for name, kinds in _NAMES.items() for kind in kinds}
+
+
+class Leftovers:
+    """Counts of parts that no record holds, by name."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self.drop = options.images == "drop"
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def __iter__(self) -> Iterator[LeftOut]:
+        for what, count in self._counts.items():
+            yield LeftOut(what, count)
+
+    def skip(self, what: str) -> None:
+        self._counts[what if len(what) <= 80 else what[:79] + "…"] += 1
+
+    def placeholder(self, part: Any) -> str:
+        """Returns the text for a part that is no text part, e.g. "[image]", and counts it."""
+        if isinstance(part, str):
+            return part
+        kind = str(part.get("type")) if isinstance(part, Mapping) else type_name(part)
+        if kind == "tool_reference" and isinstance(name := part.get("tool_name"), str):
+            return f"[tool: {name}]"  # the server puts the schema of the tool here
+        name = _PLACEHOLDERS.get(kind, kind)
+        self.skip(f"{name} in a message")
+        return f"[{name}]"
+
+    def plain(self, content: Any) -> Any:
+        """Returns a content whose parts are texts and thoughts; as it is if images are refused."""
+        if not self.drop or not isinstance(content, list):
+            return content
+        return [part if _is_text(part) else {"type": "text", "text": self.placeholder(part)} for part in content]
+
+    def text(self, content: Any, where: str, field: str) -> str:
+        """Returns the joined text of a content, "" for null. Raises RecordError if images are refused."""
+        return "" if content is None else text_of_parts(self.plain(content), where, field)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in (*TEXTS, *PARTS_OF_THOUGHT)

@@ -1,0 +1,278 @@
+"""Sessions of Claude Code and rollouts of Codex: the live chain, each line once, and what is left out, counted."""
+
+import io
+import json
+import time
+
+import pytest
+import rich.console
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.prepare import prepare
+from jprm.methods.data.readers import find
+
+
+def read(name, lines, tmp_path, **options):
+    """Returns (trajectories, counts of parts left out) of a file of lines."""
+    path, left = tmp_path / "s.jsonl", {}
+    path.write_text("\n".join(map(json.dumps, lines)))
+    read = find(name).read(path, on_left_out=lambda part: left.update({part.what: part.count}), **options)
+    return [record for _, record in read], left
+
+
+def told(record):
+    """Returns a trajectory's messages in short: "user: text", and the names of calls in brackets."""
+    return [
+        f"{m['role']}: {m['content'] or ''}" + "".join(f"[{c['function']['name']}]" for c in m.get("tool_calls") or ())
+        for m in record["messages"]
+    ]
+
+
+def user(uuid, parent, text, **more):
+    return {"type": "user", "uuid": uuid, "parentUuid": parent, "message": {"role": "user", "content": text}, **more}
+
+
+def agent(uuid, parent, response, *blocks, **more):
+    content = [{"type": "text", "text": block} if isinstance(block, str) else block for block in blocks]
+    message = {"id": response, "role": "assistant", "content": content}
+    return {"type": "assistant", "uuid": uuid, "parentUuid": parent, "message": message, **more}
+
+
+def use(call, name="Bash"):
+    return {"type": "tool_use", "id": call, "name": name, "input": {}}
+
+
+def result(uuid, parent, call, content: object = "ok"):
+    return user(uuid, parent, [{"type": "tool_result", "tool_use_id": call, "content": content}])
+
+
+def boundary(uuid, last, **about):
+    return {"type": "system", "subtype": "compact_boundary", "uuid": uuid, "parentUuid": None,
+            "logicalParentUuid": last, **about}  # fmt: skip
+
+
+START = [user("u1", None, "Fix."), agent("a1", "u1", "m1", "Fixed.")]
+CALL = [user("u1", None, "Fix."), agent("a1", "u1", "m1", "I look."), agent("a2", "a1", "m1", use("t1"))]
+NOTE = {"promptSource": "system", "origin": {"kind": "task-notification"}}
+QUEUED = {"type": "attachment", "uuid": "q", "attachment": {"type": "queued_command", "prompt": "Only b!"}}
+FIXED, LOOKED = ["user: Fix.", "assistant: Fixed."], ["user: Fix.", "assistant: I look.[Bash]", "tool: ok"]
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+SUMMARY = user("cs", "cb", "So far.", isCompactSummary=True)
+SEARCHED = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": [
+                {"title": "T", "encrypted_content": "E"}]}]  # fmt: skip
+
+CHAINS = {
+    "a prompt in the place of another": (
+        [*START, user("u2", "a1", "Drop."), agent("a2", "u2", "m2", "Dropped."), user("u3", "a1", "Add."),
+         agent("a3", "u3", "m3", "Added.")], [[*FIXED, "user: Add.", "assistant: Added."]]),
+    "a first prompt in the place of another": (
+        [user("x", None, "Drop."), agent("y", "x", "m0", "Dropped."), *START], [FIXED]),
+    "a prompt below a tool's result": (
+        [*CALL, result("r1", "a2", "t1"), agent("a3", "r1", "m2", "I drop."), agent("a4", "a3", "m2", use("t2")),
+         result("r2", "a4", "t2"), user("u2", "r1", "No."), agent("a5", "u2", "m4", "Read.")],
+        [[*LOOKED, "user: No.", "assistant: Read."]]),
+    "a prompt in the middle of a response": (
+        [*CALL, result("r1", "a2", "t1"), user("u2", "a1", "No."), agent("a5", "u2", "m4", "Well.")],
+        [["user: Fix.", "assistant: I look.", "user: No.", "assistant: Well."]]),
+    "a line of the system before the undone prompt": (
+        [*START, {"type": "system", "uuid": "s", "parentUuid": "a1"}, user("u2", "s", "Drop."),
+         agent("a2", "u2", "m2", "Dropped."), user("u3", "a1", "Add."), agent("a3", "u3", "m3", "Added.")],
+        [[*FIXED, "user: Add.", "assistant: Added."]]),
+    "an injected message beside the live chain": (
+        [*START, user("n1", "a1", "b1 ended.", **NOTE), agent("a2", "n1", "m2", "Go on."),
+         user("n2", "a1", "b2 ended.", **NOTE), agent("a3", "a2", "m3", "Done.")],
+        [[*FIXED, "user: b1 ended.", "assistant: Go on.", "assistant: Done."]]),
+    "an injected message at the end of the file": (
+        [*START, user("n1", "u1", "b1 ended.", **NOTE)], [FIXED]),
+    "a retried response": (
+        [START[0], agent("x", "u1", "m0", "Fixed, but"), START[1]], [FIXED]),
+    "parallel calls of one response": (
+        [user("u1", None, "Both."), agent("a1", "u1", "m1", use("t1", "A")), result("r1", "a1", "t1"),
+         agent("a2", "a1", "m1", use("t2", "B")), result("r2", "a2", "t2"), agent("a3", "r2", "m2", "Done.")],
+        [["user: Both.", "assistant: [A][B]", "tool: ok", "tool: ok", "assistant: Done."]]),
+    "a chain through the first of two parallel calls": (
+        [user("u1", None, "Both."), agent("a1", "u1", "m1", use("t1", "A")), agent("a2", "a1", "m1", use("t2", "B")),
+         result("r1", "a1", "t1", "1"), result("r2", "a2", "t2", "2"), agent("a3", "r1", "m2", "Done.")],
+        [["user: Both.", "assistant: [A][B]", "tool: 2", "tool: 1", "assistant: Done."]]),
+    "every line twice": ([*CALL, result("r1", "a2", "t1"), agent("a3", "r1", "m2", "Done.")] * 2,
+                         [[*LOOKED, "assistant: Done."]]),
+    "a history written again under new uuids": (
+        [*START, user("v1", None, "Fix."), agent("b1", "v1", "m1", "Fixed."), user("u2", "b1", "Add."),
+         agent("a2", "u2", "m2", "Added.")], [[*FIXED, "user: Add.", "assistant: Added."]]),
+    "a block of one response twice": (
+        [user("u1", None, "Fix."), agent("a1", "u1", "m1", "I look."), agent("a2", "u1", "m1", "I look.", use("t1")),
+         result("r1", "a2", "t1")], [LOOKED]),
+    "a line written while the model wrote": (
+        [user("u1", None, "Fix."), agent("a1", "u1", "m1", "I lo"), agent("a2", "u1", "m1", "I look.", use("t1")),
+         result("r1", "a2", "t1")], [LOOKED]),
+    "a link that leads nowhere": ([START[0], agent("a1", "lost", "m1", "Fixed.")], [FIXED]),
+    "no links at all": ([{**line, "parentUuid": None} for line in (*START, *START[1:])], [FIXED]),
+    "a queued command": ([*CALL, result("r1", "a2", "t1"), {**QUEUED, "parentUuid": "r1"},
+                          agent("a3", "q", "m2", "Then b.")], [[*LOOKED, "user: Only b!", "assistant: Then b."]]),
+    "a queued command beside the chain": (
+        [*CALL, result("r1", "a2", "t1"), {**QUEUED, "parentUuid": "r1"}, agent("a3", "r1", "m2", "Then b.")],
+        [[*LOOKED, "user: Only b!", "assistant: Then b."]]),
+    "a compaction after which the old messages are written again": (
+        [*START, boundary("cb", "a1"), SUMMARY, *START, user("u2", "cs", "Go on."), agent("a2", "u2", "m2", "Done.")],
+        [FIXED, ["user: So far.", "user: Go on.", "assistant: Done."]]),
+    "a compaction that keeps messages, one of them written anew": (
+        [*START, user("u2", "a1", "And?"),
+         boundary("cb", "a2", compactMetadata={"preservedMessages": {"uuids": ["a1", "u2", "a2"]}}), SUMMARY,
+         agent("a2", "cs", "m2", "Kept."), user("u3", "a2", "Go on."), agent("a3", "u3", "m3", "Done.")],
+        [[*FIXED, "user: And?", "assistant: Kept."], ["user: So far.", "assistant: Fixed.", "user: And?",
+         "assistant: Kept.", "user: Go on.", "assistant: Done."]]),
+    "a compaction that keeps a segment": (
+        [*START, boundary("cb", "a1", compactMetadata={"preservedSegment": {"headUuid": "a1", "tailUuid": "a1"}}),
+         SUMMARY, user("u3", "a1", "Go on."), agent("a3", "u3", "m3", "Done.")],
+        [FIXED, ["user: So far.", "assistant: Fixed.", "user: Go on.", "assistant: Done."]]),
+    "a rewind to before a compaction": (
+        [*START, boundary("cb", "a1"), SUMMARY, agent("a2", "cs", "m2", "Done."), user("u3", "a1", "Add."),
+         agent("a3", "u3", "m3", "Added.")], [[*FIXED, "user: Add.", "assistant: Added."]]),
+    "images, files and references to tools": (
+        [user("u1", None, [{"type": "text", "text": "See "}, IMAGE, {"type": "document"}]),
+         agent("a1", "u1", "m1", {"type": "fallback"}, use("t1")),
+         result("r1", "a1", "t1", [IMAGE, {"type": "tool_reference", "tool_name": "Fetch"}])],
+        [["user: See [image][document]", "assistant: [Bash]", "tool: [image][tool: Fetch]"]]),
+    "a tool of the server": (
+        [START[0], agent("a1", "u1", "m1", *SEARCHED, "Fixed.")],
+        [["user: Fix.", "assistant: [web_search]", 'tool: [{"title": "T"}]', "assistant: Fixed."]]),
+    "lines of kinds that are not known": (
+        [*START, "a text", {"type": "new", "uuid": "z", "parentUuid": "a1"}, user("u2", "z", "Add."),
+         agent("a2", "u2", "m2", {"type": "new"}, "Added.")], [[*FIXED, "user: Add.", "assistant: [new]Added."]]),
+    "a session of the web": ([{"loglines": START}], [FIXED]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_session_is_the_chain_of_its_newest_message(name, tmp_path):
+    lines, wanted = CHAINS[name]
+    records, _ = read("claude_code", lines, tmp_path)
+    assert [told(record) for record in records] == wanted
+
+
+def test_lines_that_are_no_message_are_counted_by_name_in_the_report(tmp_path):
+    undone = [user("u0", None, "Drop."), agent("a0", "u0", "m0", "Dropped.")]
+    lines = [{"type": "summary"}, *undone, *START, {"type": "system", "subtype": "turn_duration"}, {"type": "new"},
+             user("u2", "a1", [IMAGE, IMAGE]), agent("a2", "u2", "m2", "A cat.")]  # fmt: skip
+    path, printed = tmp_path / "s.jsonl", io.StringIO()
+    path.write_text("\n".join(map(json.dumps, lines)))
+    report = prepare("claude_code", [path], tmp_path / "out", console=rich.console.Console(file=printed, width=200))
+    assert report.left_out == {
+        "image in a message": 2, "message off the live chain, e.g. undone by the user": 2,
+        "line of type 'summary'": 1, "line of type 'system', turn_duration": 1, "line of type 'new'": 1}  # fmt: skip
+    assert "left out: image in a message" in printed.getvalue()
+    with pytest.raises(RecordError, match="'image' of the user"):
+        read("claude_code", lines, tmp_path, images="error")
+
+
+def test_a_long_session_is_read_in_linear_time(tmp_path):
+    lines = [user("u0", None, "Fix.")]
+    for i in range(4000):
+        lines += [agent(f"a{i}", lines[-1]["uuid"], f"m{i}", use(f"t{i}")), result(f"r{i}", f"a{i}", f"t{i}")]
+    began = time.process_time()
+    (record,), _ = read("claude_code", lines, tmp_path)
+    assert len(record["messages"]) == 8001 and time.process_time() - began < 5  # a quadratic step takes minutes
+
+
+# ---- Codex.
+
+META = {"type": "session_meta", "payload": {"id": "s", "base_instructions": {"text": "You are Codex."}}}
+
+
+def item(kind, **more):
+    return {"type": "response_item", "payload": {"type": kind, **more}}
+
+
+def said(role, text):
+    return item(
+        "message", role=role, content=[{"type": "input_text" if role == "user" else "output_text", "text": text}]
+    )
+
+
+def event(kind, **more):
+    return {"type": "event_msg", "payload": {"type": kind, **more}}
+
+
+def compacted(*history, **more):
+    return {"type": "compacted", "payload": {**more, "replacement_history": [line["payload"] for line in history]}}
+
+
+BACK = event("thread_rolled_back", num_turns=1)
+OPEN = [META, said("developer", "Sandbox."), said("user", "Fix."), said("assistant", "Fixed.")]
+OPENED = ["system: You are Codex.", "system: Sandbox.", "user: Fix.", "assistant: Fixed."]
+MORE = [said("user", "Go on."), said("assistant", "Done.")]
+MORE_TOLD = ["user: Go on.", "assistant: Done."]
+UNREADABLE = "user: [The conversation before this point was compacted. Its summary is not in the log.]"
+CONTEXT = said("user", "<environment_context>x</environment_context>")
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+
+ROLLOUTS = {
+    "a rolled back turn": ([*OPEN, said("user", "Drop."), item("function_call", name="rm", call_id="c", arguments="{}"),
+                            item("function_call_output", call_id="c", output="ok"), BACK, *MORE], [OPENED + MORE_TOLD]),
+    "its context goes too": ([*OPEN, CONTEXT, said("user", "Drop."), BACK, *MORE], [OPENED + MORE_TOLD]),
+    "two rolled back turns": ([*OPEN, *MORE, said("user", "Drop."), said("assistant", "Dropped."),
+                               event("thread_rolled_back", num_turns=2), *MORE], [OPENED + MORE_TOLD]),
+    "more turns than there are": ([*OPEN, event("thread_rolled_back", num_turns=9), *MORE], [OPENED[:2] + MORE_TOLD]),
+    "a compaction that was rolled back": (
+        [*OPEN, said("user", "Drop."), compacted(said("user", "So far.")), said("assistant", "Dropped."), BACK, *MORE],
+        [OPENED + MORE_TOLD]),
+    "instructions after a compaction": ([*OPEN, compacted(said("user", "So far.")), *MORE],
+                                        [OPENED, [*OPENED[:2], "user: So far.", *MORE_TOLD]]),
+    "instructions that the log repeats": ([*OPEN, compacted(said("user", "So far.")), said("developer", "Sandbox."),
+                                           *MORE], [OPENED, [*OPENED[:2], "user: So far.", *MORE_TOLD]]),
+    "an encrypted compaction": ([*OPEN, compacted(said("user", "Fix."), item("compaction")), *MORE],
+                                [OPENED, [*OPENED[:3], UNREADABLE, *MORE_TOLD]]),
+    "an empty compaction": ([*OPEN, compacted(message=""), *MORE], [OPENED, [*OPENED[:2], UNREADABLE, *MORE_TOLD]]),
+    "a compaction of nothing": ([*OPEN, {"type": "compacted", "payload": {"turn_id": "t"}}, *MORE],
+                                [OPENED, [*OPENED[:2], UNREADABLE, *MORE_TOLD]]),
+    "a compaction that is an item": ([*OPEN, item("context_compaction"), *MORE],
+                                     [OPENED, [*OPENED[:2], UNREADABLE, *MORE_TOLD]]),
+    "lines and items that are not the model's": (
+        [*OPEN, {"type": "world_state", "payload": {}}, {"type": "inter_agent_communication_metadata", "payload": {}},
+         {"id": "t"}, item("new_kind"), item("ghost_snapshot"), *MORE], [OPENED + MORE_TOLD]),
+    "a message of another agent": ([*OPEN, item("agent_message", author="/root", content=[
+        {"type": "input_text", "text": "Hello"}, {"type": "encrypted_content"}]), *MORE],
+        [[*OPENED, "user: Hello[encrypted_content]", *MORE_TOLD]]),
+    "a search of tools": (
+        [*OPEN, item("tool_search_call", call_id="c", arguments='{"query": "x"}'),
+         item("tool_search_output", call_id="c", tools=[{"name": "lookup"}]), *MORE],
+        [[*OPENED[:3], "assistant: Fixed.[tool_search]", 'tool: [{"name": "lookup"}]', *MORE_TOLD]]),
+    "an image that was made": ([*OPEN, item("image_generation_call", result="aGk="), *MORE],
+                               [[*OPENED[:3], "assistant: Fixed.[image_generation]", *MORE_TOLD]]),
+    "images of the user and of a tool": (
+        [*OPEN, item("custom_tool_call", name="exec", call_id="c", input="x"),
+         item("custom_tool_call_output", call_id="c", output=[PICTURE]),
+         item("message", role="user", content=[PICTURE])],
+        [[*OPENED[:3], "assistant: Fixed.[exec]", "tool: [image]", "user: [image]"]]),
+    "the output of codex exec": (
+        [{"type": "thread.started"},
+         {"type": "item.completed", "item": {"id": "i0", "type": "reasoning", "text": "Hm."}},
+         {"type": "item.completed", "item": {"id": "i1", "type": "command_execution", "command": "ls",
+                                             "aggregated_output": "a", "exit_code": 0}},
+         {"type": "item.completed", "item": {"id": "i2", "type": "agent_message", "text": "Done."}}],
+        [["assistant: [shell]", "tool: a", "assistant: Done."]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROLLOUTS)
+def test_a_rollout_is_the_history_that_the_model_read(name, tmp_path):
+    lines, wanted = ROLLOUTS[name]
+    records, _ = read("codex", lines, tmp_path)
+    assert [told(record) for record in records] == wanted
+
+
+def test_skipped_lines_of_a_rollout_are_counted(tmp_path):
+    _, left = read("codex", ROLLOUTS["lines and items that are not the model's"][0], tmp_path)
+    names = ("world_state", "inter_agent_communication_metadata")
+    assert left == {f"line of type '{name}'": 1 for name in names} | {
+        "line without a type": 1, "item of type 'new_kind'": 1}  # fmt: skip
+
+
+def test_an_encrypted_thought_leaves_its_summary(tmp_path):
+    sealed = [{"type": "encrypted_content", "encrypted_content": "gAAA"}]
+    told = {"type": "summary_text", "text": "Short."}
+    for summary, thought in (([], None), ([told], "Short.")):
+        lines = [META, said("user", "Fix."), item("reasoning", summary=summary, content=sealed), *MORE[1:]]
+        (record,), _ = read("codex", lines, tmp_path)
+        assert record["messages"][-1].get("reasoning_content") == thought
