@@ -228,7 +228,7 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
     ("args", "line"),
     [
         ("serve runs/prm --longest 0", "longest is 0: it must be above 0"),
-        ("engine runs/policy --port 99999", "port is 99999: it must be from 0 to 65535"),
+        ("serve runs/policy --port 99999", "port is 99999: it must be from 0 to 65535"),
         ("annotate select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
         ("annotate serve study --gold-fraction 2", "gold_fraction is 2.0: it must be from 0 to 1"),
     ],
@@ -301,7 +301,7 @@ def test_a_port_that_is_taken_is_one_line(host):
         assert free.getsockname()[1] == port
 
 
-@pytest.mark.parametrize("command", ["serve MODEL", "engine MODEL"])
+@pytest.mark.parametrize("command", ["serve MODEL"])
 def test_a_server_on_a_port_that_is_taken_says_so_before_it_loads_anything(command, tmp_path, capsys):
     pytest.importorskip("uvicorn", reason="needs the extra `serve`")
     (tmp_path / "config.json").write_text("{}")
