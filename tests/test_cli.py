@@ -174,6 +174,7 @@ def test_a_mistyped_command_names_the_one_that_was_meant(args, meant, capsys):
 
 
 # A report of best-of-n over one problem with two samples, with nothing but what its table shows.
+NO_WARNINGS = {"trained_on_words": lambda report: [], "unread_words": lambda report: []}
 CURVE = {"value": [0.5, 0.75], "low": [0.25, 0.5], "high": [0.75, 1.0]}
 BEST_OF_N = {"n_max": 2, "n_problems": 1, "mean_accuracy": 0.5, "pass_at_n": CURVE, "majority": None, "rules": {},
              "baselines": {}}  # fmt: skip
@@ -181,7 +182,7 @@ BEST_OF_N = {"n_max": 2, "n_problems": 1, "mean_accuracy": 0.5, "pass_at_n": CUR
 
 def test_a_report_is_written_whole_and_printed(library, tmp_path):
     calls = []
-    library("jprm.methods.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N)
+    library("jprm.methods.evaluate.run", run=lambda *args: calls.append(args) or BEST_OF_N, **NO_WARNINGS)
     target = tmp_path / "new" / "report.json"
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--output", str(target)]) == 0
     benchmark = find("best_of_n")
@@ -191,7 +192,7 @@ def test_a_report_is_written_whole_and_printed(library, tmp_path):
 
 
 def test_a_report_with_nan_leaves_the_old_one_alone(library, tmp_path):
-    library("jprm.methods.evaluate.run", run=lambda benchmark, options: {"auroc": float("nan")})
+    library("jprm.methods.evaluate.run", run=lambda *_: {"auroc": float("nan")}, **NO_WARNINGS)
     target = tmp_path / "report.json"
     target.write_text("{}")
     assert cli.main(["eval", "best-of-n", "--input", "s.jsonl", "--output", str(target)]) == 2
