@@ -213,7 +213,8 @@ def _split(
         path_K = np.array(path_to(tree.run_M[begin], parents), np.int64)
         prefix_K = path_K[path_K <= tree.run_M[begin - 1]] if begin else path_K[:0]  # in the part before as well
         run_K = np.concatenate([path_K, np.arange(path_K[-1] + 1, tree.run_M[end - 1] + 1)])
-        repeated = _on_runs(tree, prefix_K, begin)
+        ends = (np.searchsorted(tree.run_M[:begin], prefix_K, side) for side in ("left", "right"))
+        repeated = ranges(first_K := next(ends), next(ends) - first_K)  # steps before `begin` that end on the prefix
         if len(repeated) + end - begin > slots:
             repeated = _above(tree, begin, end)
         step_L = np.concatenate([repeated, np.arange(begin, end)])
@@ -229,12 +230,6 @@ def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
             above.add(step)
             step = int(tree.above_M[step])
     return np.array(sorted(above), np.int64)
-
-
-def _on_runs(tree: TokenTree, run_K: Int[np.ndarray, " K"], begin: int) -> Int[np.ndarray, " L"]:
-    """Returns the steps before `begin` that end on these runs."""
-    first_K, stop_K = (np.searchsorted(tree.run_M[:begin], run_K, side) for side in ("left", "right"))
-    return ranges(first_K, stop_K - first_K)
 
 
 def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:

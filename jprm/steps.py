@@ -143,7 +143,8 @@ def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
         at = match.end()
         fence, begin, name = (*match.groups(), None, None, None)[:3]
         if fence:
-            end = _fence_end(text, fence, at)
+            closing = re.compile(rf"^[ ]{{0,3}}{re.escape(fence)}[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, at)
+            end = closing.end() if closing else len(text)
         elif begin:
             index = bisect.bisect_left(stops[name], at)
             end = stops[name][index] if index < len(stops[name]) else -1
@@ -158,12 +159,6 @@ def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
             ends.append(end - 1)
             at = end
     return begins, ends
-
-
-def _fence_end(text: str, fence: str, at: int) -> int:
-    """Returns where the line after the closing fence begins, or the end of the text."""
-    end = re.compile(rf"^[ ]{{0,3}}{re.escape(fence)}[ \t]*(?:\n|\Z)", re.MULTILINE).search(text, at)
-    return end.end() if end else len(text)
 
 
 def _covered(spans: tuple[list[int], list[int]], at: int) -> bool:

@@ -301,10 +301,6 @@ def _growth(part: Mapping[str, Any]) -> float:
     return {"Prepend": max(1, longer / 10), "NFKC": 11, "NFKD": 11, "ByteLevel": 2, "Lowercase": 2}.get(str(kind), 1)
 
 
-def _load_sentencepiece(path: Path) -> SentencePieceTokenizer:
-    return sentencepiece_of(path, path.read_bytes())
-
-
 def sentencepiece_of(path: Path, content: bytes) -> SentencePieceTokenizer:
     import sentencepiece
 
@@ -315,7 +311,8 @@ def sentencepiece_of(path: Path, content: bytes) -> SentencePieceTokenizer:
 
 
 LOADERS: dict[str, Any] = {
-    ".json": _load_json, ".model": _load_sentencepiece, ".gguf": "jprm.methods.formats.gguf:load_tokenizer",
+    ".json": _load_json, ".model": lambda path: sentencepiece_of(path, path.read_bytes()),
+    ".gguf": "jprm.methods.formats.gguf:load_tokenizer",
 }  # fmt: skip
 """What reads a tokenizer's file, by its suffix."""
 

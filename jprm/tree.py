@@ -134,7 +134,8 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
         remedy = "A chain has `steps`, a pool `samples`, a tree `nodes`, free text `response`, a chat `messages`. Other"
         remedy += " names: jprm prepare columns --input FILE --output DIR --set problem=NAME steps=NAME, then give DIR"
         raise RecordError(where, "record", f"has {has}: it is neither chain, pool nor tree", remedy)
-    if kinds == ["trajectory"] or kinds == ["tree"] and _has_roles(record["nodes"]):
+    nodes = record["nodes"] if kinds == ["tree"] and isinstance(record["nodes"], list) else []
+    if kinds == ["trajectory"] or any(isinstance(node, Mapping) and "role" in node for node in nodes):
         return _messages().tree_of_messages(record, where)
 
     extra = dict(record)
@@ -315,10 +316,6 @@ def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _messages() -> Any:
     return importlib.import_module(MESSAGES)
-
-
-def _has_roles(nodes: Any) -> bool:
-    return isinstance(nodes, list) and any(isinstance(node, Mapping) and "role" in node for node in nodes)
 
 
 def semantics_of(record: Mapping[str, Any], where: str) -> str:

@@ -221,7 +221,9 @@ class FolderLock:
 
     def __init__(self, workdir: Place):
         self.path: Any = workdir / FILE
-        self._me = {"host": platform.node(), "boot": _boot(), "space": _space(), "pid": os.getpid()}
+        self._me = {"host": platform.node(), "boot": _boot(), "space": "", "pid": os.getpid()}
+        if os.path.exists(namespace := "/proc/self/ns/pid"):  # in another container the same ids are other processes
+            self._me["space"] = os.readlink(namespace)
         self._me["nonce"] = secrets.token_hex(8)
         self._seen: dict[str, Any] | None = None
         self._missed = -1
@@ -449,8 +451,3 @@ def _boot() -> str:
     """What differs between machines, and after a restart of one."""
     path = pathlib.Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else platform.node()
-
-
-def _space() -> str:
-    """What differs where the same process ids are other processes: in another container."""
-    return os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""

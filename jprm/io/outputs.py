@@ -18,10 +18,13 @@ import os
 import pathlib
 import sys
 import sysconfig
+import threading
+import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Self
 
+from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jprm.io.storage import REPORT, Growing, Place, path_of, records_file
@@ -310,7 +313,8 @@ class _Walk:
     def _module(self, module: types.ModuleType) -> str | None:
         """Returns a digest of a module's text and of the user's modules that it uses; None for jprm's and Python's."""
         file = _file(module)
-        text = None if file.startswith(f"{PACKAGE}{os.sep}") or _standard(file) else text_of_module(module)
+        own = file.startswith(f"{PACKAGE}{os.sep}") or file.startswith(STANDARD) and not file.startswith(LIBRARIES)
+        text = None if own else text_of_module(module)
         if text is None:
             return None
         code = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -318,8 +322,10 @@ class _Walk:
             self.files[file] = code
             return code
         self.files[file] = code
-        used = {value if isinstance(value, types.ModuleType) else _home(value) for value in vars(module).values()}
-        modules = [other for other in used if other is not None and not _file(other).startswith(LIBRARIES)]
+        parts = [value for value in vars(module).values() if isinstance(value, type | types.FunctionType)]
+        used = {value for value in vars(module).values() if isinstance(value, types.ModuleType)}
+        used |= {sys.modules[part.__module__] for part in parts if part.__module__ in sys.modules}  # that define them
+        modules = [other for other in used if not _file(other).startswith(LIBRARIES)]
         return _hashed([code, [self._module(other) for other in sorted(modules, key=lambda other: other.__name__)]])
 
 
@@ -327,18 +333,8 @@ def _hashed(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _home(value: Any) -> types.ModuleType | None:
-    """Returns the module that defines a function or class."""
-    return sys.modules.get(value.__module__ or "") if isinstance(value, type | types.FunctionType) else None
-
-
 def _file(module: types.ModuleType) -> str:
     return os.path.realpath(vars(module).get("__file__") or "")
-
-
-def _standard(file: str) -> bool:
-    """Returns whether a file is of Python's own library, in whose folder the libraries' may be."""
-    return file.startswith(STANDARD) and not file.startswith(LIBRARIES)
 
 
 def _contents(cell: types.CellType) -> Any:
@@ -358,17 +354,33 @@ def _compiled(code: types.CodeType) -> str:
 
 
 class Bar(Progress):
-    """Shows `what` is in progress, how much of `total` (None: unknown) is done, and a note. A context manager."""
+    """Shows `what` is in progress, how much of `total` (None: unknown) is done, and a note. A context manager.
+
+    Off a terminal, e.g. in a log of Slurm, it prints a line a minute and one at the end.
+    """
+
+    EVERY_S = 60.0
 
     def __init__(self, what: str, total: int | None, done: int = 0, note: str = "", shown: bool = True):
-        columns = (
-            TextColumn("{task.fields[what]}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        super().__init__(*columns, TextColumn("{task.description}"), disable=not shown)
+        columns = (TextColumn("{task.fields[what]}", markup=False), BarColumn(), MofNCompleteColumn())
+        self._logs, self._ended = shown and not get_console().is_terminal, threading.Event()
+        columns += (TimeRemainingColumn(), TextColumn("{task.description}"))
+        super().__init__(*columns, disable=self._logs or not shown)
         self._task = self.add_task(note, total=total, completed=done, what=what)
+        self._begun, self._before = time.monotonic(), done
+
+    def __enter__(self) -> Self:
+        if self._logs:
+            if self.tasks[0].description:
+                print(self.line(), flush=True)
+            threading.Thread(target=self._log, daemon=True).start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._ended.set()
+        super().__exit__(*error)
+        if self._logs:
+            print(self.line(), flush=True)
 
     def add(self, count: int = 1, note: str | None = None) -> None:
         self.update(self._task, advance=count, description=note)
@@ -378,3 +390,21 @@ class Bar(Progress):
         for item in items:
             yield item
             self.add()
+
+    def line(self) -> str:
+        """Returns e.g. `sampling pools.jsonl: 16 of 24, 9 min left, 31.2 tokens a second`."""
+        task = self.tasks[0]
+        done, total, now = int(task.completed), task.total, int(task.completed) - self._before
+        said = f"{task.fields['what']}: {done:,}" + ("" if total is None else f" of {int(total):,}")
+        if total is not None and now and done < total:
+            left = (time.monotonic() - self._begun) / now * (total - done)
+            size, unit = next((row for row in TIMES if left < 99 * row[0]), TIMES[-1])
+            said += f", {left / size:.0f} {unit} left"
+        return said + (f", {task.description}" if task.description else "")
+
+    def _log(self) -> None:
+        while not self._ended.wait(self.EVERY_S):
+            print(self.line(), flush=True)
+
+
+TIMES = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"))

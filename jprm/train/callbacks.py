@@ -38,6 +38,11 @@ SKIPS = 10
 REWRITE_S = 10
 """Seconds between two writings of a metrics file in a bucket, which stores limit to one a second."""
 
+PERCENTILES = {"p50": 50, "p95": 95, "max": 100}
+
+SHOWN = ("loss", "auroc", "valid_auroc", "tokens_per_second", "reward", "proxy", "gold", "pairs_lost")
+"""Metrics that the progress bar shows; `metrics.jsonl` has all."""
+
 Callback = Callable[[dict[str, Any]], None]
 
 
@@ -181,15 +186,8 @@ class Log:
         self.lines.add(values)
         if self.trackers:
             self.trackers.log(values)
-        note = " ".join(
-            f"{k} {v:.4g}"
-            for k, v in values.items()
-            if k in ("loss", "auroc", "valid_auroc", "tokens_per_second", "reward", "proxy", "gold", "pairs_lost")
-            and v is not None
-        )
-        self.bar.add(0, note)
-        if not self.bar.console.is_terminal:  # a log file gets lines
-            print(json.dumps(values), flush=True)
+        shown = {name.replace("_", " "): value for name, value in values.items() if name in SHOWN and value is not None}
+        self.bar.add(0, ", ".join(f"{name} {v:,.0f}" if v >= 1000 else f"{name} {v:.3g}" for name, v in shown.items()))
 
     def flush(self) -> None:
         """Returns when all lines are in the run's folder."""
@@ -197,6 +195,7 @@ class Log:
             self.lines.flush()
 
     def _means(self, total: Metrics, newest: Metrics, seconds: float) -> dict[str, float | None]:
+        times = self._times
         return {
             **total.means(),
             "learning_rate": float(newest.learning_rate),
@@ -205,17 +204,10 @@ class Log:
             "labels_per_second": float(total.count) / seconds,
             "tokens_per_second": float(total.tokens) / seconds,
             "seconds": seconds,
-            **self._step_seconds(),
+            **{f"step_seconds_{x}": float(np.percentile(times, p)) for x, p in PERCENTILES.items() if times},
             **self._utilisation(float(total.tokens)),
             **self.goodput.fractions(),
         }
-
-    def _step_seconds(self) -> dict[str, float]:
-        """Returns the median, the 95th percentile and the longest time of the line's steps."""
-        if not self._times:
-            return {}
-        names = ("step_seconds_p50", "step_seconds_p95", "step_seconds_max")
-        return dict(zip(names, np.percentile(self._times, (50, 95, 100)).tolist(), strict=True))
 
     def _utilisation(self, tokens: float) -> dict[str, float]:
         """Returns `mfu`: the model's FLOPs for the real tokens over what the devices could do in the steps' time.

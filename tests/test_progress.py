@@ -1,0 +1,75 @@
+"""The progress bar: a bar on a terminal, a short line a minute in a log."""
+
+import re
+import time
+
+import pytest
+
+from jprm.io.outputs import Bar
+
+
+def wait_for(capsys, wanted, seconds=5):
+    said, until = "", time.monotonic() + seconds
+    while wanted not in said and time.monotonic() < until:
+        time.sleep(0.01)
+        said += capsys.readouterr().out
+    return said
+
+
+def test_a_log_gets_a_line_a_minute_while_nothing_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(Bar, "EVERY_S", 0.02)
+    with Bar("mine", 40, note="compiling"):
+        assert wait_for(capsys, "\n").startswith("mine: 0 of 40, compiling\n")  # before the first step
+        assert "mine: 0 of 40, compiling\n" in wait_for(capsys, "\n")  # again, after a minute
+
+
+def test_a_short_command_prints_its_last_line_alone(capsys):
+    with Bar("scoring g.jsonl", 3) as bar:
+        list(bar.follow(range(3)))
+    assert capsys.readouterr().out == "scoring g.jsonl: 3 of 3\n"
+
+
+def test_a_hidden_bar_prints_nothing(capsys):
+    with Bar("mine", 2, note="compiling", shown=False) as bar:
+        bar.add(2)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("total", "done", "seconds", "line"),
+    [
+        (40, 10, 20, "x: 10 of 40, 60 s left, loss 0.7"),
+        (40, 10, 120, "x: 10 of 40, 6 min left, loss 0.7"),
+        (40, 1, 800, "x: 1 of 40, 9 h left, loss 0.7"),
+        (4000, 1, 600, "x: 1 of 4,000, 28 days left, loss 0.7"),
+        (40, 0, 600, "x: 0 of 40, loss 0.7"),
+        (40, 40, 600, "x: 40 of 40, loss 0.7"),
+        (None, 1234, 5, "x: 1,234, loss 0.7"),
+    ],
+)
+def test_a_line_says_how_far_and_how_long(total, done, seconds, line):
+    bar = Bar("x", total, shown=False)
+    bar._begun -= seconds
+    bar.add(done, "loss 0.7")
+    assert bar.line() == line
+
+
+def test_the_time_left_counts_only_this_call(capsys):
+    bar = Bar("x", 100, 90, shown=False)  # 90 were there
+    bar._begun -= 10
+    bar.add(5)
+    assert bar.line() == "x: 95 of 100, 10 s left"
+
+
+def test_lines_are_short_and_without_long_numbers(tiny_run, tmp_path, capsys):
+    """What `jprm train` prints off a terminal, of the whole run."""
+    import dataclasses
+
+    import tiny_run as tiny
+
+    experiment = dataclasses.replace(tiny_run.experiment, steps=2)
+    with tiny.one_device():
+        tiny.training.train(experiment, tmp_path / "run")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny:")]
+    assert lines[0] == "tiny: 0 of 2, compiling" and lines[-1].startswith("tiny: 2 of 2, ")
+    assert all(len(line) < 120 and not re.search(r"\d\.\d{6}", line) for line in lines)
