@@ -1,4 +1,4 @@
-"""Reinforcement learning of Qwen2.5-7B with a 7B PRM on a pod, and what `jprm plan --rl` says of it, without weights.
+"""Reinforcement learning of Qwen2.5-7B with a 7B PRM on a pod.
 
     jprm prepare gsm8k --input train.jsonl --output data/gsm8k --set calculator_marks=strip  # and test.jsonl likewise
     python -c "import jprm.data, jprm.io.jsonl as j; j.write_records('problems.jsonl', jprm.data.load('data/gsm8k'))"
@@ -9,19 +9,11 @@
 The launcher (tpu/README.md) starts `tpu/run.sh` on every host. For another slice than the 64 chips of v5p-128, add
 `ARGUMENTS="--set micro_rows=CHIPS"`. On nodes of GPUs: rl_node.py.
 
-    python experiments/rl_pods.py v5p-128 v5e-64 2xh100-8 --out runs/rl_pods
-
-writes the shapes of both models into OUT, plans each slice or group of nodes in turn, and prints the tables of
-tpu/PLANS.md. OUT/SLICE keeps each program's figures, so that the same command goes on where one was stopped. Then
-`jprm plan experiments/rl_pods.py --rl --topology v5p-128` shows one of them whole.
-
 An update: 64 problems x 16 samples of at most 2,048 tokens after prompts of as many, rows of 4,096, one a device at a
 time, full remat, float32 weights and moments, bfloat16 computation. Sampler, PRM and reference are stored as bfloat16.
-`v5p-128+8` gives the last eight hosts to sampling, while the others learn. GPUs need the extra `gpu-aot`. The
-experiment has not been run.
+Plans of its memory and times are in tpu/PLANS.md. It has not been run.
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -38,7 +30,7 @@ prm_experiment = runpy.run_path(str(pathlib.Path(__file__).with_name("qwen2p5_ma
 FOLDER = pathlib.Path(os.environ.get("JPRM_RL_PODS", "runs/rl_pods"))
 
 POLICY_MODEL, PRM_MODEL = os.environ.get("JPRM_POLICY", ""), os.environ.get("JPRM_PRM", "")
-"""Without them the shapes below stand for the models: enough for a plan."""
+"""Without them the shapes below stand for the models (`write_shapes`)."""
 
 # Of Qwen/Qwen2.5-7B.
 POLICY = {
@@ -54,7 +46,7 @@ def experiment(
 ) -> RLExperiment:
     """Returns it for so many devices and slices that learn."""
     if not POLICY_MODEL and not (folder / "policy").is_dir():
-        raise FileNotFoundError(f"{folder}: no shapes there. Run python experiments/rl_pods.py once")
+        raise FileNotFoundError(f"{folder}: holds no policy. Set JPRM_POLICY and JPRM_PRM")
     attention = "gpu_kernel" if gpu else "kernel"
     return RLExperiment(
         name="rl_pods",
@@ -82,7 +74,7 @@ def experiment(
 
 
 def write_shapes(folder: pathlib.Path) -> None:
-    """Writes what a plan reads of the models: their shapes."""
+    """Writes the shapes of both models, for a check of the experiment without weights."""
     (folder / "policy").mkdir(parents=True, exist_ok=True)
     (folder / "policy" / "config.json").write_text(json.dumps(POLICY))
     for name, attention in {"prm": "kernel", "prm_gpu": "gpu_kernel"}.items():
@@ -90,68 +82,3 @@ def write_shapes(folder: pathlib.Path) -> None:
         prm = prm_experiment()
         prm = dataclasses.replace(prm, model=dataclasses.replace(prm.model, remat="full", attention=attention))
         (folder / name / "experiment.json").write_text(json.dumps(to_json(prm)))
-
-
-def planned(name: str, folder: pathlib.Path) -> dict:
-    """Returns the plan of a slice, `v5p-128`, or of several joined, `2xh100-8`, with `+K` of K hosts that sample.
-
-    A slice whose file is there is not planned again.
-    """
-    from jprm.apps.plan import rl
-    from jprm.apps.plan.topologies import find
-
-    file = folder / f"{name}.json"
-    if not file.exists():
-        whole, _, sampling = name.partition("+")
-        slices, _, kind = whole.rpartition("x")
-        topology = find(kind, int(slices or 1))
-        learners = topology.without(int(sampling or 0))
-        gpu = topology.chip.backend == "gpu"
-        config = experiment(folder, learners.devices, learners.slices, gpu, int(sampling or 0))
-        file.write_text(json.dumps(rl.plan(config, topology, lambda line: print(f"{name}: {line}", flush=True))))
-    return json.loads(file.read_text())
-
-
-def time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("slices", nargs="*", default=["v5p-128", "v5e-64"])
-    parser.add_argument("--out", type=pathlib.Path, default=FOLDER)
-    asked = parser.parse_args()
-    write_shapes(asked.out)
-    plans = {name: planned(name, asked.out) for name in asked.slices}
-    gib = 2**30
-    parts = ("parameters", "moments", "reference", "sampler", "PRM")
-    runs = ("update", "scoring", "prefill", "decode", "push")
-    print(f"\n| slice | available | stays | {', '.join(parts)} | {' | '.join(runs)} | fits |")
-    print("|" + "---|" * (len(runs) + 5))
-    for name, plan in plans.items():
-        resident = plan["resident"]
-        sides = [
-            sum(resident[part] for part in side if part in resident) for side in (parts[:3], parts[3:])
-        ]  # who learn, who sample
-        stays = sides if plan["sampling_hosts"] else [sum(sides)]
-        cells = [f"{plan['available'] / gib:.2f}", " and ".join(f"{size / gib:.2f}" for size in stays)]
-        cells += [", ".join(f"{resident[part] / gib:.2f}" for part in parts)]
-        cells += [f"{plan['programs'][run]['peak'] / gib:.2f}" for run in runs]
-        print(f"| {name} | {' | '.join(cells)} | {'yes' if plan['fits'] else 'no'} |")
-    print(f"\n| slice | {' | '.join(runs)} | packing | in all | expected |\n|" + "---|" * (len(runs) + 4))
-    for name, plan in plans.items():
-        cells = []
-        for run in runs:
-            program = plan["programs"][run]
-            if not program["program"]:
-                cells.append("does not fit")
-                continue
-            bounds = program["bounds"]
-            by = {"compute": "", "hbm": " h", "interconnect": " i", "network": " n"}[bounds["by"]]
-            cells.append(f"{time(bounds['step'])}{by} x {program['times']:,}")
-        cells += [time(plan["host"]["packing_seconds"]), time(plan["update_seconds"]), time(plan["expected_seconds"])]
-        print(f"| {name} | {' | '.join(cells)} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,12 @@ from hostile import programs as hostile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_server import reply, serving
+from test_growth import LOGS
 from test_tree import exact, json_value, records
 
 from jprm.io.jsonl import dump, parse
+from jprm.methods.data.reader import Event
+from jprm.methods.data.readers import find
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.verify import sandbox
@@ -21,7 +24,8 @@ from jprm.methods.verify.verifiers import labelled
 from jprm.tree import RecordError, record_of, tree_of
 
 ODD = json_value | st.sampled_from(
-    [10**400, -(10**30), 1e308, -0.0, "\ud800", "\0", "\n\n", "x" * 10_000, "[" * 5000, float("nan"), float("-inf")]
+    [10**400, -(10**30), 1e308, -0.0, "\ud800", "\0", "\n\n", "x" * 10_000, "[" * 5000, "9" * 5000, float("nan"),
+     float("-inf")]
 )  # fmt: skip
 LONGEST = 2000
 """Characters of a message."""
@@ -72,6 +76,21 @@ def test_an_odd_record_is_read_exactly_or_refused_in_one_line(data):
         if {"steps", "samples", "nodes"} & set(record):  # else another form, which becomes a chain
             assert exact(written) == exact(record)
         dump(written).encode()
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_an_odd_log_is_read_or_refused_in_one_line(data):
+    name = data.draw(st.sampled_from(sorted(LOGS)))
+    item = mutated(data, data.draw(st.sampled_from(LOGS[name]))(2))
+    reader = find(name)
+    if reader.whole and not isinstance(item, list):
+        return
+    with contextlib.suppress(RecordError):
+        item = parse(json.dumps(item).encode(), "F:1")
+        events = [Event(f"F:{i}", value) for i, value in enumerate(item, start=1)] if reader.whole else item
+        for record in reader.parse(events, "F:1", reader.options()):
+            dump(record_of(tree_of(record))).encode()
 
 
 @pytest.fixture(scope="module")

@@ -388,20 +388,21 @@ def test_a_compressed_file_is_its_content_and_a_cut_one_is_refused(tmp_path):
     assert len(list(read_records(tmp_path / "f.jsonl.gz"))) == 50
 
 
-def test_a_compressed_file_stands_for_no_more_than_a_machine_holds(tmp_path, monkeypatch):
+@pytest.mark.parametrize("packed", [gzip.compress, bytes])
+def test_a_line_and_a_list_are_no_larger_than_a_machine_holds(tmp_path, monkeypatch, packed):
     """Three megabytes of gzip can be three gigabytes of blanks."""
     monkeypatch.setattr(jsonl, "LINE_BYTES", 1000)
     monkeypatch.setattr(jsonl, "WHOLE_BYTES", 4000)
     line = json.dumps(ONE).encode() + b"\n"
-    file = tmp_path / "f.jsonl.gz"
-    file.write_bytes(gzip.compress(line * 1000))
+    file = tmp_path / "f.jsonl"
+    file.write_bytes(packed(line * 1000))
     assert len(list(read_records(file))) == 1000
     for content in (line + b" " * 2000, line + b'"' + b"x" * 2000):
-        file.write_bytes(gzip.compress(content))
+        file.write_bytes(packed(content))
         for records in (find("jsonl").read, read_records):
-            refused(ValueError, "f.jsonl.gz: has more than 1,000 bytes", list, records(file))
-    file.write_bytes(gzip.compress(b"[" + b",".join([line] * 1000) + b"]"))
-    refused(ValueError, "f.jsonl.gz: has more than 4,000 bytes", listed, file)
+            refused(ValueError, "f.jsonl: has more than 1,000 bytes", list, records(file))
+    file.write_bytes(packed(b"[" + b",".join([line] * 1000) + b"]"))
+    refused(ValueError, "f.jsonl: has more than 4,000 bytes", listed, file)
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):

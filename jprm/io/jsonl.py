@@ -94,38 +94,35 @@ class PreparedRecords(Sequence):
 
 
 LINE_BYTES, WHOLE_BYTES = 2**28, 2**30
-"""The longest line, and the largest file that is read at once, out of gzip: three megabytes can stand for gigabytes."""
+"""The longest line, and the largest file that is read at once: three megabytes of gzip can stand for gigabytes."""
 
 
-class _TooLarge(ValueError):
-    """A piece of what was unpacked."""
+class _Bounded(io.BufferedIOBase):
+    """A file of which no one call returns more than a machine can hold. Raises ValueError that names the file."""
 
-
-class _Unzipped(gzip.GzipFile):
-    """The content of a gzip file, of which no one call returns more than a machine can hold."""
+    def __init__(self, file: IO[bytes], path: str | os.PathLike):
+        self._file, self._path, self.seek = file, path, file.seek
 
     def read(self, size: int | None = -1) -> bytes:
-        return self._bounded(super().read, WHOLE_BYTES, -1 if size is None else size)
+        return self._at_most(WHOLE_BYTES, self._file.read, size)
 
     def readline(self, size: int | None = -1) -> bytes:
-        return self._bounded(super().readline, LINE_BYTES, -1 if size is None else size)
+        return self._at_most(LINE_BYTES, self._file.readline, size)
 
-    def _bounded(self, call: Callable[[int], bytes], most: int, size: int) -> bytes:
-        content = call(size if 0 <= size <= most else most + 1)
+    def _at_most(self, most: int, call: Callable[[int], bytes], size: int | None) -> bytes:
+        content = call(size if size is not None and 0 <= size <= most else most + 1)
         if len(content) > most:
-            raise _TooLarge(f"has more than {most:,} bytes in one line or list once unpacked. Unpack it, and look")
+            raise ValueError(f"{os.fspath(self._path)}: has more than {most:,} bytes in one line or list. Split it")
         return content
 
 
 @contextlib.contextmanager
 def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Yields the content of a file, decompressed where its first bytes are gzip's. Raises ValueError where it ends."""
+    """Yields the content of a file, decompressed if its first bytes are gzip's. Raises ValueError if it is cut off."""
     compressed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
     try:
-        yield cast(IO[bytes], _Unzipped(fileobj=file)) if compressed else file
-    except _TooLarge as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from None
+        yield cast(IO[bytes], _Bounded(cast(IO[bytes], gzip.GzipFile(fileobj=file)) if compressed else file, path))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{os.fspath(path)}: is a gzip file that is cut off or damaged: {error}") from error
 
@@ -238,8 +235,9 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object, as `object_pairs_hook`. Raises ValueError where it has a key twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice in an object")
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {twice!r} is there twice in an object")
     return value
 
 

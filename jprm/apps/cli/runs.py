@@ -251,7 +251,6 @@ def plan(
     slices: int = 1,
     scoring: FlagCreatePairsOff[bool] = False,
     search: FlagCreatePairsOff[bool] = False,
-    rl: FlagCreatePairsOff[bool] = False,
     to: Json = None,
     set_: Settings = (),
 ) -> None:
@@ -269,7 +268,6 @@ def plan(
       jprm plan experiments/qwen3_4b_math_shepherd.py --topology v6e-16 --search --output plans.json
       jprm plan experiments/llama3p1_8b_orm.py --topology v5p-64 --set mesh.context=4 data.rows=8 data.micro_rows=8
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology h100-8 --set model.attention=gpu_kernel
-      jprm plan rl.py --rl --topology v5e-64
       jprm plan --fits --output fits.json
 
     Args:
@@ -282,7 +280,6 @@ def plan(
         slices: Slices or nodes joined by the data centre's network. `mesh.data` must be a multiple of them.
         scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
         search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
-        rl: Plan an update of `jprm rl`, whose experiment the file describes: learner, reference, sampler and PRM.
         to: A file for the figures, with every candidate of a search.
         set_: Values that replace the experiment's, by their path in its configuration.
     """
@@ -292,16 +289,14 @@ def plan(
 
     from jprm.apps.plan import fits as cards
     from jprm.apps.plan import plan as steps
-    from jprm.apps.plan import rl as updates
     from jprm.apps.plan.topologies import find
     from jprm.experiment import load
     from jprm.io.outputs import check_output, write_json
     from jprm.methods.evaluate.blocks import show
-    from jprm.methods.rl.config import RLExperiment
 
     errors = Console(stderr=True)
     if fits:
-        if experiment or topology or rl or scoring or search or set_:
+        if experiment or topology or scoring or search or set_:
             raise ValueError("--fits takes only --json: its models and its card are its own")
         show(cards.tables(cards.fits(to, errors.print)))
         return
@@ -309,15 +304,10 @@ def plan(
         raise ValueError("jprm plan: name an experiment file and --topology, or --fits")
     if to is not None:
         check_output(to, experiment)
-    if rl and (scoring or search):
-        raise ValueError("--rl plans one update: leave out --scoring and --search")
     slice_ = find(topology, slices)
     with errors.status("starting") as status:
         say = status.update if errors.is_terminal else errors.print  # a log has no line that changes
-        if rl:
-            planned = updates.plan(load(experiment, set_, RLExperiment), slice_, say)
-            shown = updates.tables(planned)
-        elif search:
+        if search:
             plans, best = steps.search(load(experiment, set_), slice_, say=say, scoring=scoring)
             planned, shown = {"plans": plans, "best": best}, steps.tables_of_search(plans, best)
         else:

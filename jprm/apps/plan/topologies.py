@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import itertools
 import math
 import pathlib
 from typing import Any
@@ -85,17 +84,13 @@ CUBES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One slice or node, or several joined by the data centre's network; or the first hosts of a slice.
-
-    chips: of all slices. apart: further chips of the slice, those of its last hosts, which are not in it.
-    """
+    """One slice or node, or several joined by the data centre's network. `chips` counts the chips of all slices."""
 
     name: str  # such as v5p-128
     chip: Chip
     shape: str
     chips: int
     slices: int = 1
-    apart: int = 0
 
     @property
     def devices(self) -> int:
@@ -104,32 +99,14 @@ class Topology:
     @property
     def host(self) -> Topology:
         """One host of the slice, or one node."""
-        name, chips = self.name.partition("-")[0], self.chips + self.apart
+        name, chips = self.name.partition("-")[0], self.chips
         if self.chip.backend == "gpu" or chips <= self.chip.host or (chips == 8 and self.chip.links == 4):
-            return dataclasses.replace(self, chips=chips // self.slices, slices=1, apart=0)
+            return dataclasses.replace(self, chips=chips // self.slices, slices=1)
         return find(f"{name}-{self.chip.host * (2 if self.chip.cores_named else 1)}")
 
     @property
     def hosts(self) -> int:
         return self.chips // self.host.chips
-
-    def without(self, hosts: int) -> Topology:
-        """Returns what learns where the last hosts sample. Raises ValueError where that cannot be."""
-        slices, left = divmod(hosts * self.slices, self.hosts)
-        if hosts >= self.hosts or (self.slices > 1 and left):
-            whole = f", and take whole slices, of {self.hosts // self.slices} hosts" if self.slices > 1 else ""
-            reason = f"{hosts} of {self.hosts} hosts cannot be apart from the others: leave one{whole}"
-            raise ValueError(f"sampling_hosts={hosts}: {reason}")
-        chips = hosts * self.host.chips
-        if self.slices > 1:
-            return dataclasses.replace(self, chips=self.chips - chips, slices=self.slices - slices)
-        row = int(self.shape.partition("x")[0]) // 2 if self.chip.rectangles and self.chips > 16 else 1
-        if hosts % row:
-            raise ValueError(
-                f"sampling_hosts={hosts}: without them the {self.hosts} hosts of {self.name} are no rectangle of chips,"
-                f" and the compiler takes no other part of such a slice: take a multiple of {row}"
-            )
-        return dataclasses.replace(self, chips=self.chips - chips, apart=self.apart + chips)
 
     @property
     def interconnect(self) -> float:
@@ -142,24 +119,8 @@ class Topology:
             return self.chip.interconnect
         sizes = [int(size) for size in self.shape.split("x")]
         cubes = len(sizes) == 3 and all(size % 4 == 0 for size in sizes)
-        places, fewest = self._places(sizes), self.chip.links
-        for place in places:
-            links = 0
-            for axis, size in enumerate(sizes):
-                for next in (place[axis] - 1, place[axis] + 1):
-                    if size > 1 and (cubes or size == 16 or 0 <= next < size):
-                        links += (*place[:axis], next % size, *place[axis + 1 :]) in places
-            fewest = min(fewest, links or self.chip.links)
-        return self.chip.interconnect * fewest / self.chip.links
-
-    def _places(self, sizes: list[int]) -> set[tuple[int, ...]]:
-        """Returns the coordinates of its chips. Hosts are numbered along the first axis, then the second, the third."""
-        places = itertools.product(*map(range, sizes))
-        if not self.apart:
-            return set(places)
-        across, along = (size // 2 for size in sizes[:2])  # a host has 2 x 2 chips
-        host = {place: place[0] // 2 + across * (place[1] // 2 + along * sum(place[2:])) for place in places}
-        return {place for place, number in host.items() if number < self.hosts}
+        links = sum(2 if cubes or size == 16 else 1 for size in sizes if size > 1) or self.chip.links
+        return self.chip.interconnect * min(links, self.chip.links) / self.chip.links
 
 
 def names() -> dict[str, list[str]]:
@@ -212,13 +173,7 @@ def devices(topology: Topology) -> list[Any]:
     elif math.prod(sizes) == 4 and len(sizes) == 2:
         options["chips_per_host_bounds"] = (2, 2, 1)
     name = f"{kind}:{topology.shape}"
-    every = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
-    if not topology.apart:
-        return every
-    # Of a flat slice, the last hosts stand for the first: libtpu (0.0.42 and 0.0.50) refuses parts with the slice's
-    # first chip, whose chips it numbers wrongly (RET_CHECK).
-    last = (topology.chips + topology.apart) // topology.host.chips - topology.hosts if topology.chip.links == 4 else 0
-    return [device for device in every if last <= device.process_index < last + topology.hosts]
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
 
 
 def _gpus(topology: Topology) -> list[Any]:

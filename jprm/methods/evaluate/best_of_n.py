@@ -32,10 +32,11 @@ from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
 from jprm.methods.jobs.score import stored_scale
+from jprm.methods.verify.verifiers import UNDECIDED
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_differences, mean_draws
-from jprm.tree import ReasoningTree, chains_of, read_trees, steps_only
+from jprm.tree import Node, ReasoningTree, chains_of, read_trees, steps_only
 
 DRAWN_SAMPLES = 2**23
 """Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
@@ -138,7 +139,7 @@ def pools_of(
             steps.append(len(chain))
             length.append(sum(len(tree.nodes[node].text) for node in chain))
             scores.append(score_N[chain].astype(np.float32))
-            correct.append(outcome_of(tree.answer, leaf.correct, leaf.extra.get("answer"), f"record {i}"))
+            correct.append(outcome_of(tree.answer, leaf, f"record {i}"))
             vote.append(leaf.outputs.get("vote", np.nan))
         leaves = [tree.nodes[chain[-1]] for chain in chains]
         with_answers |= any("answer" in leaf.extra for leaf in leaves)
@@ -363,17 +364,19 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
     return count
 
 
-def outcome_of(truth: Any, correct: bool | None, answer: Any, where: str) -> float:
-    """Returns whether a sample is correct, as recorded or by its answer, where the problem's is `truth`.
+def outcome_of(truth: Any, leaf: Node, where: str) -> float:
+    """Returns whether a sample is correct, as recorded or by its answer, if the problem's is `truth`.
+
+    One that its verifier left undecided is incorrect.
 
     Raises ScoreError where neither is known.
     """
-    if correct is not None:
-        return float(correct)
+    if leaf.correct is not None or UNDECIDED in leaf.extra:
+        return float(leaf.correct or False)
     if canonical_answer(truth) is None:
         remedy = "Give each sample `correct` (`jprm label outcomes`), or the record its `answer`"
         raise ScoreError(f"{where}: outcome unknown. {remedy}.")
-    return float(equivalent(truth, answer))
+    return float(equivalent(truth, leaf.extra.get("answer")))
 
 
 def run(options: BestOfNOptions) -> Report:

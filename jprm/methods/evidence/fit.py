@@ -98,7 +98,7 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
         leaves = [chain[-1] for chain in chains_of(tree)]
         x.append(np.concatenate(parts, axis=1)[leaves])
         ends = [tree.nodes[leaf] for leaf in leaves]
-        correct += [outcome_of(tree.answer, n.correct, n.extra.get("answer"), f"{name}, record {i}") for n in ends]
+        correct += [outcome_of(tree.answer, n, f"{name}, record {i}") for n in ends]
         problem.append(np.full(len(leaves), i))
         classes.append(answer_classes(answers_of(tree)))
     x_MF = np.concatenate(x)

@@ -164,8 +164,11 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
     request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
     _continued(input, output, request, lambda trees: with_outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
-    outcomes = [node.correct for tree in trees_in(output) for node in tree.nodes if node.correct is not None]
-    return {"chains": len(outcomes), "correct": sum(outcomes)}
+    leaves = [node for tree in trees_in(output) for node in tree.nodes]
+    outcomes = [node.correct for node in leaves if node.correct is not None]
+    undecided = sum(verifiers.UNDECIDED in node.extra for node in leaves)
+    counts = {"chains": len(outcomes) + undecided, "correct": sum(outcomes)}
+    return counts | ({"undecided": undecided} if undecided else {})
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
@@ -224,10 +227,7 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
     """
     problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
     whole = [
-        (record, [tree.nodes[i].text for i in chain])
-        for tree, record, chains in problems
-        for chain in chains
-        if _is_whole(tree, chain)
+        (record, _texts(tree, chain)) for tree, record, chains in problems for chain in chains if _is_whole(tree, chain)
     ]
     judged = iter(verifier.judge(whole) if whole else ())
     return [
@@ -240,6 +240,14 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
     ]  # fmt: skip
 
 
+def _texts(tree: ReasoningTree, chain: Sequence[int]) -> list[str]:
+    """Returns a chain's steps, or the text that they were split from, whose lines kept their indentation."""
+    steps = [tree.nodes[i].text for i in chain]
+    text = (tree if tree.kind == "chain" else tree.nodes[chain[-1]]).extra.get("response")
+    same = isinstance(text, str) and "".join(text.split()) == "".join("".join(steps).split())
+    return [text] if same and isinstance(text, str) else steps
+
+
 def _is_whole(tree: ReasoningTree, chain: Sequence[int]) -> bool:
     leaf = tree.nodes[chain[-1]].extra
     return any(draw.get("finish_reason", "stop") == "stop" for draw in leaf.get("draws", [leaf]))
@@ -249,8 +257,9 @@ def _with_leaves(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningT
     nodes = list(tree.nodes)
     for leaf, judgement in outcome.items():
         about = {key: value for key, value in judgement.about.items() if key != "answer" or tree.kind != "chain"}
-        extra = {**nodes[leaf].extra, **about}
-        nodes[leaf] = dataclasses.replace(nodes[leaf], correct=judgement.reward >= 1, extra=extra)
+        extra = {key: value for key, value in nodes[leaf].extra.items() if key != verifiers.UNDECIDED} | about
+        correct = None if verifiers.UNDECIDED in about else judgement.reward >= 1
+        nodes[leaf] = dataclasses.replace(nodes[leaf], correct=correct, extra=extra)
     return dataclasses.replace(tree, nodes=tuple(nodes))
 
 

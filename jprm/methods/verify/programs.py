@@ -15,7 +15,8 @@ may one be that needs a builtin which the program hides; then the step is incorr
 unlabelled otherwise.
 
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
-the other steps are prose and unlabelled; else a step's whole text is code. Only the standard library is available.
+the other steps are prose and unlabelled; else a step's whole text is code (`fences.py`). Only the standard library is
+available.
 
 Starting two sandboxes takes longer than most programs, so a pair of them serves a batch: each program and its tests are
 two processes of their own, forked there. A program that hangs, crashes or attacks spoils only its own report.
@@ -31,11 +32,11 @@ import functools
 import json
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jprm.methods.verify import Verdict, tests_of
+from jprm.methods.verify.fences import blocks, program_in, programs_of, without_tokens
 from jprm.methods.verify.sandbox import Limits, python, rules, run_command, run_servers
 from jprm.tree import ReasoningTree
 
@@ -48,8 +49,6 @@ BATCH = 128
 
 # ---- Steps that are code.
 
-_FENCE = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-
 
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
     """Returns a verdict per node.
@@ -59,12 +58,11 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
       OSError: `sandbox` is True and there is none.
     """
     tests = tests_of(tree.extra)
-    fenced = any(_FENCE.search(node.text) for node in tree.nodes)
-    codes = [_code(node.text, fenced) for node in tree.nodes]
+    codes = _codes([node.text for node in tree.nodes])
     children: dict[int, list[int]] = collections.defaultdict(list)
     for i, node in enumerate(tree.nodes):
         children[node.parent].append(i)
-    programs, over = {-1: program_of(tree.extra, ())}, {-1: False}  # over: at or after an incorrect step
+    programs, over = {-1: _ended(tree.extra.get("prelude", ""))}, {-1: False}  # over: at or after an incorrect step
     verdicts: list[Verdict] = []
     for i, node in enumerate(tree.nodes):
         programs[i], last = programs[node.parent] + codes[i], not children[i]
@@ -78,15 +76,24 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
     return verdicts
 
 
-def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str:
-    """Returns the program that the steps write after the record's prelude."""
-    fenced = any(map(_FENCE.search, steps))
-    return _code(record.get("prelude", ""), False) + "".join(_code(step, fenced) for step in steps)
+def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
+    """Returns the program that the steps write after the record's prelude; None if they write none."""
+    prelude = _ended(record.get("prelude", ""))
+    program = program_in("".join(map(_ended, steps)), prelude)
+    return None if program is None else prelude + program
 
 
-def _code(text: str, fenced: bool) -> str:
-    code = "\n".join(_FENCE.findall(text)) if fenced else text
-    return code.strip("\n") + "\n" if code.strip() else ""
+def _codes(texts: Sequence[str]) -> list[str]:
+    """Returns the code of each step: its fences if any step has one, else its text."""
+    found = [blocks(without_tokens(text)) for text in texts]
+    if not any(found):
+        return [_ended(without_tokens(text)) for text in texts]
+    chosen = programs_of(block for parts in found for block in parts)
+    return [_ended("\n".join(code for code in programs_of(parts) if code in chosen)) for parts in found]
+
+
+def _ended(text: str) -> str:
+    return text.strip("\n") + "\n" if text.strip() else ""
 
 
 def _verdict(report: Report, last: bool, limits: Limits) -> Verdict:

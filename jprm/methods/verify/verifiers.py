@@ -36,6 +36,9 @@ Kind = Literal["arithmetic", "python", "coq"]
 ORIGIN = "formal"
 """Of a checker's labels."""
 
+UNDECIDED = "undecided"
+"""The key of a sample that its verifier cannot judge: why. Its reward is 0 and its `correct` unknown."""
+
 Working = Callable[[Record, Sequence[str]], Sequence[bool | None]]
 
 
@@ -118,13 +121,23 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Out
     """Returns 1 for chains that are programs which pass all `tests` of their record, else 0.
 
     With each are `passed`, the number of tests that pass, and `answer`: letters that are equal for programs that do the
-    same on the calls of the tests, so that votes count them together. It is None for a program that does not run.
+    same on the calls of the tests, so that votes count them together. It is None for a program that does not run. A
+    chain without a program is `undecided`.
 
     Raises OSError where the sandbox is absent or does not start.
     """
-    programs = [Program(program_of(record, steps), tuple(tests_of(record))) for record, steps in chains]
-    outcomes = []
-    for report in run_programs(programs, limits):
+    codes = [program_of(record, steps) for record, steps in chains]
+    programs = [
+        Program(code, tuple(tests_of(record)))
+        for (record, _), code in zip(chains, codes, strict=True)
+        if code is not None
+    ]
+    reports, outcomes = iter(run_programs(programs, limits) if programs else ()), []
+    for code in codes:
+        if code is None:
+            outcomes.append(Outcome(0.0, {"answer": None, "passed": 0, UNDECIDED: "holds no program"}))
+            continue
+        report = next(reports)
         if not report.started:
             raise OSError("the sandbox did not start, so programs cannot be judged: is the machine out of memory?")
         answer = report.behaviour and "behaviour " + report.behaviour[:16].translate(_LETTERS)

@@ -90,17 +90,17 @@ def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
     message: Record = {"role": "assistant" if source == "agent" else source, "content": text}
     if (thoughts := step.get("reasoning_content")) is not None:
         message["reasoning_content"] = text_of(thoughts, where, place + ".reasoning_content", blank=True)
-    calls, ids = [], []
+    calls, ids = [], {}
     for j, call in enumerate(list_of(step.get("tool_calls") or [], where, place + ".tool_calls")):
         within = f"{place}.tool_calls[{j}]."
-        ids.append(take(call, "tool_call_id", str, where, within))
+        ids[call_id := take(call, "tool_call_id", str, where, within)] = None
         calls.append(call_of(take(call, "function_name", str, where, within),
-                             take(call, "arguments", dict, where, within), ids[-1]))  # fmt: skip
+                             take(call, "arguments", dict, where, within), call_id))  # fmt: skip
     message |= {"tool_calls": calls} if calls else {}
     return [message, *_results(step.get("observation"), ids, where, place + ".observation")]
 
 
-def _results(observation: Any, ids: Sequence[str], where: str, place: str) -> Iterator[Record]:
+def _results(observation: Any, ids: Mapping[str, None], where: str, place: str) -> Iterator[Record]:
     if observation is None:
         return
     for j, result in enumerate(take(observation, "results", list, where, place + ".")):
@@ -109,7 +109,7 @@ def _results(observation: Any, ids: Sequence[str], where: str, place: str) -> It
         call_id, content = result.get("source_call_id"), result.get("content")
         if call_id is None and content is None and result.get("subagent_trajectory_ref"):
             continue  # it only says where a subagent's trajectory lies: nobody said anything
-        if call_id is not None and ids and call_id not in ids:
+        if call_id is not None and ids and not (isinstance(call_id, str) and call_id in ids):
             reason = f"is {call_id!r}, and the step calls {', '.join(map(repr, ids))}"
             raise RecordError(where, within + ".source_call_id", reason, "Name the call that the result answers.")
         text = "" if content is None else text_of_parts(content, where, within + ".content")
@@ -154,7 +154,8 @@ def documents(text: str, where: str) -> list[tuple[int, int]]:
             end = _DECODER.raw_decode(text, at)[1]
         except (ValueError, RecursionError) as error:
             remedy = "Write whole documents: one, one a line, or a list of them."
-            raise RecordError(_line(text, at, where), "line", f"is not JSON: {error}", remedy) from None
+            line = text.count("\n", 0, at) + 1
+            raise RecordError(f"{where}:{line}", "line", f"is not JSON: {error}", remedy) from None
         spans.append((at, end))
         at = _skip(text, end)
         if listed and text.startswith(",", at):
@@ -166,15 +167,13 @@ def documents(text: str, where: str) -> list[tuple[int, int]]:
     return spans
 
 
-def _line(text: str, at: int, where: str) -> str:
-    return f"{where}:{text.count(chr(10), 0, at) + 1}"
-
-
 def records_of(path: str | os.PathLike) -> list[list[Record]]:
     """Returns the trajectories of each document of a file. Raises RecordError."""
     text, records = _text_of_file(path), []
+    line, seen = 1, 0
     for begin, end in documents(text, os.fspath(path)):
-        where = _line(text, begin, os.fspath(path))
+        line, seen = line + text.count("\n", seen, begin), begin
+        where = f"{os.fspath(path)}:{line}"
         records.append(list(parse_atif(jsonl.parse(text[begin:end].encode(), where), where, NoOptions())))
     return records
 
@@ -188,9 +187,11 @@ def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], ab
     edits: list[tuple[int, int, str]] = []
     for (begin, _), records in zip(documents(text, os.fspath(path)), trajectories, strict=True):
         _score(text, begin, iter(records), about, edits)
-    for begin, end, new in sorted(edits, reverse=True):
-        text = text[:begin] + new + text[end:]
-    return text
+    pieces, at = [], 0
+    for begin, end, new in sorted(edits):
+        pieces += text[at:begin], new
+        at = end
+    return "".join([*pieces, text[at:]])
 
 
 def _score(text: str, at: int, records: Iterator[Record], about: Mapping[str, Any], edits: list) -> None:
@@ -227,7 +228,7 @@ def _appended(text: str, at: int, members: Sequence[tuple[str, int, int]], new: 
     if not members:
         return at + 1, at + 1, new
     before = members[-2][2] if len(members) > 1 else at
-    before += text[before:].index(",") + 1 if len(members) > 1 else 1
+    before = text.index(",", before) + 1 if len(members) > 1 else before + 1
     end = members[-1][2]
     return end, end, "," + text[before : _skip(text, before)] + new
 

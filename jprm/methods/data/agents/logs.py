@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -36,12 +37,12 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
     final = take(item, "final_label", int, where)
     if final not in (-1, 0, 1):
         raise RecordError(where, "final_label", f"is {final}, not -1, 0 or 1", "Is this file of AgentProcessBench?")
-    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    turns = {str(i): message for i, message in enumerate(messages) if message.get("role") == "assistant"}
     for key, label in labels.items():
-        if not key.isdecimal() or int(key) not in turns:
+        if key not in turns:
             raise RecordError(where, f"step_labels[{key!r}]", "is the index of no turn", "Is the file whole?")
-        messages[int(key)]["label"] = label
-    lacking = [i for i in turns if str(i) not in labels]
+        turns[key]["label"] = label
+    lacking = [i for i in turns if i not in labels]
     if lacking and options.missing == "error":
         remedy = "Set missing=unlabelled, or complete the file."
         raise RecordError(where, "step_labels", f"has no label of messages[{lacking[0]}]", remedy)
@@ -175,9 +176,9 @@ def _of_messages(attributes: Mapping[str, Any], key: str, where: str) -> list[li
     """Returns the messages that each message of an attribute makes; [] where there are none."""
     messages = []
     for i, message in enumerate(list_of(decoded(attributes.get(key) or [], where, key), where, key)):
-        place = f"{key}[{i}]."
-        parts = take(message, "parts", list, where, place)
-        messages.append(_of_parts(str(message.get("role")), parts, where, place + "parts"))
+        message = object_of(message, where, f"{key}[{i}]", "Write a message's object.")
+        parts = take(message, "parts", list, where, f"{key}[{i}].")
+        messages.append(_of_parts(str(message.get("role")), parts, where, f"{key}[{i}].parts"))
     return messages
 
 
@@ -212,7 +213,8 @@ def _any_value(value: Any) -> Any:
         return {str(pair.get("key")): _any_value(pair.get("value")) for pair in pairs}
     if kind == "arrayValue":
         return [_any_value(inner) for inner in values]
-    return int(held) if kind == "intValue" and isinstance(held, str) and held.lstrip("-").isdecimal() else held
+    digits = re.fullmatch("-?[0-9]{1,19}", held) if kind == "intValue" and isinstance(held, str) else None
+    return int(digits[0]) if digits else held
 
 
 def trajectory_of(record: Record, where: str) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,7 +60,7 @@ def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Re
 
 def _index(value: str | int, count: int, where: str) -> int:
     text = str(value).strip()
-    if not text.isdecimal() or int(text) >= count:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= count:
         remedy = f"Write the index of one of the {count} messages, from 0."
         raise RecordError(where, "mistake_step", f"is {value!r}", remedy)
     return int(text)

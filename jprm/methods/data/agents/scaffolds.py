@@ -109,15 +109,17 @@ def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, f
         conversation.say(
             "system" if kind == "system" else "user", take(arguments, "content", str, where, f"{field}.args.")
         )
-        return list(arguments.get("tools") or [])
+        return list_of(arguments.get("tools") or [], where, f"{field}.args.tools")
     if event.get("source") != "agent":
         remedy = "Remove the event if the agent did not read it."
         raise RecordError(where, f"{field}.action", f"is {kind!r} of the {event.get('source')}", remedy)
     response = held if isinstance(held := metadata.get("model_response"), Mapping) else {}
-    choices = [choice for choice in response.get("choices") or [] if isinstance(choice, Mapping)]
+    within = field + ".tool_call_metadata.model_response"
+    choices = list_of(response.get("choices") or [], where, within + ".choices")
+    choices = [choice for choice in choices if isinstance(choice, Mapping)]
     message = choices[0].get("message") if choices else None
     if isinstance(message, Mapping):
-        key, within = response.get("id"), field + ".tool_call_metadata.model_response"
+        key = response.get("id")
         calls = list_of(message.get("tool_calls") or [], where, within)
         called = next((call for call in calls if isinstance(call, Mapping) and call.get("id") == call_id), None)
         if called is None:
@@ -154,11 +156,11 @@ def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, f
         return []
     if kind == "SystemPromptEvent":
         conversation.say("system", take(event, "system_prompt.text", str, where, within))
-        return [_tool_1(tool) for tool in event.get("tools") or []]
+        return [_tool_1(tool) for tool in list_of(event.get("tools") or [], where, within + "tools")]
     if kind == "MessageEvent":
         message = take(event, "llm_message", dict, where, within)
         parts = [*list_of(message.get("content") or [], where, within + "llm_message.content"),
-                 *(event.get("extended_content") or [])]  # fmt: skip
+                 *list_of(event.get("extended_content") or [], where, within + "extended_content")]  # fmt: skip
         text = text_of_parts(parts, where, within + "llm_message.content")
         if message.get("role") == "assistant":
             conversation.write(None, text, str(message.get("reasoning_content") or ""))
