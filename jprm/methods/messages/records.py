@@ -80,10 +80,10 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[st
     check_tools(record.get("tools"), where)
     if record.get("outcome") is not None:
         number_of(record["outcome"], where, "outcome")
-    records, calls = [], None
+    records, ids = [], None
     for i, message in enumerate(messages):
         message = read_message(message, segment, semantics, where, f"messages[{i}]")
-        calls = check_answer(message, calls, where, f"messages[{i}]")
+        ids = check_answer(message, ids, where, f"messages[{i}]")
         records.append(message)
     if not any(message["role"] == "assistant" for message in records):
         raise RecordError(where, "messages", "have no turn of the assistant", "There is nothing to score without one.")
@@ -136,23 +136,28 @@ def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
     return [text] if segment == "turn" or not text.strip() else steps.split(text, segment)
 
 
-def check_answer(message: Mapping[str, Any], calls: list | None, where: str, field: str) -> list | None:
-    """Returns the calls that messages after this one may answer; None before the first turn.
+def check_answer(
+    message: Mapping[str, Any], ids: Mapping[str, None] | None, where: str, field: str
+) -> Mapping[str, None] | None:
+    """Returns the ids of calls that messages after this one may answer; None before the first turn.
+
+    They are empty if a call of the turn has none: its tools may then answer under any.
 
     Raises RecordError for a tool's message before any turn, or one whose `tool_call_id` is of no call of the last turn.
     """
     if message["role"] == "assistant":
-        return message.get("tool_calls") or []
+        calls = message.get("tool_calls") or []
+        named = [call["id"] for call in calls if isinstance(call.get("id"), str)]
+        return dict.fromkeys(named if len(named) == len(calls) else ())
     if message["role"] != "tool":
-        return calls
-    if calls is None:
+        return ids
+    if ids is None:
         raise RecordError(where, field + ".role", "is 'tool' before any turn", "A tool answers a call of a turn.")
-    ids = [call["id"] for call in calls if isinstance(call.get("id"), str)]
     call_id = message.get("tool_call_id")
-    if ids and len(ids) == len(calls) and call_id is not None and call_id not in ids:
+    if ids and call_id is not None and call_id not in ids:
         reason = f"is {call_id!r}, and the turn before calls {', '.join(map(repr, ids))}"
         raise RecordError(where, field + ".tool_call_id", reason, "Name the call that the tool answers.")
-    return calls
+    return ids
 
 
 def _check_prompt(record: Mapping[str, Any], where: str) -> None:
@@ -236,14 +241,11 @@ OF_LEAVES = ("answer", "id")
 def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]]:
     """Returns the messages of nodes that follow one another, as a chat template takes them, without jprm's own keys."""
     messages = []
-    for i in path:
-        node = tree.nodes[i]
-        if node.continues and messages:
-            messages[-1]["content"] = (messages[-1]["content"] or "") + node.text
-            continue
-        null = "content" in node.extra and node.extra["content"] is None
-        others = {key: value for key, value in node.extra.items() if key not in ("content", *OWN_KEYS)}
-        messages.append({"role": node.role, "content": None if null else node.text, **others})
+    for group in nodes_of_messages(tree, path):
+        first, text = tree.nodes[group[0]], "".join(tree.nodes[i].text for i in group)
+        null = not text and "content" in first.extra and first.extra["content"] is None
+        others = {key: value for key, value in first.extra.items() if key not in ("content", *OWN_KEYS)}
+        messages.append({"role": first.role, "content": None if null else text, **others})
     return messages
 
 
@@ -377,13 +379,13 @@ def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
         if not absent:
             del extra[key]
     end_of: list[int] = []  # the last node of each message
-    calls_at: list[list | None] = []
+    ids_at: list[Mapping[str, None] | None] = []  # that an answer to each message may name
     messages = []
     for i, message in enumerate(records):
         field = f"nodes[{i}]"
         message = read_message(message, segment, semantics, where, field)
         parent = parent_of(message.pop("parent", None), i, "the start", where)
-        calls_at.append(check_answer(message, calls_at[parent] if parent >= 0 else None, where, field))
+        ids_at.append(check_answer(message, ids_at[parent] if parent >= 0 else None, where, field))
         answer_of(message.get("answer"), where, field + ".answer")
         above = end_of[parent] if parent >= 0 else -1
         nodes += _nodes_of_message(message, above, len(nodes), segment)
@@ -486,13 +488,10 @@ def _reached(outcome: Any) -> bool | None:
 def _with_outcomes(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Returns the nodes with `correct` at each last step whose own `outcome`, or that of a leaf after it, says it."""
     judged = list(nodes)
+    steps: list[int] = []  # the last step of each node's path, -1 for none
     for i, node in enumerate(nodes):
+        steps.append(at := i if node.is_step else steps[node.parent] if node.parent >= 0 else -1)
         reached = _reached(node.extra.get("outcome"))
-        if reached is None:
-            continue
-        at = i
-        while at >= 0 and not nodes[at].is_step:
-            at = nodes[at].parent
-        if at >= 0 and judged[at].correct is None:
+        if reached is not None and at >= 0 and judged[at].correct is None:
             judged[at] = dataclasses.replace(judged[at], correct=reached)
     return tuple(judged)

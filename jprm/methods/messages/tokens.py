@@ -192,7 +192,11 @@ def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.
     text = json.dumps([messages, tools], ensure_ascii=False)
     if not specials.search(text):
         return ""
-    return next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in text)
+    used = set(text)
+    guards = (guard for code in (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)) if (guard := chr(code)) not in used)
+    if not (guard := next(guards, "")):
+        raise ValueError("messages: use all private characters of Unicode and a special token. Remove one of them")
+    return guard
 
 
 def _guarded(value: Any, specials: re.Pattern, guard: str) -> Any:

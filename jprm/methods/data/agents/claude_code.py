@@ -274,7 +274,7 @@ def _conversation(lines: Sequence[tuple[str, Line]], left: Leftovers) -> Convers
         for event in messages_of_blocks(line["type"], blocks, place, "message.content", left):
             if event["role"] == "tool":
                 conversation.answer(event.get("tool_call_id"), event["content"])
-                key = (key, len(conversation.messages)) if line["type"] == "assistant" else key
+                key = (key, len(conversation)) if line["type"] == "assistant" else key
             elif event["role"] == "user":
                 conversation.say("user", event["content"])
             else:

@@ -118,10 +118,10 @@ class _Rollout:
         if kind == "message" and item.get("role") == "developer":
             self._instruct(self.left.text(item.get("content"), where, field + ".content"))
             return
-        before = len(conversation.messages)
+        before = len(conversation)
         if not conversation.add_item(item, where, field):
             self.left.skip(f"item of type {kind!r}")
-        elif kind == "message" and not replaced and len(conversation.messages) > before:
+        elif kind == "message" and not replaced and len(conversation) > before:
             new = conversation.messages[-1]
             if new["role"] == "user" and not new["content"].lstrip().startswith(_CONTEXT):
                 self.turns.append((len(self.parts) - 1, before))

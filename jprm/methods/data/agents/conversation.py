@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jprm.io.jsonl import object_of
+from jprm.io.jsonl import RecordError, object_of, type_name
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
@@ -15,20 +15,45 @@ class Conversation:
     """Messages that grow event by event: the events of one response are one turn."""
 
     def __init__(self, between: str = "", left: Leftovers | None = None) -> None:
-        self.messages: list[dict[str, Any]] = []
         self.between = between  # two texts of one turn
         self.left = left or Leftovers(SessionOptions("error"))
-        self.has_turn = False
-        self.inputs = 0  # messages that are not the agent's: it writes one turn between two of them
+        self.inputs = 0  # messages that are not the agent's: what it writes between two of them has one key
+        self._messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
+        self._texts: list[str] = []  # of this turn, and its thoughts
+        self._thoughts: list[str] = []
         self._key: Any = None
-        self._calls: list[Any] = []  # ids of the last turn's calls, None for a call without one
-        self._open: list[Any] = []  # those of them without an answer
+        self._ids: set[str] = set()  # of the last turn's calls
+        self._open: set[str] = set()  # those of them without an answer
+        self._unnamed = 0  # calls without an id that lack an answer
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        self._join()
+        return self._messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def has_turn(self) -> bool:
+        return len(self._messages) > self.inputs
+
+    def _join(self) -> None:
+        """Writes the texts of the last turn into its message: once, not with each of them."""
+        if self._turn is not None:
+            self._texts = [self.between.join(self._texts)]
+            self._turn["content"] = self._texts[0]
+            if self._thoughts:
+                self._thoughts = ["\n".join(self._thoughts)]
+                self._turn["reasoning_content"] = self._thoughts[0]
 
     def say(self, role: str, text: str) -> None:
         """Adds a message of the system or the user, which ends a turn."""
-        self._add({"role": role, "content": text})
+        self._join()
         self._turn = None
+        self._messages.append({"role": role, "content": text})
+        self.inputs += 1
 
     def holds(self, key: Any) -> bool:
         """Whether the last turn is of the response with this key. None is of no other response."""
@@ -37,45 +62,44 @@ class Conversation:
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
         """Adds text, thoughts and a call to the last turn if it is of this response, else to a new one."""
         if not self.holds(key) or self._turn is None:
-            self._turn, self._key = {"role": "assistant", "content": ""}, key
-            self.messages.append(self._turn)
-            self.has_turn, self._calls, self._open = True, [], []
-        turn = self._turn
-        turn["content"] = self.between.join(filter(None, (turn["content"], text)))
-        if thoughts:
-            turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), thoughts)))
+            self._join()
+            self._turn, self._texts, self._thoughts, self._key = {"role": "assistant", "content": ""}, [], [], key
+            self._messages.append(self._turn)
+            self._ids, self._open, self._unnamed = set(), set(), 0
+        self._texts += filter(None, (text,))
+        self._thoughts += filter(None, (thoughts,))
         if call is not None:
-            turn.setdefault("tool_calls", []).append(call)
-            self._calls.append(call.get("id"))
-            self._open.append(call.get("id"))
+            self._turn.setdefault("tool_calls", []).append(call)
+            if isinstance(call_id := call.get("id"), str):
+                self._ids.add(call_id)
+                self._open.add(call_id)
+            else:
+                self._unnamed += 1
 
     def answer(self, call_id: Any, text: str) -> None:
         """Adds the text that a tool answered. A text that answers no call of the last turn is the user's.
 
-        An answer without an id, or to calls without ids, is of the first open call.
+        An answer without an id, or to calls without ids, is of an open call.
         """
-        call_id = call_id or None
-        if call_id is None or (call_id not in self._calls and None in self._open):
-            answered = self._open[:1]
+        call_id = call_id if isinstance(call_id, str) and call_id else None
+        if call_id in self._ids:
+            self._open.discard(call_id)
+        elif self._unnamed:
+            self._unnamed -= 1
+        elif call_id is None and self._open:
+            self._open.pop()
         else:
-            answered = [call_id] if call_id in self._calls else []
-        if not answered:
             self.say("user", text)
             return
-        if answered[0] in self._open:
-            self._open.remove(answered[0])
-        self._add({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
-
-    def _add(self, message: dict[str, Any]) -> None:
-        self.messages.append(message)
+        self._messages.append({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
         self.inputs += 1
 
     def cut(self, count: int) -> None:
         """Keeps the first `count` messages."""
-        del self.messages[count:]
-        self._turn, self._calls, self._open = None, [], []
-        self.has_turn = any(message["role"] == "assistant" for message in self.messages)
-        self.inputs = sum(message["role"] != "assistant" for message in self.messages)
+        self._join()
+        self._turn, self._ids, self._open, self._unnamed = None, set(), set(), 0
+        self.inputs -= sum(message["role"] != "assistant" for message in self._messages[count:])
+        del self._messages[count:]
 
     def add_item(self, item: Any, where: str, field: str) -> bool:
         """Adds an item of OpenAI's Responses API; returns whether its kind is known.
@@ -84,6 +108,8 @@ class Conversation:
         """
         item = object_of(item, where, field, "Write an item of the Responses API.")
         kind = item.get("type", "message")
+        if not isinstance(kind, str):
+            raise RecordError(where, field + ".type", f"is {type_name(kind)}, not text", "Is the file whole?")
         if kind in ("message", "agent_message"):
             text, role = self.left.text(item.get("content"), where, field + ".content"), item.get("role")
             if role == "assistant":
