@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -187,6 +188,9 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[JudgedOutputs],
             yield LAST_EVENT
         except PolicyError as error:
             yield event(Refusal(502, str(error)).content)
+        except Exception as error:  # as an answer that is no stream
+            logging.getLogger(__name__).error("%s while scoring a request", type(error).__name__)
+            yield event(Refusal(500, f"{type(error).__name__} while scoring the request").content)
         finally:
             for future in asked:
                 future.cancel()

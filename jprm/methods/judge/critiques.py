@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from jprm.methods.answers import end_of_thoughts
 from jprm.methods.formats.chat_template import guarded
-from jprm.methods.policy.protocol import Policy, Prefix, Sample
+from jprm.methods.policy.protocol import LogProb, Policy, Prefix, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.verify.programs import printed
 from jprm.tree import as_written
@@ -262,10 +262,10 @@ class Critique:
     tokens: int  # generated ones
     finish_reason: str  # as of `Sample`, of the last sample
     runs: int = 0  # blocks of code that were run
-    token_logprobs: tuple[tuple[str, float], ...] = ()  # as of `Sample`, of the text from `start` on
+    token_logprobs: tuple[tuple[str, LogProb], ...] = ()  # as of `Sample`, of the text from `start` on
     start: int = 0
     error: str | None = None  # the reason of a failure
-    alternatives: tuple[Mapping[str, float], ...] = ()  # as `token_logprobs`
+    alternatives: tuple[Mapping[str, LogProb], ...] = ()  # as `token_logprobs`
 
 
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
@@ -398,12 +398,14 @@ def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | 
     token, logprob = critique.token_logprobs[index]
     if not _bare(token).startswith(lead + word):
         return None
-    weight = dict.fromkeys(range(1, scale + 1), 0.0)
+    rated = []
     for text, value in {token: logprob, **critique.alternatives[index]}.items():
         rest = _bare(text).removeprefix(lead)[:1]
-        if _bare(text).startswith(lead) and rest.isdecimal() and int(rest) in weight:
-            weight[int(rest)] += math.exp(value)
-    return sum(number * p for number, p in weight.items()) / sum(weight.values())
+        if _bare(text).startswith(lead) and rest.isdecimal() and 1 <= int(rest) <= scale:
+            rated.append((int(rest), value))
+    largest = max(value for _, value in rated)  # relative to it: all may be too small for a float
+    weights = [math.exp(value - largest) for _, value in rated]
+    return sum(number * weight for (number, _), weight in zip(rated, weights, strict=True)) / sum(weights)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -458,7 +460,7 @@ def _verdict(prompt: JudgePrompt, match: re.Match[str]) -> StepVerdict | None:
     return StepVerdict(False, *match.span(1)) if word in map(str.lower, prompt.incorrect) else None
 
 
-Tokens = Sequence[tuple[str, float]]
+Tokens = Sequence[tuple[str, LogProb]]
 """Each token's text and the natural logarithm of its probability."""
 
 
@@ -477,7 +479,7 @@ def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0)
     word, rest = _bare(text[verdict.start : verdict.end]), _bare(token)[len(lead) :]
     if not (word.startswith(rest) or rest.startswith(word)):
         return None
-    p = min(1.0, math.exp(logprob))
+    p = math.exp(logprob)
     return p if verdict.correct else 1.0 - p
 
 

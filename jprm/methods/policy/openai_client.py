@@ -23,15 +23,16 @@ import json
 import os
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx2
 
 from jprm.io.jsonl import shortened
 from jprm.methods.formats.chat_template import CONTROL, guarded, prompt_of
-from jprm.methods.messages.messages import THOUGHTS
-from jprm.methods.policy.protocol import Prefix, Sample, Until
+from jprm.methods.messages.messages import THOUGHTS, WRAPPERS, normal_message, text_of_parts
+from jprm.methods.policy.protocol import LogProb, Prefix, Sample, Until
 from jprm.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
@@ -197,6 +198,7 @@ class ServerPolicy:
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=dict).encode()).hexdigest()
         self.name = f"{config.model}#{digest[:12]}"
         self._continues = config.endpoint == "completions"
+        self._silent = False  # whether log-probabilities were missed, which is reported once
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`.
@@ -259,7 +261,7 @@ class ServerPolicy:
         config = self.config
         bodies = [request_body(config, Prefix("1+1", steps), "end", 0) for steps in ((), ("1",), ("1",))]
         bodies[-1]["messages"][-1]["content"] = "1"
-        counts = [await self._ask(client, body | {"max_tokens": 1}, _prompt_tokens) for body in bodies]
+        counts = [await self._ask(client, _limited(config, body, 1), _prompt_tokens) for body in bodies]
         alone, delimited, continued = counts
         way_out = f"Set endpoint to 'completions' and template to the folder or GGUF file of {config.model}"
         if not 0 < continued - alone <= MOST_OF_A_DIGIT:
@@ -276,15 +278,19 @@ class ServerPolicy:
         drawn: list[Sample] = []
         for _ in range(BLANK_STEPS):
             left = config.max_tokens - sum(sample.tokens for sample in drawn)
-            body = request_body(config, prefix, until, seed, lead) | {"max_tokens": left}
+            body = _limited(config, request_body(config, prefix, until, seed, lead), left)
 
             def read(reply: Any, body: Mapping[str, Any] = body) -> tuple[Sample, str]:
                 self._check_prompt(body, reply)
                 return read_reply(config, prefix, until, reply)
 
             sample, text = await self._ask(client, body, read)
+            if config.logprobs and sample.logprob is None and not self._silent:
+                self._silent = True
+                reason = "logprobs are requested, and the server sends none that can be read"
+                print(f"{config.model}: {reason}; samples have none, and a judge's scores are votes", file=sys.stderr)
             if until == "step" and sample.finish_reason == "stop" and not sample.steps and sample.tokens:
-                body = {key: value for key, value in body.items() if key != "stop"} | {"max_tokens": sample.tokens}
+                body = _limited(config, {key: body[key] for key in body if key != "stop"}, sample.tokens)
                 text = await self._ask(client, body, lambda reply: _told_nothing(config, reply))
                 sample = dataclasses.replace(sample, finish_reason="step" if text else "stop")
             drawn.append(sample)
@@ -297,9 +303,15 @@ class ServerPolicy:
         raise _Refused(f"{BLANK_STEPS} steps in a row are blank")
 
     def _check_prompt(self, body: Mapping[str, Any], reply: Any) -> None:
-        """Raises ValueError where the server counts other tokens than those of the prompt as `template` writes it."""
+        """Raises ValueError if the server counts other tokens than those of the prompt as `template` writes it, or
+        fewer than any tokenizer makes of the prompt: it has cut the prompt to its context."""
         sent = getattr(self._tokenizer, "encode_control", None)
         counted = _counted(reply, "prompt_tokens")
+        texts = [body["prompt"]] if "prompt" in body else [message["content"] for message in body["messages"]]
+        least = sum(len(_RUNS.sub(r"\1", text).encode()) for text in texts) // _BYTES_OF_A_TOKEN
+        if counted and counted < least:  # 0 is no count
+            reason = f"usage.prompt_tokens is {counted:,}, and the prompt has at least {least:,}: the server cut it"
+            raise ValueError(f"{reason}. Start it with a longer context (Ollama: OLLAMA_CONTEXT_LENGTH)")
         if sent is not None and counted is not None and counted != (expected := len(sent(body["prompt"], False))):
             differ = f"usage.prompt_tokens is {counted}, and the prompt has {expected} by {self.config.template}"
             raise ValueError(f"{differ}: the server adds tokens, or has another tokenizer")
@@ -344,7 +356,10 @@ class ServerPolicy:
         if response.status_code in _RETRY:
             raise _Retry(f"status {response.status_code}: {self._short(text)}", _retry_after(response.headers))
         if response.status_code != 200:
-            raise _Refused(f"{url}: status {response.status_code}: {self._short(text)}")
+            refused = [key for key in _OPTIONAL if key in body and re.search(rf"(?<!\w){key}(?!\w)", text)]
+            nulls = ", ".join(f'"{key}": null' for key in refused)
+            remedy = f'. Leave it out: "extra": {{{nulls}}} in the file of the policy or judge' if nulls else ""
+            raise _Refused(f"{url}: status {response.status_code}: {self._short(text)}{remedy}")
         try:
             reply = json.loads(content)
         except (ValueError, RecursionError):
@@ -378,6 +393,25 @@ EXPLICIT = {"top_k": 2**30, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_pen
             "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
 """Sampling from all tokens as they are. Servers differ in how they write "all" of top_k; none has so many tokens."""
 
+_OPTIONAL = (*EXPLICIT, "temperature", "top_p", "seed", "logprobs", "top_logprobs", "max_tokens", "no_stop_trim",
+             "include_stop_str_in_output", "add_special_tokens")  # fmt: skip
+"""Keys of a body that a server may refuse, and that the settings can leave out."""
+
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of tokens. OpenAI's reasoning models and Azure refuse the first."""
+
+_BYTES_OF_A_TOKEN, _RUNS = 16, re.compile(r"(.)\1+", re.DOTALL)
+"""No tokenizer has so many bytes of text a token, if equal characters in a row count once."""
+
+_ENDS: dict[str | None, Literal["stop", "end", "step", "length"]] = {
+    "stop": "stop", "complete": "stop", "finished": "stop", None: "stop",  # llama.cpp, Gemini, Cohere, Ollama
+    "eos": "end", "eos_token": "end", "end_turn": "end", "end_of_turn": "end",  # Together, TGI, Anthropic
+    "stop_sequence": "step", "stop_str": "step",
+    "length": "length", "max_tokens": "length", "max_length": "length", "max_output_tokens": "length",
+}  # fmt: skip
+"""A `finish_reason` in lower case, and whether the text ended by itself (`end`), at the delimiter (`step`), or at one
+of the two (`stop`). Others, such as content_filter, end a text that is not whole."""
+
 BLANK_STEPS = 8
 """A sample that begins with so many blank steps fails."""
 
@@ -400,7 +434,6 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
         "temperature": config.temperature,
         "top_p": config.top_p,
         **EXPLICIT,
-        "max_tokens": config.max_tokens,
         "seed": seed,
     }
     if config.endpoint == "completions":
@@ -419,7 +452,20 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
             body |= {"top_logprobs": config.top_logprobs} if config.top_logprobs else {}
     if until == "step":
         body |= {"stop": [config.delimiter], "include_stop_str_in_output": True, "no_stop_trim": True}
-    return {key: value for key, value in (body | dict(config.extra)).items() if value is not None}
+    body = {key: value for key, value in (body | dict(config.extra)).items() if value is not None}
+    return _limited(config, body, config.max_tokens)
+
+
+def _limited(config: ServerConfig, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """Returns the body with a limit of tokens, which `extra` may lower.
+
+    Its name is the one that has a number in `extra`, else the first that is not null there.
+    """
+    names = [name for name in _LIMITS if config.extra.get(name) is not None]
+    names += [name for name in _LIMITS if name not in config.extra]
+    limits = [tokens, *([config.extra[name] for name in names[:1] if isinstance(config.extra.get(name), int)])]
+    rest = {key: value for key, value in body.items() if key not in _LIMITS}
+    return rest | ({names[0]: min(limits)} if names else {})
 
 
 def _counted(reply: Any, name: str) -> int | None:
@@ -459,11 +505,9 @@ def _text(config: ServerConfig, reply: Any) -> str:
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         count = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
         raise ValueError(f"the reply has {count}, not the one choice requested")
-    choice = choices[0]
-    message = choice.get("message")
-    text = choice.get("text")
-    if config.endpoint == "chat":
-        text = _with_thoughts(message) if isinstance(message, Mapping) else None
+    choice, text = choices[0], choices[0].get("text")
+    if isinstance(message := choice.get("message"), Mapping) and (config.endpoint == "chat" or text is None):
+        text = _with_thoughts(message)
     if not isinstance(text, str):
         raise ValueError("the choice has no text")
     if not text.isascii() and re.search("[\ud800-\udfff]", text):  # no file can hold it
@@ -472,15 +516,15 @@ def _text(config: ServerConfig, reply: Any) -> str:
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Any:
-    """Returns a message's text after its thoughts in <think> tags, where the server has moved them to a field.
+    """Returns a message's text after its thoughts in <think> tags, if the server has moved them to a field or a part.
 
-    Thoughts without a text are not at their end.
+    Thoughts without a text are not at their end. Raises RecordError for parts that are no text.
     """
-    text = message.get("content")
-    thoughts = next(
-        (value for name in THOUGHTS[:2] if isinstance(value := message.get(name), str) and value.strip()), ""
-    )
-    if not thoughts or not (text is None or isinstance(text, str)) or "</think" in (text or ""):
+    said = {key: message[key] for key in ("content", *THOUGHTS, *WRAPPERS) if message.get(key) is not None}
+    said = normal_message({"role": "assistant", **said}, "the reply", "message")
+    thoughts, text = said.get("reasoning_content", ""), said.get("content")
+    text = None if text is None else text_of_parts(text, "the reply", "message.content")
+    if not thoughts.strip() or "</think" in (text or ""):
         return text
     return f"<think>\n{thoughts.strip()}" + (f"\n</think>\n\n{text}" if text else "")
 
@@ -492,19 +536,22 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
     """
     text = _text(config, reply)
     (choice,) = reply["choices"]
-    finish = choice.get("finish_reason")
-    if finish not in ("stop", "length"):
-        raise ValueError(f"finish_reason is {finish!r}, neither 'stop' nor 'length'")
+    named = choice.get("finish_reason")
+    end = _ENDS.get(named.lower() if isinstance(named, str) else None) if isinstance(named, str | None) else None
+    if end is None:
+        raise ValueError(f"finish_reason is {named!r}, and no word for a whole text or for a limit of tokens")
     tokens = _counted(reply, "completion_tokens")
     if tokens is None or not 0 <= tokens < 2**31:
         raise ValueError("the reply has no usage.completion_tokens, so its tokens cannot be counted")
 
+    cut = end == "length" or (named is None and tokens >= config.max_tokens)
+    finish: Literal["stop", "step", "length"] = "length" if cut else "stop"
     steps = tuple(step.strip("\r\n") for step in text.split(config.delimiter) if step.strip())
     if until == "step" and finish == "stop":
         matched = choice.get("stop_reason", choice.get("matched_stop"))
-        if config.delimiter in text or matched == config.delimiter:
+        if config.delimiter in text or matched == config.delimiter or (end == "step" and steps):
             finish = "step"
-        elif "stop_reason" not in choice and "matched_stop" not in choice and steps:
+        elif end == "stop" and "stop_reason" not in choice and "matched_stop" not in choice and steps:
             finish = "step"  # the server does not tell what ended it
         steps = steps[:1]
     logprob, token_logprobs, alternatives = _logprobs(config, choice)
@@ -513,37 +560,45 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
 
 def _logprobs(
     config: ServerConfig, choice: Mapping[str, Any]
-) -> tuple[float | None, tuple[tuple[str, float], ...], tuple[dict[str, float], ...]]:
+) -> tuple[LogProb | None, tuple[tuple[str, LogProb], ...], tuple[dict[str, LogProb], ...]]:
     """Returns the sum of the tokens' log-probabilities, each with its token's text, and the likeliest tokens in the
-    place of each, by their text. None and () for what is unknown."""
+    place of each, by their text. None and () for what is unknown, which is all if one number is no log-probability."""
     logprobs = choice.get("logprobs")
-    values: Any
-    texts: Any
     if not config.logprobs or not isinstance(logprobs, Mapping):
         return None, (), ()
-    if config.endpoint == "chat":
-        content = logprobs.get("content")
-        content = content if isinstance(content, list) else [None]
+    try:
+        rows = [(text, LogProb(value), _alternatives(place)) for text, value, place in _by_token(logprobs)]
+    except ValueError:
+        return None, (), ()
+    if not rows:
+        return None, (), ()
+    pairs = tuple((text, value) for text, value, _ in rows if isinstance(text, str))
+    places = tuple(place for _, _, place in rows if place is not None)
+    named = len(pairs) == len(rows)
+    total = LogProb(max(-1e299, sum(value for _, value, _ in rows)))
+    return total, pairs if named else (), places if named and config.top_logprobs and len(places) == len(rows) else ()
+
+
+def _by_token(logprobs: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
+    """Returns each token's text, number and alternatives, of a chat's form or of a completion's, by what is there."""
+    if isinstance(content := logprobs.get("content"), list):
         tokens = [token if isinstance(token, Mapping) else {} for token in content]
-        values, texts, places = ([token.get(key) for token in tokens] for key in ("logprob", "token", "top_logprobs"))
-        others = [[(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
-                  for place in places if isinstance(place, list)]  # fmt: skip
+        return [(token.get("token"), token.get("logprob"), token.get("top_logprobs")) for token in tokens]
+    values, *others = (logprobs.get(key) for key in ("token_logprobs", "tokens", "top_logprobs"))
+    if not isinstance(values, list):
+        return []
+    texts, places = (other if isinstance(other, list) and len(other) == len(values) else [None] * len(values)
+                     for other in others)  # fmt: skip
+    return list(zip(texts, values, places, strict=True))
+
+
+def _alternatives(place: Any) -> dict[str, LogProb] | None:
+    """Returns the log-probabilities of tokens by their text; None if there are none. Raises ValueError."""
+    if isinstance(place, list):
+        pairs = [(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
     else:
-        values, texts, places = (logprobs.get(key) for key in ("token_logprobs", "tokens", "top_logprobs"))
-        others = [place.items() for place in places or () if isinstance(place, Mapping)]
-    if not isinstance(values, list) or not all(_is_number(x) and -1e300 < x < 1e300 for x in values):
-        return None, (), ()  # samples are kept as JSON, which has no NaN
-    named = isinstance(texts, list) and len(texts) == len(values) and all(isinstance(text, str) for text in texts)
-    pairs = tuple(zip(texts, map(float, values), strict=True)) if named else ()
-    known = [
-        {text: float(x) for text, x in place if isinstance(text, str) and _is_number(x) and x == x} for place in others
-    ]
-    alternatives = tuple(known) if config.top_logprobs and len(known) == len(pairs) else ()
-    return float(sum(values)), pairs, alternatives
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        pairs = list(place.items()) if isinstance(place, Mapping) else None
+    return None if pairs is None else {text: LogProb(value) for text, value in pairs if isinstance(text, str)}
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

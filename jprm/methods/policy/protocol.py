@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from jprm.io.jsonl import Rejects, count, parse, read_lines, reject_with
 from jprm.tree import RecordError, check_id, tree_of
@@ -16,6 +16,21 @@ Until = Literal["step", "end"]
 FINISH_REASONS = ("step", "stop", "length", "error")
 """`step`: at the end of a step; the chain may continue. `stop`: the policy ended the chain. `length`: a token limit cut
 it off, so neither the last step nor the chain is whole. `error`: nothing was sampled, for the reason `Sample.error`."""
+
+
+_ROUNDING = 1e-3
+"""By how much a log-probability may be above 0: half precision rounds so."""
+
+
+class LogProb(float):
+    """The natural logarithm of a probability: finite and at most 0. Raises ValueError for any other value."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value <= _ROUNDING:
+            raise ValueError(f"{str(value)[:40]} is no log-probability: it must be finite and at most 0")
+        return super().__new__(cls, min(value, 0.0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,10 +54,10 @@ class Sample:
     finish_reason: str  # one of FINISH_REASONS
     logprob: float | None = None  # natural, of all generated tokens; with the temperature or not, as the policy says
     error: str | None = None  # the reason, only for `error`
-    token_logprobs: tuple[tuple[str, float], ...] = ()  # (text, log-probability) of every generated token
+    token_logprobs: tuple[tuple[str, LogProb], ...] = ()  # of every generated token, with its text
     token_ids: tuple[int, ...] = ()  # of those tokens
     token_entropies: tuple[float, ...] = ()  # in nats, before each of them
-    alternatives: tuple[Mapping[str, float], ...] = ()  # the likeliest tokens' log-probabilities in each place, by text
+    alternatives: tuple[Mapping[str, LogProb], ...] = ()  # the likeliest tokens in each place, by text
 
     def __post_init__(self):
         if self.finish_reason not in FINISH_REASONS:

@@ -32,7 +32,7 @@ from jprm.io.storage import path_of
 from jprm.methods.decoding import decode
 from jprm.methods.decoding.decode import step_text
 from jprm.methods.formats.chat_template import prompt_of
-from jprm.methods.policy.protocol import Prefix, Sample, Until
+from jprm.methods.policy.protocol import LogProb, Prefix, Sample, Until
 from jprm.model import Dtype, layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
@@ -290,7 +290,7 @@ class Sampler:
         by_token: dict[str, Any] = {}
         if self.options.logprobs:
             pairs = zip(drawn.ids, drawn.logprob_N.tolist(), strict=True)
-            logprobs = tuple((self.tokenizer.decode([i]), logprob) for i, logprob in pairs)
+            logprobs = tuple((self.tokenizer.decode([i]), LogProb(logprob)) for i, logprob in pairs)
             by_token = {"token_logprobs": logprobs, "token_ids": drawn.ids}
         if drawn.entropy_N is not None:
             by_token["token_entropies"] = tuple(drawn.entropy_N.tolist())

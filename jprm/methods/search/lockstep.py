@@ -169,7 +169,7 @@ def _draw(
     failed = [sample.error for batch in samples.values() for sample in batch if sample.finish_reason == "error"]
     down = len(failed) == sum(map(len, samples.values()))
     if down and (len(running) > few or not answered[0]):
-        way_on = "See that it answers, then run the same command: earlier samples are kept"
+        way_on = "Then run the same command: earlier samples are kept"
         raise PolicyError(
             f"policy {policy.name} failed at all {len(failed)} samples of a round: {failed[-1]}. {way_on}"
         )

@@ -72,7 +72,7 @@ def pools(policy: Policy, problems: Sequence[Problem], n: int, seed: int) -> lis
     drawn = policy.sample(prefixes, n, until="end", seed=seed)
     errors = [sample.error for samples in drawn for sample in samples if sample.finish_reason == "error"]
     if len(errors) == sum(map(len, drawn)):
-        way_on = "See that it answers, then run the same command: earlier problems are kept"
+        way_on = "Then run the same command: earlier problems are kept"
         raise PolicyError(f"policy {policy.name} failed at all {len(errors)} samples: {errors[-1]}. {way_on}")
     return [pool(problem, samples) for problem, samples in zip(problems, drawn, strict=True)]
 
