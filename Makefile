@@ -66,7 +66,7 @@ gpu-checked: install
 	$(BIN)/python experiments/bench/gpu_check.py $(ARGS)
 
 gpu-aot: install
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow" tests/test_gpu_aot.py tests/test_plan_gpu.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" tests/model/test_gpu_aot.py tests/apps/plan/test_plan_gpu.py $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
@@ -91,7 +91,7 @@ docs: .venv-docs/installed
 	@touch $@
 
 tutorial: install
-	$(BIN)/python -m pytest tests/test_tutorial.py
+	$(BIN)/python -m pytest tests/docs/test_tutorial.py
 
 # Each writes to a fresh folder in runs/, which git ignores.
 STORMS := storm-pod storm-commands storm-edits storm-rl storm-fleet storm-input storm-annotate

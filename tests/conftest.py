@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from pod import FOLDERS
 
 from jax_prm import other_project
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+sys.path += FOLDERS
 
 if wrong := other_project():
     pytest.exit(wrong, returncode=2)

@@ -27,12 +27,16 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import test_huggingface as families
 import torch
+from pod import FOLDERS
 from tiny import Letters, chain_ids, chain_rows, packed_trees, placed, random_tree
 
 from jprm.methods.formats.huggingface import load_decoder, model_config
 from jprm.model import transformer
+
+sys.path += FOLDERS
+import test_huggingface as families
+
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.rows import Rows

@@ -10,6 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+FOLDERS = sorted({str(file.parent) for file in (REPOSITORY / "tests").rglob("*.py")})
+"""`tests/` and the folders in it, which mirror `jprm/`. Tests import helpers and each other by name."""
+
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 """Variables of processes that start often: most of a start is compiling."""
 
@@ -22,7 +26,7 @@ def free_port() -> int:
 def environment(devices: int = 1) -> dict[str, str]:
     """Returns the variables of a process that has this tree's jprm and tests, and the suite's compiled programs."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONUNBUFFERED": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *FOLDERS])
     env.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".cache" / "jax"))
     return env
 

@@ -11,7 +11,7 @@ import re
 import tiny_rl
 import tiny_run as tiny
 from stub_server import reply
-from test_evaluate_run import pool_file, processbench_file
+from tiny_run import pool_file, processbench_file
 
 from jprm.io.jsonl import write_records
 

@@ -180,3 +180,22 @@ def pool_of(records):
     """Samples of the chains' steps, for one problem."""
     samples = [{"steps": record["steps"], "correct": record["correct"], "note": i} for i, record in enumerate(records)]
     return {"problem": "q", "samples": samples, "answer": "12", "source": {"of": "chains"}}
+
+
+def processbench_file(path, count, seed):
+    firsts = [-1 if chain["correct"] else chain["labels"].index(-1) for chain in chains(count, seed)]
+    items = [
+        {"id": f"{path.stem}-{i}", "generator": "none", "problem": chain["problem"], "steps": chain["steps"],
+         "final_answer_correct": chain["correct"], "label": first}
+        for i, (chain, first) in enumerate(zip(chains(count, seed), firsts, strict=True))
+    ]  # fmt: skip
+    assert {first >= 0 for first in firsts} == {True, False}
+    path.write_text(json.dumps(items))  # as released: one JSON list
+    return path
+
+
+def pool_file(path):
+    pools = [pool_of(chains(4, seed)) | {"problem": f"pool {seed}"} for seed in range(3)]
+    pools[0]["samples"].append({"steps": [], "correct": False})
+    write_records(path, pools)
+    return path

@@ -365,7 +365,7 @@ def key(H: int, itemsize: int) -> str:
 
 
 def default_launches(H: int, itemsize: int) -> Launches:
-    """Returns blocks that keep all values in registers on A100, H100 and B200 (tests/test_gpu_aot.py)."""
+    """Returns blocks that keep all values in registers on A100, H100 and B200 (tests/model/test_gpu_aot.py)."""
     if itemsize == 4:  # with full precision, products take no tensor cores and hold their operands in registers
         if H <= 64:
             return Launches(*[Launch(32, 32, 4, 2)] * 3)
