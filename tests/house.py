@@ -1,6 +1,6 @@
 """What a reader of jprm carries: lines of each storey, modules that one other imports, and the code on four ways.
 
-    python tests/house.py                # lines and modules, names that say nothing, classes of one name
+    python tests/house.py                # lines, packages, functions, options, names that say nothing
     python tests/house.py train          # what `jprm train experiments/tiny.py` enters in two steps
     python tests/house.py score RUN      # what `jprm score` of examples/tiny_chain.jsonl by a run enters
     python tests/house.py request RUN    # what a server with this run enters for one POST to /v1/score
@@ -18,16 +18,19 @@ import asyncio
 import collections
 import contextlib
 import pathlib
+import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = f"{REPOSITORY / 'jprm'}/"
 
 FROZEN = 12_976
 """Lines of the core and `io/` together: nothing enters them unless as much leaves."""
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 EMPTY = {"each", "found", "given", "made", "of", "one", "own", "some", "there"}
 """Names that do not say what a variable, a parameter or a function is."""
@@ -55,7 +58,12 @@ def print_storeys() -> None:
     print(f"{sum(len(text.split()) for text in pages):7,} words in {len(pages):3} pages  docs")
     frozen = sum(lines[name] for name in MODULES if storey(name) in ("core", "io"))
     print(f"{frozen:7,} lines of the core and io, frozen at {FROZEN:,}")
+    print_packages(edges())
+    commands = list(commands_of())
+    print(f"{sum(commands):7,} options of {len(commands)} commands")
     nodes = [(name, node) for name, file in MODULES.items() for node in ast.walk(ast.parse(file.read_text("utf-8")))]
+    sizes = [node.end_lineno - node.lineno + 1 for _, node in nodes if isinstance(node, FUNCTIONS)]
+    print(f"{len(sizes):7,} functions, of {statistics.median(sizes):g} lines in the median")
     empty = [(name, node) for name, node in nodes if bound_name(node) in EMPTY]
     print(f"{len(empty)} names that say nothing:", *(f"{name}:{node.lineno}" for name, node in empty))
     classes = collections.Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
@@ -65,6 +73,44 @@ def print_storeys() -> None:
     print(f"{len(alone)} modules that one other imports:")
     for name, other in alone.items():
         print(f"  {lines[name]:4} lines  {name} by {other}")
+
+
+def print_packages(edges: dict[str, set[str]]) -> None:
+    """Prints how many packages of `methods` reach themselves, and how many pairs import each other."""
+    from test_storeys import unit
+
+    imports: dict[str, set[str]] = collections.defaultdict(set)
+    for module, others in edges.items():
+        for other in others:
+            if all(name.count(".") > 1 and name.startswith("jprm.methods.") for name in (module, other)):
+                imports[unit(module)].add(unit(other))
+    imports = {package: others - {package} for package, others in imports.items()}
+    knot = [package for package in imports if package in reached(imports, package)]
+    pairs = [(a, b) for a, others in imports.items() for b in others if a < b and a in imports.get(b, ())]
+    print(f"{len(knot):7,} packages of methods in a knot, {len(pairs)} pairs that import each other", *knot)
+
+
+def reached(imports: dict[str, set[str]], package: str) -> set[str]:
+    """Returns the packages that `package` imports, at first hand or through others."""
+    seen: set[str] = set()
+    waiting = [package]
+    while waiting:
+        new = imports.get(waiting.pop(), set()) - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def commands_of(group: object = None) -> Iterator[int]:
+    """Yields the number of options of each command."""
+    from jprm.apps.cli import app
+    from jprm.apps.cli.arguments import Commands, options_of
+
+    for function, _ in (group or app).registered.values():
+        if isinstance(function, Commands):
+            yield from commands_of(function)
+        else:
+            yield len(options_of(function))
 
 
 def bound_name(node: ast.AST) -> str:
