@@ -67,4 +67,5 @@ def test_every_block_runs(smollm2_gguf, tmp_path, monkeypatch):
     assert np.isfinite(json.loads(Path("steps.json").read_text())["auroc"]["value"])
     pool = json.loads(Path("scored.jsonl").read_text())
     assert [len(sample["scores"]) for sample in pool["samples"]] == [3, 3]
+    assert all('id="chains"' in Path(page).read_text() for page in ("report.html", "scored.html"))
     assert os.path.isdir("mine/checkpoints")

@@ -118,21 +118,24 @@ def sweep(
 
 
 def report(
-    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
+    folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR|SCORED.jsonl ...")],
     output: Annotated[Path, arg(metavar="PAGE.html")],
     figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
 ) -> None:
     """One page with verdict, figures and every chain with its scores: a single file that works without a network.
 
-    Several folders of one suite are compared on one page.
+    Several folders of one suite are compared on one page. A scored file gives a page of its chains or runs, the one
+    with the lowest step first.
 
     For example:
+      jprm report scored.jsonl --output scored.html
       jprm report results/mine --output report.html
       jprm report results/prm results/orm --output report.html --figures figures
       jprm report runs/rl --output rl.html
 
     Args:
-        folder: What `jprm eval suite` wrote, or runs of `jprm rl`.
+        folder: What `jprm eval suite` wrote, runs of `jprm rl`, or files of chains, pools, trees or trajectories that
+            `jprm score` wrote. The report of another `jprm eval`, e.g. steps.json, stands for the chains it scored.
         output: The page to write.
         figures: A folder to write every figure into, as SVG.
     """

@@ -19,7 +19,6 @@ from jprm.methods.evaluate.benchmark import Scores
 from jprm.methods.evaluate.benchmarks import registered
 from jprm.methods.evaluate.blocks import PageModel, Results
 from jprm.methods.evaluate.run import is_scored
-from jprm.methods.evaluate.scored import scores_of
 from jprm.methods.evaluate.suite import read_results, read_scores
 from jprm.methods.judge.critiques import KEY
 from jprm.statistics import Draws, difference
@@ -133,30 +132,37 @@ def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
     ]
 
 
-def chains(names: Sequence[str], scores: Sequence[Scores]) -> dict[str, Any]:
-    """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree:
+def chains(names: Sequence[str], scores: Sequence[Scores], placed: bool = False) -> dict[str, Any]:
+    """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree.
 
-    `f`, `p` its file and problem by index, `t` texts of the steps, `d` their depth (trees), `l` labels (1 right, 0
-    wrong, between the two as a probability, null), `c` scores by model, `o` whether its answer is right (or null), `w`
-    and `k` as `ranked` has them, and where a model is a judge `j`, by model: [step, status, tokens, text] of each
-    critique that ends at a step. Equal
-    chains are one item, whose `n` says how many. `all` and `distinct` are the numbers of chains; where they exceed
-    `BYTES`, `items` holds those that the page's orders show first, and random others.
+    An item has `f`, `p`, its file and problem by index, and with `placed` `r`, its record's line and id; `t`, texts of
+    the steps; `d`, their depth (trees); `l`, labels (1 right, 0 wrong, between the two as a probability, null); `c`,
+    scores by model, null for a step without; `o`, whether its answer is right (or null); `w` and `k` as `ranked` has
+    them; and of a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step.
+
+    Equal chains are one item, whose `n` says how many. `all` and `distinct` are the numbers of chains; where they
+    exceed `BYTES`, `items` holds those that the page's orders show first, and random others.
     """
     problems: dict[str, int] = {}
     items = []
     for f, name in enumerate(scores[0]):
-        for trees in zip(*(of_model[name] for of_model in scores), strict=True):
+        for line, trees in enumerate(zip(*(of_model[name] for of_model in scores), strict=True), start=1):
             p = problems.setdefault(trees[0].problem, len(problems))
             orders = chains_of(trees[0]) if trees[0].kind == "pool" else [_depth_first(trees[0])]
-            columns = scores_of(trees)
-            critiques = [tree.extra.get(KEY, {}).get("critiques", []) for tree in trees]
-            items += [
-                {"f": f, "p": p} | _item(trees[0], columns, order) | _critiques(critiques, order) for order in orders
-            ]
+            columns = [[node.score for node in tree.nodes] for tree in trees]
+            critiques = [_of_judge(tree) for tree in trees]
+            where: dict[str, Any] = {"f": f, "p": p}
+            if placed:
+                where["r"] = f"{line} ({trees[0].extra['id']})" if "id" in trees[0].extra else str(line)
+            items += [where | _item(trees[0], columns, order) | _critiques(critiques, order) for order in orders]
     data = {"models": list(names), "files": list(scores[0]), "all": len(items)}
     items = ranked(_merged(items))
     return data | {"distinct": len(items)} | _shown(items, list(problems))
+
+
+def _of_judge(tree: ReasoningTree) -> list[dict[str, Any]]:
+    judged = tree.extra.get(KEY)
+    return judged.get("critiques", []) if isinstance(judged, Mapping) else []
 
 
 def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -210,37 +216,46 @@ def _convincing(item: Mapping[str, Any], m: int) -> float:
     Of a tree the largest such score of the paths that end in a wrong step. Nodes come depth first, so that `path` holds
     the lowest score so far at each depth.
     """
-    scores = item["c"][m]
     if not item["w"]:
         return -1.0
     if "d" not in item:
-        return min(scores, default=0.0)
+        return min(_known(item, m), default=0.0)
     top, path = 0.0, []
-    for depth, score, label in zip(item["d"], scores, item["l"], strict=True):
+    for depth, score, label in zip(item["d"], item["c"][m], item["l"], strict=True):
+        score = 1.0 if score is None else score
         path[depth:] = [min([score, *path[max(depth - 1, 0) : depth]])]
         if label is not None and label < 0.5:
             top = max(top, path[depth])
     return top
 
 
+def _known(item: Mapping[str, Any], m: int) -> list[float]:
+    return [score for score in item["c"][m] if score is not None]
+
+
+def _lowest(item: Mapping[str, Any], m: int) -> float:
+    return -min(_known(item, m), default=1e9)
+
+
 def _doubted(item: Mapping[str, Any], m: int) -> float:
-    return 1.0 - min(item["c"][m], default=1.0) if item["w"] is False else -1.0
+    return 1.0 - min(_known(item, m), default=1.0) if item["w"] is False else -1.0
 
 
 def _far_from_label(item: Mapping[str, Any], m: int) -> float:
     pairs = zip(item["c"][m], item["l"], strict=True)
-    return max((abs(score - label) for score, label in pairs if label is not None), default=0.0)
+    return max((abs(score - label) for score, label in pairs if None not in (score, label)), default=0.0)
 
 
 def _apart(item: Mapping[str, Any], _: int) -> float:
-    return max((max(scores) - min(scores) for scores in zip(*item["c"], strict=True)), default=0.0)
+    steps = [scores for scores in zip(*item["c"], strict=True) if None not in scores]
+    return max((max(scores) - min(scores) for scores in steps), default=0.0)
 
 
-ORDERS = (_convincing, _doubted, _far_from_label, _apart)
+ORDERS = (_convincing, _doubted, _far_from_label, _apart, _lowest)
 """What the page's orders rank an item and the number of a model by, in the order of page.js."""
 
 
-def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int]) -> dict[str, Any]:
+def _item(tree: ReasoningTree, scores: Sequence[Sequence[float | None]], order: Sequence[int]) -> dict[str, Any]:
     """Returns one of the items of `chains`: the nodes `order` of a tree, with the scores of each model.
 
     `m` is what is around each turn of a trajectory.
@@ -257,7 +272,11 @@ def _item(tree: ReasoningTree, scores: Sequence[np.ndarray], order: Sequence[int
             depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
         item["d"] = [depth[i] for i in order]
     outcome = tree.extra.get("correct") if tree.kind == "tree" else tree.nodes[order[-1]].correct
-    return item | {"c": [[round(float(score_N[i]), 4) for i in order] for score_N in scores], "o": outcome}
+    return item | {"c": [[_rounded(column[i]) for i in order] for column in scores], "o": outcome}
+
+
+def _rounded(score: float | None) -> float | None:
+    return None if score is None else round(float(score), 4)
 
 
 def _critiques(of_models: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
@@ -286,7 +305,7 @@ def heat(scores: Scores) -> dict[str, list[list[int]]]:
     """Counts [bin of score][step] of right and of wrong steps, over all labelled steps of all files."""
     counts = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
-        item = _item(tree, scores_of([tree]), range(len(tree.nodes)))
+        item = _item(tree, [[node.score for node in tree.nodes]], range(len(tree.nodes)))
         depth = item.get("d") or range(len(item["t"]))
         for j, label, score in zip(depth, item["l"], item["c"][0], strict=True):
             if label is not None and label != 0.5:

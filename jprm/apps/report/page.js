@@ -7,7 +7,7 @@
   const model = at("model"), where = at("where");
   let shown = [], page = 0;
 
-  const ORDERS = ["convincing", "doubted", "step", "models"];  // of what items rank by, their `k` for each model
+  const ORDERS = ["convincing", "doubted", "step", "models", "lowest"];  // of what items rank by, their `k` for each model
 
   function choose() {
     const words = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
@@ -38,15 +38,25 @@
     return ["", "· neutral"];
   }
 
+  // A score as a probability, for its colour; and in words, if there is one.
+  const WEIGHTS = { score: (p) => p, half: (p) => (1 + p) / 2, sigmoid: (p) => 1 / (1 + Math.exp(-p)) };
+  const weight = (m) => WEIGHTS[(data.weights || [])[m] || "score"];
+  const said = (score) => (score === null ? "no score" : score.toFixed(3));
+
+  function lowestOf(scores) {
+    return scores.reduce((low, score, i) => (score !== null && (low < 0 || score < scores[low]) ? i : low), -1);
+  }
+
   function step(item, i, m) {
-    const row = element("li", "step"), said = element("div", "said"), score = item.c[m][i];
-    tint(row, score);
+    const row = element("li", "step"), words = element("div", "said"), score = item.c[m][i];
+    if (score !== null) tint(row, weight(m)(score));
     if (item.d) row.style.marginLeft = Math.min(item.d[i], 12) * 0.75 + "rem";
-    said.append(element("span", "", score.toFixed(3)));
-    const [mark, words] = verdict(item.l[i]);
-    said.append(element("span", mark, words));
+    words.append(element("span", "", said(score)));
+    if (i === lowestOf(item.c[m])) { row.classList.add("lowest"); words.append(element("b", "", "lowest")); }
+    const [mark, label] = verdict(item.l[i]);
+    if (item.l.some((one) => one !== null)) words.append(element("span", mark, label));
     if (item.c.length > 1)
-      item.c.forEach((scores, k) => { if (k !== m) said.append(element("span", "soft", `${data.models[k]}: ${scores[i].toFixed(3)}`)); });
+      item.c.forEach((scores, k) => { if (k !== m) words.append(element("span", "soft", `${data.models[k]}: ${said(scores[i])}`)); });
     const body = element("div");
     const [before, calls] = item.m ? around(item.m[i]) : ["", ""];
     body.append(mathematics.write(element("div", "text"), item.t[i]), calls);
@@ -57,7 +67,7 @@
         critique.append(mathematics.write(element("div", "text"), text));
         body.append(critique);
       }
-    row.append(before, said, body);
+    row.append(before, words, body);
     return row;
   }
 
@@ -67,14 +77,22 @@
     list.replaceChildren(...shown.slice(page * PAGE, (page + 1) * PAGE).map((item, i) => {
       const card = element("article");
       card.tabIndex = -1;
-      const outcome = item.o === null || item.o === undefined ? "" : item.o ? ", answer right" : ", answer wrong";
-      const what = item.d ? "tree" : item.l.every((label) => label === null) ? "chain" : item.w ? "chain with an error" : "chain without an error";
+      const known = item.m ? ["solved", "not solved"] : ["answer right", "answer wrong"];
+      const outcome = item.o === null || item.o === undefined ? "" : `, ${known[item.o ? 0 : 1]}`;
+      const one = item.m ? "run" : "chain";
+      const what = item.d ? "tree" : item.l.every((label) => label === null) ? one : `${one} ${item.w ? "with" : "without"} an error`;
       card.setAttribute("aria-label", `${page * PAGE + i + 1} of ${shown.length}`);
       const times = item.n ? `, ${item.n} equal ones` : "";
-      card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}: ${what}${outcome}${times}`));
+      card.append(element("p", "soft", `${page * PAGE + i + 1}. ${data.files[item.f]}${item.r ? `:${item.r}` : ""}: ${what}${outcome}${times}`));
       card.append(mathematics.write(element("p", "problem"), data.problems[item.p]));
-      const steps = element("ol");
+      const steps = element("ol"), low = lowestOf(item.c[m]);
       steps.append(...item.t.map((_, k) => step(item, k, m)));
+      if (low >= 0 && item.t.length > 1) {
+        const to = element("button", "", `lowest: ${item.m ? "turn" : "step"} ${low + 1} of ${item.t.length}, ${said(item.c[m][low])}`);
+        to.type = "button";
+        to.addEventListener("click", () => steps.children[low].scrollIntoView({ block: "center" }));
+        card.append(to);
+      }
       card.append(steps);
       return card;
     }));

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure as Canvas
 import jprm
 from jprm.apps.report.collect import Page, collect, ranked
 from jprm.apps.report.runs import Line, line_plot, training
+from jprm.apps.report.scored import collect_scored, is_records
 from jprm.apps.web import text_of_file
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, check_output, check_version
@@ -51,6 +52,7 @@ SORTS = {
     "doubted": "most doubted right chains first",
     "step": "largest distance from a label first",
     "models": "largest distance between models first",
+    "lowest": "lowest step first",
     "file": "in the order of the files",
 }
 
@@ -71,14 +73,18 @@ def report(
     figures: str | os.PathLike | None = None,
     more: More | None = None,
 ) -> None:
-    """Writes the page for the folders of `jprm eval suite`, or of `jprm rl`; each figure into `figures` as SVG.
+    """Writes the page of scored files, or of the folders of `jprm eval suite` or `jprm rl`; figures also as SVG.
 
     `more` holds sections of the caller's own by heading, which follow the comparison.
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
     check_output(out, *(file for folder in folders for file in path_of(folder).files() if ".json" in file.name))
-    if folders and is_run(folders[0]):
+    if folders and all(map(is_records, folders)):
+        page, said = collect_scored(folders)
+        sections = [(name, heading, blocks) for name, heading, of in _of_chains(page) if (blocks := list(of))]
+        verdicts, first = [], First([(page.models[0].name, said)], [])
+    elif folders and is_run(folders[0]):
         page, sections, verdicts, first = collect_runs(folders)
     else:
         page = collect(folders)
@@ -121,7 +127,9 @@ def html(
         verdicts=verdicts,
         sections=[(id, head, [(type(block).__name__, block) for block in blocks]) for id, head, blocks in sections],
         svg={name: Markup(text) for name, text in drawn.items()},
-        sorts=[(key, words) for key, words in SORTS.items() if several or key != "models"],
+        sorts=[(key, SORTS[key]) for key in orders_of(page.chains, several)],
+        labelled=any(label is not None for item in page.chains["items"] for label in item["l"]),
+        judged=any(item["w"] is not None for item in page.chains["items"]),
         files=[("", "all"), *enumerate(page.chains["files"])],
         names=list(enumerate(page.chains["models"])),
         counts=counts_of(page.chains),
@@ -129,6 +137,14 @@ def html(
         css=Markup("".join(text_of_file(file) for file in ("jprm.apps.web:base.css", "jprm.apps.report:page.css"))),
         js=Markup("".join(map(text_of_file, [*(KATEX if has_formulas(page.chains) else ()), *SCRIPTS]))),
     )
+
+
+def orders_of(chains: Mapping[str, Any], several: bool) -> list[str]:
+    """Returns the orders of `SORTS` for these chains, the page's first: those by labels only if there are any."""
+    known = any(item["w"] is not None for item in chains["items"])
+    labels = any(label is not None for item in chains["items"] for label in item["l"])
+    by_label = ["convincing", "doubted"] * known + ["step"] * labels + ["models"] * several
+    return ["lowest", *by_label, "file"] if "weights" in chains else [*by_label, "lowest", "file"]
 
 
 def counts_of(chains: Mapping[str, Any]) -> str:
@@ -140,7 +156,7 @@ def counts_of(chains: Mapping[str, Any]) -> str:
     if shown < distinct:
         sentences.append(
             f"The page holds {shown:,} of {distinct:,}: those that come first in each order, and others at random. All"
-            " are in the suite's folder, in scores/."
+            " are in the scored files."
         )
     return " ".join(sentences)
 
@@ -178,11 +194,15 @@ def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]
         sections.append((name.replace("_", "-"), benchmark.title, blocks))
     sections += [(slug(name), str(other["title"]), _plain(page.models, name)) for name, other in _others(page).items()]
     folders = [(model.name, model.results["model"]["folder"]) for model in page.models]
-    sections += [("heat", "Scores by step", _heat(page)), ("training", "Training", training(folders))]
+    sections += [*_of_chains(page), ("training", "Training", training(folders))]
     sections += [("left-out", "What was left out", _left_out(page))]
     for name, heading, blocks in sections:
         if blocks := list(blocks):
             yield name, heading, blocks
+
+
+def _of_chains(page: Page) -> list[tuple[str, str, Iterable[Block]]]:
+    return [("heat", "Scores by step", _heat(page))]
 
 
 def _others(page: Page) -> dict[str, Any]:

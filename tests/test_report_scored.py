@@ -1,0 +1,95 @@
+"""`jprm report SCORED.jsonl`: the chains and runs of a scored file, the one with the lowest step first."""
+
+import json
+import re
+
+import pytest
+from refusing import refused
+
+from jprm.apps import cli
+from jprm.io.jsonl import write_records
+from jprm.methods.data.prepare import prepare
+
+CHAIN = {"problem": "1 + 1?", "steps": ["1 + 1 = 3.", "So 3."], "scores": [0.1, 0.4], "id": "c"}
+POOL = {
+    "problem": "2 + 2?", "answer": "4",
+    "samples": [
+        {"steps": ["4."], "scores": [0.9], "correct": True}, {"steps": ["5."], "scores": [0.05], "correct": False},
+    ],
+}  # fmt: skip
+TREE = {
+    "problem": "3 + 3?",
+    "nodes": [{"parent": -1, "text": "6.", "score": 0.3}, {"parent": 0, "text": "ok", "score": 0.7}],
+}
+RUN = {
+    "messages": [
+        {"role": "user", "content": "book a flight"},
+        {"role": "assistant", "content": "I look.", "score": 0.8},
+        {"role": "tool", "content": "two flights"},
+        {"role": "assistant", "content": "I take the wrong one."},
+        {"role": "assistant", "content": "Done.", "score": 0.02},
+    ],
+    "outcome": 0, "id": "r7",
+}  # fmt: skip
+
+
+def page_of(path, tmp_path):
+    assert cli.main(["report", str(path), "--output", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    (data,) = re.findall(r'<script type="application/json" id="chains">(.*?)</script>', text, re.S)
+    return text, json.loads(data)
+
+
+@pytest.mark.parametrize(
+    ("record", "count", "lowest"), [(CHAIN, 1, 0.1), (POOL, 2, 0.05), (TREE, 1, 0.3), (RUN, 1, 0.02)]
+)
+def test_any_scored_record_is_a_page(record, count, lowest, tmp_path):
+    write_records(tmp_path / "scored.jsonl", [record])
+    text, data = page_of(tmp_path / "scored.jsonl", tmp_path)
+    scores = [score for item in data["items"] for score in item["c"][0] if score is not None]
+    assert len(data["items"]) == count and min(scores) == lowest
+    assert 'id="verdict"' not in text  # no empty section
+    assert re.search(r'<select id="sort">\s*<option value="lowest">', text)
+
+
+def test_turns_without_a_score_stay_and_records_have_their_line_and_id(tmp_path):
+    write_records(tmp_path / "judged.jsonl", [RUN | {"id": "a"}, RUN])
+    text, data = page_of(tmp_path / "judged.jsonl", tmp_path)
+    assert [item["r"] for item in data["items"]] == ["1 (a)", "2 (r7)"]
+    assert data["items"][0]["c"] == [[0.8, None, 0.02]] and "2 steps of 2 records have no score" in text
+
+
+def test_folders_and_reports_of_eval_stand_for_their_scored_chains(tmp_path):
+    (tmp_path / "steps.json.scores").mkdir()
+    write_records(tmp_path / "steps.json.scores" / "held.jsonl", [CHAIN])
+    (tmp_path / "steps.json").write_text("{}")
+    write_records(tmp_path / "scored.jsonl", [CHAIN])
+    prepare("jsonl", [tmp_path / "scored.jsonl"], tmp_path / "folder")
+    for path in ("steps.json", "folder"):
+        assert len(page_of(tmp_path / path, tmp_path)[1]["items"]) == 1
+
+
+def test_a_file_without_scores_or_with_scores_of_two_scales_is_refused(tmp_path, capsys):
+    from jprm.apps.report.scored import collect_scored
+
+    write_records(tmp_path / "plain.jsonl", [{"problem": "p", "steps": ["a"]}])
+    refused(ValueError, r"no step has a score\. Score it first: jprm score", collect_scored, [tmp_path / "plain.jsonl"])
+    for name in ("a", "b"):
+        write_records(tmp_path / f"{name}.jsonl", [CHAIN])
+    info = {"version": 2, "scale": {"threshold": 0.0, "weight": "sigmoid", "redundancy": None}}
+    (tmp_path / "b.jsonl.info.json").write_text(json.dumps(info))
+    refused(ValueError, "different meaning", collect_scored, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+
+
+def test_the_browser_shows_the_lowest_turn_first(browser, tmp_path):
+    other = RUN | {"id": "ok", "messages": [*RUN["messages"][:2], {"role": "assistant", "content": "x", "score": 0.6}]}
+    write_records(tmp_path / "judged.jsonl", [other, RUN])
+    page_of(tmp_path / "judged.jsonl", tmp_path)
+    browser.logs("browser")
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.wait("return document.querySelectorAll('article').length === 2")
+    first = browser.run("return document.querySelector('article').innerText")
+    assert "judged.jsonl:2 (r7): run, not solved" in first and "lowest: turn 3 of 3, 0.020" in first
+    assert "no score" in first and "no label" not in first
+    assert browser.run("return document.querySelector('article .lowest .text').textContent") == "Done."
+    assert browser.logs("browser") == []
