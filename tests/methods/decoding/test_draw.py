@@ -30,10 +30,9 @@ def test_draws_follow_the_closed_form(temperature, top_p, padding):
     logits = np.concatenate([np.full(padding, -np.inf, np.float32), LOGITS])
     keys = jax.random.split(jax.random.key(7), DRAWS)
     tokens = np.asarray(drawn(keys, np.tile(logits, (DRAWS, 1)), temperature, top_p)) - padding
-    assert tokens.min() >= 0
     expected = closed_form(temperature, top_p)
+    assert np.isin(tokens, np.flatnonzero(expected)).all()
     counts = np.bincount(tokens, minlength=len(LOGITS))
-    assert not counts[expected == 0].any()
     kept = expected * DRAWS > 1
     if kept.sum() > 1:
         # A right sampler fails once in a thousand keys; the key is fixed, and this one does not.

@@ -117,6 +117,15 @@ def test_progress_and_implicit_telescope():
     assert credit.shaping(value_P, 1.0).sum() == pytest.approx(0)
 
 
+@pytest.mark.parametrize("steps", range(5))
+def test_last_credit_pays_only_the_last_step(steps):
+    score_P = 0.9 - 0.2 * np.arange(steps)
+    expected_P1 = np.where(np.arange(steps + 1) == steps - 1, np.append(score_P, 0.0), 0.0)
+    form = CREDITS["last"].form
+    assert form is not None
+    np.testing.assert_array_equal(form(score_P, config("last"), 0.5), expected_P1)
+
+
 GROUP = [chain(2, 3, 1), chain(4), chain(1, 1, tail=2), chain(tail=3)]
 SCORES = [np.array([0.9, 0.2, 0.6]), np.array([0.4]), np.array([0.8, 0.7]), np.zeros(0)]
 VERDICTS = np.array([0.0, 1.0, 1.0, 0.0])
@@ -127,6 +136,7 @@ def by_hand(name, baseline, gated=False, weight=0.5):
     forms = {
         "verifier": lambda r: [0.0] * len(r),
         "sum": list,
+        "last": lambda r: [0.0] * (len(r) - 1) + r[-1:],
         "min_form": lambda r: [x * np.exp(-x / 0.1) / sum(np.exp(-y / 0.1) for y in r) for x in r],
         "implicit": lambda r: [x - (r[i - 1] if i else 0) for i, x in enumerate(r)],
     }
@@ -159,7 +169,7 @@ def by_hand(name, baseline, gated=False, weight=0.5):
 
 
 @pytest.mark.parametrize("baseline", credit.BASELINES)
-@pytest.mark.parametrize("name", ["verifier", "sum", "min_form", "implicit"])
+@pytest.mark.parametrize("name", ["verifier", "sum", "last", "min_form", "implicit"])
 def test_tokens_have_the_return_of_their_step(name, baseline):
     for gated in [False, True] if name != "verifier" else [False]:
         options = config(name, weight=0.5, gate=gated, baseline=baseline)
