@@ -9,6 +9,10 @@ Judges that are lenient about the same steps are not independent, and the model 
 correctness; so does EM with the gold labels held fixed, until they are many. A few gold labels show it here: the
 posterior's log-odds z become a + b z, with a and b of highest posterior density on the gold labels, under normal priors
 around a = 0 and b = 1 (`PRIOR`), so that no gold label changes nothing.
+
+The matrices of the model take common silence for correctness too. `matrices` has those of the corrected posterior, and
+corrects them once more, for each judge and verdict: log-odds that are moved together cannot show a careful judge among
+lenient ones.
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ FLOOR = 1e-10
 
 PRIOR = (4.0, 1.0)
 """Standard deviations of the priors of a and b: a may move far, since how lenient judges are is unknown."""
+
+DOUBT = 1.0
+"""Gold labels that agree with the corrected posterior, added to those of each judge's verdict (`matrices`)."""
 
 MOST = 12.0
 """Log-odds beyond this are cut before the correction: 1 in 160,000."""
@@ -125,6 +132,30 @@ def correction(
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
     """Returns probabilities with the log-odds a + b z."""
     return scipy.special.expit(a + b * log_odds(probability_N))
+
+
+def matrices(
+    verdict_NJ: Int[np.ndarray, "N J"],
+    probability_N: Float[np.ndarray, " N"],
+    gold_K: Int[np.ndarray, " K"],
+    index_K: Int[np.ndarray, " K"],
+    weight_N: Float[np.ndarray, " N"] | None = None,
+) -> Float[np.ndarray, "J 2 2"]:
+    """Returns each judge's matrix [judge, true class, verdict] by corrected probabilities of class 1 and gold labels.
+
+    For each judge and verdict, the fraction of steps of class 1 is the mean probability plus the mean distance of gold
+    labels from it, shrunk by `DOUBT`. A step counts `weight_N` times. Gold labels must be a random part of a judge's
+    steps of one verdict; they may favour a verdict, e.g. the steps that one judge calls wrong.
+    """
+    weight_N = np.ones(len(verdict_NJ)) if weight_N is None else weight_N
+    said_NJV = (verdict_NJ[..., None] == np.arange(2)) * weight_N[:, None, None]
+    said_KJV, distance_K = said_NJV[index_K], gold_K - probability_N[index_K]
+    steps_JV = said_NJV.sum(0)
+    mean_JV = np.einsum("n,njv->jv", probability_N, said_NJV) / np.maximum(steps_JV, FLOOR)
+    mean_JV = mean_JV + np.einsum("k,kjv->jv", distance_K, said_KJV) / (said_KJV.sum(0) + DOUBT)
+    of_one_JV = steps_JV * np.clip(mean_JV, 0, 1)
+    count_JCV = np.maximum(np.stack([steps_JV - of_one_JV, of_one_JV], axis=1), FLOOR)
+    return count_JCV / count_JCV.sum(-1, keepdims=True)
 
 
 def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:

@@ -65,7 +65,6 @@ def label_pooled(
     index_K = np.array([index_of[key] for key in gold_of], int)
     gold_K = np.array([*gold_of.values()], int)
     figures, probability_N = pooled(verdict_NJ, names, [problem_of[key] for key in judged], gold_K, index_K, seed)
-    probability_N[index_K] = gold_K
     labels = {key: float(p) for key, p in zip(judged, probability_N, strict=True)}
 
     def labelled() -> Iterator[dict[str, Any]]:
@@ -104,7 +103,8 @@ def pooled(
     """Returns the report, with 95 % intervals over problems, and each step's probability of being correct.
 
     Of each judge: `found`, the probability that it calls an error an error, and `false_alarm`, that it calls a correct
-    step one. `error_rate` is the fraction of steps that are wrong, after the correction by gold labels.
+    step one. `error_rate` is the fraction of steps that are wrong. Gold labels correct all three; without any they hold
+    if judges are independent.
     """
     used_J = (verdict_NJ >= 0).any(0)
     if not used_J.all():
@@ -113,12 +113,14 @@ def pooled(
     def fitted(weight_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the figures of each judge and the error rate, one after another, and the probabilities."""
         model = crowd.dawid_skene(verdict_NJ, weight_N=weight_N)
-        p_N = model.posterior_NC[:, CORRECT]
+        p_N, confusion_JCV = model.posterior_NC[:, CORRECT], model.confusion_JCV
         if len(gold_K):
             weight_K = None if weight_N is None else weight_N[index_K]
             p_N = crowd.corrected(p_N, *crowd.correction(p_N, gold_K, index_K, weight_K))
+            confusion_JCV = crowd.matrices(verdict_NJ, p_N, gold_K, index_K, weight_N)
+            p_N[index_K] = gold_K
         rate = np.average(1 - p_N, weights=weight_N)
-        return np.append(model.confusion_JCV[:, :, WRONG].reshape(-1), rate), p_N
+        return np.append(confusion_JCV[:, :, WRONG].reshape(-1), rate), p_N
 
     value, probability_N = fitted(None)
     drawn = draws(lambda weight_RN: np.stack([fitted(w)[0] for w in weight_RN]), problems, RESAMPLES, seed=seed)
@@ -147,5 +149,7 @@ def table(figures: Mapping[str, Any]) -> Table:
     rows += [None, ["steps that are wrong", figures["steps"], figures["error_rate"], None]]
     alpha = figures["alpha"]["value"]
     caption = "" if alpha is None else f"Krippendorff's alpha {alpha:.2f}."
-    title = f"Judges of {figures['steps']} steps, corrected by {figures['gold']} gold labels"
+    gold = figures["gold"]
+    by = f"corrected by {gold} gold labels" if gold else "if they are independent of each other (no gold labels)"
+    title = f"Judges of {figures['steps']} steps, {by}"
     return Table(title, ("", "verdicts", "errors called errors", "correct steps called errors"), rows, caption)

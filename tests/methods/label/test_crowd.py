@@ -9,8 +9,8 @@ from refusing import refused
 
 from jprm.apps.cli import main
 from jprm.io.jsonl import write_records
-from jprm.methods.label.crowd import PRIOR, corrected, correction, dawid_skene, log_odds, majority
-from jprm.methods.label.pooled import label_pooled, pooled
+from jprm.methods.label.crowd import PRIOR, corrected, correction, dawid_skene, log_odds, majority, matrices
+from jprm.methods.label.pooled import label_pooled, pooled, table
 from jprm.tree import read_records
 
 
@@ -105,6 +105,37 @@ def test_the_report_has_each_judges_errors_with_intervals():
         assert judge["false_alarm"]["low"] < alarm < judge["false_alarm"]["high"]
     assert report["error_rate"]["value"] == pytest.approx(1 - p_N.mean()) and report["problems"] == 200
     assert report["alpha"]["value"] < 0.5
+
+
+def test_matrices_are_counted_where_every_step_is_gold():
+    correct, verdict_NJ = judged(2, 400, *LENIENT)
+    verdict_NJ[::7, 2] = -1
+    counted = [
+        [[np.mean(verdict_N[(verdict_N >= 0) & (correct == c)] == v) for v in (0, 1)] for c in (0, 1)]
+        for verdict_N in verdict_NJ.T
+    ]
+    p_N = dawid_skene(verdict_NJ).posterior_NC[:, 1]
+    np.testing.assert_allclose(matrices(verdict_NJ, p_N, correct, np.arange(400)), counted, atol=0.02)
+    none = np.zeros(0, int)
+    np.testing.assert_allclose(matrices(verdict_NJ, correct.astype(float), none, none), counted)
+
+
+def test_gold_labels_correct_the_figures_of_judges():
+    """Four judges miss the same half of the errors and a careful one does not: tests/statistics has the coverage."""
+    correct, verdict_NJ = judged(0, 600, *ALL_LENIENT, hard=1 / 6)
+    verdict_NJ[:, 4] = np.random.default_rng(1).random(600) >= np.where(correct, 0.03, 0.9)
+    index_K = np.random.default_rng(0).permutation(600)[:150]
+    names, problems = list("abcde"), [str(n // 5) for n in range(600)]
+    report, p_N = pooled(verdict_NJ, names, problems, correct[index_K], index_K, 0)
+    for name, found in zip(names, [0.525] * 4 + [0.9], strict=True):
+        judge = report["judges"][name]
+        assert judge["found"]["low"] < found < judge["found"]["high"] < found + 0.2
+        assert judge["false_alarm"]["low"] < 0.03 < judge["false_alarm"]["high"] < 0.2
+    np.testing.assert_array_equal(p_N[index_K], correct[index_K])
+    assert report["error_rate"]["value"] == pytest.approx(1 - p_N.mean())
+    assert "corrected by 150 gold labels" in table(report).title
+    none = np.zeros(0, int)
+    assert "independent" in table(pooled(verdict_NJ[:60], names, problems[:60], none, none, 0)[0]).title
 
 
 def chain(problem, labels, **more):
