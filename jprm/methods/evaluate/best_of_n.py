@@ -6,11 +6,13 @@ takes one of the n places and cannot be chosen. Nor can a sample without steps: 
 `empty_samples`, since a tree has no place for them.
 
 A score that depends on the pool's other samples, as a fused verifier's does, was computed from all N: a draw of fewer
-would have other scores. Curves of such scores have n = 1, where nothing is chosen, and n = N, and NaN in between.
+would have other scores. Curves of such scores have n = 1, where nothing is chosen, and the largest n if all pools have
+that size; NaN elsewhere. Trivial baselines that read the pool are computed again, for a draw from each larger pool.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,11 +175,43 @@ def pools_of(
     )
 
 
-def at_ends(curve_Pn: Float[np.ndarray, "P n"]) -> Float[np.ndarray, "P n"]:
-    """Returns a curve of scores that depend on the pool: NaN but at n = 1 and the largest n."""
+def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -> Float[np.ndarray, "P n"]:
+    """Returns a curve of scores that depend on the pool: NaN but at n = 1, and at the size that all pools have."""
     kept_Pn = np.full(curve_Pn.shape, np.nan)
-    kept_Pn[:, [0, -1]] = curve_Pn[:, [0, -1]]
+    kept_Pn[:, 0] = curve_Pn[:, 0]
+    if size_P.max() == curve_Pn.shape[1]:
+        kept_Pn[:, -1] = curve_Pn[:, -1]
     return kept_Pn
+
+
+def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray, "P n"]]:
+    """Returns pools of n samples drawn from each pool at random, and these samples' places in the pool."""
+    rng, slots = np.random.default_rng(seed), pools.correct_PN.shape[1]
+    order_PN = np.where(np.arange(slots) < pools.size_P[:, None], rng.random((len(pools.size_P), slots)), np.inf)
+    slot_Pn = np.sort(np.argsort(order_PN, axis=1)[:, :n], axis=1)
+
+    def of_drawn(x_PN: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(x_PN, slot_Pn, axis=1)
+
+    drawn = pools._replace(
+        size_P=np.full(len(slot_Pn), n),
+        empty_P=n - of_drawn(pools.with_steps_PN).sum(1),
+        class_PN=None if pools.class_PN is None else of_drawn(pools.class_PN),
+        key={rule: of_drawn(key_PN) for rule, key_PN in pools.key.items()},
+        weight={rule: of_drawn(weight_PN) for rule, weight_PN in pools.weight.items()},
+        **{name: of_drawn(getattr(pools, name)) for name in ("correct_PN", "answered_PN", "steps_PN", "length_PN")},
+    )
+    return drawn, slot_Pn
+
+
+def cut(tree: ReasoningTree, slot_n: Int[np.ndarray, " n"]) -> ReasoningTree:
+    """Returns a pool's tree with the samples at these places; places beyond the samples with steps are passed over."""
+    chains = chains_of(tree)
+    nodes = list(dict.fromkeys(i for slot in slot_n if slot < len(chains) for i in chains[slot]))
+    place_of = {-1: -1} | {i: place for place, i in enumerate(nodes)}
+    return dataclasses.replace(
+        tree, nodes=tuple(dataclasses.replace(tree.nodes[i], parent=place_of[tree.nodes[i].parent]) for i in nodes)
+    )
 
 
 def _placed(with_steps_PN: Bool[np.ndarray, "P N"], flat_B: Any, fill: float) -> np.ndarray:
@@ -205,7 +239,7 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
     """Returns each problem's expected accuracy by each rule of `RULES`, for n = 1 .. the smallest pool's size."""
     curves = {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
-    return {rule: at_ends(curve_Pn) for rule, curve_Pn in curves.items()} if pools.of_pool else curves
+    return {rule: at_ends(curve_Pn, pools.size_P) for rule, curve_Pn in curves.items()} if pools.of_pool else curves
 
 
 def _chosen_by(pools: Pools, key_PN: Float[np.ndarray, "P N"]) -> Float[np.ndarray, "P n"]:
@@ -235,6 +269,12 @@ def best_of_n_report(
     n_max = int(pools.size_P.min())
     trials = trials or int(np.clip(DRAWN_SAMPLES // pools.size_P.sum(), 8, 128))
     curves, errors = _curves(pools, trivial, n_max, trials, seed)
+    if pools.size_P.max() > n_max > 1:
+        drawn, slot_Pn = drawn_pools(pools, n_max, seed)
+        again = baselines.of_pools(list(map(cut, first, slot_Pn))) if few else _by_length(drawn)
+        of_drawn, _ = _curves(drawn, again, n_max, trials, seed)
+        curves |= {name: np.append(curves[name][:, :-1], of_drawn[name][:, -1:], axis=1)
+                   for name in _reading_pool(again) if name in curves}  # fmt: skip
     rivals, pairs = {rule: curves[f"{rule}.best_of_n"] for rule in RULES}, list(itertools.combinations(RULES, 2))
     if "majority" in curves:
         rivals["majority"] = curves["majority"]
@@ -248,7 +288,7 @@ def best_of_n_report(
     paired = compare_curves(rivals, rivals, pairs, problem_P, seed)
     at_most = {row["a"]: {key: row[key][-1:] for key in Difference._fields} for row in paired if row["b"] == "majority"}
     choices = [name for name in ("majority", "random", *trivial, *map("{}.vote".format, trivial)) if name in curves]
-    best = max(choices, key=lambda name: curves[name][:, -1].mean())
+    best = max(choices, key=lambda name: np.nan_to_num(curves[name][:, -1].mean()))
     uses = [name for name in curves if name.endswith(USES)]
     minus = {}
     for what, base_P in (("best_baseline", curves[best][:, -1]), ("one_sample", curves["random"][:, 0])):
@@ -350,10 +390,14 @@ def _curves(
         )
         for k, name in enumerate(weights):
             curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
-    of_pool = [f"{name}.vote" for name in trivial]  # weighed by the pool's mean
-    of_pool += [name for name, chosen in trivial.items() if any(pool.of_pool for pool in chosen)]
-    of_pool += [f"{rule}.weighted_vote" for rule in RULES] if pools.of_pool else []
-    return curves | {name: at_ends(curves[name]) for name in of_pool if name in curves}, errors
+    of_pool = _reading_pool(trivial) + ([f"{rule}.weighted_vote" for rule in RULES] if pools.of_pool else [])
+    return curves | {name: at_ends(curves[name], pools.size_P) for name in of_pool if name in curves}, errors
+
+
+def _reading_pool(trivial: Mapping[str, Sequence[baselines.Chosen]]) -> list[str]:
+    """Returns the trivial choosers that read the whole pool. All votes do: chains below the pool's mean are doubted."""
+    names = [name for name, chosen in trivial.items() if any(pool.of_pool for pool in chosen)]
+    return names + [f"{name}.vote" for name in trivial]
 
 
 def _empty_samples(tree: ReasoningTree, where: str) -> int:
@@ -531,6 +575,11 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
         for kind, wording in (("best_of_n", "best of {}"), ("weighted_vote", "weighted vote of {}")):
             if use[kind] is None:
                 continue
+            if use[kind]["value"][-1] is None:
+                sizes = f"scores depend on all samples of a pool, and pools have {n_max} to {report['largest_pool']}"
+                note = f"Not shown: {sizes}. Keep {n_max} samples of each, and score these."
+                yield Finding(f"{name}, {wording.format(n_max)}", None, note=note, kind="open")
+                continue
             note, from_one = notes[kind], use.get(f"{kind}_minus_one_sample")
             if from_one is not None and from_one["low"] is not None:
                 note = f"It is {compared(from_one, 'one sample')}. {note}"
@@ -541,6 +590,8 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
 def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -> str:
     """Returns where a curve over n is highest; `fall` is the diagnostic of its drop from there, which decides it."""
     n_max = len(curve["value"])
+    if curve["value"][-1] is None:
+        return ""
     if None in curve["value"]:
         return f"By {rule}; below n = {n_max} the curve is left out: a score depends on all samples of the pool."
     peak = int(np.argmax(curve["value"]))

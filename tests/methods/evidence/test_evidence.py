@@ -15,7 +15,8 @@ from jprm.apps import cli
 from jprm.apps.serve.engine import TextEngine
 from jprm.io.jsonl import RecordError
 from jprm.methods.evaluate import baselines
-from jprm.methods.evaluate.best_of_n import best_of_n_report, findings, tables
+from jprm.methods.evaluate.best_of_n import best_of_n_report, cut, drawn_pools, findings, pools_of, tables
+from jprm.methods.evaluate.findings import verdict
 from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence import sources as evidence
@@ -465,6 +466,53 @@ def test_curves_of_scores_that_know_the_pool_have_no_n_in_between(fused):
     results = {"model": {"rule": "last"}, "best_of_n": {"pools": report}}
     assert any("left out" in finding.note for finding in findings(results))
     assert list(tables(report))
+
+
+def test_scores_that_know_the_pool_are_not_shown_for_pools_of_unequal_size(fused):
+    """Samples of a larger pool were scored with the pool's others, which a draw of the smallest size does not have."""
+    verifier, _, _ = fused
+    records = made_pools(12, n=80, accuracy=0.4)
+    for i, record in enumerate(records):
+        record["samples"] = record["samples"][: 3 if i % 10 else 6]
+        record["empty_samples"] = int(i % 10 == 1)  # a sample without steps takes a place
+    trees = [tree_of(record) for record in verifier.score_many(records)]
+    report = best_of_n_report(trees, 0)
+    assert (report["n_max"], report["largest_pool"]) == (3, 6)
+    for curve in (report["rules"]["last"]["best_of_n"], report["rules"]["last"]["weighted_vote"]):
+        assert curve["value"][1:] == [None, None]
+        assert curve["value"][0] == pytest.approx(report["baselines"]["random"]["value"][0])
+    drawn, slot_Pn = drawn_pools(pools_of(trees), 3, 0)
+    assert drawn.empty_P.sum() == sum(slot_n[-1] >= len(chains_of(t)) for t, slot_n in zip(trees, slot_Pn, strict=True))
+    alone = [cut(tree, slot_n) for tree, slot_n in zip(trees, slot_Pn, strict=True)]
+    for tree, empty in zip(alone, drawn.empty_P, strict=True):
+        tree.extra["empty_samples"] = int(empty)
+    of_drawn = best_of_n_report(alone, 0)
+    for kind in ("baselines", "baseline_votes"):
+        for name, curve in report[kind].items():
+            if kind == "baseline_votes" or name == "text_features":
+                assert curve["value"][1:] == [None, pytest.approx(of_drawn[kind][name]["value"][-1])], name
+    results = {"model": {"rule": "last"}, "best_of_n": {"pools": report}}
+    notes = [finding.note for finding in findings(results)]
+    assert len(notes) == 2 and all("pools have 3 to 6. Keep 3 samples" in note for note in notes)
+    assert list(tables(report)) and list(verdict(list(findings(results))))
+
+
+def test_drawn_pools_hold_n_samples_of_each_pool_at_random():
+    samples = [[{"steps": [f"{i} {k}"], "correct": k == 0, "answer": k} for k in range(i + 2)] for i in range(3)]
+    records = [{"problem": str(i), "samples": samples[i]} for i in range(3)]
+    trees = [with_scores(tree_of(record), [0.1 * k for k in range(i + 2)]) for i, record in enumerate(records)]
+    pools, count = pools_of(trees), np.zeros(4)
+    for seed in range(600):
+        drawn, slot_Pn = drawn_pools(pools, 2, seed)
+        assert (
+            drawn.correct_PN.shape == (3, 2)
+            and (np.diff(slot_Pn) > 0).all()
+            and (slot_Pn < pools.size_P[:, None]).all()
+        )
+        for tree, slot_n in zip(map(cut, trees, slot_Pn), slot_Pn, strict=True):
+            assert [node.text for node in tree.nodes] == [f"{tree.problem} {k}" for k in slot_n]
+        count += np.bincount(slot_Pn[2], minlength=4)
+    np.testing.assert_allclose(count / 600, 0.5, atol=0.07)
 
 
 def test_best_of_n_is_compared_with_the_best_baseline(fused):
