@@ -88,6 +88,7 @@ class FusedVerifier:
     semantics = "value"
     rule = "last"
     step = 0  # of training: it has none
+    of_pool = True  # a chain's score depends on the other samples of its problem
     scale: Scale = dataclasses.field(default=PROBABILITY, init=False)
     output_names = ("score", "vote")
 

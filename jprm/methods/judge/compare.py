@@ -64,6 +64,11 @@ class Comparison(ByCritiques):
 
     output_names = ("score",)
     rule = "last"
+    of_pool = True
+
+    def of_prefixes(self) -> Comparison:
+        """Raises ValueError: a prefix has no other samples to be compared with."""
+        raise ValueError(f"{self.name}: compares finished samples: score the pool that a search without it wrote")
 
     @property
     def prompt(self) -> JudgePrompt:

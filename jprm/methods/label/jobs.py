@@ -13,7 +13,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -29,11 +29,10 @@ from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, Labeller, MonteCarloConfig, OmegaConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
-from jprm.methods.policy.protocol import Policy
+from jprm.methods.policy.protocol import Policy, turns_of
 from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import tests_of, verifiers
 from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labelled
-from jprm.methods.worlds.acting import WorldPolicy
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -54,41 +53,28 @@ FLUSH_SECONDS = 1.0
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
     """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
-    config = _judged_by_world(config, policy)
+    if turns := turns_of(policy):
+        config = dataclasses.replace(config, verifier="outcome")  # the world rewards its own episodes
     _check(input, output, rollouts, config.verifier)
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
-        steps_of, messages_of = _as_turns(policy)
-        trees = map(messages_of, label_trees(map(steps_of, trees_in(input)), drawn, config))
+        trees = label_trees(map(turns.steps_of, trees_in(input)) if turns else trees_in(input), drawn, config)
+        trees = map(turns.messages_of, trees) if turns else trees
         write_records(output, map(record_of, bar.follow(trees)))
     return _counted(output, drawn)
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
     """Writes OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
-    config = _judged_by_world(config, policy)
+    if turns := turns_of(policy):
+        config = dataclasses.replace(config, verifier="outcome")
     _check(input, output, rollouts, config.verifier, _problems)
-    if isinstance(policy, WorldPolicy):
-        policy.know(input)
+    if turns:
+        turns.know(input)
     left_out = collections.Counter()
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
-        write_records(output, (record_of(_as_turns(policy)[1](tree)) for tree in trees))
+        write_records(output, map(record_of, map(turns.messages_of, trees) if turns else trees))
     return _counted(output, drawn, left_out)
-
-
-Rollout = TypeVar("Rollout", MonteCarloConfig, OmegaConfig)
-
-
-def _judged_by_world(config: Rollout, policy: Policy) -> Rollout:
-    """Returns the config with the verifier of a policy that acts in a world: the world's own reward."""
-    return dataclasses.replace(config, verifier="outcome") if isinstance(policy, WorldPolicy) else config
-
-
-def _as_turns(policy: Policy) -> tuple[Callable[[ReasoningTree], ReasoningTree], ...]:
-    """Returns how trees become trees of steps and back: turns, for a policy that acts in a world."""
-    if isinstance(policy, WorldPolicy):
-        return policy.steps_of, policy.messages_of
-    return (lambda tree: tree), (lambda tree: tree)
 
 
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:

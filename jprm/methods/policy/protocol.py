@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self
 
 from jprm.io.jsonl import Rejects, count, parse, read_lines, reject_with
-from jprm.tree import RecordError, check_id, tree_of
+from jprm.tree import ReasoningTree, RecordError, check_id, tree_of
 
 Until = Literal["step", "end"]
 """How far a sample goes: one step, or to the end of the chain."""
@@ -87,6 +87,27 @@ class Policy(Protocol):
         attempt could fix.
         """
         ...
+
+
+class Turns(Protocol):
+    """What a policy offers that acts in a world: its steps are turns, and the world rewards them."""
+
+    def know(self, path: str | os.PathLike) -> None:
+        """Reads the tasks in a file."""
+        ...
+
+    def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
+        """Returns a tree of messages as a tree of steps."""
+        ...
+
+    def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
+        """Returns a tree of steps as a tree of messages."""
+        ...
+
+
+def turns_of(policy: Policy) -> Turns | None:
+    """Returns the policy's `as_turns`, or None if it has none: it writes steps."""
+    return getattr(policy, "as_turns", None)
 
 
 # ---- Problems, which policies are asked to solve.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -308,8 +308,7 @@ class Loop:
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
         progress, config = self.progress, self.config
-        source = cast(Here, self.samples).source  # the experiment refuses sampling_hosts
-        records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, source.policy)
+        records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, self.samples.policy)
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
         if folder is None:
             return
@@ -321,7 +320,8 @@ class Loop:
         outcome = {"update": progress.update, "before": before, "after": after, "adopted": adopted}
         progress.refreshes.append(outcome)
         if adopted:
-            progress.prm, source.prm = f"{refresh.FOLDER}/{progress.update}", new
+            progress.prm = f"{refresh.FOLDER}/{progress.update}"
+            self.samples.adopt(new)
         self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in outcome.items()}})
 
     def write(self, finished: bool) -> dict[str, Any]:

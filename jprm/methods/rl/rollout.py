@@ -20,7 +20,6 @@ from jprm import multihost
 from jprm.experiment import DataConfig
 from jprm.io.jsonl import parse
 from jprm.methods.evaluate.blocks import shown_n
-from jprm.methods.evidence.verifier import FusedVerifier
 from jprm.methods.messages.records import read_trajectory, tree_of_trajectories
 from jprm.methods.policy.protocol import read_problems
 from jprm.methods.rl import credit
@@ -151,7 +150,7 @@ def judged(
     scores = scored(prm, records, drawn) if prm else [None] * len(records)
     reward_PG = multihost.spread(rewards, list(zip(records, drawn, strict=True)))
     of_group = zip(records, drawn, reward_PG, scores, strict=True)
-    fused = isinstance(prm, FusedVerifier)
+    fused = getattr(prm, "of_pool", False)
     return [
         Group(record, list(rollouts), np.array(reward_G), scores_G, fused)
         for record, rollouts, reward_G, scores_G in of_group

@@ -25,6 +25,7 @@ from jprm.methods.verify import verifiers
 from jprm.methods.worlds.environment import World
 from jprm.methods.worlds.turns import EpisodeLimits, TurnLayout
 from jprm.score.scale import check_scale
+from jprm.score.scorer import PRM
 from jprm.tokenizer import Layout, Tokenizer
 
 OF_WORLD = verifiers.Verifier(judge=lambda chains: [], check=lambda record, where: None)
@@ -167,6 +168,15 @@ class Samples(Protocol):
         """How the policy's chains are written."""
         ...
 
+    @property
+    def policy(self) -> Sampler:
+        """The policy that samples."""
+        ...
+
+    def adopt(self, prm: PRM) -> None:
+        """Judges with another PRM from now on."""
+        ...
+
     def push(self, params: Mapping, name: str) -> None:
         """Takes the policy's parameters."""
         ...
@@ -211,6 +221,9 @@ class Here:
     @property
     def layout(self) -> Layout:
         return self.policy.layout
+
+    def adopt(self, prm: PRM) -> None:
+        self.source.prm = prm
 
     def push(self, params: Mapping, name: str) -> None:
         self.policy.push(params, name)

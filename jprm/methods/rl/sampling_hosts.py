@@ -37,6 +37,7 @@ from jprm.methods.rl.rollout import Group
 from jprm.methods.rl.samples import Rollout
 from jprm.methods.rl.sampling import Ahead, Problems, SampleSource, expected_tokens, sampler_options
 from jprm.model.mesh import mesh_by_heads, sent
+from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train import Stopped
 from jprm.train.callbacks import Watchdog
@@ -88,6 +89,13 @@ class SamplingHosts:
                 " learn have different problems there; give all hosts the same files"
             )
         self.push(params, name)
+
+    @property
+    def policy(self) -> Sampler:
+        raise ValueError("sampling_hosts: the policy is on the hosts that sample, and `refresh` needs it here")
+
+    def adopt(self, prm: PRM) -> None:
+        raise ValueError("sampling_hosts: the PRM is on the hosts that sample, and `refresh` needs it here")
 
     def push(self, params: Mapping, name: str) -> None:
         """Sends the parameters to the sampling hosts, which have finished their samples."""

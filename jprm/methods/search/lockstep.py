@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import Critique, Reading, read
 from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.policy.protocol import Policy, Problem, Sample
@@ -246,18 +245,15 @@ def live_scorer(prm: Any) -> LiveScorer:
     """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses and
     for fused verifiers, of which the sources score that can."""
     from jprm.methods.decoding.cache import LiveTrees
-    from jprm.methods.evidence.verifier import FusedVerifier
 
     if isinstance(prm, Unscored):
         return prm
     if isinstance(prm, Judge):
         return LiveJudge(prm)
-    if isinstance(prm, FusedVerifier):
+    if getattr(prm, "of_pool", False):
         return Rescorer(prm.of_prefixes())
     if isinstance(prm, Rubric):
         return Rescorer(prm)
-    if isinstance(prm, Comparison):
-        raise ValueError(f"{prm.name}: compares finished samples: score the pool that a search without it wrote")
     try:
         return LiveTrees(prm)
     except NotImplementedError:

@@ -88,6 +88,11 @@ class WorldPolicy:
         self.name = f"{sampler.name}+{digest([world.environment, limits])[:12]}"
         self._forget()
 
+    @property
+    def as_turns(self) -> WorldPolicy:
+        """Itself: see `jprm.methods.policy.protocol.Turns`."""
+        return self
+
     def _forget(self) -> None:
         self._talk = Conversations(self._sampler, self._layout.stop)
         self._known: dict[Prefix, Played] = {}
