@@ -216,7 +216,7 @@ READERS: dict[str, Reader | str] = {
     "mini_swe_agent": "jprm.methods.data.agents.scaffolds:MINI_SWE_AGENT",
     "mr_ben": "jprm.methods.evaluate.mistakes_reader:MR_BEN",
     "openai": "jprm.methods.data.agents.logs:OPENAI",
-    "openhands": "jprm.methods.data.agents.scaffolds:OPENHANDS",
+    "openhands": "jprm.methods.data.agents.openhands:OPENHANDS",
     "otel": "jprm.methods.data.agents.logs:OTEL",
     "pools": POOLS,
     "prm800k": "jprm.methods.data.step_labels:PRM800K",

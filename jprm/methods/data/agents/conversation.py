@@ -36,6 +36,11 @@ class Conversation:
         return len(self._messages)
 
     @property
+    def waits(self) -> bool:
+        """Whether a call of the last turn lacks its answer."""
+        return bool(self._open or self._unnamed)
+
+    @property
     def has_turn(self) -> bool:
         return len(self._messages) > self.inputs
 

@@ -1,0 +1,243 @@
+"""Events of OpenHands, of both of its versions, as the messages that its model read.
+
+Version 0 makes them in `openhands/memory/conversation_memory.py` and `events/observation/commands.py`, version 1 in the
+`to_llm_message` of each event (openhands-sdk 1.58).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jprm.io.jsonl import RecordError, list_of, object_of
+from jprm.methods.data.agents.conversation import Conversation
+from jprm.methods.data.agents.logs import kept, trajectory_of
+from jprm.methods.data.agents.parts import Leftovers, SessionOptions
+from jprm.methods.data.reader import Event, LeftOut, Reader, Record, take
+from jprm.methods.messages.messages import call_of, thoughts_of_blocks
+
+
+def parse_openhands(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
+    """Yields the trajectory of OpenHands' events, or one for each line of its evaluations, {"instance_id", "history"}.
+
+    Events with `action` or `observation` are of version 0, those with `kind` of version 1. The calls of one response of
+    the model are one turn. A condensation is refused: the agent read another text after it.
+    """
+    left = Leftovers(options)
+    if not any(isinstance(value, Mapping) and "history" in value for _, value in events):
+        yield _of_openhands(events, {}, where, left)
+    else:
+        for place, value in events:
+            inner = [Event(place, event) for event in take(value, "history", list, place)]
+            about = {key: value[key] for key in ("instance_id", "instruction") if key in value}
+            yield _of_openhands(inner, {**kept(value, place), **about}, place, left)
+    yield from left
+
+
+def _of_openhands(events: Sequence[Event], about: Record, where: str, left: Leftovers) -> Record:
+    conversation, tools = Conversation(left=left), []
+    for i, (place, event) in enumerate(events):
+        field = f"events[{i}]"
+        event = object_of(event, place, field, "Is this file of OpenHands' events?")
+        if isinstance(event.get("kind"), str):
+            tools = _event_1(event, conversation, place, field) or tools
+        elif "action" in event or "observation" in event:
+            tools = _event_0(event, conversation, place, field) or tools
+        else:
+            raise RecordError(place, field, "has no `kind`, `action` or `observation`", "Is this file of OpenHands?")
+    return trajectory_of({**about, "messages": conversation.messages, **({"tools": tools} if tools else {})}, where)
+
+
+def _after_command(text: str, about: Any, exit_code: Any) -> str:
+    """Returns a command's output with the lines that both versions add to it, as its metadata says."""
+    about = about if isinstance(about, Mapping) else {"exit_code": exit_code}
+    text = f"{about.get('prefix') or ''}{text}{about.get('suffix') or ''}"
+    if directory := about.get("working_dir"):
+        text += f"\n[Current working directory: {directory}]"
+    if interpreter := about.get("py_interpreter_path"):
+        text += f"\n[Python interpreter: {interpreter}]"
+    if (code := about.get("exit_code")) not in (None, -1):
+        text += f"\n[Command finished with exit code {code}]"
+    return text
+
+
+_CONDENSED = "Cut the file there and read the parts as two, or give the model's own calls (`openai`)."
+
+# ------------------------------------------------------------------------------------------------------------ version 0
+
+_SILENT_0 = ("change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "loop_recovery")
+"""Actions and observations of version 0 that are no part of what the model reads or writes."""
+
+_ADDED_0 = {
+    "error": ("", "\n[Error occurred in processing last action]"),
+    "user_rejected": ("OBSERVATION:\n", "\n[Last action has been rejected by the user]"),
+}
+"""Texts around the content of an observation."""
+
+
+def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
+    """Adds an event of version 0; returns the tools that it names."""
+    kind = str(event.get("action") or event.get("observation"))
+    arguments = held if isinstance(held := event.get("args"), Mapping) else {}
+    metadata = held if isinstance(held := event.get("tool_call_metadata"), Mapping) else {}
+    if kind in _SILENT_0:
+        conversation.left.skip(f"event {kind!r}")
+    elif kind == "condensation":
+        raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
+    elif "observation" in event:
+        text = _observed_0(event, kind, where, field)
+        if kind == "run" and not metadata and not conversation.waits:
+            text = "\nObserved result of command executed by user:\n" + text
+        conversation.answer(metadata.get("tool_call_id"), text)
+    elif kind == "system":
+        conversation.say("system", take(arguments, "content", str, where, f"{field}.args."))
+        return list_of(arguments.get("tools") or [], where, f"{field}.args.tools")
+    elif event.get("source") == "agent":
+        _act_0(kind, arguments, metadata, conversation, where, field)
+    elif kind == "message":
+        conversation.say("user", take(arguments, "content", str, where, f"{field}.args."))
+    elif kind == "run":
+        command = take(arguments, "command", str, where, f"{field}.args.")
+        conversation.say("user", f"User executed the command:\n{command}")
+    else:
+        conversation.left.skip(f"event {kind!r} of the {event.get('source')}")
+    return []
+
+
+def _observed_0(event: Mapping[str, Any], kind: str, where: str, field: str) -> str:
+    """Returns the text of an observation of version 0."""
+    text = take(event, "content", str, where, field + ".")
+    extras = held if isinstance(held := event.get("extras"), Mapping) else {}
+    if kind == "run":
+        return _after_command(text, extras.get("metadata"), extras.get("exit_code"))
+    if kind == "delegate" and isinstance(outputs := extras.get("outputs"), Mapping):
+        text = str(outputs.get("content", text))
+    before, after = _ADDED_0.get(kind, ("", ""))
+    return before + text + after
+
+
+def _act_0(
+    kind: str, arguments: Mapping[str, Any], metadata: Mapping[str, Any], conversation: Conversation, where: str,
+    field: str,
+) -> None:  # fmt: skip
+    """Adds an action of the agent: a message, or a call of the response that its metadata hold."""
+    response = held if isinstance(held := metadata.get("model_response"), Mapping) else {}
+    within = field + ".tool_call_metadata.model_response"
+    choices = list_of(response.get("choices") or [], where, within + ".choices")
+    choices = [choice for choice in choices if isinstance(choice, Mapping)]
+    message = choices[0].get("message") if choices else None
+    thought = str(arguments.get("thought") or "")
+    if isinstance(message, Mapping):
+        key, call_id = response.get("id"), metadata.get("tool_call_id")
+        calls = list_of(message.get("tool_calls") or [], where, within)
+        called = next((call for call in calls if isinstance(call, Mapping) and call.get("id") == call_id), None)
+        if called is None:
+            raise RecordError(where, within, f"has no call {call_id!r}", "Is the file whole?")
+        if conversation.holds(key):
+            conversation.write(key, call=called)
+        else:
+            text = conversation.left.text(message.get("content"), where, within)
+            conversation.write(key, text, _thoughts(message, where, within), called)
+    elif kind == "message":
+        conversation.write(None, take(arguments, "content", str, where, f"{field}.args."), thought)
+    else:
+        rest = {key: value for key, value in arguments.items() if key not in ("thought", "tool_call_metadata")}
+        conversation.write(None, thought, call=call_of(kind, rest))
+
+
+# ------------------------------------------------------------------------------------------------------------ version 1
+
+
+def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
+    """Adds an event of version 1; returns the tools that it names. Events that the model does not read are counted."""
+    kind, within, left = event["kind"], field + ".", conversation.left
+    more = list_of(event.get("extended_content") or [], where, within + "extended_content")
+    if kind == "SystemPromptEvent":
+        prompt, context = take(event, "system_prompt", dict, where, within), event.get("dynamic_context")
+        parts = [prompt, *([context] if context else [])]
+        conversation.say("system", left.text([{"type": "text", **_part(part)} for part in parts], where, field))
+        return [_tool(tool) for tool in list_of(event.get("tools") or [], where, within + "tools")]
+    if kind == "MessageEvent":
+        message = take(event, "llm_message", dict, where, within)
+        content, place = message.get("content") or [], within + "llm_message.content"
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, where, place)
+        text = left.text([*parts, *more], where, place)
+        if message.get("role") == "assistant":
+            conversation.write(None, text, _thoughts(message, where, within + "llm_message"))
+        else:
+            conversation.say(str(message.get("role")), text)
+    elif kind == "ActionEvent":
+        call = take(event, "tool_call", dict, where, within)
+        text = left.text(event.get("thought"), where, within + "thought")
+        called = call_of(call.get("name"), call.get("arguments"), call.get("id"))
+        conversation.write(
+            event.get("llm_response_id") or event.get("id"), text, _thoughts(event, where, field), called
+        )
+    elif kind in _OBSERVED_1:
+        name, before = _OBSERVED_1[kind]
+        text = before + take(event, name, str, where, within) if name else _observed_1(event, left, where, within)
+        conversation.answer(event.get("tool_call_id"), text + left.text(more, where, within + "extended_content"))
+    elif kind in ("Condensation", "CondensationSummaryEvent"):
+        raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
+    else:
+        left.skip(f"event {kind!r}")
+    return []
+
+
+_OBSERVED_1 = {
+    "ObservationEvent": ("", ""),
+    "UserRejectObservation": ("rejection_reason", "Action rejected: "),
+    "AgentErrorEvent": ("error", ""),
+}
+"""Events that answer a call: the field of their text, and the words before it."""
+
+
+def _part(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {"text": value}
+
+
+def _observed_1(event: Mapping[str, Any], left: Leftovers, where: str, within: str) -> str:
+    """Returns the text of an observation, as its `to_llm_content` makes it."""
+    observation = take(event, "observation", dict, where, within)
+    key = next((key for key in ("content", "output", "result", "text") if observation.get(key) is not None), None)
+    if key is None:
+        reason = f"has no text (its fields: {', '.join(observation)})"
+        raise RecordError(where, within + "observation", reason, "Write what the agent read as `content`.")
+    content = observation[key]  # its name differs by the version and the tool
+    if observation.get("screenshot_data"):
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        content = [*parts, {"type": "image"}]
+    text = left.text(content, where, f"{within}observation.{key}")
+    text = _after_command(text, observation.get("metadata"), observation.get("exit_code"))
+    return "[An error occurred during execution.]\n" + text if observation.get("is_error") else text
+
+
+def _thoughts(message: Mapping[str, Any], where: str, field: str) -> str:
+    """Returns a response's thoughts: its reasoning, else blocks of Anthropic's API, else an item of OpenAI's."""
+    item = held if isinstance(held := message.get("responses_reasoning_item"), Mapping) else {}
+    sources = [(message, "reasoning_content"), (message, "thinking_blocks"), (item, "content"), (item, "summary")]
+    for source, key in sources:
+        value = source.get(key)
+        value = (
+            [{"text": part} if isinstance(part, str) else part for part in value] if isinstance(value, list) else value
+        )
+        if thoughts := thoughts_of_blocks(value, where, f"{field}.{key}"):
+            return thoughts
+    return ""
+
+
+def _tool(tool: Any) -> Mapping[str, Any]:
+    """Returns a tool's schema, of a chat or of version 1's own form."""
+    if not isinstance(tool, Mapping) or "function" in tool:
+        return tool
+    function = {"name": tool.get("name", tool.get("title")), "description": tool.get("description") or ""}
+    schema = tool.get("parameters") or tool.get("input_schema") or tool.get("inputSchema")
+    return {"type": "function", "function": function | ({"parameters": schema} if schema else {})}
+
+
+OPENHANDS = Reader(
+    parse_openhands,
+    SessionOptions,
+    drops="times, costs, states of the agent and of the conversation, and recalled knowledge of version 0",
+    whole=True,
+)

@@ -1,0 +1,148 @@
+"""Events of OpenHands: each event is the text that the model read."""
+
+import json
+
+import pytest
+
+from jprm.methods.data.readers import find
+
+
+def read(events, tmp_path, **options):
+    path, left = tmp_path / "events.json", {}
+    path.write_text(json.dumps(events, indent=1))
+    records = find("openhands").read(path, on_left_out=lambda part: left.update({part.what: part.count}), **options)
+    return [record for _, record in records], left
+
+
+def text(content):
+    return {"type": "text", "text": content}
+
+
+def system(**more):
+    return {"kind": "SystemPromptEvent", "system_prompt": text("Be brief."), "tools": [], **more}
+
+
+def said(role, content, **more):
+    return {"kind": "MessageEvent", "llm_message": {"role": role, "content": [text(content)]}, **more}
+
+
+def acted(**more):
+    call = {"id": "c", "name": "terminal", "arguments": "{}"}
+    return {
+        "kind": "ActionEvent",
+        "thought": [],
+        "tool_call_id": "c",
+        "tool_call": call,
+        "llm_response_id": "r",
+        **more,
+    }
+
+
+def observed(kind="ObservationEvent", **more):
+    return {"kind": kind, "tool_call_id": "c", **more}
+
+
+def terminal(content="ls", **more):
+    return observed(observation={"kind": "TerminalObservation", "content": [text(content)], **more})
+
+
+METADATA = {
+    "exit_code": 0,
+    "working_dir": "/w",
+    "py_interpreter_path": "/bin/python",
+    "prefix": "[Below]\n",
+    "suffix": "!",
+}
+AFTER = "[Below]\nls!\n[Current working directory: /w]\n"
+AFTER += "[Python interpreter: /bin/python]\n[Command finished with exit code 0]"
+ERROR = "[An error occurred during execution.]\n"
+
+OBSERVED = {
+    "a result": (terminal(), "ls"),
+    "an exit code": (terminal(exit_code=2), "ls\n[Command finished with exit code 2]"),
+    "a command that has not ended": (terminal(exit_code=-1), "ls"),
+    "an error": (terminal(is_error=True), ERROR + "ls"),
+    "an error with an exit code": (
+        terminal(is_error=True, exit_code=2),
+        ERROR + "ls\n[Command finished with exit code 2]",
+    ),
+    "metadata": (terminal(metadata=METADATA, exit_code=9), AFTER),
+    "a rule for a file": ({**terminal(), "extended_content": [text(" Rule.")]}, "ls Rule."),
+    "an error of the agent": (observed("AgentErrorEvent", error="Bad args."), "Bad args."),
+    "a rejection": (observed("UserRejectObservation", rejection_reason="No."), "Action rejected: No."),
+    "a picture": (
+        observed(observation={"content": [text("See"), {"type": "image", "image_urls": ["u"]}]}),
+        "See[image]",
+    ),
+    "a screenshot": (observed(observation={"content": [text("See")], "screenshot_data": "aGk="}), "See[image]"),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_an_observation_is_the_text_that_the_model_read(name, tmp_path):
+    event, wanted = OBSERVED[name]
+    (record,), _ = read([system(), said("user", "Fix."), acted(), event], tmp_path)
+    assert record["messages"][-1] == {"role": "tool", "tool_call_id": "c", "content": wanted}
+
+
+def test_context_of_a_prompt_and_of_a_message_is_read(tmp_path):
+    events = [system(dynamic_context=text(" In acme.")), said("user", "Fix.", extended_content=[text(" Use make.")]),
+              said("assistant", "Fixed.")]  # fmt: skip
+    (record,), _ = read(events, tmp_path)
+    assert [m["content"] for m in record["messages"]] == ["Be brief. In acme.", "Fix. Use make.", "Fixed."]
+
+
+@pytest.mark.parametrize("kind", ["InterruptEvent", "PauseEvent", "ACPToolCallEvent", "HookExecutionEvent", "NewEvent"])
+def test_events_that_the_model_does_not_read_end_nothing(kind, tmp_path):
+    (record,), left = read([said("user", "Fix."), acted(), {"kind": kind}, terminal()], tmp_path)
+    assert [m["role"] for m in record["messages"]] == ["user", "assistant", "tool"]
+    assert left == {f"event {kind!r}": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "thoughts"),
+    [({"reasoning_content": "Hm."}, "Hm."), ({"thinking_blocks": [{"type": "thinking", "thinking": "Hm."}]}, "Hm."),
+     ({"thinking_blocks": [{"type": "redacted_thinking", "data": "E"}]}, None),
+     ({"responses_reasoning_item": {"summary": ["Short."], "content": ["Hm."], "encrypted_content": "E"}}, "Hm."),
+     ({"responses_reasoning_item": {"summary": ["Short."], "content": None}}, "Short.")],
+)  # fmt: skip
+def test_thoughts_have_three_places(fields, thoughts, tmp_path):
+    (record,), _ = read([said("user", "Fix."), acted(**fields), terminal()], tmp_path)
+    assert record["messages"][1].get("reasoning_content") == thoughts
+
+
+# ---- Version 0.
+
+RESPONSE = {"id": "r", "choices": [{"message": {"content": "I look.", "tool_calls": [
+    {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}]}}]}  # fmt: skip
+META = {"tool_call_id": "c", "model_response": RESPONSE}
+ASKED = {"source": "user", "action": "message", "args": {"content": "Fix."}}
+RUN = {"source": "agent", "action": "run", "args": {"command": "ls"}, "tool_call_metadata": META}
+
+
+def observed_0(kind, content, **extras):
+    return {"source": "agent", "observation": kind, "content": content, "extras": extras}
+
+
+def test_a_command_of_version_0_has_its_exit_code(tmp_path):
+    after = {"exit_code": 127, "suffix": "\n[The command completed with exit code 127.]", "working_dir": None}
+    (record,), _ = read([ASKED, RUN, observed_0("run", "", metadata=after) | {"tool_call_metadata": META}], tmp_path)
+    wanted = "\n[The command completed with exit code 127.]\n[Command finished with exit code 127]"
+    assert record["messages"][-1] == {"role": "tool", "tool_call_id": "c", "content": wanted}
+
+
+def test_an_error_that_answers_no_call_is_the_users(tmp_path):
+    answer = observed_0("run", "a.py") | {"tool_call_metadata": META}
+    (record,), _ = read([ASKED, RUN, answer, observed_0("error", "Bad parameter.")], tmp_path)
+    told = "Bad parameter.\n[Error occurred in processing last action]"
+    assert record["messages"][-2:] == [
+        {"role": "tool", "tool_call_id": "c", "content": "a.py"}, {"role": "user", "content": told}]  # fmt: skip
+
+
+def test_a_rejection_and_a_command_of_the_user_are_told_as_the_model_read_them(tmp_path):
+    rejected = observed_0("user_rejected", "No.") | {"tool_call_metadata": META}
+    run = [{"source": "user", "action": "run", "args": {"command": "pwd"}}, observed_0("run", "/w")]
+    (record,), _ = read([ASKED, RUN, rejected, *run], tmp_path)
+    assert [m["content"] for m in record["messages"][2:]] == [
+        "OBSERVATION:\nNo.\n[Last action has been rejected by the user]", "User executed the command:\npwd",
+        "\nObserved result of command executed by user:\n/w"]  # fmt: skip
