@@ -261,7 +261,7 @@ def score(
     one_scorer("score", model, judge)
     if judge and any((adapter, dtype, attention, calibrated, by, distributed)):
         raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
-    if how != UNDIVIDED and distributed:
+    if not how.here and distributed:
         raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
     if distributed:
         multihost.start(distributed)

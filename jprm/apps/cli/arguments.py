@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import SubcommandApp
 
-from jprm.io.outputs import check_output
+from jprm.io.outputs import atomic_write, check_input, check_output
 from jprm.io.storage import Place, path_of
 
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
@@ -288,6 +289,27 @@ def check_outputs(options: Any) -> None:
             continue
         others = [path for other, values in paths.items() if other != name for path in values]
         check_output(paths[name][0], *(path for path in others if isinstance(path, os.PathLike)))
+
+
+def first_records(path: Any, limit: int, folder: str) -> Place:
+    """Copies the first `limit` records of a file, table or prepared folder into a folder; returns the copy.
+
+    The copy has a record per line, and beside it what the scores of the input mean (`INPUT.info.json`).
+    """
+    from jprm.methods.data.reader import read_items
+
+    if limit < 1:
+        raise ValueError(f"--limit {limit}: must be 1 or more")
+    path, copy = path_of(path), path_of(folder) / f"{path_of(path).stem}.jsonl"
+    check_input(path)
+    items = [item for _, item in itertools.islice(read_items(path), limit)]
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    # A line end within an item is white space between its values: JSON escapes those of texts.
+    atomic_write(copy, b"".join(item.strip().replace(b"\n", b" ") + b"\n" for item in items))
+    info = path_of(f"{os.fspath(path)}.info.json")
+    if info.is_file():
+        atomic_write(f"{os.fspath(copy)}.info.json", info.read_bytes())
+    return copy
 
 
 def print_counts(counts: Mapping[str, Any], path: Path) -> None:

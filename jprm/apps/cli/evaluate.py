@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.apps.cli.arguments import Commands, Folder, check_outputs, is_required
+from jprm.apps.cli.arguments import Commands, Count, Folder, check_outputs, first_records, is_required
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, find
 from jprm.methods.evaluate.options import OPTIONS
@@ -36,6 +36,7 @@ def suite(
     suite: Annotated[Path, arg(metavar="SUITE.json")],
     output: Folder,
     input: Folder = Path("data"),
+    limit: Count = None,
 ) -> None:
     """All benchmarks that a file names: scored once, computed in one go, ready for `jprm report`.
 
@@ -59,12 +60,17 @@ def suite(
         output: The folder for results.json and the scores.
         input: The folder of `standard`, which has processbench/, prmbench/, socratic_prmbench/, mrben/,
             big_bench_mistake/ and hard2verify/ with the files as they are published.
+        limit: Only the first N records of each file, to try a suite. DIR.firstN/ gets a copy of them.
     """
     from jprm.io.outputs import check_output
     from jprm.methods.evaluate.blocks import show
     from jprm.methods.evaluate.suite import read_suite, run_suite, standard_suite, tables
 
     wanted = standard_suite(input) if os.fspath(suite) == "standard" else read_suite(suite)
+    if limit is not None:
+        copies = _Copies(limit, f"{os.fspath(output)}.first{limit}")
+        files = {key: {name: copies.of(of) for name, of in getattr(wanted, key).items()} for key in FILES[:2]}
+        wanted = dataclasses.replace(wanted, **files)
     names = [path_of(folder).resolve().name for folder in model]
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
@@ -73,6 +79,26 @@ def suite(
         check_output(target / "results.json", suite)
         show(tables(run_suite(folder, wanted, target, print), wanted.benchmarks))
         print(f"{target / 'results.json'}: written")
+
+
+FILES = ("data", "calibrate", "chains", "pools", "input")
+"""Options of benchmarks that name files of records."""
+
+
+class _Copies:
+    """Copies of the first records of files, one of each file, in folders of their own, as two may have one name."""
+
+    def __init__(self, limit: int, folder: str):
+        self.limit, self.folder = limit, folder
+        self.made: dict[str, Any] = {}
+
+    def of(self, files: Any) -> Any:
+        if isinstance(files, tuple):
+            return tuple(map(self.of, files))
+        place = path_of(files).address
+        if place not in self.made:
+            self.made[place] = first_records(files, self.limit, f"{self.folder}/{len(self.made)}")
+        return self.made[place]
 
 
 def _command(name: str) -> Callable[[Any], None]:
@@ -87,7 +113,12 @@ def _command(name: str) -> Callable[[Any], None]:
         benchmark = find(name)
         with tempfile.TemporaryDirectory(prefix="jprm-eval-") as unkept:  # of scores, where no report is written
             to = options.to or Path(unkept) / "report.json"
-            report = run(benchmark, dataclasses.replace(options, to=to))
+            chosen = dataclasses.replace(options, to=to)
+            if options.limit is not None:
+                copies = _Copies(options.limit, f"{to}.first{options.limit}")
+                files = {name: copies.of(getattr(options, name)) for name in FILES if getattr(options, name, None)}
+                chosen = dataclasses.replace(chosen, **files)
+            report = run(benchmark, chosen)
         if options.to:
             write_json(options.to, report)
         show([*benchmark.tables(report), *trained_on_words(report), *unread_words(report)])

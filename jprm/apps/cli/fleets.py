@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 from tyro.conf import Positional, arg
 
 import jprm
-from jprm.apps.cli.arguments import REFUSALS, print_counts
+from jprm.apps.cli.arguments import REFUSALS, first_records, print_counts
 from jprm.devices import enable_compile_cache
 from jprm.io import shards
 from jprm.io.jsonl import read_lines
@@ -38,6 +38,7 @@ class Division:
       shards: For ray: parts of the work. A worker that dies costs a shard's last unfinished block.
       workers: For ray: processes, at least and at most.
       gpus: For ray: GPUs of each process.
+      limit: Only the first N records of the input, to try a command. OUTPUT.firstN/ gets a copy of them.
     """
 
     shard: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None
@@ -45,6 +46,7 @@ class Division:
     shards: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
     workers: Annotated[tuple[int, int] | None, arg(metavar="MIN MAX", help_behavior_hint="")] = None
     gpus: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
 
     def __post_init__(self):
         asked = [name for name in ("shards", "workers", "gpus") if getattr(self, name) is not None]
@@ -52,6 +54,11 @@ class Division:
             raise ValueError(f"--{asked[0]} is of --engine ray")
         if self.engine == "ray" and (self.shard or not self.shards):
             raise ValueError("--engine ray runs all shards: give --shards N, and no --shard")
+
+    @property
+    def here(self) -> bool:
+        """Whether one process of this machine does all records."""
+        return self.shard is None and self.engine == "here"
 
 
 Divided = Annotated[Division, arg(name="")]
@@ -102,7 +109,10 @@ def divided(
     """
     if tell:
         work = functools.partial(_counted, work)
-    if how.shard is None and how.engine == "here":
+    if how.limit is not None:
+        check_output(output, input, *more)
+        input = first_records(input, how.limit, f"{os.fspath(output)}.first{how.limit}")
+    if how.here:
         work(RunFiles(input, output, list(more)))
     else:
         _in_shards(command, how, work, input, output, more, unit)

@@ -36,6 +36,8 @@ class CommandOptions:
 
     to: Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavior_hint="")] = None
     """Where to write the report; scores are kept beside it. Without it the tables are printed, and nothing is kept."""
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Only the first N records of each file, to try a command. With --output, OUT.firstN/ gets a copy of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
