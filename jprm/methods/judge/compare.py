@@ -1,9 +1,10 @@
 """`Comparison`: a judge that compares the samples of a pool with each other, with the interface of a judge.
 
 `pairwise` is a tournament: two samples are shown, and the judge says which is better, in both orders, since judges
-favour a place. A sample's score is its mean probability of winning. Each plays the `rounds` next ones around the pool,
-or all others (`rounds` 0). `listwise` shows all samples at once and takes a number from 0 to 1 for each, as RULER does
-(OpenPipe, 2025): relative scores, by one critique. Samples of one text are one, and have 0.5 where there is no other.
+favour a place. A pair of which one order cannot be read is left out. A sample's score is its mean probability of
+winning. Each plays the `rounds` next ones around the pool, or all others (`rounds` 0). `listwise` shows all samples at
+once and takes a number from 0 to 1 for each, as RULER does (OpenPipe, 2025): relative scores, by one critique. Samples
+of one text are one, and have 0.5 where there is no other.
 
 All steps of a sample have its score, and steps that samples share their mean: the rule is `last`.
 """
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from jprm.methods.answers.extraction import end_of_thoughts
 from jprm.methods.judge.critiques import Critique, JudgePrompt, ReadCritique, Reading, ask, read, report
 from jprm.methods.judge.judge import ByCritiques, digest_of, step_text
 from jprm.methods.policy.protocol import Policy
@@ -102,7 +104,7 @@ class Comparison(ByCritiques):
         for tree, chains, texts, known, orders in plans:
             critiques = [(order, critique) for order in orders for critique in next(written)]
             read_of = [(order, critique, self._read(critique, len(order))) for order, critique in critiques]
-            score_of = dict(zip(known, _means(len(known), read_of), strict=True))
+            score_of = dict(zip(known, self._means(len(known), read_of), strict=True))
             leaves = [chains[texts.index(text)][-1] for text in known]
             judged: list[ReadCritique] = [
                 ([leaves[i] for i in order], critique, reading) for order, critique, reading in read_of
@@ -140,7 +142,7 @@ class Comparison(ByCritiques):
             return dataclasses.replace(reading, scores=(p := reading.scores[0], 1 - p)) if reading.scores else reading
         if critique.finish_reason in ("error", "length"):
             return Reading("failed" if critique.finish_reason == "error" else "truncated")
-        boxes = re.findall(self.prompt.verdict, critique.text)
+        boxes = re.findall(self.prompt.verdict, critique.text[end_of_thoughts(critique.text) :])
         numbers = [part.strip() for part in boxes[-1].split(",")] if boxes else []
         if len(numbers) != count or not all(re.fullmatch(r"0|1|[01]?\.[0-9]{1,9}", number) for number in numbers):
             return Reading("unreadable")
@@ -149,16 +151,20 @@ class Comparison(ByCritiques):
             return Reading("unreadable")
         return Reading("read", tuple(score >= 0.5 for score in scores), scores, (True,) * count)
 
-
-def _means(count: int, read_of: Sequence[tuple[Sequence[int], Critique, Reading]]) -> list[float]:
-    """Returns the mean score of each of `count` texts; a half of a single one, NaN where nothing could be read."""
-    if count < 2:
-        return [0.5] * count
-    scores: list[list[float]] = [[] for _ in range(count)]
-    for order, _, reading in read_of:
-        for i, score in zip(order, reading.scores, strict=False):
-            scores[i].append(score)
-    return [float(np.mean(values)) if values else np.nan for values in scores]
+    def _means(self, count: int, read_of: Sequence[tuple[tuple[int, ...], Critique, Reading]]) -> Sequence[float]:
+        """Returns the mean score of each of `count` texts; a half of a single one, NaN if no comparison counts."""
+        if count < 2:
+            return [0.5] * count
+        read_in: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
+        for order, _, reading in read_of:
+            if reading.scores:
+                read_in.setdefault(order, []).append(reading.scores)
+        scores: list[list[float]] = [[] for _ in range(count)]
+        for order, values in read_in.items():
+            if self.compares == "listwise" or order[::-1] in read_in:
+                for i, score in zip(order, np.mean(values, axis=0), strict=True):
+                    scores[i].append(score)
+        return [float(np.mean(values)) if values else np.nan for values in scores]
 
 
 def _of_nodes(

@@ -378,7 +378,7 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
 def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
     """Returns what a critique with a number from 1 to `scale` says about the last step."""
     text = critique.text.partition(prompt.end)[0] if prompt.end else critique.text
-    match = [*re.finditer(prompt.verdict, text)][-1:]
+    match = [*re.compile(prompt.verdict).finditer(text, end_of_thoughts(text))][-1:]
     word = (match[0][1] or "").strip() if match else ""
     if not (len(word) == 1 and word in "123456789"[: prompt.scale]):
         return Reading("unreadable")
@@ -390,7 +390,7 @@ def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
 def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | None:
     """Returns the mean of the numbers in the place of the one that is written at `at`, by their probabilities.
 
-    None where the policy reports no alternatives to its token.
+    A token counts if its digit ends the number: `5}` does, `50` does not. None if the policy reports no alternatives.
     """
     index, lead = _token_at(at, critique.text, critique.token_logprobs, critique.start)
     if not index < len(critique.alternatives):
@@ -400,9 +400,9 @@ def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | 
         return None
     rated = []
     for text, value in {token: logprob, **critique.alternatives[index]}.items():
-        rest = _bare(text).removeprefix(lead)[:1]
-        if _bare(text).startswith(lead) and rest.isdecimal() and 1 <= int(rest) <= scale:
-            rated.append((int(rest), value))
+        digit = re.match(rf"{re.escape(lead)}([1-9])(?!\d)", _bare(text))
+        if digit and int(digit[1]) <= scale:
+            rated.append((int(digit[1]), value))
     largest = max(value for _, value in rated)  # relative to it: all may be too small for a float
     weights = [math.exp(value - largest) for _, value in rated]
     return sum(number * weight for (number, _), weight in zip(rated, weights, strict=True)) / sum(weights)

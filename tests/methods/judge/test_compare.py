@@ -54,6 +54,32 @@ def test_a_judge_that_prefers_a_place_says_nothing(serve):
     assert scores_of(record) == [0.5, 0.5, 0.5]
 
 
+@pytest.mark.parametrize(("cut", "left"), [((0, 1, 2), ()), ((0,), (1, 2)), ((), (0, 1, 2))])
+def test_a_pair_counts_only_if_both_orders_are_read(serve, cut, left):
+    """The judge always names the first, and its questions with one of these samples in second place are cut."""
+    order = list(WORTH.values())
+
+    def script(number, body):
+        second = order.index(worths(body)[1])
+        return reply(r"\boxed{1}", finish="length" if second in cut else "stop")
+
+    pool = {"problem": "p", "samples": [{"steps": ["begin", name]} for name in WORTH]}
+    [record] = comparison(serve(script), "pairwise").score_many([pool])
+    scores = [sample.get("scores", [None])[-1] for sample in record["samples"]]
+    assert scores == [0.5 if i in left else None for i in range(3)]
+
+
+def test_the_orders_of_a_pair_weigh_alike(serve):
+    """Three of four critiques of one order are unreadable."""
+
+    def script(number, body):
+        a, b = worths(body)
+        return reply(r"\boxed{1}" if a < b or body["seed"] == 0 else "no box")
+
+    [record] = comparison(serve(script), "pairwise", samples=4).score_many([POOL])
+    assert scores_of(record) == [0.5, 0.5, 0.5] and record["judge"]["unreadable"] == 9
+
+
 def test_a_win_is_its_probability_where_tokens_are_known(serve):
     def script(number, body):
         a, b = worths(body)
@@ -80,6 +106,12 @@ def test_a_list_has_relative_scores(serve):
     assert scores_of(record) == [0.5, 0.9, 0.1] and len(server.requests) == 1
     asked = server.requests[0][1]["prompt"]
     assert "numbers from 0 to 1" in asked and "Compare the 3" in asked
+
+
+def test_a_list_within_thoughts_is_not_read(serve):
+    text = r"<think>\boxed{0.5, 0.5, 0.5}</think> I cannot say."
+    [record] = comparison(serve(lambda number, body: reply(text)), "listwise").score_many([POOL])
+    assert "scores" not in record["samples"][0] and record["judge"]["unreadable"] == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Judges: prompts, how critiques are read, scores and their cost, from a server and from a model in this process."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -11,7 +12,17 @@ from stub_server import reply
 from test_sampler import make
 
 from jprm.apps import cli
-from jprm.methods.judge.critiques import PLAIN, PROMPTS, QWEN_CRITIQUE, THINKPRM, JudgePrompt, probability, verdicts
+from jprm.methods.judge.critiques import (
+    PLAIN,
+    PROMPTS,
+    QWEN_CRITIQUE,
+    THINKPRM,
+    Critique,
+    JudgePrompt,
+    probability,
+    read,
+    verdicts,
+)
 from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
@@ -122,6 +133,40 @@ def test_a_rating_is_the_expectation_over_its_tokens(serve, endpoint, opening):
     assert scorer.score("p", ["a"]) == pytest.approx([(expected - 1) / 4], abs=1e-6)
     [record] = scorer.score_many([{"problem": "p", "steps": ["a"]}])
     assert (record["judge"]["by_probability"], record["judge"]["by_vote"]) == (1, 0)
+
+
+@pytest.mark.parametrize("lead, end", [("", ""), ("{", ""), ("", "}"), ("", "}."), ("{", "}")])
+@pytest.mark.parametrize(
+    "scale, tokens, score",
+    [
+        (9, {"9": 0.6, "10": 0.3, "8": 0.1}, ((9 * 0.6 + 8 * 0.1) / 0.7 - 1) / 8),
+        (5, {"5": 0.6, "50": 0.2, "4": 0.2}, ((5 * 0.6 + 4 * 0.2) / 0.8 - 1) / 4),
+        (5, {"1": 0.6, "100": 0.3, "x": 0.1}, 0.0),
+        (5, {"3": 0.5, "6": 0.2, "0": 0.1, "": 0.1, "4": 0.1}, ((3 * 0.5 + 4 * 0.1) / 0.6 - 1) / 4),
+    ],
+)
+def test_a_token_of_two_digits_is_no_number_of_the_scale(lead, end, scale, tokens, score):
+    prompt = dataclasses.replace(PROMPTS["scale"], scale=scale)
+    (word, p), text = next(iter(tokens.items())), "Fine. \\boxed{"
+    parts = [(text.removesuffix(lead), 0.0), (f"{lead}{word}{end}", math.log(p))]
+    others = {f"{lead}{other}{end}": math.log(value) for other, value in tokens.items()}
+    critique = Critique((), f"{text}{word}{end or '}'}", 9, "stop", 0, tuple(parts), 0, None, ({}, others))
+    assert read(prompt, critique, 1).scores == pytest.approx((score,))
+
+
+@pytest.mark.parametrize(
+    "text, scores",
+    [
+        ("<think>maybe \\boxed{2}</think> The step is right.", ()),
+        ("<think>maybe \\boxed{2}</think> So \\boxed{4}.", (0.75,)),
+        ("<thinking>\\boxed{1}</thinking>\\boxed{5} I mean \\boxed{3}", (0.5,)),
+        ("[THINK]\\boxed{1}[/THINK] none", ()),
+        ("\\boxed{5} for short", (1.0,)),
+    ],
+)
+def test_a_rating_within_thoughts_is_not_read(text, scores):
+    reading = read(PROMPTS["scale"], Critique((), text, 9, "stop"), 1)
+    assert (reading.status, reading.scores) == ("read" if scores else "unreadable", scores)
 
 
 def test_a_rating_without_alternatives_is_its_number(serve):
