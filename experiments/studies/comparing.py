@@ -39,14 +39,21 @@ READ, WRITTEN = 300, 100
 
 WANDERS = (0.0, 1.0, 2.0, 4.0)
 PLACE = 0.5
+BASE = 2
+"""The way that others are compared with: `scale` by its tokens."""
 
 
 @dataclasses.dataclass
 class Simulated:
-    """Writes verdicts. `careless`: a look at a sample of a list has so many times the noise."""
+    """Writes verdicts.
+
+    careless: a look at a sample of a list has so many times the noise.
+    tokens: reports the probabilities of the numbers 1 to 5, whose mean is what it saw.
+    """
 
     wander: float
     careless: float = 1.0
+    tokens: bool = False
     seed: int = 0
     name: str = "simulated"
 
@@ -60,18 +67,26 @@ class Simulated:
         seen += noise * rng.standard_normal(len(seen)) + self.wander * rng.standard_normal()
         if "Solution 1:" not in question:
             good = 1 / (1 + np.exp(-seen[0]))
-            verdict = (
-                str(1 + round(4 * good))
-                if "from 1 (certainly wrong) to 5" in question
-                else "Yes"
-                if good > 0.5
-                else "No"
-            )
+            if self.tokens:
+                return _by_tokens(1 + 4 * good)
+            scale = "from 1 (certainly wrong) to 5" in question
+            verdict = str(1 + round(4 * good)) if scale else "Yes" if good > 0.5 else "No"
         elif len(seen) == 2 and "Which solution is better" in question:
             verdict = "1" if seen[0] + PLACE > seen[1] else "2"
         else:
             verdict = ", ".join(f"{1 / (1 + np.exp(-score)):.3f}" for score in seen)
         return Sample((f"\\boxed{{{verdict}}}",), WRITTEN, "stop")
+
+
+def _by_tokens(number: float) -> Sample:
+    """Returns a rating by the likelier of the two whole numbers around it, with the probabilities of both."""
+    below = int(number)
+    of_token = {str(below): 1 - (number - below), str(below + 1): number - below}
+    logprob = {token: float(np.log(p)) for token, p in of_token.items() if p > 0}
+    written = max(logprob, key=lambda token: logprob[token])
+    tokens = (("\\boxed{", 0.0), (written, logprob[written]), ("}", 0.0))
+    steps = (f"\\boxed{{{written}}}",)
+    return Sample(steps, WRITTEN, "stop", token_logprobs=tokens, alternatives=({}, logprob, {}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +104,15 @@ def ways(wander: float) -> list[Asked]:
     budget = 4 * SAMPLES * alone
     in_list = SAMPLES * READ + WRITTEN + 6 * SAMPLES
     lists, rounds = budget // in_list, budget // (2 * SAMPLES * (alone + READ))
-    listwise = [("listwise", 1.0), ("listwise, noise doubled", 2.0)]
+    listwise = [("listwise", 1.0, lists), ("listwise, four looks", 1.0, 4), ("listwise, noise doubled", 2.0, lists)]
     return [
         Asked("pointwise, Yes or No", Judge(policy, PROMPTS["plain"], samples=4), budget),
         Asked("pointwise, 1 to 5", Judge(policy, PROMPTS["scale"], samples=4), budget),
+        Asked("the same, by its tokens", Judge(Simulated(wander, tokens=True), PROMPTS["scale"], samples=4), budget),
         Asked("pairwise", Comparison(policy, "pairwise", rounds=rounds), rounds * 2 * SAMPLES * (alone + READ)),
         *(
-            Asked(name, Comparison(Simulated(wander, more), "listwise", samples=lists), lists * in_list)
-            for name, more in listwise
+            Asked(name, Comparison(Simulated(wander, more), "listwise", samples=looks), looks * in_list)
+            for name, more, looks in listwise
         ),
     ]
 
@@ -132,12 +148,12 @@ def main() -> None:
     for k, asked in enumerate(ways(0.0)):
         cells = []
         for wander in WANDERS:
-            base, estimate = every[wander][1][1], every[wander][k][1]
-            gap = f"; {points(_json(difference(estimate, base)))}" if k != 1 else ""
+            base, estimate = every[wander][BASE][1], every[wander][k][1]
+            gap = f"; {points(_json(difference(estimate, base)))}" if k != BASE else ""
             cells.append(interval(_json(interval_of(estimate))) + gap)
         rows.append([asked.name, f"{asked.tokens:,}", *cells])
     columns = ("", "tokens", *(f"wander {wander:g}" for wander in WANDERS))
-    show([Table("best of 8, %, and points from pointwise 1 to 5", columns, rows)], Console(width=160))
+    show([Table("best of 8, %, and points from pointwise 1 to 5 by its tokens", columns, rows)], Console(width=160))
     any_P = [any(sample["correct"] for sample in record["samples"]) for record in records]
     print(json.dumps({"any": np.mean(any_P), "one": CORRECT}))
 
