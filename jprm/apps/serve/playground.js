@@ -14,6 +14,7 @@
   let stale = false;               // the scores are of the steps before the last change
   let drawing = false;             // steps are replaced: an editor among them is not left by its user
   let fields = null;               // the texts of the fields when they were scored; null of a visit before
+  let edited = false;              // the shown steps were edited, and the fields show them
   const KEPT = "jprm playground", MOST_KEPT = 1 << 20;
   const tab = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16)).join("-");  // keeps prefixes
   const { call } = server;
@@ -69,16 +70,17 @@
   // Scores a record by every chosen model. `why` is new, of the fields; changed, of a step; or again, by other models. An
   // answer to an older question is dropped.
   async function score(fresh, why) {
-    const number = ++sent, texts = { problem: at("problem").value, response: at("response").value };
+    const number = ++sent, scored = texts();
     await busy(async () => {
       const found = await Promise.all(chosen().map((model) => call("v1/score", { ...fresh, model, prompt_cache_key: tab })));
       if (number !== sent) return;
       const previous = why === "changed" ? scores : {};
       asked = fresh; answers = Object.fromEntries(found.map((answer) => [answer.model, answer]));
       if (why !== "again") branch = why === "new" ? best(found[0]) : 0;
-      if (why !== "changed") fields = texts;
+      if (why !== "changed") fields = scored;
       stale = false;
       show();
+      if (why === "new" && (at("ask").contains(document.activeElement) || document.activeElement === document.body)) acts.weakest();
       // Steps that were merged, split or removed have no step before to compare with.
       if (Object.values(previous).some((column) => column.length === record.steps.length)) { before = previous; draw(); }
       if (why === "new" && at("result").getBoundingClientRect().top > innerHeight * 0.7) at("result").scrollIntoView();
@@ -137,15 +139,28 @@
 
   function change(steps, to) {
     if (record.turns) { editing = -1; draw(true); say("The turns of a trajectory are not edited here."); return; }
+    const same = untouched();
     remember();
     const kept = Object.fromEntries(Object.entries(record).filter(([name]) => !["labels", "correct", "response", "segmentation", "messages"].includes(name)));
     record = { ...kept, steps };
     focused = Math.max(0, Math.min(to, steps.length - 1));
     editing = -1; options = null; stale = true;
+    edited = same;
+    if (same) { at("response").value = written(steps); fields = texts(); }
+    else note("The solution above was changed too, and does not show this edit: Score takes that text, Undo brings the edit back.");
     draw();
     score(record, "changed");
   }
-  function remember() { if (asked) history.push({ asked, answers, branch, focused, fields }); }
+  function remember() { if (asked) history.push({ asked, answers, branch, focused, fields, edited }); }
+  const texts = () => ({ problem: at("problem").value, response: at("response").value });
+  // Whether the fields are as they were scored: only then an edit or Undo may change them.
+  const untouched = () => !!fields && Object.entries(texts()).every(([id, text]) => text === fields[id]);
+  // Edited steps as the field of the solution shows them: a record as a record, text as text.
+  function written(steps) {
+    if (/^\s*[{[]/.test(at("response").value)) return JSON.stringify(record);
+    const between = record.segmentation === "paragraphs" || steps.some((step) => step.trim().includes("\n")) ? "\n\n" : "\n";
+    return steps.map((step, i) => (i + 1 < steps.length && !/\s$/.test(step) ? step + between : step)).join("");
+  }
 
   function row(text, i, weakest) {
     const made = element("li", i === focused ? "step now" : "step"), names = chosen(), seen = [];
@@ -324,7 +339,7 @@
 
   const acts = {
     steps() { const now = at("steps").children[focused]; if (now) now.focus(); },
-    weakest() { const first = answers[chosen()[0]]; if (first) { focused = weakestOf(first); acts.steps(); } },
+    weakest() { const first = answers[chosen()[0]]; if (first) { focused = Math.max(0, weakestOf(first)); acts.steps(); } },
     edit() { if (record) { editing = focused; draw(true); } },
     merge() {
       const steps = record ? record.steps : [];
@@ -342,7 +357,9 @@
       const last = history.pop();
       if (!last) return;
       sent += 1;  // an answer that is under way is to a question that no longer stands
-      ({ asked, answers, branch, focused, fields } = last);
+      const same = untouched();
+      ({ asked, answers, branch, focused, fields, edited } = last);
+      if (same && fields) for (const id of ["problem", "response"]) at(id).value = fields[id];
       stale = false;
       if (chosen().every((name) => answers[name])) { show(); acts.steps(); } else score(asked, "again");
     },
@@ -353,7 +370,7 @@
       try { localStorage.removeItem(KEPT); } catch { /* no storage */ }
       for (const id of ["problem", "response"]) at(id).value = "";
       sent += 1;
-      [asked, answers, record, scores, before, history, fields] = [null, {}, null, {}, {}, [], null];
+      [asked, answers, record, scores, before, history, fields, edited] = [null, {}, null, {}, {}, [], null, false];
       note(""); say(""); draw();
       at("problem").focus();
     },
@@ -388,6 +405,7 @@
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && at("ask").contains(event.target)) { at("ask").requestSubmit(); return; }
+    if (event.key === "Escape" && typing && at("ask").contains(event.target)) { event.target.blur(); acts.steps(); return; }
     if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key === "Enter" && !event.target.classList.contains("step")) return;  // a folded message opens
     if (event.key.startsWith("Arrow") && !at("steps").contains(event.target)) return;
@@ -401,10 +419,10 @@
   at("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     note("");
-    const given = parsed();
+    const given = edited && untouched() ? record : parsed();
     if ("response" in given && !given.problem.trim()) { say("Enter a problem."); at("problem").focus(); return; }
     remember();
-    focused = 0; editing = -1; options = null;
+    focused = 0; editing = -1; options = null; edited = given === record;
     score(given, "new");
   });
   for (const id of ["model", "other"]) at(id).addEventListener("change", () => { if (asked) score(asked, "again"); else keep(); });

@@ -284,7 +284,7 @@ def test_the_page_waits_for_models_that_load(browser, server):
     from jprm.apps.serve.app import _application, begin
     from jprm.apps.serve.openrlhf import View
 
-    app = _application(ServeConfig(longest=256), None, True, False, None)
+    app = _application(ServeConfig(longest=256), None, True)
     with served(app, timeout_graceful_shutdown=5) as (_, port):
         browser.open(f"http://127.0.0.1:{port}/")
         browser.wait("return document.getElementById('alert').innerText.includes('loading')", 20)
@@ -355,3 +355,88 @@ def test_a_trajectory_of_60_turns_is_shown_and_walked_by_keys(page):
     page.press("m")  # turns are not merged
     assert page.run("return document.querySelectorAll('#steps > li.step').length") == 60
     assert page.overflow() <= 0 and page.logs("browser") == []
+
+
+def box(page):
+    return page.run("return document.getElementById('response').value")
+
+
+def settled(page, condition="true"):
+    page.wait("return !document.getElementById('steps').classList.contains('old') && " + condition, 20)
+
+
+def focus_box_and_score(page):
+    page.run("document.getElementById('response').focus()")
+    page.chord(CONTROL, ENTER)
+
+
+def test_an_edited_step_is_in_the_box_and_scoring_again_keeps_it(page):
+    example(page)
+    page.press("w", "e")
+    page.wait("return !!document.querySelector('#steps textarea')")
+    page.run("document.querySelector('#steps textarea').value = '36 - 5 = 31 are whole.'")
+    page.chord(CONTROL, ENTER)
+    settled(page, "document.getElementById('response').value.includes('31')")
+    lines = box(page).split("\n")
+    assert len(lines) == 3 and lines[1].strip() == "36 - 5 = 31 are whole."
+    focus_box_and_score(page)
+    settled(page)
+    assert "31" in steps(page)[1] and len(steps(page)) == 3
+
+
+@pytest.mark.parametrize(("key", "count"), [("m", 2), ("x", 2), ("s", 4)])
+def test_merged_split_and_removed_steps_are_scored_as_they_are_shown(page, key, count):
+    example(page)
+    page.press("w", key)
+    page.wait(f"return document.querySelectorAll('#steps li').length === {count}", 20)
+    settled(page)
+    shown = steps(page)
+    focus_box_and_score(page)
+    settled(page)
+    assert steps(page) == shown
+    page.press("u", "u")  # of the second score, and of the change
+    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    assert box(page).startswith("Three boxes hold 3 * 12 = 36 eggs.\nShe breaks")
+
+
+def test_an_open_edit_is_not_dropped_by_scoring_the_box(page):
+    example(page)
+    page.press("w", "e")
+    page.wait("return !!document.querySelector('#steps textarea')")
+    page.run("document.querySelector('#steps textarea').value = '36 - 5 = 31 are whole.'")
+    focus_box_and_score(page)
+    settled(page)
+    assert "31" in steps(page)[1] and "31" in box(page)
+
+
+def test_text_that_was_typed_in_the_box_is_not_replaced_by_an_edit(page):
+    example(page)
+    page.run("const r = document.getElementById('response'); r.value = 'Mine.'; r.dispatchEvent(new Event('input'))")
+    page.run("document.querySelector('[data-act=remove]').click()")
+    page.wait("return document.querySelectorAll('#steps li').length === 2", 20)
+    assert box(page) == "Mine." and "does not show this edit" in says(page, "note")
+
+
+def test_a_record_in_the_box_stays_a_record(page):
+    ask(page, {"problem": "Q?", "steps": ["a", "29", "c"], "id": "x"})
+    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.run("document.querySelector('#steps li:nth-child(2)').focus()")
+    page.press("x")
+    page.wait("return document.querySelectorAll('#steps li').length === 2", 20)
+    settled(page)
+    record = json.loads(box(page))
+    assert record["steps"] == ["a", "c"] and record["id"] == "x"
+
+
+def test_the_keyboard_goes_from_the_box_to_the_weakest_step(page):
+    example(page)
+    focus_box_and_score(page)
+    settled(page, "document.activeElement.classList.contains('step')")
+    assert "29" in page.run("return document.activeElement.querySelector('.text').textContent")
+    text = box(page)
+    page.run("document.getElementById('response').focus()")
+    page.press(ESCAPE)
+    assert page.run("return document.activeElement.classList.contains('step')")
+    page.press("w")
+    assert box(page) == text
+    assert "leave a text" in page.run("return document.getElementById('help').textContent")
