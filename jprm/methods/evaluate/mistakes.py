@@ -9,9 +9,12 @@ The prediction is the first step whose score is below the model's threshold, and
     accuracy          of the chains whose place is known, or that have none: those whose prediction is right
 
 MR-Ben (Zeng et al. 2024, arXiv 2406.13975, `script/evaluate.py` and `script/utils.py`) adds a fifth of max(0, mcc),
-three tenths of `error_accuracy` and a half of the accuracy of reasons, which a score does not give: the first two are
-reported, and `mr_score` has the two parts of it. Its script leaves the place in programs to a judge of reasons; here it
-is the line. BIG-Bench-Mistake (Tyen et al. 2024, arXiv 2311.08516) has `accuracy`, which it calls mistake finding.
+three tenths of the mistakes found and a half of the accuracy of reasons, for each subject, which is a file, and takes
+the mean of subjects. A score gives no reasons: `mr_score` has the first two parts, 0.5 at most, as the script's mean
+of subjects (`value`) and of all chains together (`pooled`). The script divides the mistakes found by all solutions
+with a mistake, `error_accuracy` by those whose place is known: in a program it is a line, which 13 of 164 programs
+lack. (The script leaves the place in programs to a judge of reasons.) BIG-Bench-Mistake (Tyen et al. 2024, arXiv
+2311.08516) has `accuracy`, which it calls mistake finding.
 
 Hard2Verify (Pandit et al. 2025, arXiv 2510.13744, `utils.py`) has at each of three levels the share of what is right
 that is called so, that of what is wrong, their mean (balanced accuracy) and their harmonic mean (balanced F1):
@@ -88,17 +91,21 @@ def mcc(
     return np.nan_to_num(ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))))
 
 
-def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
+def mistakes_report(
+    trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Returns the figures of all chains and of each task, with 95 % intervals over problems, beside baselines.
 
-    `ahead` is the F1 of the cross-fitted scores less that of the best baseline, paired. `mr_score` is 0.2 max(0,
-    mcc) + 0.3 `error_accuracy`, of 0.5 at most.
+    `ahead` is the F1 of the cross-fitted scores less that of the best baseline, paired. `mr_score` is the mean of
+    `subjects`, one a chain; without them a task is a subject.
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
     report: dict[str, Any] = {"threshold": threshold, **_figures(chains, own_N, seed)}
-    score = 0.2 * max(0.0, report["mcc"]["value"]) + 0.3 * (report["error_accuracy"]["value"] or 0)
-    report |= {"mr_score": {"value": score}, "tasks": _by_task(chains, own_N, seed, none_N < 0)}
+    report["tasks"] = _by_name(chains, chains.task_N, own_N, seed)
+    by_subject = report["tasks"] if subjects is None else _by_name(chains, np.array(subjects), own_N, seed)
+    of_subjects = list(map(mr_score, by_subject.values()))
+    report["mr_score"] = {"value": sum(of_subjects) / len(of_subjects), "pooled": mr_score(report)}
     rows = report["baselines"] = {
         "none": _figures(chains, none_N, seed),
         "first step": _figures(chains, np.zeros_like(none_N), seed),
@@ -122,9 +129,15 @@ def mistakes_report(trees: Sequence[ReasoningTree], threshold: float, seed: int)
     return report
 
 
-def _by_task(chains: MarkedChains, predicted_N: np.ndarray, seed: int, of_N: np.ndarray) -> dict[str, Any]:
-    tasks = sorted(set(chains.task_N[of_N]))
-    return {str(task): _figures(chains, predicted_N, seed, of_N & (chains.task_N == task)) for task in tasks}
+def mr_score(row: Mapping[str, Any]) -> float:
+    """Returns the two parts of MR-Ben's score that need no reasons, of one subject's figures."""
+    located = row["n_error"] - row["n_not_located"]
+    found = (row["error_accuracy"]["value"] or 0.0) * located / max(row["n_error"], 1)
+    return 0.2 * max(0.0, row["mcc"]["value"]) + 0.3 * found
+
+
+def _by_name(chains: MarkedChains, name_N: np.ndarray, predicted_N: np.ndarray, seed: int) -> dict[str, Any]:
+    return {str(name): _figures(chains, predicted_N, seed, name_N == name) for name in sorted(set(name_N))}
 
 
 def _drawn(chains: MarkedChains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
@@ -173,9 +186,11 @@ def balanced(
     return {key: interval(draws(statistic_of, problems, seed=seed)).json() for key, statistic_of in statistic.items()}
 
 
-def levels_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
+def levels_report(
+    trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Returns `mistakes_report` with Hard2Verify's `levels`. Raises ScoreError for a step without a label."""
-    report, chains = mistakes_report(trees, threshold, seed), chains_of_files(trees)
+    report, chains = mistakes_report(trees, threshold, seed, subjects), chains_of_files(trees)
     labels = [node.label for tree in trees for node in tree.nodes]
     if not set(labels) <= {0, 1}:
         raise ScoreError("labels are not 0 or 1 for every step")
@@ -189,8 +204,10 @@ def levels_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -
     }}  # fmt: skip
 
 
-def figures(report_of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]], request: Request) -> Report:
-    return report_of(request.trees, request.scale.threshold, request.seed) | {"too_long": request.left_out}
+def figures(report_of: Callable[..., dict[str, Any]], request: Request) -> Report:
+    files = [name for name, trees in request.data.items() for _ in trees]
+    several = {"subjects": files} if len(set(files)) > 1 else {}
+    return report_of(request.trees, request.scale.threshold, request.seed, **several) | {"too_long": request.left_out}
 
 
 def _rows(report: Report) -> Iterator[list[Cell] | None]:
@@ -233,7 +250,7 @@ def _findings(name: str, title: str, headline: tuple[str, str], results: Mapping
 
 def _benchmark(
     name: str, title: str, headline: tuple[str, str], standard: Sequence[str],
-    report_of: Callable[[Sequence[ReasoningTree], float, int], dict[str, Any]] = mistakes_report,
+    report_of: Callable[..., dict[str, Any]] = mistakes_report,
 ) -> Benchmark:  # fmt: skip
     return Benchmark(
         name=name,

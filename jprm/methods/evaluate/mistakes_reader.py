@@ -25,8 +25,9 @@ _NUMBER = re.compile(r"\s*Step\s*(\d+)")
 def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one solution: a step is an entry of its list that is not blank; of a program, a line that is not.
 
-    The first error is the step that begins with the number given, of a program the first line of the text given. Where
-    no line has it, `first_error` is null and no step is labelled: the program is wrong, and where is not known.
+    The first error is the step that begins with the number given, of a program the first line that has the text given
+    (several lines have it in 9 of 164 programs). If no line has it, `first_error` is null and no step is labelled: the
+    program is wrong, and the place is not known.
     """
     verdict = take(item, "Model_Solution_Correctness", str, where)
     if verdict not in ("correct", "incorrect"):

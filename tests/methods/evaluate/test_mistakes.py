@@ -11,8 +11,9 @@ from refusing import refused
 
 from jprm.io.jsonl import write_records
 from jprm.methods.data.readers import find
+from jprm.methods.evaluate.benchmark import Request
 from jprm.methods.evaluate.benchmarks import registered
-from jprm.methods.evaluate.mistakes import levels_report, mcc, mistakes_report, predicted
+from jprm.methods.evaluate.mistakes import MR_BEN, levels_report, mcc, mistakes_report, predicted
 from jprm.methods.evaluate.run import source
 from jprm.methods.evaluate.suite import standard_suite
 from jprm.tree import read_trees, tree_of
@@ -117,7 +118,13 @@ def test_figures_in_closed_form():
     # called correct and so: 1; called wrong and so: 2; the others: 1 and 1
     assert report["mcc"]["value"] == pytest.approx((1 * 2 - 1 * 1) / np.sqrt(2 * 2 * 3 * 3))
     assert -1 <= report["mcc"]["low"] <= report["mcc"]["high"] <= 1
-    assert report["mr_score"]["value"] == pytest.approx(0.2 / 6 + 0.3 * 0.5)
+    # a finds one mistake of one, and calls one of two right solutions so; b none of two, of which one has no place
+    assert report["mr_score"]["value"] == pytest.approx(((0.2 * 1 / 2 + 0.3) + 0) / 2)
+    assert report["mr_score"]["pooled"] == pytest.approx(0.2 / 6 + 0.3 * 1 / 3)
+    request = Request({"c": trees[:4], "d": trees[4:]}, seed=0)  # subjects are files, where there are several
+    by_file = MR_BEN.figures(request)["mr_score"]["value"]
+    assert by_file == pytest.approx((0.2 * (1 * 2 - 0) / np.sqrt(1 * 2 * 2 * 3) + 0.3 / 2 + 0) / 2)
+    assert MR_BEN.figures(Request({"c": trees}, seed=0))["mr_score"] == report["mr_score"]
     assert report["tasks"]["b"]["error_accuracy"]["value"] == 0
     assert report["baselines"]["none"]["accuracy"]["value"] == 0.5
 
