@@ -22,6 +22,7 @@ import sys
 import time
 import urllib.parse
 
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
 
 TYPE = "application/x-protobuf"
@@ -92,7 +93,7 @@ def main():
                 continue
             try:
                 post(options.url, request_of(json.loads(line), begin), headers)
-            except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+            except (OSError, ValueError, KeyError, DecodeError, http.client.HTTPException) as error:
                 where = f"{options.input}:{number}: {type(error).__name__}: {error}"
                 sys.exit(f"{where}\n{sent} records were sent. Continue with --start {number}")
             sent += 1
