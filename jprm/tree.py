@@ -132,7 +132,9 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     if not kinds:
         has = shortened(", ".join(f"`{key}`" for key in record), 200) or "nothing"
         remedy = "A chain has `steps`, a pool `samples`, a tree `nodes`, free text `response`, a chat `messages`. Other"
-        remedy += " names: jprm prepare columns --input FILE --output DIR --set problem=NAME steps=NAME, then give DIR"
+        readers = importlib.import_module("jprm.methods.data.readers").readers_of(record) if where else []
+        name, more = (readers[0], "") if readers else ("columns", " --set problem=NAME steps=NAME (or samples=NAME)")
+        remedy += f" names: jprm prepare {name} --input FILE --output DIR{more}, then give DIR"
         raise RecordError(where, "record", f"has {has}: it is neither chain, pool nor tree", remedy)
     nodes = record["nodes"] if kinds == ["tree"] and isinstance(record["nodes"], list) else []
     if kinds == ["trajectory"] or any(isinstance(node, Mapping) and "role" in node for node in nodes):
@@ -387,7 +389,8 @@ def _samples(samples: Any, semantics: str, where: str) -> list[Node]:
     nodes: list[Node] = []
     for i, sample in enumerate(list_of(samples, where, "samples")):
         field = f"samples[{i}]"
-        object_of(sample, where, field, 'Write {"steps": [...]}.')
+        if not isinstance(sample, Mapping) or "steps" not in sample:
+            sample = _messages().sample_of(sample, where, field)
         answer_of(sample.get("answer"), where, field + ".answer")
         branch, extra = _branch(sample, len(nodes), semantics, where, field + ".")
         nodes += branch[:-1] + [dataclasses.replace(branch[-1], extra=extra)]

@@ -83,6 +83,7 @@ def prepare(
     overwrite: FlagCreatePairsOff[bool] = False,
     duplicates: Literal["keep", "drop"] = "keep",
     near: Number = None,
+    split: Annotated[tuple[str, ...], arg(metavar="PART=FRACTION ...", help_behavior_hint="")] = (),
     set_: Settings = (),
 ) -> None:
     """Read step labels into reasoning trees on disk.
@@ -96,6 +97,7 @@ def prepare(
         --set calculator_marks=strip
       jprm prepare jsonl --input mine.jsonl --output data/mine --on-error skip
       jprm prepare columns --input mine.parquet --output data/mine --set problem=question steps=solution.steps
+      jprm prepare columns --input mine.csv --output data/mine --split held_out=0.1
 
     Args:
         name: The source's kind. Of steps: prm800k, math_shepherd, processbench, prmbench, gsm8k, gsm8k_solutions, math,
@@ -114,15 +116,23 @@ def prepare(
         duplicates: Leave out records whose problem and steps repeat an earlier record's, and count them.
         near: With --exclude and --duplicates drop, texts count as equal from this Jaccard similarity of their sets of
             five words on, such as 0.8. Needs the extra `near`.
-        set_: Options of the source. The error for a missing one lists all, with their values.
+        split: Parts of the problems, e.g. held_out=0.1: DIR/held_out gets a tenth of them, and DIR/train the rest.
+            Equal problems are in one part.
+        set_: Options of the source, as in docs/data.md. The error for an unknown one lists all, with their values.
+            `split=NAME` reads one list of a file that holds its splits.
     """
     from jprm.methods.data.prepare import prepare
 
     options = dict(map(assigned, set_))
     if taken := sorted(set(inspect.signature(prepare).parameters) & set(options)):
         raise ValueError(f"--set {taken[0]}: unknown, not an option of a reader")
+    parts = {}
+    for name_, share in map(assigned, split):
+        if isinstance(share, bool) or not isinstance(share, int | float):
+            raise ValueError(f"--split {name_}={share}: not of the form PART=FRACTION, e.g. held_out=0.1")
+        parts[name_] = share
     checked = {"on_error": on_error, "sha256": sha256, "overwrite": overwrite, "duplicates": duplicates, "near": near}
-    prepare(name, input, output, exclude=exclude, **checked, **options)
+    prepare(name, input, output, exclude=exclude, parts=parts, **checked, **options)
 
 
 @app.command

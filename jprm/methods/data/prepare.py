@@ -15,7 +15,7 @@ import re
 import shutil
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import rich.console
@@ -26,14 +26,14 @@ import tensorflow_datasets as tfds
 
 from jprm.io import jsonl
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
-from jprm.io.jsonl import Rejects, dump
+from jprm.io.jsonl import RecordError, Rejects, dump, shortened
 from jprm.io.outputs import atomic_file, check_input, code_of, differing, stamp_of
 from jprm.io.storage import REPORT, Place, cache_folder, is_remote, only_run, path_of, records_file, sha256_of
 from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
-from jprm.methods.data.reader import Reader, Record, choose
+from jprm.methods.data.reader import Reader, Record, check_record, choose
 from jprm.methods.messages.records import messages_of
-from jprm.tree import tree_of
+from jprm.tree import ReasoningTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,8 @@ class PrepareRequest:
     code: dict[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
     duplicates: str = dataclasses.field(default="keep", kw_only=True)
     near: float | None = dataclasses.field(default=None, kw_only=True)
+    part: str = dataclasses.field(default="", kw_only=True)
+    """Which problems of the sources, e.g. `train, without held_out=0.1`; empty for all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,9 @@ class PrepareReport(PrepareRequest):
     repeated: int = 0
     rejected: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list)
+    rejections: dict[str, int] = dataclasses.field(default_factory=dict)
+    several: int = 0
+    other_part: int = 0
 
 
 def prepare(
@@ -88,6 +93,7 @@ def prepare(
     overwrite: bool = False,
     duplicates: Literal["keep", "drop"] = "keep",
     near: float | None = None,
+    parts: Mapping[str, float] | None = None,
     console: rich.console.Console | None = None,
     **options: Any,
 ) -> PrepareReport:
@@ -106,8 +112,10 @@ def prepare(
       overwrite: replace an existing folder; it stays until the new one is whole.
       duplicates: `drop` leaves out records whose problem and steps repeat an earlier record's.
       near: for `exclude` and `duplicates`: texts count as equal from this Jaccard similarity on (`overlap.Texts`).
+      parts: fractions of the problems by the name of a part, e.g. `{"held_out": 0.1}`: `out` then holds a prepared
+        folder for each and `train`, with the other problems. The report of `train` is returned.
       console: where to print; stderr by default.
-      options: of the reader.
+      options: of the reader, and `split`, the list to read of a file that holds its splits.
 
     Raises:
       RecordError: a bad item, for `stop`.
@@ -117,6 +125,21 @@ def prepare(
     console = console or rich.console.Console(stderr=True)
     out = path_of(out)
     request = dataclasses.replace(_request(name, source, exclude, on_error, options), duplicates=duplicates, near=near)
+    if parts:
+        return _prepare_parts(request, parts, out, sha256, overwrite, console)
+    return _prepare(request, None, out, sha256, overwrite, console)
+
+
+def _prepare(
+    request: PrepareRequest,
+    problems: Collection[str] | None,
+    out: Place,
+    sha256: Sequence[str],
+    overwrite: bool,
+    console: rich.console.Console,
+) -> PrepareReport:
+    """Writes the records whose problems are among `problems`, all if it is None."""
+    duplicates, name = request.duplicates, request.name
     if duplicates not in ("keep", "drop"):
         raise ValueError(f"duplicates is {duplicates!r}: use 'keep' or 'drop'")
     stored = _report_of(out) if is_whole(out) else None
@@ -127,12 +150,15 @@ def prepare(
     reader = readers.find(name)
     files = [_local(path, reader, out, sha256, console) for path in request.source]
     with whole_folder(out, replace=overwrite, last=REPORT) as work:
-        report = _write(work, reader, files, request, console)
+        report = _write(work, reader, files, request, problems, console)
         _print(report, console)
         if reader.drops:
             console.print(f"left out of every record: {reader.drops}", markup=False, highlight=False, soft_wrap=True)
         if report.kept == 0:
             raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
+        column = request.options.get("labels")
+        if name == "columns" and column and report.unlabelled == report.kept:
+            raise ValueError(f"no record has a label in {column!r}: name another column, or leave `labels` out")
         if changed := [path for path, sha256 in request.sha256.items() if _sha256(path) != sha256]:
             raise ValueError(f"{changed[0]}: changed while it was read; nothing was written to {out}. Run again")
         (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
@@ -140,10 +166,58 @@ def prepare(
     return report
 
 
+def _prepare_parts(
+    request: PrepareRequest,
+    parts: Mapping[str, float],
+    out: Place,
+    sha256: Sequence[str],
+    overwrite: bool,
+    console: rich.console.Console,
+) -> PrepareReport:
+    """Writes a folder for each part and one for the rest, `train`. No problem is in two."""
+    if "train" in parts or any(not 0 < share < 1 for share in parts.values()) or sum(parts.values()) >= 1:
+        raise ValueError(f"parts are {dict(parts)}: give fractions below 1 in all; `train` has the rest")
+    if bad := [name for name in parts if not re.fullmatch(r"[\w-]+", name)]:
+        raise ValueError(f"part {bad[0]!r}: its name is that of a folder: letters, digits, - and _")
+    reader = readers.find(request.name)
+    files = [_local(path, reader, out / "train", sha256, console) for path in request.source]
+    read = (reader.read(file, on_error="skip", rejects=_Ignored(), **request.options) for file in files)
+    left = sorted({_problem_key(record) for records in read for _, record in records})
+    said, of_all = ", ".join(f"{name}={share:g}" for name, share in parts.items()), len(left)
+    for name, share in parts.items():
+        count = max(1, round(share * of_all))
+        if count >= len(left):
+            raise ValueError(f"the sources have {of_all} problems, too few for {said} and train")
+        chosen, left = set(left[:count]), left[count:]
+        _prepare(dataclasses.replace(request, part=f"{name} of {said}"), chosen, out / name, sha256, overwrite, console)
+    train = dataclasses.replace(request, part=f"train, without {said}")
+    return _prepare(train, set(left), out / "train", sha256, overwrite, console)
+
+
+def _problem_key(record: Record) -> str:
+    """Returns a digest of the normalised problem, by whose order the parts are made."""
+    tree = check_record(record, "record")
+    return hashlib.sha256(normalise(record["problem"] if tree is None else tree.problem).encode()).hexdigest()
+
+
+class _Ignored(Rejects):
+    """Rejects that are counted when the parts are written."""
+
+    def __init__(self):
+        self.errors = []
+
+    def add(self, line: bytes, error: RecordError) -> None:
+        pass
+
+
 def _request(name, source, exclude, on_error, options) -> PrepareRequest:
     """Returns the checked request."""
     reader = readers.find(name)
-    chosen = dataclasses.asdict(choose(reader.options, options))
+    split = options.get("split")
+    if split is not None and not isinstance(split, str):
+        raise ValueError(f"split is {split!r}: give the name of a split")
+    own = {key: value for key, value in options.items() if key != "split"}
+    chosen = dataclasses.asdict(choose(reader.options, own)) | ({} if split is None else {"split": split})
     if not source:
         known = "".join(f"\n  {url}" for url in reader.releases) or " none"
         raise ValueError(f"no source: give the files of {name}, or the URLs of its public release:{known}")
@@ -195,7 +269,8 @@ def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], conso
 class _Tally:
     """Counts records by what becomes of them."""
 
-    def __init__(self, request: PrepareRequest):
+    def __init__(self, request: PrepareRequest, problems: Collection[str] | None):
+        self._problems = problems
         self.counts: collections.Counter[str] = collections.Counter()  # by their names in the report
         self.labels, self.dropped, self.left_out = (collections.Counter[str]() for _ in range(3))
         self.excluded = collections.Counter(dict.fromkeys(request.exclude, 0))
@@ -203,14 +278,17 @@ class _Tally:
         self._kept = Texts(near=request.near) if request.duplicates == "drop" else None
 
     def keeps(self, record: Record) -> bool:
-        """Counts a record; returns whether no benchmark holds its problem, and no earlier record is like it."""
+        """Counts a record; returns whether its problem is of this part and of no benchmark, and it repeats no other."""
+        if self._problems is not None and _problem_key(record) not in self._problems:
+            self.counts["other_part"] += 1
+            return False
         texts = {normalise(text) for text in problems_of(record)} if self._banned else set()
         hits = [file for file, problems in self._banned.items() if any(map(problems.holds, texts))]
         self.excluded.update(hits)
         if hits:
             self.counts["excluded_records"] += 1
             return False
-        tree = tree_of(record)
+        tree = check_record(record, "record") or ReasoningTree(record["problem"], ())
         texts = [tree.problem, *(node.text for node in tree.nodes)]
         if tree.of_messages:  # calls are said beside the text
             texts = [dump(message) for message in messages_of(tree, range(len(tree.nodes)))]
@@ -226,15 +304,30 @@ class _Tally:
         about: dict[str, Any] = dict(self.counts, kept=kept, rejected=rejects.count)
         about |= {"labels": dict(self.labels.most_common()), "reasons": [str(error) for error in rejects.errors]}
         about |= {"dropped": dict(self.dropped), "excluded": dict(self.excluded)}
-        about |= {"left_out": dict(self.left_out.most_common())}
+        about |= {"left_out": dict(self.left_out.most_common()), "rejections": _by_kind(rejects.errors)}
         return PrepareReport(**vars(request), **about)
 
 
+def _by_kind(errors: Sequence[RecordError]) -> dict[str, int]:
+    """Returns the first error of each kind with the number of its kind: equal but for numbers, and texts in quotes."""
+    kinds: dict[tuple[str, str], list[RecordError]] = {}
+    for error in errors:
+        kind = re.sub(r"\d+", "0", error.field), re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "0", error.reason)
+        kinds.setdefault(kind, []).append(error)
+    most = sorted(kinds.values(), key=len, reverse=True)
+    return {shortened(str(same[0]), 400): len(same) for same in most}
+
+
 def _write(
-    work: pathlib.Path, reader: Reader, files: Collection[Place], request: PrepareRequest, console: rich.console.Console
+    work: pathlib.Path,
+    reader: Reader,
+    files: Collection[Place],
+    request: PrepareRequest,
+    problems: Collection[str] | None,
+    console: rich.console.Console,
 ) -> PrepareReport:
     """Writes the kept records of all files into `work` and returns the report."""
-    tally = _Tally(request)
+    tally = _Tally(request, problems)
 
     def records(rejects: Rejects, progress: rich.progress.Progress) -> Iterator[tuple[str, Record]]:
         for index, path in enumerate(files):
@@ -253,7 +346,10 @@ def _write(
                 on_bytes=advance,
                 **request.options,
             )
-            yield from ((f"{index}.{key}", record) for key, record in read if tally.keeps(record))
+            for key, record in read:
+                tally.counts["several"] += key.endswith(".1")
+                if tally.keeps(record):
+                    yield f"{index}.{key}", record
 
     with Rejects(work / "rejects.jsonl") as rejects, _progress(console) as progress:
         kept = write_folder(work, records(rejects, progress))
@@ -277,15 +373,17 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     table.add_column(overflow="fold")  # a reason or path goes on in the next line
     table.add_column(no_wrap=True, justify="right")
     rows = [("items read", report.read), ("records kept", report.kept), ("steps", report.steps)]
+    rows += [("items that became several records", report.several)] if report.several else []
+    rows += [(f"of other parts ({report.part})", report.other_part)] if report.part else []
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
     rows += [("records without a label", report.unlabelled), ("records with only label 1", report.all_right)]
     rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
     rows += [(f"left out: {part}", count) for part, count in report.left_out.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
     rows += [("repeated", report.repeated)] if report.duplicates == "drop" else []
-    rows += [("rejected", report.rejected)] + [(f"  {reason}", "") for reason in report.reasons[:8]]
+    rows += [("rejected", report.rejected), *((f"  {first}", n) for first, n in list(report.rejections.items())[:8])]
     more = "  and more, see report.json" if report.kept else "  and more"  # without a record, no folder is written
-    rows += [(more, "")] if len(report.reasons) > 8 else []
+    rows += [(more, "")] if len(report.rejections) > 8 else []
     for what, count in rows:
         table.add_row(rich.markup.escape(what), f"{count:,}" if isinstance(count, int) else count)
     console.print(table)
@@ -295,6 +393,12 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
 
 _CHUNK = 1 << 20
 _HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?/(.+)")
+
+
+_PINNED = re.compile(
+    r"hf://datasets/[^/@]+/[^/@]+@[0-9a-f]{40}/.+|https://raw\.githubusercontent\.com/[^/]+/[^/]+/[0-9a-f]{40}/.+"
+)
+"""Addresses with a commit, which names the content: they need no checksum of their own."""
 
 
 def is_url(source: str | os.PathLike) -> bool:
@@ -325,18 +429,23 @@ def fetch(
     allowed: Collection[str],
     on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> pathlib.Path:
-    """Returns the file of a URL in `folder`, downloaded unless it is there with an allowed SHA-256.
+    """Returns the file of a URL in `folder`, downloaded unless it is there with an allowed SHA-256, or of that commit.
 
     Raises:
       ValueError: no checksum is known, or the download has another, or `url` is malformed (`resolved`); the folder is
         left as it was.
       OSError: the download failed.
     """
-    if not allowed:
-        raise ValueError(f"{url}: no SHA-256 is known for it: pass the one you trust with --sha256, or a local file")
+    pinned = not allowed and _PINNED.fullmatch(url) is not None
+    if not allowed and not pinned:
+        remedy = "Name a commit as its revision (@ and 40 digits), pass the checksum you trust with --sha256, or a file"
+        raise ValueError(f"{url}: no SHA-256 is known for it. {remedy}")
     address = resolved(url)
-    path = pathlib.Path(folder) / pathlib.PurePosixPath(urllib.parse.urlsplit(address).path).name
-    if path.is_file() and sha256_of(path) in allowed:
+    name = pathlib.PurePosixPath(urllib.parse.urlsplit(address).path).name
+    if pinned:  # files of one name are many, and nothing else tells them apart
+        name = f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
+    path = pathlib.Path(folder) / name
+    if path.is_file() and (pinned or sha256_of(path) in allowed):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     digest, done = hashlib.sha256(), 0
@@ -347,7 +456,7 @@ def fetch(
             digest.update(chunk)
             done += len(chunk)
             on_bytes(done, int(total) if total else None)
-        if digest.hexdigest() not in allowed:
+        if not pinned and digest.hexdigest() not in allowed:
             reason = f"its SHA-256 is {digest.hexdigest()}, not {' or '.join(sorted(allowed))}"
             raise ValueError(f"{url}: {reason}. Check it; if you trust it, pass its checksum with --sha256")
     return path

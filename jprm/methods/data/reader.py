@@ -9,16 +9,18 @@ and a `Reader` that joins them, listed in `jprm.methods.data.readers`.
 
 from __future__ import annotations
 
-import ast
 import codecs
 import contextlib
 import csv
 import dataclasses
 import datetime
 import decimal
+import functools
+import importlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,8 +28,11 @@ from jprm.io import jsonl
 from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
 from jprm.io.storage import path_of
+from jprm.methods.data.cells import OTHER_FILE, Row, take
 from jprm.options import OptionError, described, from_json
-from jprm.tree import RecordError, tree_of
+from jprm.tree import ReasoningTree, RecordError, tree_of
+
+__all__ = ["Reader", "Record", "choose", "others", "read_items", "take", "until_error"]
 
 Record = dict[str, Any]
 
@@ -86,6 +91,7 @@ class Reader:
         on_drop: Callable[[str], None] = lambda reason: None,
         on_left_out: Callable[[LeftOut], None] = lambda part: None,
         on_bytes: Callable[[int], None] = lambda count: None,
+        split: str | None = None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
         """Yields (key, valid record) for every item of a file, in order, with unique keys.
@@ -97,6 +103,7 @@ class Reader:
           on_drop: called with the reason for every item that the options exclude.
           on_left_out: called with every `LeftOut` of an item whose records are yielded.
           on_bytes: called with the size of every item, for progress.
+          split: the list to read of a file that holds its splits.
           options: fields of `self.options`.
 
         Raises:
@@ -105,21 +112,24 @@ class Reader:
         """
         chosen = choose(self.options, options)
         reject = jsonl.reject_with(on_error, rejects)
-        return self._read(path, chosen, reject, on_drop, on_left_out, on_bytes)
+        items = self.items or functools.partial(read_items, split=split)
+        return self._read(items(path), path, chosen, reject, on_drop, on_left_out, on_bytes)
 
-    def _read(self, path, options, reject, on_drop, on_left_out, on_bytes) -> Iterator[tuple[str, Record]]:
-        for number, raw, lines in self._items(path):
-            where = f"{os.fspath(path)}:{number}"
+    def _read(self, items, path, options, reject, on_drop, on_left_out, on_bytes) -> Iterator[tuple[str, Record]]:
+        readers: dict[tuple[str, ...], list[str]] = {}  # by the keys of refused items
+        for number, raw, lines in self._whole(items):
+            where, values = f"{os.fspath(path)}:{number}", []
             try:
                 places = [f"{os.fspath(path)}:{line}" for line, _ in lines]
                 values = [jsonl.parse(line, place) for (_, line), place in zip(lines, places, strict=True)]
+                values = list(map(Row, values)) if is_csv(path) else values
                 item = list(map(Event, places, values)) if self.whole else values[0]
                 parsed = list(self.parse(item, where, options))
                 records = [record for record in parsed if not isinstance(record, LeftOut)]
                 for record in records:
-                    tree_of(record, where)
+                    check_record(record, where)
             except RecordError as error:
-                reject(raw, error)
+                reject(raw, _with_readers(error, values, readers) if error.remedy == OTHER_FILE else error)
             except Dropped as drop:
                 on_drop(str(drop))
             else:
@@ -129,12 +139,11 @@ class Reader:
                     yield f"{number}.{part}", record
             on_bytes(len(raw))
 
-    def _items(self, path) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
+    def _whole(self, items) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
         """Yields an item's number, its bytes, and the lines that they are: one, or all of a file."""
-        items = self.items or read_items
         if not self.whole:
-            yield from ((number, raw, [(number, raw)]) for number, raw in items(path))
-        elif lines := list(items(path)):
+            yield from ((number, raw, [(number, raw)]) for number, raw in items)
+        elif lines := list(items):
             yield lines[0][0], b"".join(line.rstrip(b"\n") + b"\n" for _, line in lines), lines
 
 
@@ -151,46 +160,51 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
         raise ValueError(f"reader options (--set KEY=VALUE): {reason}") from error
 
 
-def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
-    """Returns the value at a dotted path of an item, checked for its type (a boolean is no integer). A path through a
-    list of objects gives the list of their values.
-
-    `within` is the place of the item itself, for the error, such as `steps[3].`.
-
-    Raises:
-      RecordError: the value is absent or of another type.
-    """
-    value = item
-    for key in path.split("."):
-        value = _field(value, key)
-    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        shown = "absent or null" if value is None else type(value).__name__
-        raise RecordError(where, within + path, f"is {shown}, not {wanted}", "Is this another kind of file?")
-    return value
-
-
 def others(item: Mapping[str, Any], *known: str) -> Record:
     """Returns the keys of an item that its reader does not know."""
     return {key: value for key, value in item.items() if key not in known}
 
 
-def _field(value: Any, key: str) -> Any:
-    """Returns an object's field, or that of each object of a list of them; None where there is none."""
-    if isinstance(value, list) and value and all(isinstance(item, Mapping | list) for item in value):
-        return [_field(item, key) for item in value]
-    return value.get(key) if isinstance(value, Mapping) else None
+def check_record(record: Any, where: str) -> ReasoningTree | None:
+    """Returns a record's tree, None for a problem without a solution. Raises RecordError."""
+    if isinstance(record, Mapping) and not _SOLUTIONS.intersection(record) and "problem" in record:
+        jsonl.text_of(record["problem"], where, "problem")
+        jsonl.answer_of(record.get("answer"), where, "answer")
+        return None
+    return tree_of(record, where)
 
 
-def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+_SOLUTIONS = frozenset(("steps", "samples", "nodes", "messages", "response", "completions"))
+
+
+def _with_readers(error: RecordError, values: list, known: dict[tuple[str, ...], list[str]]) -> RecordError:
+    """Returns the error with the names of the readers that take the item, which are found once for its keys."""
+    if not values or not isinstance(values[0], Mapping):
+        return error
+    keys = tuple(values[0])
+    if keys not in known:
+        known[keys] = importlib.import_module("jprm.methods.data.readers").readers_of(values[0])
+    if not (names := known[keys]):
+        return error
+    remedy = f"This is a record of {' or '.join(names[:3])}: jprm prepare {names[0]}."
+    return RecordError(error.where, error.field, error.reason, remedy)
+
+
+def is_csv(path: str | os.PathLike) -> bool:
+    return os.fspath(path).lower().endswith((".csv", ".tsv"))
+
+
+def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a list, row or prepared record.
 
-    A first byte `[` makes a file a list, whose elements are numbered by their line. A file that is a single object of
-    several lists is their elements, in order (Mr-Ben has a list for each subject), and so is one of a single list under
-    a name of `_LISTS`; another object is one item. Tables are Parquet and Arrow files (`read_rows`), and CSV by its
-    name (`read_csv`). The unreadable rest of a broken list is one last item, which `jprm.io.jsonl.parse` refuses. A
-    file in a bucket is copied to this machine first. A folder is one that `jprm prepare` wrote.
+    A first byte `[` makes a file a list, whose elements are numbered by their line; a list of messages is one item. A
+    file that is a single object of several lists is their elements, in order (Mr-Ben has a list for each subject), and
+    so is one with a single list under a name of `_LISTS`; another object is one item. If the lists are splits, `split`
+    names the one to read. Tables are Parquet and Arrow files (`read_rows`), and CSV by its name (`read_csv`). The
+    unreadable rest of a broken list is one last item, which `jprm.io.jsonl.parse` refuses. A file in a bucket is
+    copied to this machine first. A folder is one that `jprm prepare` wrote.
+
+    Raises ValueError for a file that holds splits, if none is named, and for a split that the file does not have.
     """
     if path_of(path).is_dir():
         yield from jsonl.read_lines(path)
@@ -201,14 +215,16 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             file.seek(0)
         head = file.read(1 << 20).lstrip()[:1]
-    if path.suffix.lower() in (".csv", ".tsv"):
+    alone = _single_object(path, split) if head == b"{" and not is_csv(path) else None
+    if split is not None and alone is None:
+        raise ValueError(f"{os.fspath(path)}: holds no splits, so there is none named {split!r}: leave `split` out")
+    if is_csv(path):
         yield from read_csv(path)
         return
     if jsonl.is_table(path):
         yield from read_rows(path)
         return
     if head != b"[":
-        alone = _single_object(path) if head == b"{" else None
         yield from jsonl.read_lines(path) if alone is None else alone
         return
     with (
@@ -216,6 +232,9 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         jsonl.unzipped(zipped, path) as file,
     ):  # surrogateescape keeps other bytes as they are
         text = file.read().decode("utf-8", "surrogateescape")
+    if conversation := _conversation(text):
+        yield 1, conversation
+        return
     decoder, number, seen, at = json.JSONDecoder(), 1, 0, _skip(text, text.index("[") + 1, "")
     broken = False
     while at < len(text) and text[at] != "]":
@@ -233,12 +252,35 @@ def read_items(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         yield number, text[at:].encode("utf-8", "surrogateescape")
 
 
-_LISTS = frozenset(("data", "examples", "instances", "items", "records", "rows", "test", "train", "validation"))
-"""Names under which a file's one object holds the list of its items."""
+_LISTS = frozenset(
+    ("data", "examples", "instances", "items", "problems", "questions", "records", "results", "rows", "samples")
+)
+"""Names under which a file's one object holds the list of its items, beside e.g. a version."""
+
+_SPLIT = re.compile(r"(?:train|test|valid|validation|val|dev|eval|held_?out|holdout)(?:[_-]\w+)?", re.IGNORECASE)
+
+_RECORD = _SOLUTIONS | {"problem", "question", "prompt", "history", "trajectory", "traj"}
+"""Keys that make an object an item, whatever lists it has."""
 
 
-def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
-    """Returns the items of a file that is one JSON object; None where it is not, as of JSON Lines."""
+def _conversation(text: str) -> bytes | None:
+    """Returns a list of messages as one item, `{"messages": [...]}`; None for another list."""
+    try:
+        first, _ = json.JSONDecoder().raw_decode(text, _skip(text, text.index("[") + 1, ""))
+        messages = json.loads(text) if _is_message(first) else []
+    except (ValueError, RecursionError):
+        return None
+    if not messages or not all(map(_is_message, messages)):
+        return None
+    return json.dumps({"messages": messages}, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str) and not _RECORD.intersection(item)
+
+
+def _single_object(path: str | os.PathLike, split: str | None) -> list[tuple[int, bytes]] | None:
+    """Returns the items of a file that is one JSON object; None for another file, such as JSON Lines."""
     with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
         lines = (line for line in file if line.strip())
         first, second = next(lines), next(lines, b"")
@@ -253,13 +295,26 @@ def _single_object(path: str | os.PathLike) -> list[tuple[int, bytes]] | None:
         return None
     if not isinstance(value, dict):
         return None
-    lists = list(value.values())
-    if (len(lists) > 1 or _LISTS.intersection(value)) and all(
-        isinstance(part, list) and part and all(isinstance(item, dict) for item in part) for part in lists
-    ):
-        items = [item for part in lists for item in part]
-        return [(number, json.dumps(item, ensure_ascii=False).encode()) for number, item in enumerate(items, start=1)]
-    return [(1, content)]
+    lists = {name: part for name, part in value.items() if _is_items(part)}
+    splits = [name for name in lists if _SPLIT.fullmatch(name)]
+    if split is not None:
+        if split not in lists:
+            raise ValueError(f"{os.fspath(path)}: holds no split {split!r}; it has {', '.join(lists) or 'none'}")
+        lists = {split: lists[split]}
+    elif len(splits) > 1:
+        raise ValueError(f"{os.fspath(path)}: holds the splits {', '.join(splits)}. Name one with --set split=NAME")
+    elif _RECORD.intersection(value):
+        return [(1, content)]
+    elif len(named := [name for name in lists if name in _LISTS or name in splits]) == 1:
+        lists = {named[0]: lists[named[0]]} if len(lists) < len(value) else lists
+    elif len(lists) < max(len(value), 2):
+        return [(1, content)]
+    items = [item for part in lists.values() for item in part]
+    return [(number, json.dumps(item, ensure_ascii=False).encode()) for number, item in enumerate(items, start=1)]
+
+
+def _is_items(part: Any) -> bool:
+    return isinstance(part, list) and bool(part) and all(isinstance(item, dict) for item in part)
 
 
 def _skip(text: str, at: int, separator: str) -> int:
@@ -271,7 +326,7 @@ def _skip(text: str, at: int, separator: str) -> int:
 def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
     """Yields (line number, JSON object) for every row of a .csv or .tsv file, whose first row names the columns.
 
-    A cell is text, but a list where it holds one, as JSON or as pandas writes it. An empty cell is left out.
+    Every cell is text, and a reader's field decides its type (`cells.py`). An empty cell is left out.
 
     Raises RecordError for a row of another length than the first, and for bytes that are no UTF-8.
     """
@@ -284,7 +339,7 @@ def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
                 if len(row) not in (0, len(names)):
                     reason = f"has {len(row)} cells, and the first row {len(names)}"
                     raise RecordError(f"{path}:{rows.line_num}", "row", reason, "Put text with commas in quotes.")
-                cells = {name: _cell(text) for name, text in zip(names, row, strict=False) if text}
+                cells = {name: text for name, text in zip(names, row, strict=False) if text}
                 if cells:
                     yield rows.line_num, json.dumps(cells, ensure_ascii=False).encode()
         except (csv.Error, UnicodeDecodeError) as error:
@@ -294,15 +349,6 @@ def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
 
 LONGEST_CELL = 2**24
 """Characters of a cell of CSV."""
-
-
-def _cell(text: str) -> Any:
-    """Returns the list that a cell holds, or its text."""
-    if text.startswith("[") and text.endswith("]"):
-        for read in (json.loads, ast.literal_eval):
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(text)
-    return text
 
 
 # ---- Parquet and Arrow files, whose rows become JSON objects. Needs the extra `parquet`.

@@ -3,13 +3,16 @@ stepwise records (`trl`), free text (`text`), and records of any other names (`c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import re
+import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from jprm.io.jsonl import shortened
-from jprm.methods.data.reader import NoOptions, Reader, Record, take, until_error
+from jprm.methods.data.cells import OTHER_FILE, take
+from jprm.methods.data.columns import ColumnOptions, parse_columns, parse_layout, without_empty
+from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, check_record
+from jprm.methods.messages.free_text import sample_of
 from jprm.options import find_part
 from jprm.tree import RecordError, record_of, tree_of
 
@@ -33,41 +36,6 @@ class TextOptions:
     segmentation: Literal["auto", "thoughts", "markers", "numbered", "paragraphs", "lines", "sentences"] = "auto"
 
 
-@dataclasses.dataclass(frozen=True)
-class ColumnOptions:
-    """Attributes: the column that holds each field of a chain, a dotted path into nested ones; empty for none.
-
-    problem: text.
-    steps: a list of text, or one text, which is split; or a list of lists, each a chain of its own. A path through a
-        list of objects names a field of each: `steps.text`, `steps.label`.
-    labels: a list of numbers, booleans, nulls, or texts for them (`_LABELS`); of chains in lists, a list for each.
-        A file with a column `labels` is refused where neither this nor `first_error` is given.
-    first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
-        before it get label 1, it gets 0, and later ones have none. A chain without one has labels 1 throughout, but
-        none at all where `correct` says that its answer is wrong. Of chains in lists, a list of places.
-    first_step: the place that the source gives the first step; required with `first_error`, no column.
-    answer: the correct answer of the problem.
-    correct: whether the chain's answer is correct: true and false, 1 and 0, or a word for them (`_VERDICTS`); of chains
-        in lists, a list.
-    semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
-    """
-
-    problem: str = "problem"
-    steps: str = "steps"
-    labels: str = ""
-    first_error: str = ""
-    first_step: Literal[0, 1] | None = None
-    answer: str = ""
-    correct: str = ""
-    semantics: Literal["correctness", "rating", "value", "advantage", "implicit"] = "correctness"
-
-    def __post_init__(self):
-        if self.labels and self.first_error:
-            raise ValueError("labels and first_error: name one of them; steps get their labels from it")
-        if bool(self.first_error) != (self.first_step is not None):
-            raise ValueError("first_error needs first_step=0 or first_step=1: the place of a source's first step")
-
-
 def parse_record(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields the record, a stepwise one as a chain."""
     yield record_of(tree_of(item, where))
@@ -78,12 +46,17 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
     if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
         yield item
         return
+    if isinstance(item, dict) and "samples" not in item and (pool := parse_layout(item, where, options.empty_samples)):
+        yield from pool
+        return
+    if not isinstance(item, dict):
+        raise RecordError(where, "record", f"is {type(item).__name__}, no object", OTHER_FILE)
     samples = take(item, "samples", list, where)
-    if options.empty_samples == "drop":
-        kept = [sample for sample in samples if not (isinstance(sample, dict) and sample.get("steps") == [])]
-        if len(kept) < len(samples):
-            item = item | {"samples": kept, "empty_samples": len(samples) - len(kept)}
-    yield item
+    samples = [
+        sample_of(sample, where, f"samples[{i}]") if isinstance(sample, str | dict) else sample
+        for i, sample in enumerate(samples)
+    ]
+    yield without_empty(dict(item) | {"samples": samples}, options.empty_samples)
 
 
 def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -97,95 +70,6 @@ def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
     key = "messages" if isinstance(item, dict) and "messages" in item else "response"
     take(item, key, list if key == "messages" else str, where)
     yield from parse_record({**item, "segmentation": options.segmentation}, where, NoOptions())
-
-
-def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
-    """Yields a chain of the named columns, and of no others, or several. An error lists the columns that there are."""
-    kinds: dict[str, Any] = {"problem": str, "steps": (list, str), "labels": list, "answer": (str, int, float)}
-    kinds |= {"first_error": (int, str, list, type(None)), "correct": (bool, int, str, list, type(None))}
-    columns = {field: getattr(options, field) for field in kinds}
-    if isinstance(item, dict) and item.get("labels") and not (options.labels or options.first_error):
-        raise RecordError(where, "labels", "is no column that is read", "Add --set labels=labels, or leave it out.")
-    try:
-        fields = {field: take(item, columns[field], kind, where) for field, kind in kinds.items() if columns[field]}
-    except RecordError as error:
-        shown = ", ".join(f"{key}={value!r:.60}" for key, value in item.items()) if isinstance(item, dict) else item
-        raise RecordError(where, error.field, error.reason, f"This record has {shortened(str(shown), 600)}.") from None
-    for chain in _in_lists(fields, columns, where):
-        if "labels" in chain:
-            chain["labels"] = [label_of(label, where, options.labels) for label in chain["labels"]]
-            chain["semantics"] = options.semantics
-        if isinstance(chain["steps"], str):
-            chain["response"] = chain.pop("steps")
-        if "correct" in chain:
-            chain["correct"] = _verdict(chain["correct"], where, options.correct)
-        (record,) = parse_record(chain, where, NoOptions())
-        if options.first_error:
-            first = _place(record.pop("first_error", None), len(record["steps"]), where, options)
-            labels = until_error(first, len(record["steps"]), record.get("correct"))
-            record |= {"labels": labels, "semantics": options.semantics}
-            record |= {} if set(labels) == {None} else {"first_error": first}
-        yield record
-
-
-def _in_lists(record: Record, columns: dict[str, str], where: str) -> Iterator[Record]:
-    """Yields one record for every list in `steps`, with its own of the other lists; else the record itself."""
-    steps = record["steps"]
-    if not (steps and isinstance(steps, list) and all(isinstance(step, list) for step in steps)):
-        yield record
-        return
-    listed = [field for field in ("labels", "first_error", "correct") if field in record]
-    for field in listed:
-        if not isinstance(record[field], list) or len(record[field]) != len(steps):
-            reason = f"is not one for each of the {len(steps)} lists of steps"
-            raise RecordError(where, columns[field], reason, "Each list of steps is a chain with its own.")
-    for i, chain in enumerate(steps):
-        yield record | {"steps": chain} | {field: record[field][i] for field in listed}
-
-
-_LABELS = {"+": 1.0, "-": 0.0, "1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "true": 1.0, "false": 0.0}
-"""Labels as tables of text have them."""
-
-
-def label_of(label: Any, where: str, field: str) -> Any:
-    """Returns a label as a number: true is 1 and false 0, and a text what `_LABELS` says. Numbers and nulls stay."""
-    if isinstance(label, bool):
-        return float(label)
-    if isinstance(label, str):
-        if (word := label.strip().lower()) not in _LABELS:
-            remedy = f"A label is a number, true, false, null or one of {', '.join(_LABELS)}."
-            raise RecordError(where, field, f"holds {label!r}", remedy)
-        return _LABELS[word]
-    return label
-
-
-def _place(value: Any, steps: int, where: str, options: ColumnOptions) -> int:
-    """Returns the index of the first wrong step, -1 for none."""
-    if isinstance(value, str):
-        text = value.strip()
-        value = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None if text.lower() in _NO_ERROR else value
-    if value is None or (type(value) is int and value < (options.first_step or 0)):
-        return -1
-    if type(value) is not int or value >= steps + (options.first_step or 0):
-        remedy = f"It is the place of a step, and the first one has place {options.first_step}."
-        raise RecordError(where, options.first_error, f"is {value!r}, for {steps} steps", remedy)
-    return value - (options.first_step or 0)
-
-
-def _verdict(value: Any, where: str, field: str) -> bool | None:
-    """Returns whether an answer is correct, None where nothing is said."""
-    verdict = value.strip().lower() if isinstance(value, str) else value
-    if isinstance(verdict, bool) or verdict is None:
-        return verdict
-    if verdict not in _VERDICTS:
-        known = ", ".join(map(str, _VERDICTS))
-        raise RecordError(where, field, f"is {value!r}", f"Write true or false, or one of {known}.")
-    return _VERDICTS[verdict]
-
-
-_VERDICTS = {1: True, 0: False, "true": True, "false": False, "correct": True, "incorrect": False, "right": True,
-             "wrong": False, "yes": True, "no": False, "1": True, "0": False}  # fmt: skip
-_NO_ERROR = ("", "n/a", "na", "none", "null")
 
 
 COLUMNS = Reader(parse_columns, ColumnOptions)
@@ -234,6 +118,27 @@ READERS: dict[str, Reader | str] = {
     "who_and_when": "jprm.methods.data.agents.published:WHO_AND_WHEN",
 }
 """Records, or `module:NAME` of records: their modules are imported when they are asked for."""
+
+
+def readers_of(item: Any) -> list[str]:
+    """Returns the names of the readers that take an item as it is, the closest first; those of own records are last."""
+    names = []
+    for name in READERS:
+        with contextlib.suppress(ValueError, Dropped):
+            reader = find(name)
+            records = (
+                [] if reader.whole or name == "columns" else reader.parse(item, "", _first_options(reader.options))
+            )
+            if [check_record(record, "") for record in records if not isinstance(record, LeftOut)]:
+                names.append(name)
+    return sorted(names, key=lambda name: name in ("jsonl", "pools", "trl", "text"))
+
+
+def _first_options(kind: type) -> Any:
+    """Returns options of a reader, the first choice for each without a default."""
+    hints = typing.get_type_hints(kind)
+    needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    return kind(**{name: typing.get_args(hints[name])[0] for name in needed})
 
 
 def find(name: str) -> Reader:

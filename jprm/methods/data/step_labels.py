@@ -7,12 +7,12 @@ None of the files is part of jprm. `columns` (`readers.py`) reads many more.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from jprm.methods.data.cells import OTHER_FILE, label_of, literal
 from jprm.methods.data.reader import Dropped, NoOptions, Reader, Record, others, take, until_error
 from jprm.tree import RecordError
 
@@ -20,7 +20,10 @@ from jprm.tree import RecordError
 # `input` is the problem and its steps, each step followed by the tag `ки`; `label` is the same text with every tag
 # replaced by `+` (a completion from here reached the answer) or `-`.
 
-_TAG = "ки"
+TAGS = ("ки", "<extra_0>")
+"""What stands after a step in a text: Math-Shepherd's tag, and that of Qwen's PRMs."""
+
+_TAG = TAGS[0]
 _FIRST = re.compile(r"Step 1\s*:")
 
 
@@ -29,9 +32,32 @@ def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[R
 
     A step is the text between two tags, with its number ("Step 2: ") but without surrounding white space. If the last
     step states the answer, its label is the chain's `correct`, since no completion follows it. Other keys are kept.
+    OpenRLHF's copy has a list in place of the second text: `value`, `label` or `labels`, an entry for each tag.
     """
-    text, labelled = take(item, "input", str, where), take(item, "label", str, where)
+    text = take(item, "input", str, where)
     segments = text.split(_TAG)
+    listed = next((key for key in ("value", "label", "labels") if isinstance(item.get(key), list)), None)
+    if listed is None:
+        labels = _signs(take(item, "label", str, where), segments, where)
+    else:
+        labels = [label_of(label, "value", where, f"{listed}[{i}]") for i, label in enumerate(item[listed])]
+        if len(labels) != len(segments) - 1:
+            reason = f"has {len(labels)} entries for {len(segments) - 1} tags {_TAG!r}"
+            raise RecordError(where, listed, reason, "Give one for each step, which ends in the tag.")
+    if segments[-1].strip():
+        raise RecordError(where, "input", "has text after the last tag", "Every step ends in a tag.")
+    if len(segments) < 2:
+        raise RecordError(where, "input", f"has no tag {_TAG!r}", OTHER_FILE)
+    problem, first = parted(segments[0], where, "input")
+    chain: Record = {"problem": problem, "steps": [step.strip() for step in [first, *segments[1:-1]]]}
+    chain |= {"labels": labels, "semantics": "value"}
+    if "The answer is" in chain["steps"][-1]:
+        chain["correct"] = labels[-1] == 1.0
+    yield chain | others(item, "input", listed or "label")
+
+
+def _signs(labelled: str, segments: list[str], where: str) -> list[float]:
+    """Returns the labels of Math-Shepherd's second text, which repeats the first with + or - for each tag."""
     labels, at = [], 0
     for segment in segments[:-1]:
         sign = labelled[at + len(segment) : at + len(segment) + 1]
@@ -40,17 +66,9 @@ def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[R
             raise RecordError(where, "label", reason, "The two texts differ in nothing but the tags.")
         labels.append(1.0 if sign == "+" else 0.0)
         at += len(segment) + 1
-    if labelled[at:].strip() or segments[-1].strip():
+    if labelled[at:].strip():
         raise RecordError(where, "label", "has text after the last tag", "Every step ends in a tag.")
-    starts = [match.start() for match in _FIRST.finditer(segments[0])]
-    if not labels or not starts:
-        raise RecordError(where, "input", f"has no tag {_TAG!r} or no 'Step 1:'", "Is this file Math-Shepherd's?")
-    problem, first = segments[0][: starts[-1]], segments[0][starts[-1] :]
-    chain: Record = {"problem": problem.strip(), "steps": [step.strip() for step in [first, *segments[1:-1]]]}
-    chain |= {"labels": labels, "semantics": "value"}
-    if "The answer is" in chain["steps"][-1]:
-        chain["correct"] = labels[-1] == 1.0
-    yield chain | others(item, "input", "label")
+    return labels
 
 
 MATH_SHEPHERD = Reader(
@@ -280,19 +298,20 @@ _MEANT = ("problem", "steps", "labels", "samples", "nodes", "semantics", "prompt
 
 
 def _labelled(
-    item: dict, problem: str, steps: list, labels: list, semantics: str, known: tuple[str, ...], **more: Any
+    item: Mapping, problem: str, steps: list, labels: list | None, semantics: str, known: tuple[str, ...], **more: Any
 ) -> Record:
     """Returns a chain with the item's other keys, without those that a chain gives another meaning."""
-    chain = {"problem": problem, "steps": steps, "labels": labels, **more, "semantics": semantics}
+    chain: Record = {"problem": problem, "steps": steps, "labels": labels, **more, "semantics": semantics}
+    chain = others(chain, "labels", "semantics") if labels is None else chain
     return chain | others(item, *known, *_MEANT)
 
 
-def _parted(text: str, where: str, field: str) -> tuple[str, str]:
+def parted(text: str, where: str, field: str) -> tuple[str, str]:
     """Returns problem and first step of a text: at the last "Step 1:", else at the last blank line."""
     starts = [match.start() for match in _FIRST.finditer(text)]
     problem, step = (text[: starts[-1]], text[starts[-1] :]) if starts else text.strip().rpartition("\n\n")[::2]
     if not problem.strip() or not step.strip():
-        raise RecordError(where, field, "has no 'Step 1:' and no blank line before a first step", "Is this the source?")
+        raise RecordError(where, field, "has no 'Step 1:' and no blank line before a first step", OTHER_FILE)
     return problem.strip(), step.strip()
 
 
@@ -304,7 +323,7 @@ def _dialogue(item: Any, where: str, reply: str) -> tuple[list[str], list[str]]:
         turns += [(role, text)] if role != "system" else []
     if not turns or [role for role, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
         reason = f"are not turns of a user with a step and {reply}"
-        raise RecordError(where, "conversations", reason, "Is this the source?")
+        raise RecordError(where, "conversations", reason, OTHER_FILE)
     return [text for _, text in turns[::2]], [text for _, text in turns[1::2]]
 
 
@@ -318,11 +337,11 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
     none). Labels are of Monte Carlo rollouts: semantics `value`.
     """
     steps, signs = _dialogue(item, where, "an assistant's + or -")
-    problem, first = _parted(steps[0], where, "conversations[0].content")
+    problem, first = parted(steps[0], where, "conversations[0].content")
     for i, sign in enumerate(signs):
         if sign.strip() not in ("+", "-"):
             reason = f"is {sign[:40]!r}, neither + nor -"
-            raise RecordError(where, f"conversations[{2 * i + 1}].content", reason, "Is this the source?")
+            raise RecordError(where, f"conversations[{2 * i + 1}].content", reason, OTHER_FILE)
     labels = [float(sign.strip() == "+") for sign in signs]
     texts = [first, *(step.strip() for step in steps[1:])]
     yield _labelled(item, problem, texts, labels, "value", ("conversations",))
@@ -343,7 +362,7 @@ def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     if not pieces or not all(pieces) or len(values) > len(pieces):
         reason = f"has {len(values)} numbers for {len(pieces)} steps between the tags {_TAG!r}"
         raise RecordError(where, "value", reason, "A step without a number has none after it either.")
-    problem, first = _parted(pieces[0], where, "text")
+    problem, first = parted(pieces[0], where, "text")
     labels = [*values, *[None] * (len(pieces) - len(values))]
     yield _labelled(item, problem, [first, *pieces[1:]], labels, "value", ("text", "value"))
 
@@ -352,18 +371,79 @@ def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
 
 def parse_math_aps(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"question", "process", "label": ["+"]}: a prefix of a chain, whose last step has the label.
+    """Yields a chain or a tree of openr's files, with labels of semantics `value`.
 
-    Steps are the paragraphs of `process`; a step tag at its end is dropped. + stands for a Monte Carlo value above one
-    half: semantics `value`. Prefixes of one problem are records of their own.
+    - {"question", "process", "label": ["+"]}: a prefix of a chain, whose last step has the label. Steps are its
+      paragraphs. + stands for a Monte Carlo value above one half. Prefixes of one problem are records of their own.
+    - {"question", "process", "labels"}: a chain of steps that end in a tag, with a label for each.
+    - {"question", "reasoning_steps"}: a tree: states, each `solution_prefix` with its `mc_value`, or nested nodes with
+      `text`, `mc_value` and `children`, the outermost of which is the question.
     """
-    text, signs = take(item, "process", str, where), take(item, "label", list, where)
+    if isinstance(item, Mapping) and ("reasoning_steps" in item or "children" in item):
+        yield _aps_tree(item, where)
+        return
+    problem, text = take(item, "question", str, where), take(item, "process", str, where)
+    if "labels" in item:
+        steps = [step.strip() for step in text.split(_TAG) if step.strip()]
+        labels = [label_of(x, "value", where, f"labels[{i}]") for i, x in enumerate(take(item, "labels", list, where))]
+        yield _labelled(item, problem, steps, labels, "value", ("question", "process"))
+        return
+    signs = take(item, "label", list, where)
     steps = [step.strip() for step in re.split(r"\n{2,}", text.replace(_TAG, "")) if step.strip()]
     if len(signs) != 1 or signs[0] not in ("+", "-") or not steps:
-        raise RecordError(where, "label", f"is {str(signs)[:60]}, not one + or - for a process", "Is this the source?")
+        raise RecordError(where, "label", f"is {str(signs)[:60]}, not one + or - for a process", OTHER_FILE)
     labels = [None] * (len(steps) - 1) + [float(signs[0] == "+")]
-    problem = take(item, "question", str, where)
     yield _labelled(item, problem, steps, labels, "value", ("question", "process", "label"))
+
+
+def _aps_tree(item: Mapping[str, Any], where: str) -> Record:
+    root = item if "children" in item else take(item, "reasoning_steps", (dict, list), where)
+    problem = take(item, "question", str, where) if "question" in item else take(root, "text", str, where)
+    nodes = _states(root, problem, where) if isinstance(root, list) else _nested(root, where)
+    record: Record = {"problem": problem, "nodes": nodes, "semantics": "value"}
+    if isinstance(item.get("final_answer"), str | int | float) and not isinstance(item["final_answer"], bool):
+        record["answer"] = item["final_answer"]
+    known = ("question", "reasoning_steps", "final_answer", "text", "mc_value", "children")
+    return record | others(item, *known, *_MEANT)
+
+
+def _states(states: list, problem: str, where: str) -> list[dict]:
+    """Returns the nodes of states that each repeat their prefix: the parent is the longest other state in it."""
+    texts: dict[str, float | None] = {}
+    for i, state in enumerate(states):
+        field = f"reasoning_steps[{i}]."
+        prefix = take(state, "solution_prefix", str, where, field)
+        if not prefix.startswith(problem):
+            reason = "does not begin with the question"
+            raise RecordError(
+                where, field + "solution_prefix", reason, "A prefix is the question and the steps so far."
+            )
+        texts[prefix] = label_of(take(state, "mc_value", (int, float, type(None)), where, field), "value", where, field)
+    nodes: list[dict] = []
+    above: list[tuple[str, int]] = [(problem, -1)]  # the states that the next one may continue
+    for prefix in sorted(texts):
+        while len(above) > 1 and not prefix.startswith(above[-1][0]):
+            above.pop()
+        if step := prefix[len(above[-1][0]) :].strip():
+            nodes.append({"parent": above[-1][1], "text": step, "label": texts[prefix]})
+            above.append((prefix, len(nodes) - 1))
+    return nodes
+
+
+def _nested(root: Mapping[str, Any], where: str) -> list[dict]:
+    """Returns the nodes below the outermost one, each before its children."""
+    nodes: list[dict] = []
+    waiting = [(root, -1, "reasoning_steps.")]
+    while waiting:
+        node, parent, field = waiting.pop()
+        if node is not root:
+            label = label_of(take(node, "mc_value", (int, float, type(None)), where, field), "value", where, field)
+            nodes.append({"parent": parent, "text": take(node, "text", str, where, field), "label": label})
+            parent = len(nodes) - 1
+        children = take(node, "children", (list, type(None)), where, field) or []
+        below = [(child, parent, f"{field}children[{i}].") for i, child in enumerate(children)]
+        waiting += below[::-1]
+    return nodes
 
 
 # ---- VersaPRM (Zeng et al. 2025, arXiv 2502.06737): MMLU-Pro-CoT-Train-Labeled.
@@ -372,28 +452,38 @@ def parse_math_aps(item: Any, where: str, options: NoOptions) -> Iterator[Record
 def parse_versa_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields {"question", "chain_of_thoughts", "labels"}, the two lists as such or as text: 1 is correct, -1 is not.
 
-    The answer's correctness is `correct` where `parsed_answer_correctness` says it. Other keys are kept.
+    The answer's correctness is `correct` if `parsed_answer_correctness` says it. Other keys are kept. The files that
+    its training reads have a list of {"steps", "labels"}, a chain each; one whose labels are null or absent has none.
     """
-    steps, labels = _list(item, "chain_of_thoughts", where), _list(item, "labels", where)
-    if len(steps) != len(labels) or not {*map(str, labels)} <= {"1", "-1"}:
-        reason = f"are {str(labels)[:60]}, not 1 or -1 for each of {len(steps)} steps"
-        raise RecordError(where, "labels", reason, "Is this the source?")
+    problem, thoughts = take(item, "question", str, where), _list(item, "chain_of_thoughts", where)
+    known = ("question", "chain_of_thoughts", "correct")
+    if thoughts and all(isinstance(thought, Mapping) for thought in thoughts):
+        for i, thought in enumerate(thoughts):
+            field = f"chain_of_thoughts[{i}]."
+            steps = take(thought, "steps", list, where, field)
+            labels = take(thought, "labels", (list, type(None)), where, field)
+            ones = None if labels is None else _ones(labels, steps, where, field)
+            yield _labelled(item, problem, steps, ones, "correctness", known) | others(thought, *_MEANT, *item)
+        return
     right = item.get("parsed_answer_correctness")
     more = {"correct": right} if isinstance(right, bool) else {}
-    problem, ones = take(item, "question", str, where), [float(str(label) == "1") for label in labels]
-    yield _labelled(item, problem, steps, ones, "correctness", ("question", "chain_of_thoughts", "correct"), **more)
+    ones = _ones(_list(item, "labels", where), thoughts, where, "")
+    yield _labelled(item, problem, thoughts, ones, "correctness", known, **more)
+
+
+def _ones(labels: list, steps: list, where: str, field: str) -> list[float]:
+    if len(steps) != len(labels) or not {*map(str, labels)} <= {"1", "-1", "0"}:
+        reason = f"are {str(labels)[:60]}, not 1 or -1 for each of {len(steps)} steps"
+        raise RecordError(where, field + "labels", reason, OTHER_FILE)
+    return [float(str(label) == "1") for label in labels]
 
 
 def _list(item: Any, key: str, where: str) -> list:
     """Returns a list that may be written as text, as Python writes it. Nothing is executed."""
     value = take(item, key, (list, str), where)
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            value = None
+    value = literal(value) if isinstance(value, str) else value
     if not isinstance(value, list):
-        raise RecordError(where, key, "is a text that holds no list", "Is this the source?")
+        raise RecordError(where, key, "is a text that holds no list", OTHER_FILE)
     return value
 
 
@@ -414,7 +504,7 @@ def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Rec
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
         reason = f"has {len(labels)} labels for {len(steps)} steps"
-        raise RecordError(where, options.labels, reason, "Is this the source?")
+        raise RecordError(where, options.labels, reason, OTHER_FILE)
     problem, labels = take(item, "question", str, where), [*labels, *[None] * (len(steps) - len(labels))]
     yield _labelled(item, problem, steps, labels, "correctness", ("question", "correct"))
 
@@ -433,7 +523,7 @@ def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     critique` keeps those of a judge. Labels are 1 for Yes and 0 for No.
     """
     steps, critiques = _dialogue(item, where, "a critique")
-    problem, first = _parted(_QUESTION.sub("", steps[0]), where, "conversations[0].content")
+    problem, first = parted(_QUESTION.sub("", steps[0]), where, "conversations[0].content")
     labels = []
     for i, critique in enumerate(critiques, start=1):
         verdicts = _VERDICT.findall(critique)
@@ -464,7 +554,7 @@ def parse_ultra_interact(item: Any, where: str, options: NoOptions) -> Iterator[
     texts = [take(item, key, str, where) for key in ("chosen", "rejected")]
     samples = [[step.strip() for step in _STEP.split(text) if step.strip()] for text in texts]
     if not all(samples):
-        raise RecordError(where, "chosen", "or rejected is blank", "Is this the source?")
+        raise RecordError(where, "chosen", "or rejected is blank", OTHER_FILE)
     pair = [{"steps": steps, "correct": right} for steps, right in zip(samples, (True, False), strict=True)]
     yield {"problem": problem, "samples": pair} | others(item, *_MEANT, "trajectory", "chosen", "rejected", "answer")
 

@@ -1,6 +1,8 @@
 """Preparing: records come out equal, every record is counted, and nothing half-written remains."""
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -113,6 +115,82 @@ def test_skip_keeps_the_rejects_beside_the_records(tmp_path, console):
     assert "labels[1]: is 2" in console.export_text()
 
 
+def test_rejects_are_counted_by_their_reason(tmp_path, console):
+    items = [chain(f"p{i}", labels=[1]) for i in range(13)] + [chain("q", steps=["a", 5])] * 10 + [chain("r")]
+    source = lines(tmp_path / "s.jsonl", *items)
+    report = prepare("jsonl", [source], tmp_path / "out", on_error="skip", console=console)
+    assert [count for count in report.rejections.values()] == [13, 10] and len(report.reasons) == 23
+    assert list(report.rejections)[0].startswith(f"{source}:1: labels: has 1 entries for 2 steps")
+    assert console.export_text().count("has 1 entries") == 1
+
+
+def test_parts_are_made_by_problem(tmp_path, console):
+    records = [chain(f"P ${i}$", id=i) for i in range(20)] + [chain(f"p {i}", steps=["c", "d"]) for i in range(20)]
+    source = lines(tmp_path / "s.jsonl", *records)
+    report = prepare("jsonl", [source], tmp_path / "out", parts={"held_out": 0.1, "valid": 0.2}, console=console)
+    parts = {name: load(tmp_path / "out" / name) for name in ("train", "held_out", "valid")}
+    assert {name: len(part) for name, part in parts.items()} == {"train": 28, "held_out": 4, "valid": 8}
+    problems = [{normalise(record["problem"]) for record in part} for part in parts.values()]
+    assert sum(map(len, problems)) == len(set.union(*problems)) == 20
+    assert (report.read, report.kept, report.other_part) == (40, 28, 12)
+    again = prepare("jsonl", [source], tmp_path / "out", parts={"held_out": 0.1, "valid": 0.2}, console=console)
+    assert again == report
+    for parts in ({"held_out": 1.0}, {"train": 0.1}, {"a": 0.6, "b": 0.4}, {"../x": 0.1}):
+        refused(ValueError, "part", prepare, "jsonl", [source], tmp_path / "new", parts=parts, console=console)
+    one = lines(tmp_path / "one.jsonl", chain("p"))
+    refused(ValueError, "too few", prepare, "jsonl", [one], tmp_path / "new", parts={"held_out": 0.1}, console=console)
+
+
+def test_items_that_become_several_records_are_counted(tmp_path, console):
+    source = lines(tmp_path / "s.jsonl", {"problem": "p", "steps": [["a", "b"], ["c", "d"]]}, chain("q", labels=None))
+    report = prepare("columns", [source], tmp_path / "out", console=console)
+    assert (report.several, report.kept) == (1, 3)
+    assert "items that became several records" in console.export_text()
+
+
+def test_a_column_of_labels_that_labels_nothing_is_refused(tmp_path, console):
+    source = lines(tmp_path / "s.jsonl", chain("p"))
+    refused(ValueError, "'lables'", prepare, "columns", [source], tmp_path / "out", labels="lables", console=console)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_of_a_file_is_an_option(tmp_path, console):
+    (tmp_path / "s.json").write_text(json.dumps({"train": [chain("p")], "test": [chain("q")]}))
+    refused(
+        ValueError, "splits train, test", prepare, "jsonl", [tmp_path / "s.json"], tmp_path / "out", console=console
+    )
+    prepare("jsonl", [tmp_path / "s.json"], tmp_path / "out", split="test", console=console)
+    assert [record["problem"] for record in load(tmp_path / "out")] == ["q"]
+    command = ["prepare", "jsonl", "--input", str(tmp_path / "s.json"), "--output", str(tmp_path / "new")]
+    assert cli.main([*command, "--set", "split=train"]) == 0
+    assert [record["problem"] for record in load(tmp_path / "new")] == ["p"]
+
+
+def test_problems_without_solutions_are_prepared(tmp_path, console):
+    source = lines(tmp_path / "s.jsonl", {"question": "p", "gold": 3}, {"question": "q", "gold": 4})
+    prepare("columns", [source], tmp_path / "out", console=console, problem="question", steps="", answer="gold")
+    assert list(load(tmp_path / "out")) == [{"problem": "p", "answer": 3}, {"problem": "q", "answer": 4}]
+
+
+def test_a_commit_needs_no_checksum(tmp_path, console, monkeypatch):
+    commit, fetched = "0123456789" * 4, []
+
+    def opened(address, timeout):
+        fetched.append(address)
+        return contextlib.closing(Reply(json.dumps(chain("p")).encode()))
+
+    class Reply(io.BytesIO):
+        headers: dict[str, str] = {}
+
+    monkeypatch.setattr("urllib.request.urlopen", opened)
+    url = f"hf://datasets/o/n@{commit}/train/f.jsonl"
+    for out in ("out", "new"):  # downloaded once
+        assert prepare("jsonl", [url], tmp_path / out, console=console).kept == 1
+    prepare("jsonl", [url.replace("train", "test")], tmp_path / "test", console=console)  # another file of that name
+    assert len(fetched) == 2 and f"/datasets/o/n/resolve/{commit}/train/f.jsonl" in fetched[0]
+    refused(ValueError, "Name a commit", prepare, "jsonl", [url.replace(commit, "v1")], tmp_path / "x", console=console)
+
+
 def test_stop_leaves_nothing_and_keeps_what_was_there(tmp_path, console):
     source, out = lines(tmp_path / "s.jsonl", chain("p")), tmp_path / "out"
     prepare("jsonl", [source], out, console=console)
@@ -155,13 +233,13 @@ def test_a_killed_run_leaves_no_folder_that_looks_whole(tmp_path, console):
     source, out = lines(tmp_path / "s.jsonl", *[chain(f"p{i}") for i in range(300)]), tmp_path / "out"
     code = """
 import os, sys, jprm.tree, jprm.methods.data.prepare as p
-seen = 0
-def tree_of(record, *where):
+seen, check = 0, p.check_record
+def check_record(record, *where):
     global seen
     seen += 1
     if seen == 200: os.kill(os.getpid(), 9)
-    return jprm.tree.tree_of(record, *where)
-p.tree_of = tree_of
+    return check(record, *where)
+p.check_record = check_record
 p.prepare("jsonl", [sys.argv[1]], sys.argv[2])
 """
     root = pathlib.Path(__file__).resolve().parents[3]

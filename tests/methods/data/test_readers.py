@@ -544,11 +544,11 @@ def test_csv_is_read_as_a_table(tmp_path, name, separator):
     assert [list(item) for item in items] == [
         ["problem", "steps", "labels"], ["problem", "steps", "labels", "note"], ["problem", "steps"]
     ]  # fmt: skip
-    names = {"problem": "problem", "steps": "steps", "labels": "labels"}
-    first, second = (columns(tmp_path, item, **names)[0] for item in items[:2])
+    first, second, third = listed(tmp_path / name, "columns", labels="labels")
     assert (first["problem"], first["steps"]) == ("What is 1, twice?", ["1 + 1 = 2", "So 2."])
     assert first["labels"] == second["labels"] == [1, 0]
-    assert second["steps"] == ["a", "b"]
+    assert (second["steps"], second["note"]) == (["a", "b"], "x")
+    assert third["steps"] == ["One.", "Then, two."] and "labels" not in third
     refused(RecordError, "labels", listed, tmp_path / name, "columns")  # none is dropped in silence
     with open(tmp_path / name, "w", newline="") as file:
         csv.writer(file, delimiter=separator).writerows([row[:2] for row in csv.reader(io.StringIO(CSV))])

@@ -153,7 +153,7 @@ NAMES = {"problem": "question.text", "steps": "cot", "labels": "ok", "answer": "
 
 def test_columns_of_any_name(tmp_path):
     path = as_parquet(tmp_path / "f.parquet", [FREE])
-    chain = {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0], "answer": "3", "correct": True}
+    chain = {"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0], "answer": "3", "correct": True, "id": 7}
     assert read("columns", path, **NAMES) == [chain | {"semantics": "correctness"}]
     assert read("columns", path, **NAMES, semantics="value") == [chain | {"semantics": "value"}]
     (split,) = read("columns", as_parquet(path, [{"q": "p", "text": "One.\n\nTwo."}]), problem="q", steps="text")

@@ -1,0 +1,377 @@
+"""Records of any other names: `columns` takes the place of each field; `pools` knows where other projects' samples are.
+
+Every value is checked for its type (`cells.py`), and an error names the column. Columns that no option names stay in
+the record, so that ids reach the scored files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from jprm.io.jsonl import shortened
+from jprm.methods.data.cells import OTHER_FILE, label_of, place_of, take, verdict_of
+from jprm.methods.data.reader import Record, others, until_error
+from jprm.methods.data.step_labels import TAGS, parted
+from jprm.methods.messages.free_text import are_solutions, prompt_of, sample_of
+from jprm.tree import RecordError, record_of, tree_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnOptions:
+    """Attributes: the column that holds each field of a record, a dotted path into nested ones; empty for none.
+
+    problem: text, or messages, whose system message becomes `system`.
+    steps: a list of text, or one text, which is split, at step tags (`ки`, `<extra_0>`) if it has any. A path through a
+        list of objects names a field of each: `steps.text`, `steps.label`. A list of lists is chains of their own, or
+        steps if each holds one text or if the labels are one for each. Without steps the records are problems.
+    samples: texts, lists of steps, or objects with `response` or `steps`: the record is a pool.
+    labels: a list of numbers, booleans, nulls, or words for them; null for a chain without. Of chains in lists, a list
+        for each. A file with a column `labels` is refused if neither this nor `first_error` is given.
+    first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
+        before it get label 1, it gets 0, and later ones have none. A chain without one has labels 1 throughout, but
+        none at all if `correct` says that its answer is wrong. Of chains in lists, a list of places.
+    first_step: the place that the source gives the first step; required with `first_error`, no column.
+    answer: the correct answer of the problem.
+    correct: whether the chain's answer is correct: true and false, 1 and 0, or a word for them; of samples and of
+        chains in lists, a list.
+    predictions: the samples' own answers, a list.
+    semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
+    empty_samples: as of `pools`; no column.
+    """
+
+    problem: str = "problem"
+    steps: str = "steps"
+    samples: str = ""
+    labels: str = ""
+    first_error: str = ""
+    first_step: Literal[0, 1] | None = None
+    answer: str = ""
+    correct: str = ""
+    predictions: str = ""
+    semantics: Literal["correctness", "rating", "value", "advantage", "implicit"] = "correctness"
+    empty_samples: Literal["error", "drop"] = "error"
+
+    def __post_init__(self):
+        if self.labels and self.first_error:
+            raise ValueError("labels and first_error: name one of them; steps get their labels from it")
+        if bool(self.first_error) != (self.first_step is not None):
+            raise ValueError("first_error needs first_step=0 or first_step=1: the place of a source's first step")
+        if self.samples and self.first_error:
+            raise ValueError("samples and first_error: first errors are of chains, one a record")
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "problem": (str, list),
+    "steps": (list, str),
+    "samples": (list,),
+    "labels": (list, type(None)),
+    "first_error": (int, float, str, list, type(None)),
+    "answer": (str, int, float, list),
+    "correct": (bool, int, float, str, list, type(None)),
+    "predictions": (list,),
+}
+
+_MEANT = frozenset(
+    "problem steps labels samples nodes semantics prompt completions messages response answer correct scores outputs"
+    " first_error segmentation system tools outcome segment empty_samples search undecided".split()
+)
+"""Keys that a record gives a meaning. Columns of these names that no option names are kept in `columns`."""
+
+
+def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
+    """Yields a chain of the named columns, or several, a pool, or a problem. An error lists the columns that there are.
+
+    Other columns are kept; those whose names mean something in a record are kept in `columns`.
+    """
+    if not isinstance(item, Mapping):
+        raise RecordError(where, "record", f"is {type(item).__name__}, no object", "Write one JSON object a line.")
+    if item.get("labels") and not (options.labels or options.first_error or options.correct == "labels"):
+        remedy = "Add --set labels=labels (correct=labels if they are one for each sample), or leave it out."
+        raise RecordError(where, "labels", "is no column that is read", remedy)
+    columns = {field: path for field in _KINDS if (path := getattr(options, field))}
+    if options.samples:
+        columns.pop("steps", None)
+    try:
+        fields = {field: take(item, path, _KINDS[field], where) for field, path in columns.items()}
+    except RecordError as error:
+        if error.remedy != OTHER_FILE:
+            raise
+        shown = ", ".join(f"{key}={value!r:.60}" for key, value in item.items())
+        raise RecordError(where, error.field, error.reason, f"This record has {shortened(shown, 600)}.") from None
+    record = _problem(fields, columns, where)
+    kept = _kept(item, columns.values())
+    if options.samples:
+        yield _pool(fields, columns, record, options, where) | kept
+        return
+    if "steps" not in fields:
+        yield record | kept
+        return
+    chains = [_chain(chain, record, columns, options, where) for chain in _chains(fields, columns, where)]
+    several = len(chains) > 1 and isinstance(kept.get("id"), str | int)
+    for number, chain in enumerate(chains):  # an id is of one record
+        yield chain | kept | ({"id": f"{kept['id']}.{number}"} if several else {})
+
+
+def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
+    """Returns the record's problem, its system message and its answer."""
+    problem = fields["problem"]
+    if isinstance(problem, list) and problem and all(isinstance(text, str) for text in problem):
+        if len(problem) > 1:
+            reason = f"holds {len(problem)} texts, not one"
+            raise RecordError(where, columns["problem"], reason, "Name the column that holds the messages themselves.")
+        (problem,) = problem
+    record = {"problem": problem} if isinstance(problem, str) else prompt_of(problem, where, columns["problem"])
+    if "answer" not in fields:
+        return record
+    answer = fields["answer"]
+    if isinstance(answer, list):
+        if len(answer) != 1 or isinstance(answer[0], bool) or not isinstance(answer[0], str | int | float):
+            raise RecordError(
+                where, columns["answer"], "is a list, not one text or number", "Name the one that counts."
+            )
+        (answer,) = answer
+    return record | {"answer": answer}
+
+
+# ---- Chains.
+
+
+def _chains(fields: Record, columns: Mapping[str, str], where: str) -> list[Record]:
+    """Returns the steps, labels, first error and outcome of every chain of an item."""
+    steps = fields["steps"]
+    own = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
+    if isinstance(steps, str) or not steps or not all(isinstance(step, list) for step in steps):
+        return [own]
+    for i, step in enumerate(steps):
+        for j, text in enumerate(step):
+            _text(text, where, f"{columns['steps']}[{i}][{j}]")
+    if _are_steps(steps, own):
+        return [own | {"steps": ["\n".join(step) for step in steps]}]
+    listed = [field for field in own if field != "steps" and own[field] is not None]
+    for field in listed:
+        if not isinstance(own[field], list) or len(own[field]) != len(steps):
+            reason = f"is not one for each of the {len(steps)} lists of steps"
+            raise RecordError(where, columns[field], reason, "Each list of steps is a chain with its own.")
+    return [own | {"steps": chain} | {field: own[field][i] for field in listed} for i, chain in enumerate(steps)]
+
+
+def _are_steps(steps: list[list[str]], own: Record) -> bool:
+    """Whether each list is one step, in pieces: where the labels are of lists, or most lists hold one text."""
+    labels = own.get("labels")
+    if labels:
+        return not any(isinstance(label, list) for label in labels) and len(labels) == len(steps)
+    told = [own[field] for field in ("first_error", "correct") if field in own]
+    if told:
+        return not any(isinstance(value, list) for value in told)
+    return sum(len(step) == 1 for step in steps) > len(steps) / 2
+
+
+def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: ColumnOptions, where: str) -> Record:
+    steps, labels = chain["steps"], chain.get("labels")
+    record = dict(problem)
+    if isinstance(steps, str) and any(tag in steps for tag in TAGS):
+        record["problem"], steps = _tagged(steps, problem["problem"], where, columns["steps"])
+    if isinstance(steps, str):
+        (record,) = [record_of(tree_of(record | {"response": steps}, where))]
+    else:
+        record["steps"] = _steps(steps, where, columns["steps"])
+    count = len(record["steps"])
+    if "correct" in chain:
+        record["correct"] = verdict_of(chain["correct"], where, columns["correct"])
+    if labels is not None:
+        record["labels"] = _labels(labels, count, options, where)
+        record["semantics"] = options.semantics
+    if options.first_error:
+        first = place_of(chain.get("first_error"), options.first_step or 0, count, where, options.first_error)
+        labels = until_error(first, count, record.get("correct"))
+        record |= {"labels": labels, "semantics": options.semantics}
+        record |= {} if set(labels) <= {None} else {"first_error": first}
+    return record_of(tree_of(record, where))
+
+
+def _labels(labels: Any, count: int, options: ColumnOptions, where: str, column: str = "") -> list[float | None]:
+    column = column or options.labels
+    if not isinstance(labels, list):
+        raise RecordError(where, column, f"is {type(labels).__name__}, not list", "Give one label per step.")
+    if len(labels) != count:
+        reason = f"has {len(labels)} entries for {count} steps"
+        raise RecordError(where, column, reason, "Give one label per step, null for none.")
+    return [label_of(label, options.semantics, where, f"{column}[{i}]") for i, label in enumerate(labels)]
+
+
+def _steps(steps: Sequence[Any], where: str, column: str) -> list[str]:
+    """Returns the texts of a list of steps, without step tags. Raises RecordError for whole solutions."""
+    texts = [_text(step, where, f"{column}[{i}]") for i, step in enumerate(steps)]
+    if are_solutions(texts):
+        remedy = f"They are samples: give --set samples={column}, and no steps."
+        raise RecordError(where, column, f"holds {len(texts)} whole solutions, not the steps of one", remedy)
+    return [_untagged(text) for text in texts]
+
+
+def _untagged(text: str) -> str:
+    bare = text.rstrip()
+    for tag in TAGS:
+        if bare.endswith(tag):
+            return bare.removesuffix(tag).rstrip()
+    return text
+
+
+def _tagged(text: str, problem: str, where: str, column: str) -> tuple[str, list[str]]:
+    """Returns the problem and the steps of a text with step tags, which may begin with the problem itself."""
+    for tag in TAGS:
+        text = text.replace(tag, TAGS[0])
+        problem = problem.replace(tag, TAGS[0])
+    same = problem.strip() == text.strip()
+    if not same and problem.strip() and text.lstrip().startswith(problem.strip()):
+        text = text.lstrip()[len(problem.strip()) :]
+    pieces = [piece.strip() for piece in text.split(TAGS[0])]
+    pieces = [piece for i, piece in enumerate(pieces) if piece or i < len(pieces) - 1]
+    if same:
+        problem, first = parted(pieces[0], where, column)
+        pieces[0] = first
+    return problem, pieces
+
+
+def _text(value: Any, where: str, field: str) -> str:
+    if not isinstance(value, str):
+        remedy = "A step is a text. Of objects, name the field that holds it, e.g. steps=steps.text."
+        raise RecordError(where, field, f"is {type(value).__name__ if value is not None else 'null'}, not str", remedy)
+    return value
+
+
+# ---- Pools.
+
+
+def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: ColumnOptions, where: str) -> Record:
+    """Returns a pool of the samples with what the other columns hold of each."""
+    column, values = columns["samples"], fields["samples"]
+    if len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list for each request, of which there is one
+        values = values[0] if all(isinstance(text, str) for text in values[0]) else values
+    samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
+    for field, key in (("correct", "correct"), ("predictions", "answer"), ("labels", "labels")):
+        listed = fields.get(field)
+        if listed is None:
+            continue
+        listed = [listed] if not isinstance(listed, list) and len(samples) == 1 else listed
+        if not isinstance(listed, list) or len(listed) != len(samples):
+            found = f"has {len(listed)} entries" if isinstance(listed, list) else f"is {type(listed).__name__}"
+            remedy = "Give a list with an entry for each sample."
+            raise RecordError(where, columns[field], f"{found} for {len(samples)} samples", remedy)
+        for i, (sample, value) in enumerate(zip(samples, listed, strict=True)):
+            sample |= _of_sample(key, value, sample, options, where, f"{columns[field]}[{i}]")
+    pool = problem | {"samples": samples}
+    if options.labels:
+        pool["semantics"] = options.semantics
+    return without_empty(pool, options.empty_samples)
+
+
+def _sample(value: Any, where: str, field: str) -> Record:
+    if isinstance(value, list):
+        texts = [_text(text, where, f"{field}[{i}]") for i, text in enumerate(value)]
+        return {"steps": texts} if len(texts) > 1 else sample_of(texts[0] if texts else "", where, field)
+    return sample_of(value, where, field)
+
+
+def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, where: str, field: str) -> Record:
+    """Returns a sample's own key, checked."""
+    if key == "correct":
+        return {key: verdict_of(value, where, field)}
+    if key == "answer":
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise RecordError(where, field, f"is {type(value).__name__}, not text or a number", "Give each its answer.")
+        return {key: value}
+    if value is not None and not isinstance(value, list):
+        remedy = "A sample's labels are a list of one for each step. If it says whether the sample is right, give "
+        raise RecordError(
+            where, field, f"is {type(value).__name__}, not list", f"{remedy}--set correct={options.labels}."
+        )
+    return {} if value is None else {key: _labels(value, len(sample["steps"]), options, where, field)}
+
+
+def without_empty(pool: Record, choice: str) -> Record:
+    """Returns a pool without samples that have no steps, which it counts, if the choice is `drop`."""
+    samples = pool["samples"]
+    full = [sample for sample in samples if not (isinstance(sample, Mapping) and sample.get("steps") == [])]
+    if choice != "drop" or len(full) == len(samples):
+        return pool
+    return pool | {"samples": full, "empty_samples": len(samples) - len(full)}
+
+
+_LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "completions": {"problem": ("problem", "prompt"), "answer": ("answer",)},  # huggingface/search-and-learn
+    "responses": {"problem": ("problem", "prompt", "question"), "answer": ("answer",)},  # its_hub
+    "resps": {  # EleutherAI/lm-evaluation-harness, --log_samples
+        "problem": (
+            "doc.problem",
+            "doc.question",
+            "doc.prompt",
+            "doc.input",
+            "doc.query",
+            "arguments.gen_args_0.arg_0",
+        ),
+        "answer": ("target",),
+    },
+    "code": {  # math-evaluation-harness, Qwen2.5-Math
+        "problem": ("question", "problem"),
+        "answer": ("gt", "answer"),
+        "correct": ("score",),
+        "predictions": ("pred",),
+    },
+    "answers": {"problem": ("prompt", "question"), "answer": ("gt",), "correct": ("labels",)},  # RLHFlow's test sets
+}
+"""Where other projects' files have a pool, by the key of its samples: the first column that is there counts."""
+
+
+def parse_layout(
+    item: Mapping[str, Any], where: str, empty_samples: Literal["error", "drop"]
+) -> Iterator[Record] | None:
+    """Yields the pool of another project's record; None for another record."""
+    for samples, fields in _LAYOUTS.items():
+        named: dict[str, Any] = {
+            field: next((path for path in paths if _has(item, path)), "") for field, paths in fields.items()
+        }
+        if isinstance(item.get(samples), list) and named["problem"]:
+            options = ColumnOptions(samples=samples, empty_samples=empty_samples, **named)
+            return map(_with_last_answer, parse_columns(item, where, options))
+    return None
+
+
+def _with_last_answer(pool: Record) -> Record:
+    """Returns the pool with the answer alone if the source has a solution there, which ends in `#### ANSWER`."""
+    answer = pool.get("answer")
+    return pool | {"answer": answer.rpartition("####")[2].strip()} if isinstance(answer, str) else pool
+
+
+def _has(item: Any, path: str) -> bool:
+    for key in path.split("."):
+        item = item.get(key) if isinstance(item, Mapping) else None
+    return item is not None
+
+
+# ---- Columns that no option names.
+
+
+def _kept(item: Mapping[str, Any], paths: Sequence[str] | Any) -> Record:
+    rest = dict(item)
+    for path in paths:
+        rest = _without(rest, path.split(".") if path not in rest else [path])
+    kept = others(rest, *_MEANT)
+    meant = {key: value for key, value in rest.items() if key in _MEANT}
+    return kept | ({"columns": meant} if meant else {})
+
+
+def _without(value: Any, path: Sequence[str]) -> Any:
+    """Returns an object without the value at a path, and without what is then empty."""
+    key, *inner = path
+    if isinstance(value, list):
+        items = [_without(item, path) for item in value]
+        return items if any(item not in ({}, []) for item in items) else []
+    if not isinstance(value, Mapping) or key not in value:
+        return value
+    rest = {name: part for name, part in value.items() if name != key}
+    left = _without(value[key], inner) if inner else None
+    if inner and left not in ({}, []):
+        rest[key] = left
+    return rest
