@@ -101,7 +101,7 @@ READERS: dict[str, Reader | str] = {
     "mr_ben": "jprm.methods.evaluate.mistakes_reader:MR_BEN",
     "openai": "jprm.methods.data.agents.logs:OPENAI",
     "openhands": "jprm.methods.data.agents.openhands:OPENHANDS",
-    "otel": "jprm.methods.data.agents.logs:OTEL",
+    "otel": "jprm.methods.data.agents.otel:OTEL",
     "pools": POOLS,
     "prm800k": "jprm.methods.data.step_labels:PRM800K",
     "prmbench": "jprm.methods.data.step_labels:PRMBENCH",

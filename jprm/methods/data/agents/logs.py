@@ -1,18 +1,17 @@
 """Logs of agents as trajectories: AgentProcessBench, the logs of OpenAI's and Anthropic's clients, rollouts of
-verifiers, and OpenTelemetry's spans of generative AI."""
+verifiers. `messages_of_blocks`, `trajectory_of` and `kept` are for other readers too."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
-from jprm.methods.data.agents.parts import Leftovers, SessionOptions
-from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.data.agents.parts import Leftovers, LogOptions, SessionOptions
+from jprm.methods.data.reader import LeftOut, NoOptions, Reader, Record, take
 from jprm.methods.messages.messages import call_of, decoded, text_of_parts
 from jprm.methods.messages.records import read_trajectory
 
@@ -55,7 +54,7 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
     yield trajectory_of(record | about, where)
 
 
-def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
     """Yields a log of OpenAI's clients as a trajectory.
 
     {"messages", "tools"} is a chat, as its fine-tuning files have it. {"request": {"messages", "tools"}, "response":
@@ -63,14 +62,15 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     are items of the Responses API. {"prompt", "completion"} are a rollout's messages or texts. The developer is the
     system.
     """
-    item = object_of(item, where, "record", "Is this file of OpenAI's client?")
+    item, left = object_of(item, where, "record", "Is this file of OpenAI's client?"), Leftovers(options)
     sides = item.get("request", item), item.get("response")
     request, response = (side["body"] if isinstance(side, Mapping) and "body" in side else side for side in sides)
     request = object_of(request, where, "request", "Write its `messages` or `input`.")
     about = {**kept(item, where), **_tools(request.get("tools"), where)}
     answer = response if isinstance(response, Mapping) else item
     if "input" in request or "output" in answer:
-        yield trajectory_of({**about, "messages": _responses(request, answer, where)}, where)
+        yield trajectory_of({**about, "messages": _responses(request, answer, where, left)}, where)
+        yield from left
         return
     if "completion" in request and "messages" not in request:
         messages = _rollout(request, where)
@@ -86,15 +86,18 @@ def parse_openai(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
             raise RecordError(where, "response.choices", "is empty", "Leave out calls without an answer.")
         ends = [[take(choice, "message", dict, where, f"response.choices[{i}].")] for i, choice in enumerate(choices)]
     for end in ends:
-        yield trajectory_of({**about, "messages": [_known_role(m, where) for m in [*messages, *end]]}, where)
+        both = [{**message, "content": left.plain(message.get("content"))} for message in [*messages, *end]]
+        yield trajectory_of({**about, "messages": [_known_role(message, where) for message in both]}, where)
+    yield from left
 
 
-def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
     """Yields a log of Anthropic's clients, {"system", "messages", "tools"} with perhaps a "response", as a trajectory.
 
     `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role tool. Text
     of the user beside results comes after them.
     """
+    left = Leftovers(options)
     request = item.get("request", item) if isinstance(item, Mapping) else {}
     conversation = list(_messages(request, "messages", where))
     if isinstance(response := item.get("response"), Mapping):
@@ -105,13 +108,14 @@ def parse_anthropic(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     for i, message in enumerate(conversation):
         content, place = message.get("content"), f"messages[{i}].content"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, where, place)
-        messages += messages_of_blocks(str(message.get("role")), blocks, where, place)
+        messages += messages_of_blocks(str(message.get("role")), blocks, where, place, left)
     tools = [
         {"type": "function", "function": {"name": tool.get("name"), "description": tool.get("description", ""),
                                           "parameters": tool.get("input_schema", {})}}
         for tool in request.get("tools") or [] if isinstance(tool, Mapping)
     ]  # fmt: skip
     yield trajectory_of({**kept(item, where), "messages": messages, **_tools(tools, where)}, where)
+    yield from left
 
 
 def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
@@ -137,84 +141,6 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
         inputs = [{"role": role, "content": value}] if isinstance(value, str) else _messages(item, key, where)
         messages += [_known_role(message, where) for message in inputs]
     return messages
-
-
-def parse_otel(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields the OpenTelemetry spans and events of a model's calls as trajectories.
-
-    An item is one span or event, or an export of OTLP, {"resourceSpans": ...} or {"resourceLogs": ...}, whose spans and
-    events without messages are left out. Attributes, an object or a list of {"key", "value"} as OTLP has it, are those
-    of the semantic conventions for generative AI: gen_ai.system_instructions, gen_ai.input.messages,
-    gen_ai.output.messages, gen_ai.tool.definitions, each as JSON or as text that holds it. Each output message is an
-    answer of its own, and ends a trajectory. The last call of a trace holds the whole conversation.
-    """
-    item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
-    try:
-        spans = [pair for pair in _spans(item) if "gen_ai.output.messages" in pair[1]]
-    except RecursionError:
-        raise RecordError(where, "record", "is nested too deep", "Is this file of OpenTelemetry?") from None
-    if not spans:
-        remedy = "Record contents of messages, which instrumentations leave out by default."
-        raise RecordError(where, "attributes", "have no gen_ai.output.messages", remedy)
-    for span, attributes in spans:
-        messages: list[Record] = []
-        if instructions := attributes.get("gen_ai.system_instructions"):
-            key = "gen_ai.system_instructions"
-            messages += _of_parts("system", list_of(decoded(instructions, where, key), where, key), where, key)
-        asked = _of_messages(attributes, "gen_ai.input.messages", where)
-        answers = _of_messages(attributes, "gen_ai.output.messages", where)
-        defined = decoded(attributes.get("gen_ai.tool.definitions"), where, "gen_ai.tool.definitions") or []
-        functions = [{k: v for k, v in tool.items() if k != "type"} for tool in defined if isinstance(tool, Mapping)]
-        tools = [{"type": "function", "function": function} for function in functions]
-        about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
-        messages += [message for messages_of in asked for message in messages_of]
-        for answer in answers:
-            yield trajectory_of({**about, "messages": [*messages, *answer], **_tools(tools, where)}, where)
-
-
-def _of_messages(attributes: Mapping[str, Any], key: str, where: str) -> list[list[Record]]:
-    """Returns the messages that each message of an attribute makes; [] where there are none."""
-    messages = []
-    for i, message in enumerate(list_of(decoded(attributes.get(key) or [], where, key), where, key)):
-        message = object_of(message, where, f"{key}[{i}]", "Write a message's object.")
-        parts = take(message, "parts", list, where, f"{key}[{i}].")
-        messages.append(_of_parts(str(message.get("role")), parts, where, f"{key}[{i}].parts"))
-    return messages
-
-
-_WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events")
-"""Lists of OTLP's JSON in which spans and events are, from the outside in."""
-
-
-def _spans(item: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Record]]:
-    """Yields the spans and events of an item with their attributes by name."""
-    inner = [key for key in _WITHIN if isinstance(item.get(key), list)]
-    if "attributes" in item or not inner:
-        attributes = item.get("attributes", item)
-        if isinstance(attributes, list):  # OTLP's JSON
-            attributes = _any_value({"kvlistValue": {"values": attributes}})
-        if isinstance(attributes, Mapping):
-            yield item, dict(attributes)
-    ids = {name: item[name] for name in ("traceId", "spanId", "trace_id", "span_id") if name in item}
-    for key in inner:
-        for attribute in item[key]:
-            if isinstance(attribute, Mapping):
-                yield from _spans({**ids, **attribute})
-
-
-def _any_value(value: Any) -> Any:
-    """Returns what a value of OTLP's JSON (`AnyValue`) holds."""
-    if not isinstance(value, Mapping):
-        return value
-    kind, held = next(iter(value.items()), ("", None))
-    values = (held.get("values") if isinstance(held, Mapping) else None) or []
-    if kind == "kvlistValue":
-        pairs = [pair for pair in values if isinstance(pair, Mapping)]
-        return {str(pair.get("key")): _any_value(pair.get("value")) for pair in pairs}
-    if kind == "arrayValue":
-        return [_any_value(inner) for inner in values]
-    digits = re.fullmatch("-?[0-9]{1,19}", held) if kind == "intValue" and isinstance(held, str) else None
-    return int(digits[0]) if digits else held
 
 
 def trajectory_of(record: Record, where: str) -> Record:
@@ -336,27 +262,6 @@ def _readable(value: Any) -> Any:
     return [_readable(held) for held in value] if isinstance(value, list) else value
 
 
-def _of_parts(role: str, parts: Sequence[Any], where: str, place: str) -> list[Record]:
-    """Returns the messages of an OpenTelemetry message's parts."""
-    blocks = []
-    for j, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
-        if kind == "text":
-            blocks.append({"type": "text", "text": take(part, "content", str, where, f"{place}[{j}].")})
-        elif kind == "reasoning":
-            blocks.append({"type": "thinking", "thinking": take(part, "content", str, where, f"{place}[{j}].")})
-        elif kind == "tool_call":
-            blocks.append({"type": "tool_use", "id": part.get("id"), "name": part.get("name"),
-                           "input": part.get("arguments")})  # fmt: skip
-        elif kind == "tool_call_response":
-            answer = part.get("response", part.get("result", ""))
-            text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-            blocks.append({"type": "tool_result", "tool_use_id": part.get("id"), "content": text})
-        else:
-            blocks.append({"type": kind})
-    return messages_of_blocks("user" if role == "tool" else role, blocks, where, place)
-
-
 _ON_SERVER = ("previous_response_id", "conversation", "prompt")
 """Fields of the Responses API that name text which a server keeps."""
 
@@ -364,7 +269,7 @@ _NOT_WHOLE = ("local_shell_call", "web_search_call")
 """Calls of the Responses API whose results are no items."""
 
 
-def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str) -> list[Record]:
+def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str, left: Leftovers) -> list[Record]:
     """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message.
 
     Raises RecordError for an item of another kind, and where a part of the conversation is only on the server.
@@ -381,7 +286,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         items = [{"role": "system", "content": instructions}, *items]
     elif instructions:
         items = [*list_of(instructions, where, "instructions"), *items]
-    conversation = Conversation(between="\n")
+    conversation = Conversation(between="\n", left=left)
     for i, item in enumerate(items):
         kind, field = item.get("type") if isinstance(item, Mapping) else None, f"items[{i}]"
         if kind in _NOT_WHOLE or kind == "function_call_output" and not conversation.has_turn:
@@ -392,7 +297,6 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
 
 
 AGENT_PROCESS_BENCH = Reader(parse_agent_process_bench, AgentProcessBenchOptions)
-OPENAI = Reader(parse_openai)
-ANTHROPIC = Reader(parse_anthropic)
+OPENAI = Reader(parse_openai, LogOptions)
+ANTHROPIC = Reader(parse_anthropic, LogOptions)
 VERIFIERS = Reader(parse_verifiers)
-OTEL = Reader(parse_otel)

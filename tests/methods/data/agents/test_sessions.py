@@ -276,3 +276,18 @@ def test_an_encrypted_thought_leaves_its_summary(tmp_path):
         lines = [META, said("user", "Fix."), item("reasoning", summary=summary, content=sealed), *MORE[1:]]
         (record,), _ = read("codex", lines, tmp_path)
         assert record["messages"][-1].get("reasoning_content") == thought
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [("openai", {"type": "image_url", "image_url": {"url": "u"}}), ("anthropic", IMAGE)],
+)
+def test_images_of_logs_are_refused_or_counted(name, image, tmp_path):
+    content = [{"type": "text", "text": "See "}, image]
+    log = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "A cat."}], "outcome": 1}
+    with pytest.raises(RecordError, match="'image"):
+        read(name, [log], tmp_path)
+    (record,), left = read(name, [log], tmp_path, images="drop")
+    (text,) = [m["content"] for m in record["messages"] if m["role"] == "user"]
+    assert left == {"image in a message": 1}
+    assert text in ("See [image]", [content[0], {"type": "text", "text": "[image]"}])

@@ -1,0 +1,441 @@
+"""Traces of generative AI: spans and events of OpenTelemetry, by the conventions that instrumentations write.
+
+`CONVENTIONS` names the attributes of each. A value may be an object, JSON text, or spread over numbered attributes
+(`llm.input_messages.0.message.content`); messages have parts, contents, or the fields of a chat.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jprm.io.jsonl import RecordError, list_of, object_of, type_name
+from jprm.methods.data.agents.conversation import Conversation
+from jprm.methods.data.agents.logs import kept, messages_of_blocks, trajectory_of
+from jprm.methods.data.agents.parts import Leftovers, LogOptions
+from jprm.methods.data.reader import LeftOut, Reader, Record
+from jprm.methods.messages.messages import THOUGHTS, call_of, decoded
+
+
+class Convention(NamedTuple):
+    """Names of a convention's attributes."""
+
+    name: str
+    asked: str  # the messages that the model read
+    answered: str  # its answers
+    tools: str = ""
+    system: str = ""
+
+
+CONVENTIONS = (
+    Convention("OpenTelemetry", "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.definitions",
+               "gen_ai.system_instructions"),
+    Convention("OpenInference", "llm.input_messages", "llm.output_messages", "llm.tools"),
+    Convention("OpenLLMetry", "gen_ai.prompt", "gen_ai.completion", "llm.request.functions"),
+    Convention("Vercel AI", "ai.prompt.messages", "ai.response", "ai.prompt.tools"),
+    Convention("Langfuse", "langfuse.observation.input", "langfuse.observation.output"),
+)  # fmt: skip
+
+_UNREAD = {
+    "input.value": "OpenInference, of a span that is no model's call", "llm.prompts": "OpenInference's completions",
+    "pydantic_ai.all_messages": "pydantic-ai's spans of agents", "all_messages_events": "pydantic-ai's spans of agents",
+    "gcp.vertex.agent.llm_request": "Google's ADK", "traceloop.entity.input": "Traceloop's workflows",
+    "mlflow.spanInputs": "MLflow", "lk.chat_ctx": "LiveKit", "weave": "Weave", "inputs": "LangSmith",
+}  # fmt: skip
+"""Attributes that may hold a conversation and are not read, with the convention that the error names."""
+
+
+def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
+    """Yields the calls of a model in a trace as trajectories.
+
+    An item is one span or event, an export of OTLP, {"resourceSpans": ...} or {"resourceLogs": ...}, {"spans": ...}, or
+    Langfuse's {"trace", "observations"}; spans without messages are left out. Each answer ends a trajectory. The last
+    call of a trace holds the whole conversation. Spans of any-agent hold only new messages: they are one trajectory.
+    """
+    item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
+    left = Leftovers(options)
+    try:
+        spans = [(span, _flat(attributes)) for span, attributes in _spans(item, where)]
+    except RecursionError:
+        raise RecordError(where, "record", "is nested too deep", "Is this file of OpenTelemetry?") from None
+    read: set[int] = set()  # places of spans
+    if any("any_agent.version" in attributes for _, attributes in spans):
+        yield _of_any_agent(item, where, left)
+        yield from left
+        return
+    for place, span, attributes in itertools.chain(
+        ((i, *pair) for i, pair in enumerate(spans)), _calls_of_events(spans, read, where)
+    ):
+        for convention in CONVENTIONS:
+            answered = _value(attributes, convention.answered, where)
+            answers = _answers(answered, convention.answered, where, left)
+            if not answers:
+                continue
+            asked = _messages(_value(attributes, convention.asked, where), "user", where, convention.asked, left)
+            if asked or convention is CONVENTIONS[0]:
+                read.add(place)
+                yield from _of_call(span, attributes, convention, asked, answers, where, left)
+            else:
+                left.skip(f"answer of {convention.name} without its input")  # e.g. a chunk of a stream
+            break
+    if not read:
+        raise _nothing_read([attributes for _, attributes in spans], where)
+    yield from left
+
+
+def _of_call(
+    span: Mapping[str, Any], attributes: Record, names: Convention, asked: Sequence[Record],
+    answers: Sequence[list[Record]], where: str, left: Leftovers,
+) -> Iterator[Record]:  # fmt: skip
+    """Yields the trajectory of each answer of a call."""
+    messages: list[Record] = []
+    if instructions := attributes.get(names.system):
+        parts = list_of(decoded(instructions, where, names.system), where, names.system)
+        messages += _of_parts("system", parts, where, names.system, left)
+    tools = _tools(_value(attributes, names.tools, where) if names.tools else None, where)
+    about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
+    for answer in answers:
+        yield trajectory_of({**about, "messages": [*messages, *asked, *answer], **tools}, where)
+
+
+def _nothing_read(spans: Sequence[Record], where: str) -> RecordError:
+    """Returns the error for a trace without a conversation that is read, which names what is there."""
+    keys = [f"{key}." for attributes in spans for key in attributes]
+    unread = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
+    there = [f"{name} ({about})" for name, about in unread.items() if any(key.startswith(f"{name}.") for key in keys)]
+    if there:
+        remedy = f"Answers of these are read: {', '.join(f'{c.name} ({c.answered})' for c in CONVENTIONS)}."
+        return RecordError(where, "attributes", f"have {', '.join(there)}, and no gen_ai.output.messages", remedy)
+    remedy = "Record contents of messages, which instrumentations leave out by default."
+    return RecordError(where, "attributes", "have no gen_ai.output.messages, nor another convention's answers", remedy)
+
+
+# ----------------------------------------------------------------------------------------------- spans and their values
+
+_WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events")
+"""Lists of OTLP's JSON in which spans and events are, from the outside in."""
+
+
+def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], Record]]:
+    """Yields the spans and events of an item with their attributes by name."""
+    if isinstance(observations := item.get("observations"), list):
+        yield from (
+            _of_langfuse(observation, where) for observation in observations if isinstance(observation, Mapping)
+        )
+        return
+    inner = [key for key in _WITHIN if isinstance(item.get(key), list)]
+    if "attributes" in item or not inner:
+        attributes = item.get("attributes", item)
+        if isinstance(attributes, list):  # OTLP's JSON
+            attributes = _any_value({"kvlistValue": {"values": attributes}})
+        if isinstance(attributes, Mapping):
+            yield item, dict(attributes)
+    context = held if isinstance(held := item.get("context"), Mapping) else {}
+    ids = {name: held[name] for held in (context, item)
+           for name in ("traceId", "spanId", "trace_id", "span_id") if name in held}  # fmt: skip
+    for key in inner:
+        for attribute in item[key]:
+            if isinstance(attribute, Mapping):
+                yield from _spans({**ids, **attribute}, where)
+
+
+def _of_langfuse(observation: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Record]:
+    """Returns an observation of Langfuse's export as a span; the input and output of a model's call are attributes."""
+    metadata = decoded(observation.get("metadata"), where, "metadata")
+    attributes = metadata.get("attributes") if isinstance(metadata, Mapping) else None
+    attributes = dict(attributes) if isinstance(attributes, Mapping) else {}
+    if observation.get("type") == "GENERATION":
+        for name in ("input", "output"):
+            attributes[f"langfuse.observation.{name}"] = observation.get(name)
+    return {"traceId": observation.get("traceId"), "spanId": observation.get("id")}, attributes
+
+
+def _any_value(value: Any) -> Any:
+    """Returns what a value of OTLP's JSON (`AnyValue`) holds."""
+    if not isinstance(value, Mapping):
+        return value
+    kind, held = next(iter(value.items()), ("", None))
+    values = (held.get("values") if isinstance(held, Mapping) else None) or []
+    if kind == "kvlistValue":
+        pairs = [pair for pair in values if isinstance(pair, Mapping)]
+        return {str(pair.get("key")): _any_value(pair.get("value")) for pair in pairs}
+    if kind == "arrayValue":
+        return [_any_value(inner) for inner in values]
+    digits = re.fullmatch("-?[0-9]{1,19}", held) if kind == "intValue" and isinstance(held, str) else None
+    return int(digits[0]) if digits else held
+
+
+def _flat(attributes: Mapping[str, Any], prefix: str = "") -> Record:
+    """Returns the attributes with dotted names for those that are objects, e.g. of Phoenix's export."""
+    flat: Record = {}
+    for key, value in attributes.items():
+        if isinstance(value, Mapping) and (prefix or key in ("llm", "gen_ai", "ai", "openinference")):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
+    """Returns the value of an attribute, from JSON text, or from the attributes below its name."""
+    if (value := attributes.get(name)) is not None:
+        return _json(value, name, where)
+    below = {key[len(name) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{name}.")}
+    tree: Record = {}
+    for path, value in below.items():
+        *above, last = path.split(".")
+        inner = tree
+        for key in above:
+            inner = inner[key] if isinstance(inner.get(key), dict) else inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                break  # a name that is both a value and the beginning of others
+        else:
+            inner[last] = value
+    value = _lists(tree)
+    said = isinstance(value, list) or any(key in value for key in ("text", "toolCalls", "reasoning", "object"))
+    return value if said and tree else None  # Vercel AI's response has an id and a model too
+
+
+def _lists(tree: Any) -> Any:
+    """Returns a tree of objects whose keys are numbers as lists."""
+    if not isinstance(tree, dict):
+        return tree
+    inner = {key: _lists(value) for key, value in tree.items()}
+    if all(re.fullmatch("[0-9]{1,9}", key) for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner
+
+
+def _json(value: Any, name: str, where: str) -> Any:
+    """Returns the value of JSON text of an object or a list; other text as it is."""
+    return decoded(value, where, name) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
+
+
+_EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|choice)")
+
+
+def _calls_of_events(
+    spans: Sequence[tuple[Mapping[str, Any], Record]], read: Collection[int], where: str
+) -> Iterator[tuple[int, Mapping[str, Any], Record]]:
+    """Yields calls whose messages are events, of the conventions before 1.37 and of pydantic-ai's `events`."""
+    groups: dict[Any, list[Any]] = collections.defaultdict(list)
+    holders: dict[Any, Mapping[str, Any]] = {}
+    for place, (span, attributes) in enumerate(spans):
+        name = span.get("name") or span.get("eventName") or attributes.get("event.name")
+        if isinstance(name, str) and _EVENT.fullmatch(name):
+            ids = str(span.get("traceId") or span.get("trace_id")), str(span.get("spanId") or span.get("span_id"))
+            body = _any_value(span.get("body"))
+            groups[ids].append({**attributes, **(body if isinstance(body, Mapping) else {}), "event.name": name})
+            holders[ids] = {key: value for key, value in span.items() if key != "name"}
+        elif place not in read and isinstance(events := attributes.get("events"), str | list):
+            events = _json(events, "events", where)
+            groups[place] += (
+                [event for event in events if isinstance(event, Mapping)] if isinstance(events, list) else []
+            )
+            holders[place] = span
+    for key, events in groups.items():
+        answers = [event for event in events if event.get("event.name") == "gen_ai.choice"]
+        asked = [event for event in events if event.get("event.name") != "gen_ai.choice"]
+        yield -1, holders[key], {"gen_ai.input.messages": asked, "gen_ai.output.messages": answers}
+
+
+# --------------------------------------------------------------------------------------------------- values as messages
+
+
+def _answers(value: Any, name: str, where: str, left: Leftovers) -> list[list[Record]]:
+    """Returns the messages of each answer; items of the Responses API are one answer."""
+    if isinstance(value, list) and not _are_items(value):
+        answers = [_messages(answer, "assistant", where, f"{name}[{i}]", left) for i, answer in enumerate(value)]
+        merged = [answer for answer in answers if answer]
+        calls = [a for a in answers if a and set(a[0]) == {"role", "content", "tool_calls"} and len(a) == 1]
+        if len(calls) == len(answers) > 1 and all("toolName" in answer for answer in value):  # Vercel's bare calls
+            merged = [[{**calls[0][0], "tool_calls": [call for a in calls for call in a[0]["tool_calls"]]}]]
+        return merged
+    if isinstance(value, Mapping) and isinstance(value.get("choices"), list):
+        return _answers(value["choices"], name, where, left)
+    answer = _messages(value, "assistant", where, name, left)
+    return [answer] if answer else []
+
+
+def _are_items(value: Sequence[Any]) -> bool:
+    kinds = {item.get("type") for item in value if isinstance(item, Mapping) and isinstance(item.get("type"), str)}
+    return bool(kinds & {"function_call", "function_call_output", "reasoning", "custom_tool_call"})
+
+
+_INNER = ("messages", "contents", "message", "output", "candidates")
+"""Fields of an object that hold its messages: of requests and responses."""
+
+
+def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> list[Record]:
+    """Returns the messages of a value: a text, a message, a list of them, or a request or response that holds them."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, list):
+        if _are_items(value):
+            conversation = Conversation(left=left)
+            for i, item in enumerate(value):
+                conversation.add_item(item, where, f"{name}[{i}]")
+            return conversation.messages
+        inner = (_messages(message, role, where, f"{name}[{i}]", left) for i, message in enumerate(value))
+        return [message for messages in inner for message in messages]
+    value = object_of(value, where, name, "Write messages.")
+    if "role" not in value and (key := next((key for key in _INNER if value.get(key)), None)) is not None:
+        config = held if isinstance(held := value.get("config"), Mapping) else {}
+        system = _messages(config.get("system_instruction") or value.get("system"), "system", where, name, left)
+        return [*system, *_messages(_json(value[key], f"{name}.{key}", where), role, where, f"{name}.{key}", left)]
+    if isinstance(content := value.get("content"), Mapping) and "parts" in content:  # Google's
+        return _messages(content, role, where, f"{name}.content", left)
+    if isinstance(prompt := value.get("prompt"), str) and "content" not in value:
+        return [*_messages(value.get("system"), "system", where, name, left), {"role": role, "content": prompt}]
+    return _message(value, role, where, name, left)
+
+
+_ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
+_CALLS = ("tool_calls", "toolCalls")
+
+
+def _message(message: Mapping[str, Any], role: str, where: str, name: str, left: Leftovers) -> list[Record]:
+    """Returns the messages of one message: of a chat, of parts, or of an event."""
+    event = _EVENT.fullmatch(str(message.get("event.name")))
+    said = message.get("role") or (event and event[1]) or role
+    role = _ROLES.get(str(said), str(said))
+    more = held if isinstance(held := message.get("additional_kwargs"), Mapping) else None
+    if more is not None and role not in ("system", "user", "assistant", "tool"):
+        role = "tool"  # LangChain writes the tool's name
+    held = next((source[key] for source in (message, more or {}) for key in _CALLS if source.get(key)), [])
+    calls = [_call(call, where, name) for call in list_of(_json(held, name, where), where, f"{name}.tool_calls")]
+    if "toolName" in message:
+        calls = [_call(message, where, name)]
+    content = next((message[key] for key in ("parts", "contents", "content", "text", "object") if key in message), None)
+    if isinstance(content, str) and content.startswith('[{"type":'):  # OpenLLMetry
+        content = _json(content, name, where)
+    if content is None and not calls and not any(message.get(key) for key in (*THOUGHTS, "finish_reason")):
+        known = ", ".join(map(str, message)) or "no fields"
+        remedy = "A message has parts, content or tool_calls."
+        raise RecordError(where, name, f"is no message that is read (its fields: {known})", remedy)
+    if isinstance(content, list):
+        records = _of_parts(role, content, where, name, left)
+    else:
+        records = [{"role": role, "content": content}]
+    first = next((record for record in records if record["role"] == role), None)
+    if first is not None:
+        first |= {key: message[key] for key in THOUGHTS if message.get(key)} if role == "assistant" else {}
+        first |= {"tool_calls": [*(first.get("tool_calls") or ()), *calls]} if calls else {}
+        call_id = message.get("tool_call_id") or (message.get("id") if event else None)
+        first |= {"tool_call_id": call_id} if role == "tool" and isinstance(call_id, str) else {}
+    return records
+
+
+def _call(value: Any, where: str, name: str) -> Record:
+    """Returns a call of any convention in the form of a message."""
+    call = object_of(value, where, f"{name}.tool_calls", "Write a call's object.")
+    call = held if isinstance(held := call.get("tool_call"), Mapping) else call
+    function = held if isinstance(held := call.get("function"), Mapping) else call
+    named = function.get("name") or call.get("toolName") or call.get("tool.name")
+    keys = ("arguments", "args", "input", "tool.args")
+    arguments = next((function[key] for key in keys if function.get(key) is not None), None)
+    return call_of(named, arguments, call.get("id") or call.get("toolCallId"))
+
+
+def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | None:
+    """Returns a part as one of Anthropic's blocks, None for a part of another kind."""
+    text = next((part[key] for key in ("content", "text", "thinking", "reasoning") if part.get(key) is not None), "")
+    held = part.get(kind) if isinstance(part.get(kind), Mapping) else {}  # Google's parts
+    ids = (source.get(key) for source in (part, held) for key in ("id", "toolCallId", "tool_call_id"))
+    call_id = next(filter(None, ids), None)
+    if kind in ("text", "input_text", "output_text") or kind.endswith(".TextContent"):
+        if not isinstance(text, str):
+            raise RecordError(where, f"{place}.content", f"is {type_name(text)}, not text", "Write a string.")
+        return {"type": "text", "text": text}
+    if kind in ("reasoning", "thinking", "redacted_thinking") or kind.endswith("ReasoningContent"):
+        return {"type": "thinking" if isinstance(text, str) else "redacted_thinking", "thinking": text}
+    if kind in ("tool_call", "tool-call", "tool_use", "function_call", "server_tool_call"):
+        inner = part.get(kind) if isinstance(part.get(kind), Mapping) else part
+        arguments = next((inner[key] for key in ("arguments", "args", "input") if inner.get(key) is not None), None)
+        named = next((source[key] for source in (part, inner) for key in ("name", "toolName") if source.get(key)), None)
+        return {"type": "tool_use", "id": call_id, "name": named, "input": arguments}
+    if kind in ("tool_call_response", "tool-result", "tool_result", "function_response", "server_tool_call_response"):
+        inner = part.get(kind) if isinstance(part.get(kind), Mapping) else part
+        answer = next(
+            (inner[key] for key in ("response", "result", "output", "content") if inner.get(key) is not None), ""
+        )
+        if isinstance(answer, Mapping) and set(answer) == {"type", "value"}:  # Vercel's
+            answer = answer["value"]
+        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+        return {"type": "tool_result", "tool_use_id": call_id, "content": text}
+    return None
+
+
+_TYPES = ("text", "function_call", "function_response")
+"""Fields that tell the kind of a part of Google's API, which has no type."""
+
+
+def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Leftovers) -> list[Record]:
+    """Returns the messages of a message's parts."""
+    blocks = []
+    for j, part in enumerate(parts):
+        if isinstance(part, Mapping) and isinstance(part.get("message_content"), Mapping):
+            part = part["message_content"]  # OpenInference's
+        if isinstance(part, str):
+            part = {"type": "text", "text": part}
+        kind = part.get("type") if isinstance(part, Mapping) else type_name(part)
+        if kind is None and isinstance(part, Mapping):
+            kind = next((key for key in _TYPES if key in part), None)
+        block = _part(part, str(kind), where, f"{place}[{j}]") if isinstance(part, Mapping) else None
+        if block is None and not left.drop:
+            remedy = (
+                "Parts text, reasoning, tool_call and tool_call_response are read. Set images=drop for a placeholder."
+            )
+            raise RecordError(where, f"{place}[{j}]", f"is {kind!r} of the {role}", remedy)
+        blocks.append(block or {"type": "text", "text": left.placeholder(part)})
+    answers = any(block["type"] == "tool_result" for block in blocks)
+    if role == "tool" and not answers:
+        return [{"role": "tool", "content": "".join(str(block.get("text", "")) for block in blocks)}]
+    return messages_of_blocks("user" if role == "tool" else role, blocks, where, place)
+
+
+def _tools(value: Any, where: str) -> Record:
+    """Returns the schemas of a call's tools, of any convention."""
+    tools = []
+    for tool in value if isinstance(value, list) else []:
+        tool = _json(tool, "tools", where)
+        tool = held if isinstance(tool, Mapping) and isinstance(held := tool.get("tool"), Mapping) else tool
+        tool = _json(tool.get("json_schema", tool), "tools", where) if isinstance(tool, Mapping) else tool
+        if isinstance(tool, Mapping):
+            function = held if isinstance(held := tool.get("function"), Mapping) else tool
+            schema = function.get("parameters", function.get("inputSchema", function.get("input_schema")))
+            function = {k: v for k, v in function.items() if k not in ("type", "inputSchema", "input_schema")}
+            parameters = {} if schema is None else {"parameters": _json(schema, "tools", where)}
+            tools.append({"type": "function", "function": function | parameters})
+    return {"tools": tools} if tools else {}
+
+
+def _of_any_agent(item: Mapping[str, Any], where: str, left: Leftovers) -> Record:
+    """Returns the trajectory of a trace of any-agent, whose spans hold the messages that they add, in order."""
+    conversation = Conversation(left=left)
+    ids: Record = {}
+    for i, (span, attributes) in enumerate(_spans(item, where)):
+        kind, output = attributes.get("gen_ai.operation.name"), attributes.get("gen_ai.output")
+        ids = ids or kept(span, where, ("trace_id", "traceId"))
+        if kind == "call_llm":
+            asked = _value(attributes, "gen_ai.input.messages", where)
+            for message in (
+                _messages(asked, "user", where, "gen_ai.input.messages", left) if not len(conversation) else ()
+            ):
+                conversation.say(message["role"], str(message["content"] or ""))
+            value = _json(output, "gen_ai.output", where) if str(output).startswith('[{"tool.name"') else None
+            conversation.write(i, "" if isinstance(value, list) else str(output or ""))
+            for call in value if isinstance(value, list) else ():
+                conversation.write(i, call=_call(call, where, "gen_ai.output"))
+        elif kind == "execute_tool":
+            conversation.answer(None, str(output or ""))
+    return trajectory_of({**ids, "messages": conversation.messages}, where)
+
+
+OTEL = Reader(parse_otel, LogOptions)

@@ -1,0 +1,197 @@
+"""Traces: one call of a model, as each convention writes it."""
+
+import json
+
+import pytest
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.readers import find
+
+
+def read(item, **options):
+    reader, left = find("otel"), {}
+    parsed = list(reader.parse(json.loads(json.dumps(item)), "f:1", reader.options(**options)))
+    records = [part for part in parsed if isinstance(part, dict)]
+    left = {part.what: part.count for part in parsed if not isinstance(part, dict)}
+    return records, left
+
+
+def plain(record):
+    return [{k: v for k, v in m.items() if v is not None} for m in record["messages"]]
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "price", "arguments": {"item": "lamp"}}}
+WANTED = [
+    {"role": "user", "content": "A lamp?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "12"},
+    {"role": "assistant", "content": "12."},
+]
+CHAT = [WANTED[0], {"role": "assistant", "content": "", "tool_calls": [
+    {**CALL, "function": {"name": "price", "arguments": '{"item": "lamp"}'}}]}, WANTED[2]]  # fmt: skip
+ARGUMENTS = '{"item": "lamp"}'
+
+
+def flat(prefix, values):
+    """Returns numbered attributes of a list of objects with dotted names."""
+    return {f"{prefix}.{i}.{key}": value for i, fields in enumerate(values) for key, value in fields.items()}
+
+
+PARTS = [
+    {"role": "user", "parts": [{"type": "text", "content": "A lamp?"}]},
+    {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "price", "arguments": ARGUMENTS}]},
+    {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": "12"}]},
+]
+INFERENCE = [
+    {"message.role": "user", "message.content": "A lamp?"},
+    {"message.role": "assistant", "message.tool_calls.0.tool_call.id": "c",
+     "message.tool_calls.0.tool_call.function.name": "price",
+     "message.tool_calls.0.tool_call.function.arguments": ARGUMENTS},
+    {"message.role": "tool", "message.tool_call_id": "c", "message.content": "12"},
+]  # fmt: skip
+NESTED = [{"message": WANTED[0]}, {"message": {"role": "assistant", "tool_calls": [{"tool_call": CALL}]}},
+          {"message": WANTED[2]}]  # fmt: skip
+LLMETRY = [
+    {"role": "user", "content": '[{"type": "text", "text": "A lamp?"}]'},
+    {"role": "assistant", "tool_calls.0.id": "c", "tool_calls.0.name": "price", "tool_calls.0.arguments": ARGUMENTS},
+    {"role": "tool", "tool_call_id": "c", "content": "12"},
+]
+VERCEL = [
+    {"role": "user", "content": [{"type": "text", "text": "A lamp?"}]},
+    {"role": "assistant", "content": [
+        {"type": "tool-call", "toolCallId": "c", "toolName": "price", "input": {"item": "lamp"}}]},
+    {"role": "tool", "content": [{"type": "tool-result", "toolCallId": "c", "toolName": "price",
+                                  "output": {"type": "text", "value": "12"}}]},
+]  # fmt: skip
+EVENTS = [
+    {"name": "gen_ai.user.message", "attributes": {"content": "A lamp?"}},
+    {"name": "gen_ai.assistant.message", "attributes": {"tool_calls": json.dumps([CALL])}},
+    {"name": "gen_ai.tool.message", "attributes": {"id": "c", "content": "12"}},
+    {"name": "gen_ai.choice", "attributes": {"index": 0, "message": '{"role": "assistant", "content": "12."}'}},
+]
+NAMED = [{"event.name": event["name"], **event["attributes"]} for event in EVENTS]
+ITEMS = [
+    {"role": "user", "content": "A lamp?"},
+    {"type": "function_call", "call_id": "c", "name": "price", "arguments": ARGUMENTS},
+    {"type": "function_call_output", "call_id": "c", "output": "12"},
+]
+GOOGLE = {"contents": [
+    {"role": "user", "parts": [{"text": "A lamp?"}]},
+    {"role": "model", "parts": [{"function_call": {"id": "c", "name": "price", "args": {"item": "lamp"}}}]},
+    {"role": "user", "parts": [{"function_response": {"id": "c", "name": "price", "response": "12"}}]},
+]}  # fmt: skip
+ANSWER = {"role": "assistant", "content": "12."}
+
+TRACES = {
+    "OpenTelemetry, parts": {"attributes": {"gen_ai.input.messages": json.dumps(PARTS), "gen_ai.output.messages": [
+        {"role": "assistant", "parts": [{"type": "text", "content": "12."}]}]}},
+    "OpenTelemetry, contents": {"attributes": {"gen_ai.input.messages": json.dumps(CHAT),
+                                               "gen_ai.output.messages": json.dumps([ANSWER])}},
+    "OpenTelemetry, events of a span": {"attributes": {"gen_ai.system": "x"}, "events": EVENTS},
+    "OpenTelemetry, events as logs": {"resourceLogs": [{"scopeLogs": [{"logRecords": [
+        {"spanId": "s", "eventName": event["name"], "body": {"kvlistValue": {"values": [
+            {"key": key, "value": {"stringValue": str(value)}} for key, value in event["attributes"].items()]}}}
+        for event in EVENTS]}]}]},
+    "pydantic-ai's events": {"attributes": {"events": json.dumps(NAMED)}},
+    "OpenInference, flat": {"attributes": flat("llm.input_messages", INFERENCE) | flat(
+        "llm.output_messages", [{"message.role": "assistant", "message.content": "12."}])},
+    "OpenInference, contents": {"attributes": flat("llm.input_messages", INFERENCE) | {
+        "llm.output_messages.0.message.role": "assistant",
+        "llm.output_messages.0.message.contents.0.message_content.type": "text",
+        "llm.output_messages.0.message.contents.0.message_content.text": "12."}},
+    "OpenInference, nested": {"attributes": {"llm": {"input_messages": NESTED,
+                                                     "output_messages": [{"message": ANSWER}]}}},
+    "OpenLLMetry": {"attributes": flat("gen_ai.prompt", LLMETRY) | flat("gen_ai.completion", [ANSWER])},
+    "Vercel AI": {"attributes": {"ai.prompt.messages": json.dumps(VERCEL), "ai.response.text": "12.",
+                                 "ai.response.finishReason": "stop"}},
+    "Langfuse, a chat": {"trace": {}, "observations": [
+        {"type": "SPAN", "input": "x", "output": "y"},
+        {"type": "GENERATION", "input": {"messages": CHAT}, "output": {"choices": [{"message": ANSWER}]}}]},
+    "Langfuse, texts of JSON": {"observations": [{"type": "GENERATION", "input": json.dumps(CHAT), "output": "12."}]},
+    "Langfuse, items of the Responses API": {"observations": [
+        {"type": "GENERATION", "input": ITEMS, "output": {"output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "12."}]}]}}]},
+    "Langfuse, Google's API": {"observations": [{"type": "GENERATION", "input": GOOGLE, "output": {
+        "content": {"role": "model", "parts": [{"text": "12."}]}}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_every_convention_tells_the_same_conversation(name):
+    (record,), _ = read(TRACES[name])
+    for message in (messages := plain(record)):
+        message.setdefault("content", "")
+    assert messages == WANTED
+
+
+def test_calls_of_an_answer_are_read():
+    bare = {"toolCallId": "c", "toolName": "price", "input": ARGUMENTS}
+    for name, output in {
+        "ai.response.toolCalls": json.dumps([bare]),
+        "llm.output_messages": [{"message": {"role": "assistant", "tool_calls": [{"tool_call": CALL}]}}],
+    }.items():
+        asked = {"ai.prompt.messages": [WANTED[0]], "llm.input_messages": [{"message": WANTED[0]}]}
+        (record,), _ = read({"attributes": {**asked, name: output}})
+        assert plain(record)[-1]["tool_calls"] == [CALL]
+
+
+def test_tools_of_every_convention_are_schemas():
+    schema = {"type": "object", "properties": {}}
+    function = {"name": "price", "description": "A price.", "parameters": schema}
+    asked = {"llm.input_messages": [{"message": WANTED[0]}], "llm.output_messages": [{"message": ANSWER}]}
+    (record,), _ = read({"attributes": asked | {"llm.tools.0.tool.json_schema": json.dumps(
+        {"type": "function", "function": function})}})  # fmt: skip
+    assert record["tools"] == [{"type": "function", "function": function}]
+    vercel = {"ai.prompt.messages": [WANTED[0]], "ai.response.text": "12.", "ai.prompt.tools": [json.dumps(
+        {"type": "function", "name": "price", "description": "A price.", "inputSchema": schema})]}  # fmt: skip
+    (record,), _ = read({"attributes": vercel})
+    assert record["tools"] == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("part", "thought"),
+    [({"type": "reasoning", "content": "Hm."}, "Hm."), ({"type": "thinking", "content": "Hm."}, "Hm."),
+     ({"type": "Microsoft.Extensions.AI.TextReasoningContent", "content": {"protectedData": "E"}}, None)],
+)  # fmt: skip
+def test_thoughts_are_parts_of_several_types(part, thought):
+    parts = [part, {"type": "text", "content": "12."}]
+    (record,), _ = read({"attributes": {"gen_ai.output.messages": [{"role": "assistant", "parts": parts}]}})
+    assert record["messages"][-1].get("reasoning_content") == thought
+
+
+def test_a_trace_of_any_agent_is_one_trajectory():
+    version = {"any_agent.version": "1", "gen_ai.operation.name": "invoke_agent"}
+    spans = [
+        {"gen_ai.operation.name": "call_llm", "gen_ai.input.messages": json.dumps([WANTED[0]]),
+         "gen_ai.output": json.dumps([{"tool.name": "price", "tool.args": ARGUMENTS}])},
+        {"gen_ai.operation.name": "execute_tool", "gen_ai.output": "12"},
+        {"gen_ai.operation.name": "call_llm", "gen_ai.output": "12."}, version,
+    ]  # fmt: skip
+    (record,), _ = read({"spans": [{"attributes": attributes} for attributes in spans]})
+    assert [m["content"] for m in record["messages"]] == ["A lamp?", "", "12", "12."]
+    assert record["messages"][1]["tool_calls"][0]["function"] == CALL["function"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "named"),
+    [({"input.value": "x", "openinference.span.kind": "TOOL"}, "input.value"),
+     ({"llm.input_messages.0.message.role": "user"}, "OpenInference, without an answer"),
+     ({"mlflow.spanInputs": "x"}, "MLflow"), ({"pydantic_ai.all_messages": "[]"}, "pydantic-ai"),
+     ({"gen_ai.system": "x"}, "leave out by default")],
+)  # fmt: skip
+def test_a_convention_that_is_not_read_is_named(attributes, named):
+    with pytest.raises(RecordError, match=named):
+        read({"attributes": attributes})
+
+
+def test_parts_that_are_no_text_are_refused_or_counted():
+    image = {"type": "blob", "mime_type": "image/png", "content": "aGk="}
+    item = {"attributes": {"gen_ai.input.messages": [{"role": "user", "parts": [image]}],
+                           "gen_ai.output.messages": [{"role": "assistant", "parts": PARTS[0]["parts"]}]}}  # fmt: skip
+    with pytest.raises(RecordError, match="Parts text, reasoning, tool_call and tool_call_response"):
+        read(item)
+    (record,), left = read(item, images="drop")
+    assert record["messages"][0]["content"] == "[file]" and left == {"file in a message": 1}
+    stream = {"attributes": {"llm.output_messages": [{"message": {"role": "assistant", "content": " the"}}]}}
+    item = {"spans": [stream, TRACES["Vercel AI"]]}
+    assert read(item)[1] == {"answer of OpenInference without its input": 1}
