@@ -398,8 +398,7 @@ class Bar(Progress):
         said = f"{task.fields['what']}: {done:,}" + ("" if total is None else f" of {int(total):,}")
         if total is not None and now and done < total:
             left = (time.monotonic() - self._begun) / now * (total - done)
-            size, unit = next((row for row in TIMES if left < 99 * row[0]), TIMES[-1])
-            said += f", {left / size:.0f} {unit} left"
+            said += f", {in_words(left)} left"
         return said + (f", {task.description}" if task.description else "")
 
     def _log(self) -> None:
@@ -407,4 +406,8 @@ class Bar(Progress):
             print(self.line(), flush=True)
 
 
-TIMES = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"))
+def in_words(seconds: float) -> str:
+    """Returns e.g. `9 min`."""
+    times = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"))
+    size, unit = next((row for row in times if seconds < 99 * row[0]), times[-1])
+    return f"{seconds / size:.0f} {unit}"

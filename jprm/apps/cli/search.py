@@ -70,7 +70,7 @@ def sample(
             rows and dtype. `logprobs=true` keeps every token's id and log-probability, `entropies=20` the entropy of
             the 20 most probable tokens.
         seed: Number of the first sample. Other numbers give other samples.
-        at_once: Problems that are sampled together. A stopped command loses their samples.
+        at_once: Problems that are sampled together. A stopped command loses the samples of those that are not whole.
         on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
     """
     from jprm.methods.policy.load import load_policy
@@ -80,11 +80,23 @@ def sample(
     loaded = Once(lambda: load_policy(policy, **changes))
 
     def work(part: RunFiles) -> dict:
+        if on_cpu(loaded()):
+            print(
+                f"{policy}: is sampled by this machine's CPU, batch by batch. llama.cpp's server is another way for a"
+                " GGUF file: docs/search_and_labels.md, llama.cpp on a CPU",
+                file=sys.stderr,
+            )
         counts = sample_file(loaded(), part.input, part.output, n, seed=seed, at_once=at_once, on_error=on_error)
         print(f"{part.output}: {shares(counts)}")
         return counts
 
     divided("sample", how, work, input, output, unit=at_once)
+
+
+def on_cpu(policy: Any) -> bool:
+    """Returns whether a policy is a model in this process on a CPU."""
+    mesh = getattr(policy, "mesh", None)
+    return mesh is not None and all(device.platform == "cpu" for device in mesh.devices.flat)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,6 +179,9 @@ class _Servers:
 class ServerPolicy:
     """A `Policy` that samples from a server, or from several of the same model.
 
+    Attributes:
+      took: is called by `sample` with each sample once it is there: sample j of prefix i has the place i * n + j.
+
     Raises:
       ValueError: the environment variable for the key is not set or holds no key; or `template` cannot be used.
       FileNotFoundError: no `template` there.
@@ -191,6 +194,7 @@ class ServerPolicy:
             prompt = prompt_of(config.template, config.prompt.strip() or "{problem}")
             config = dataclasses.replace(config, prompt=prompt)
         self.config = config
+        self.took: Callable[[int, Sample], None] = lambda place, sample: None
         self._servers = _Servers(config.urls)
         self._key()
         sampled = ("endpoint", "prompt", "delimiter", "temperature", "top_p", "max_tokens", "extra")
@@ -220,19 +224,22 @@ class ServerPolicy:
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=config.request_timeout_s) as client:
 
-            async def draw(prefix: Prefix, number: int) -> Sample:
+            async def draw(prefix: Prefix, number: int, place: int) -> Sample:
                 async with slots:
                     try:
-                        return await self._draw(client, prefix, until, number)
+                        sample = await self._draw(client, prefix, until, number)
                     except _Refused as error:
-                        return Sample((), 0, "error", error=str(error))
+                        sample = Sample((), 0, "error", error=str(error))
+                self.took(place, sample)
+                return sample
 
             if not self._continues and any(prefix.steps for prefix in prefixes):
                 try:
                     await self._check_continuing(client)
                 except _Refused as error:
                     return [[Sample((), 0, "error", error=str(error))] * n for _ in prefixes]
-            drawn = await asyncio.gather(*(draw(prefix, seed + j) for prefix in prefixes for j in range(n)))
+            wanted = [(prefix, j, i * n + j) for i, prefix in enumerate(prefixes) for j in range(n)]
+            drawn = await asyncio.gather(*(draw(prefix, seed + j, place) for prefix, j, place in wanted))
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _key(self) -> str:

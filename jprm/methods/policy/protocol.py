@@ -145,6 +145,10 @@ def read_problems(
             entry = parse(line, where)
             if not isinstance(entry, Mapping):
                 raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "answer": ...} a line.')
+            if "problem" not in entry:
+                has = ", ".join(map(repr, entry)) or "nothing"
+                fix = "Read it first: `jprm prepare gsm8k`, `math`, or `columns --set problem=NAME answer=NAME`."
+                raise RecordError(where, "problem", f"is absent; the record has {has}", fix)
             known = {"problem": entry.get("problem"), "answer": entry.get("answer"), "steps": ["-"]}
             tree = tree_of(known, where)
             check_id(entry, where, number, first_of)

@@ -151,6 +151,7 @@ class Sampler:
       params, config: the model's, with every layer in a group of its own, and key-value heads repeated for the mesh.
       devices: parts into which the mesh splits rows.
       watch: is called now and then in a call that samples, with the tokens and whole samples that it has so far.
+      took: is called by `sample` with each sample once it has ended: sample j of prefix i has the place i * n + j.
 
     Raises ValueError for a model that cannot be sampled.
     """
@@ -163,6 +164,7 @@ class Sampler:
             raise ValueError(f"{name}: its head is {config.head!r}; a policy has a language head")
         self.options, self.mesh, self.tokenizer, self._move = options, mesh, tokenizer, move
         self.watch: Callable[[int, int], None] = lambda tokens, ended: None
+        self.took: Callable[[int, Sample], None] | None = None
         self.devices = row_parts(mesh)
         self._stacked = config
         self._dtype: Dtype = options.dtype or config.dtype
@@ -194,14 +196,22 @@ class Sampler:
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """As `Policy.sample`."""
-        drawn = self.draw(prefixes, n, until=until, seed=seed)
+
+        def ended(new: Mapping[int, Drawn]) -> None:
+            for place, one in new.items() if self.took else ():
+                self.took(place, self._sample(one, until=until))
+
+        drawn = self.draw(prefixes, n, until=until, seed=seed, ended=ended)
         return [[self._sample(sample, until=until) for sample in samples] for samples in drawn]
 
     def draw(
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
-        stream: tuple[int, ...] = (),
+        stream: tuple[int, ...] = (), ended: Callable[[Mapping[int, Drawn]], None] = lambda new: None,
     ) -> list[list[Drawn]]:  # fmt: skip
-        """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'."""
+        """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'.
+
+        `ended` takes samples by place (i * n + j) as they end.
+        """
         prompts = list(map(self.prompt, prefixes))
         alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens
         m, most = jobs_at_once(len(prefixes), n, self.options.rows, self.devices, alone)
@@ -212,7 +222,7 @@ class Sampler:
             for j in range(0, n, m)
         ]  # fmt: skip
         jobs.sort(key=lambda job: len(job.prompt))  # prompts of like length together
-        drawn = self._drawn(jobs, m, most, until)
+        drawn = self._drawn(jobs, m, most, until, ended)
         return [[drawn[i * n + j] for j in range(n)] for i in range(len(prefixes))]
 
     def go_on(self, wanted: Sequence[Wanted], needed: int) -> list[Drawn]:
@@ -238,7 +248,10 @@ class Sampler:
         """Returns how many rows are computed for so many: a power of two for each device."""
         return self.devices * padded_size(-(-count // self.devices))
 
-    def _drawn(self, jobs: Sequence[Job], m: int, most: int, until: str) -> dict[int, Drawn]:
+    def _drawn(
+        self, jobs: Sequence[Job], m: int, most: int, until: str,
+        ended: Callable[[Mapping[int, Drawn]], None] = lambda new: None,
+    ) -> dict[int, Drawn]:  # fmt: skip
         """Returns the jobs' samples by place, in `most` rows at most; a row whose samples have ended takes a new job.
 
         It ends with the last needed sample.
@@ -254,9 +267,12 @@ class Sampler:
             rows.decode(rows.enough if waiting else len(rows.jobs) + 1)
             tokens, whole = rows.progress()
             self.watch(sum(len(row.ids) for row in drawn.values()) + tokens, len(drawn) + whole)
-            if not rows.needed() and not (waiting and waiting[0].needed):
-                return drawn | rows.collect(range(len(rows.jobs)))
-            drawn |= rows.collect(rows.ended())
+            last = not rows.needed() and not (waiting and waiting[0].needed)
+            new = rows.collect(range(len(rows.jobs)) if last else rows.ended())
+            ended(new)
+            drawn |= new
+            if last:
+                return drawn
             if not waiting:
                 rows.drop_ended()
             rows.grow_if_full()

@@ -1,7 +1,8 @@
 """Pools of samples from a policy, from file to file, for `jprm sample`.
 
-Problems are sampled a block at a time, and a block is written whole. The same command continues after the last whole
-block with the same calls of the policy, so a policy whose samples depend only on their number gives the same bytes.
+Problems are sampled a block at a time. A problem is kept as soon as its samples have ended, if the policy tells of them
+(`took`), else with its block: the same command continues with the problems that are left. A policy whose samples depend
+only on their number gives the same bytes; of a model in this process the last bits depend on the neighbours.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ import collections
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import Rejects, dump, read_lines
-from jprm.io.outputs import Bar, check_output, continued, cut, finish, input_of
-from jprm.io.storage import path_of
+from jprm.io.outputs import (
+    Bar,
+    atomic_file,
+    check_output,
+    check_own,
+    check_unchanged,
+    continued,
+    cut,
+    in_words,
+    input_of,
+)
+from jprm.io.storage import Growing, path_of
 from jprm.methods.answers import equivalent, extract
 from jprm.methods.policy.protocol import Policy, Prefix, Problem, Sample, read_problems
 from jprm.methods.policy.sample_cache import PolicyError
@@ -46,35 +56,89 @@ def sample_file(
     with continued(output, request) as part, Rejects(output.with_name(output.name + ".rejects")) as rejects:
         if part is not None:
             problems = [problem for _, problem in read_problems(input, on_error, rejects)]
-            part.seek(0)
-            whole = sum(line.endswith(b"\n") for line in part) == len(problems)  # the last block may be short
-            done = len(problems) if whole else cut(part, at_once)
-            with Bar(f"sampling {output.name}", len(problems), done, "compiling") as bar:
-                seen = _Seen(bar)
-                if hasattr(policy, "watch"):
-                    policy.watch = seen.within  # pyright: ignore[reportAttributeAccessIssue]
-                left = iter(problems[done:])
-                while block := list(islice(left, at_once)):
-                    records = pools(policy, block, n, seed)
-                    part.write("".join(f"{dump(record)}\n" for record in records).encode())
-                    part.flush()
-                    seen.block(records)
-            finish(part, output, request)
+            check_unchanged(request, "Run again when nothing writes it")
+            kept = _Kept(part)
+            left = [i for i in range(len(problems)) if i not in kept.places]
+            note, total = "waiting for the first samples", n * len(problems)
+            with Bar(f"samples of {output.name}", total, total - n * len(left), note) as bar:
+                seen = _Seen(bar, n * len(left) * _most_tokens(policy))
+                for block in (left[i : i + at_once] for i in range(0, len(left), at_once)):
+                    _sample_block(policy, problems, block, n, seed, kept, seen)
+            check_own(output, request)
+            with atomic_file(output) as file:
+                file.writelines(kept.lines())
+            part.unlink()
     return _counts(output)
 
 
-def pools(policy: Policy, problems: Sequence[Problem], n: int, seed: int) -> list[dict[str, Any]]:
-    """Returns the records of some problems, whose samples are requested together.
+def _sample_block(
+    policy: Policy, problems: Sequence[Problem], block: Sequence[int], n: int, seed: int, kept: _Kept, seen: _Seen
+) -> None:
+    """Samples some problems together, and keeps the pool of each once its samples are there.
 
-    Raises PolicyError where all samples failed.
+    Raises PolicyError if all samples failed.
     """
-    prefixes = [Prefix(problem.text) for problem in problems]
-    drawn = policy.sample(prefixes, n, until="end", seed=seed)
+    ended: dict[int, dict[int, Sample]] = {i: {} for i in block}
+    seen.block()
+
+    def keep(i: int, samples: Sequence[Sample]) -> None:
+        kept.add(i, record := pool(problems[i], samples))
+        seen.pool(record)
+
+    def took(place: int, sample: Sample) -> None:
+        i = block[place // n]
+        ended[i][place % n] = sample
+        seen.sample()
+        if len(ended[i]) == n and any(one.finish_reason != "error" for one in ended[i].values()):
+            keep(i, [ended[i][j] for j in range(n)])
+
+    for name, told in (("took", took), ("watch", seen.within)):
+        if hasattr(policy, name):
+            setattr(policy, name, told)
+    drawn = policy.sample([Prefix(problems[i].text) for i in block], n, until="end", seed=seed)
     errors = [sample.error for samples in drawn for sample in samples if sample.finish_reason == "error"]
     if len(errors) == sum(map(len, drawn)):
-        way_on = "Then run the same command: earlier problems are kept"
+        way_on = "See that it answers, then run the same command: earlier problems are kept"
         raise PolicyError(f"policy {policy.name} failed at all {len(errors)} samples: {errors[-1]}. {way_on}")
-    return [pool(problem, samples) for problem, samples in zip(problems, drawn, strict=True)]
+    for i, samples in zip(block, drawn, strict=True):
+        seen.sample(n - len(ended[i]))
+        if i not in kept.places:
+            keep(i, samples)
+
+
+class _Kept:
+    """The part of an output: a line for each pool, in the order in which they ended."""
+
+    def __init__(self, part: Growing):
+        cut(part, 1)  # a kill may leave half a line
+        part.seek(0)
+        self.part, self.places = part, {}  # of each problem's line in the part: (first byte, whether it has its index)
+        self.size = 0
+        for number, line in enumerate(part):
+            entry = json.loads(line)
+            indexed = "samples" not in entry  # else of jprm 0.1, which wrote pools in order
+            self.places[entry["index"] if indexed else number] = self.size, indexed
+            self.size += len(line)
+
+    def add(self, i: int, record: Mapping[str, Any]) -> None:
+        line = dump({"index": i, "record": record}).encode() + b"\n"
+        self.part.write(line)
+        self.part.flush()
+        self.places[i] = self.size, True
+        self.size += len(line)
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields the pools in the order of their problems."""
+        for _, (at, indexed) in sorted(self.places.items()):
+            self.part.seek(at)
+            line = self.part.readline()
+            yield dump(json.loads(line)["record"]).encode() + b"\n" if indexed else line
+
+
+def _most_tokens(policy: Policy) -> int:
+    """Returns how many tokens a sample has at most, 0 if the policy does not say."""
+    settings = getattr(policy, "options", None) or getattr(policy, "config", None)
+    return getattr(settings, "max_tokens", 0) or 0
 
 
 def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -129,23 +193,32 @@ def _by_token(policy: Policy) -> dict[str, Any]:
 class _Seen:
     """What the progress bar says: tokens a second of this call, and shares of the samples in it."""
 
-    def __init__(self, bar: Bar):
-        self.bar, self.counts, self.begun = bar, collections.Counter(), time.monotonic()
+    def __init__(self, bar: Bar, most: int):
+        self.bar, self.most, self.counts, self.begun = bar, most, collections.Counter(), time.monotonic()
+        self.ended = self.before = 0  # samples of this call; tokens of its earlier blocks
+
+    def block(self) -> None:
+        self.before = self.counts["tokens"]
 
     def within(self, tokens: int, ended: int) -> None:
         """Tells of a block that is being sampled."""
-        self._tell(self.counts["tokens"] + tokens, self.counts["samples"] + ended)
+        self._tell(max(self.counts["tokens"], self.before + tokens))
 
-    def block(self, records: Sequence[Mapping[str, Any]]) -> None:
-        for record in records:
-            self.counts.update(_counted(record))
-        self.bar.add(len(records))
-        self._tell(self.counts["tokens"], self.counts["samples"])
+    def sample(self, count: int = 1) -> None:
+        """Counts samples that have ended."""
+        self.ended += count
+        self.bar.add(count)
 
-    def _tell(self, tokens: int, samples: int) -> None:
+    def pool(self, record: Mapping[str, Any]) -> None:
+        self.counts.update(_counted(record))
+        self._tell(self.counts["tokens"])
+
+    def _tell(self, tokens: int) -> None:
         speed = tokens / (time.monotonic() - self.begun)
         known = f", {shares(self.counts)}" if self.counts["samples"] else ""
-        self.bar.add(0, f"{samples} samples, {speed:.1f} tokens a second{known}")
+        if not self.ended and speed and self.most:
+            known += f", at most {in_words((self.most - tokens) / speed)} in all"
+        self.bar.add(0, f"{tokens:,} tokens, {speed:.1f} a second{known}")
 
 
 def _counts(output: Path) -> dict[str, int]:

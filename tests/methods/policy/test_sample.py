@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import types
 
 import jax
 import numpy as np
@@ -13,7 +15,9 @@ from toy_policy import Markov
 
 from jprm.apps import cli
 from jprm.io.jsonl import write_records
+from jprm.io.outputs import Bar
 from jprm.methods.decoding.decode import top_entropy
+from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Prefix, Problem, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.pools import pool, sample_file
@@ -95,6 +99,72 @@ def test_a_stopped_command_continues_to_the_same_bytes(folder, limit):
     assert rest.sampled == 28 - limit // 8 * 8  # whole blocks of two problems stay
 
 
+class Telling(Markov):
+    """Tells of each sample when it has ended, the last problem's first, and stops at the `limit`-th."""
+
+    def __init__(self, limit=math.inf):
+        super().__init__()
+        self.limit, self.took = limit, lambda place, sample: None
+
+    def sample(self, prefixes, n, *, until, seed):
+        drawn = super().sample(prefixes, n, until=until, seed=seed)
+        for count, place in enumerate(reversed(range(n * len(prefixes)))):
+            if count == self.limit:
+                raise KeyboardInterrupt
+            self.took(place, drawn[place // n][place % n])
+        return drawn
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, 0), (3, 0), (4, 1), (11, 2), (27, 6)])
+def test_a_problem_is_kept_as_soon_as_its_samples_have_ended(folder, limit, kept):
+    run(folder, at_once=7)
+    whole = (folder / "pools.jsonl").read_bytes()
+    (folder / "pools.jsonl").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, Telling(limit), at_once=7)
+    part = folder / "pools.jsonl.part"
+    lines = part.read_text().splitlines() if part.exists() else []
+    assert [json.loads(line)["index"] for line in lines] == [6, 5, 4, 3, 2, 1][:kept]
+    rest = Telling()
+    run(folder, rest, at_once=7)
+    assert (folder / "pools.jsonl").read_bytes() == whole and rest.sampled == 4 * (7 - kept)
+
+
+def test_the_part_of_an_earlier_release_is_continued(folder):
+    run(folder)
+    whole = (folder / "pools.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (folder / "pools.jsonl").unlink()
+    (folder / "pools.jsonl.part").write_bytes(b"".join(lines[:4]) + lines[4][:20])
+    rest = Markov()
+    run(folder, rest)
+    assert (folder / "pools.jsonl").read_bytes() == whole and rest.sampled == 12
+
+
+def test_the_bar_counts_samples_and_says_how_long_at_most(folder, monkeypatch, capsys):
+    said = []
+    monkeypatch.setattr(Bar, "add", lambda self, count=1, note=None: said.append((count, note)))
+    policy = Telling()
+    policy.watch, policy.options = None, types.SimpleNamespace(max_tokens=100)
+    telling = policy.sample
+
+    def sample(prefixes, n, **how):
+        policy.watch(50, 0)
+        return telling(prefixes, n, **how)
+
+    policy.sample = sample
+    run(folder, policy, at_once=7)
+    first, *_, last = [note for _, note in said if note]
+    assert "at most" in first and "50 tokens" in first and "at most" not in last and "% cut off" in last
+    assert sum(count for count, _ in said) == 28
+
+
+def test_published_problems_are_sent_to_the_command_that_reads_them(folder):
+    write_records(folder / "problems.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
+    wanted = "problem: is absent; the record has 'question', 'answer'. Read it first: `jprm prepare gsm8k`"
+    refused(RecordError, re.escape(wanted), run, folder)
+
+
 def test_two_problems_of_one_id_are_refused_as_scores_of_them_would_be(folder):
     write_records(folder / "problems.jsonl", [*PROBLEMS, PROBLEMS[0]])
     refused(RecordError, "problems.jsonl:8: id: 0 is the id of line 1 too", run, folder)
@@ -112,6 +182,20 @@ def test_another_request_and_a_policy_that_is_down_are_refused(folder):
     (folder / "pools.jsonl").unlink()
     with pytest.raises(PolicyError, match="no route to host"):
         run(folder, Down())
+
+
+def test_a_sampler_tells_of_each_sample_once_it_has_ended():
+    sampler, took = make(temperature=0.7), {}
+    sampler.took = took.__setitem__
+    drawn = sampler.sample([Prefix("abc"), Prefix("b")], 2, until="end", seed=3)
+    assert [[took[0], took[1]], [took[2], took[3]]] == drawn
+
+
+def test_a_server_tells_of_each_sample(server):
+    policy, took = load_policy(server / "policy.json"), {}
+    policy.took = took.__setitem__
+    drawn = policy.sample([Prefix("abc"), Prefix("b")], 2, until="end", seed=3)
+    assert [[took[0], took[1]], [took[2], took[3]]] == drawn
 
 
 def test_numbers_of_every_token():
