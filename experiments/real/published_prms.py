@@ -114,7 +114,7 @@ def read(path: pathlib.Path) -> Split:
 
 
 def number_of_step(split: Split) -> Float[np.ndarray, " N"]:
-    """Returns minus the number of each step in its chain: later steps are likelier wrong."""
+    """Returns minus the number of each step in its chain, by which a later one is the first error."""
     start_N = np.searchsorted(split.chain_N, split.chain_N)
     return -(np.arange(len(split.chain_N)) - start_N).astype(float)
 
@@ -140,7 +140,9 @@ def figures(splits: dict[str, Split], seed: int = 0) -> dict[str, Any]:
         result[s] = {"chains": C, "right": int(right_C.sum()), "steps": len(split.right_N), "models": {}}
         for m, by_split in scorers.items():
             score_N = by_split[s]
-            area = draws(lambda w, x=score_N, sp=split: auroc(x, sp.right_N, w), split.chain_N, seed=seed)
+            # Chains end at their first error, so later steps are right more often than earlier ones.
+            rank_N = score_N if m in models else -score_N
+            area = draws(lambda w, x=rank_N, sp=split: auroc(x, sp.right_N, w), split.chain_N, seed=seed)
             hit_C = right_at(split.first_error_C, split.by_chain(score_N), tuned[m])
             f1_of = functools.partial(lambda hit, sp, w: weighted_f1(hit, sp.first_error_C, w).f1, hit_C, split)
             f1 = draws(f1_of, np.arange(C), seed=seed)

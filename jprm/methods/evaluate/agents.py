@@ -340,8 +340,8 @@ def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
     """Returns pass^k and pass@k, and how often the chosen trial is solved, with 95 % intervals over tasks.
 
     k goes up to the fewest trials that a task has. A task with a single trial is left out and counted as `n_single`.
-    `ahead` is each key of the scores less the best trivial one, on the same resamples of tasks. {} where no task has
-    two trials with outcomes.
+    `ahead` is each key of the scores less the best trivial one, on the same resamples of tasks. If the trials of every
+    task have one outcome, nothing is chosen: these are empty. {} if no task has two trials with outcomes.
     """
     trials = trials_of(trees)
     all_tasks = [np.flatnonzero(trials.task_K == task) for task in range(int(trials.task_K.max(initial=-1)) + 1)]
@@ -358,8 +358,9 @@ def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
         of_tasks = [*zip(of_task, solved, strict=True)]
         return {name: over_tasks([chosen(key_K[k], s) for k, s in of_tasks]) for name, key_K in keys.items()}
 
-    keys, trivial = choices(trials.keys), choices(trials.trivial)
-    best = _best(trivial)
+    differ = any(s.min() < s.max() for s in solved)  # else every choice is as good
+    keys, trivial = (choices(trials.keys), choices(trials.trivial)) if differ else ({}, {})
+    best = _best(trivial) if trivial else ""
     return {
         "n_tasks": len(of_task),
         "n_trials": sum(map(len, of_task)),
@@ -584,6 +585,8 @@ def _tables_of_trials(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Tabl
     title += f"; {first['n_single']} tasks with a single trial left out" * bool(first["n_single"])
     rows = [["pass^k", *first["pass_hat"]], ["pass@k", *first["pass_at"]]]
     yield Table(title, ("", *(f"k={k}" for k in first["k"])), rows)
+    if not first["trivial"]:
+        return
     rows = [[f"{key} score", *(report["chosen"].get(key) for report in reports.values())] for key in first["chosen"]]
     rows += [[f"trivial: {key}", *[figure] * len(reports)] for key, figure in first["trivial"].items()]
     rows += [["any solved trial", *[first["oracle"]] * len(reports)]]

@@ -16,6 +16,7 @@ from jprm.io.jsonl import RecordError, write_records
 from jprm.methods.data.prepare import prepare
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.agents import (
+    _tables_of_trials,
     agent_of,
     agents_report,
     best_thresholds,
@@ -381,6 +382,15 @@ def test_trials_without_outcomes_and_single_ones_are_left_out():
     several = [trial("a", 1, [1]), trial("b", 1, [1]), trial("b", 0, [1])]
     report = trials_report(several, 0)
     assert (report["n_tasks"], report["n_trials"], report["n_single"], report["k"]) == (1, 2, 1, [1, 2])
+    assert report["trivial"]
+
+
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_nothing_is_chosen_among_trials_of_one_outcome(outcome):
+    same = [trial(task, outcome, [score]) for task in "ab" for score in (0.2, 0.9)]
+    report = trials_report(same, 0)
+    assert report["pass_hat"][0]["value"] == outcome and not (report["chosen"] or report["trivial"] or report["ahead"])
+    assert not any("chosen" in table.title for table in _tables_of_trials({"m": report}))
 
 
 def test_the_first_bad_turn_is_named_by_scores():
