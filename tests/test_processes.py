@@ -46,7 +46,8 @@ except (KeyError, ValueError) as error:
 
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jprm.model.mesh import MeshConfig, make_mesh, on_own_mesh, own_mesh, put
+from jprm.methods.policy.transfer import on_own_mesh
+from jprm.model.mesh import MeshConfig, make_mesh, own_mesh, put
 grid, whole = make_mesh(MeshConfig(tensor=2, context=2)), np.arange(64.0).reshape(8, 8)
 own_grid = own_mesh(grid)
 copy = on_own_mesh(put(whole, NamedSharding(grid, PartitionSpec(("fsdp", "context"), "tensor"))), own_grid)

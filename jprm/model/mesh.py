@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -94,7 +94,7 @@ def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     left_out = [axis for axis in ("context", "expert") if dict(mesh.shape).get(axis, 1) == 1]
-    places = [_without(RULES.get(axis) if axis else None, left_out) for axis in axes]
+    places = [without(RULES.get(axis) if axis else None, left_out) for axis in axes]
     used = [name for place in places for name in _names(place)]
     if len(used) != len(set(used)):
         raise ValueError(f"axes {axes} put two axes of one array on one mesh axis: {places}")
@@ -106,7 +106,7 @@ def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (place,) if isinstance(place, str) else place or ()
 
 
-def _without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> str | tuple[str, ...] | None:
+def without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> str | tuple[str, ...] | None:
     """Returns an entry of a PartitionSpec without some axes of the mesh."""
     names = tuple(name for name in _names(place) if name not in left_out)
     return names if len(names) > 1 else next(iter(names), None)
@@ -191,75 +191,6 @@ def _divides(config, tensor: int) -> bool:
 def own_mesh(mesh: Mesh) -> Mesh:
     """Returns a mesh of only this process's devices; `mesh` where it is the only process of the group."""
     return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
-
-
-def on_own_mesh(arrays, mesh: Mesh):
-    """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays where it is the only process.
-
-    All processes of the group call this together. A device receives only its part of the copy, directly from other
-    devices.
-    """
-    if multihost.count() == 1:
-        return arrays
-    return jax.tree.map(
-        lambda x: copied(x, mesh, P(*(_without(place, ("context",)) for place in jax.typeof(x).sharding.spec))), arrays
-    )
-
-
-def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
-    """Returns an array of the group's mesh on `mesh`, of only this process's devices, split as `place` says.
-
-    All processes of the group call this together, each with a mesh of the same sizes.
-    """
-    if multihost.count() == 1:
-        return jax.device_put(x, NamedSharding(mesh, place))
-    copies = jax.device_put(x, NamedSharding(_every(_sizes(mesh), multihost.members()), place))
-    pieces = [piece.data for piece in copies.addressable_shards]
-    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
-
-
-def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]):
-    """Sends an array from some processes to others, which return it; the senders return None.
-
-    All processes of the group call this together, each with a mesh of its own devices, of the same sizes. A receiver's
-    devices get only their part of the copy, from the same part of one sender. With more receivers than senders they
-    take turns.
-
-    Args:
-        x: in a sender, the array on `mesh`, split as `place` says; in a receiver, its shape and type.
-    """
-    group, here, result = multihost.members(), jax.process_index(), None
-    grid = _every(_sizes(mesh), group)
-    for turn in range(0, len(to), len(from_)):
-        pairs = tuple((group.index(a), group.index(b)) for a, b in zip(from_, to[turn:], strict=False))
-        of_each, shape = NamedSharding(grid, P("process", *place)), (len(group), *x.shape)
-        if isinstance(x, jax.Array):
-            pieces = [piece.data[None] for piece in x.addressable_shards]
-        else:
-            part = 1, *NamedSharding(mesh, place).shard_shape(x.shape)
-            pieces = [jnp.zeros(part, x.dtype, device=device) for device in mesh.devices.flat]
-        moved = _sent(pairs, of_each)(jax.make_array_from_single_device_arrays(shape, of_each, pieces))
-        if here in to[turn : turn + len(from_)]:
-            pieces = [piece.data[0] for piece in moved.addressable_shards]
-            result = jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
-    return result
-
-
-@functools.cache
-def _sent(pairs: tuple[tuple[int, int], ...], place: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    move = functools.partial(jax.lax.ppermute, axis_name="process", perm=pairs)
-    return jax.jit(jax.shard_map(move, mesh=place.mesh, in_specs=place.spec, out_specs=place.spec))
-
-
-def _sizes(mesh: Mesh) -> MeshConfig:
-    return MeshConfig(*(mesh.shape[axis] for axis in MESH_AXES))
-
-
-@functools.cache
-def _every(sizes: MeshConfig, processes: tuple[int, ...]) -> Mesh:
-    """Returns the meshes of these sizes of some processes as one."""
-    grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in processes]
-    return Mesh(np.stack(grids), ("process", *MESH_AXES))
 
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:

@@ -28,18 +28,17 @@ from jprm.checkpoints import base, store
 from jprm.checkpoints.store import fingerprint
 from jprm.experiment import RUN, kind_of, read
 from jprm.io.outputs import digest
-from jprm.io.storage import path_of
 from jprm.methods.decoding import decode
 from jprm.methods.decoding.decode import step_text
 from jprm.methods.formats.chat_template import prompt_of
 from jprm.methods.policy.protocol import LogProb, Prefix, Sample, Until
+from jprm.methods.policy.transfer import copied
 from jprm.model import Dtype, layers
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find, of_channels
 from jprm.model.mesh import (
     MeshConfig,
     check_mesh,
-    copied,
     make_mesh,
     mesh_by_heads,
     put_rows,
@@ -50,6 +49,7 @@ from jprm.model.mesh import (
 )
 from jprm.model.parameters import Int8, held, merge
 from jprm.model.transformer import ATTENTION, axes_of, check_model
+from jprm.options import place_of
 from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout, prompt_layout
 
@@ -641,7 +641,7 @@ def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig
 
     Raises FileNotFoundError or ValueError, naming what is missing, damaged or not supported.
     """
-    path = path_of(path)
+    path = place_of(path)
     if options.chat:
         options = dataclasses.replace(options, prompt=prompt_of(path, options.prompt or "{problem}"), chat=False)
     grid = make_mesh(MeshConfig(), jax.local_devices())  # every process samples by itself

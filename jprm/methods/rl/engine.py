@@ -46,11 +46,12 @@ from jprm.methods.formats import writing
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD, name_of
 from jprm.methods.policy.protocol import Prefix, Until
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
+from jprm.methods.policy.transfer import on_own_mesh
 from jprm.methods.rl import policy_gradient
 from jprm.model import FileDtype
 from jprm.model.attention import chain_rows
 from jprm.model.config import ModelConfig
-from jprm.model.mesh import on_own_mesh, put, put_rows, row_parts
+from jprm.model.mesh import put, put_rows, row_parts
 from jprm.pack import pack
 from jprm.rows import Rows, empty_rows, padded_size
 from jprm.token_tree import merged, next_tokens

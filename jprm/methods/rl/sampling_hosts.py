@@ -31,12 +31,13 @@ from jprm import multihost
 from jprm.io.storage import path_of
 from jprm.methods.policy import sampler
 from jprm.methods.policy.sampler import Sampler
+from jprm.methods.policy.transfer import sent
 from jprm.methods.rl import rollout
 from jprm.methods.rl.config import RLExperiment, model_of
 from jprm.methods.rl.rollout import Group
 from jprm.methods.rl.samples import Rollout
 from jprm.methods.rl.sampling import Ahead, Problems, SampleSource, expected_tokens, sampler_options
-from jprm.model.mesh import mesh_by_heads, sent
+from jprm.model.mesh import mesh_by_heads
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout
 from jprm.train import Stopped

@@ -185,7 +185,8 @@ multihost.start(sys.argv[-1])
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jprm.model.mesh import copied, gathered, make_mesh, put, sent
+from jprm.methods.policy.transfer import copied, sent
+from jprm.model.mesh import gathered, make_mesh, put
 
 here, all_of_them = jax.process_index(), range(3)
 kind = (0,) if here == 0 else (1, 2)
