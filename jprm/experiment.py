@@ -18,17 +18,20 @@ from flax.core import FrozenDict
 
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_version
-from jprm.io.storage import HUB, path_of
+from jprm.io.storage import Found, Given, Place, path_of
 from jprm.model import Dtype
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import MeshConfig
 from jprm.model.parameters import LoraConfig
 from jprm.model.transformer import check_model
-from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, find_part, from_json, frozen, run
+from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, find_part, from_json, frozen, place_of, run
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
 """Of a run's experiment.json. Version 1 had `loss` in place of `objective`, and no version."""
+
+ID = "id"
+"""The key in a run's experiment.json, and in `run` of its checkpoints, whose text is of this run alone."""
 
 LOG_RATIO = "log_ratio"
 """The attribute of an objective whose model scores by a log ratio to its reference, and its key in experiment.json."""
@@ -278,17 +281,6 @@ def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
         yield from _paths(value, f"{within}{name}.") if isinstance(value, Mapping) else ()
 
 
-def pinned(experiment: T) -> T:
-    """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
-    fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(typing.cast(Any, experiment))}
-    addresses = {name: text for name, text in fields.items() if isinstance(text, str) and text.startswith(HUB)}
-    if not addresses:
-        return experiment
-    commit_of = find_part("jprm.methods.formats.hub:commit_of", {}, "hub")
-    commits = {name: commit_of(text) for name, text in addresses.items()}
-    return dataclasses.replace(typing.cast(Any, experiment), **commits)
-
-
 def read(path: str | os.PathLike) -> Experiment:
     """Returns the experiment that a run wrote into its folder. The run's objective is not imported.
 
@@ -306,7 +298,7 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
         check_version(version, VERSION, path)
         if version == 1 and "loss" in values:
             values["objective"] = values.pop("loss")
-        for field in REMOVED & set(values):
+        for field in (REMOVED | {ID}) & set(values):
             del values[field]
         _check_names(values, path)
         log_ratio = values.pop(LOG_RATIO, None) if isinstance(values, dict) else None
@@ -336,10 +328,17 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
                 check_foreign(entry, path_of(path).parent, f"{path}: {field}")
 
 
-def written(experiment: Experiment, log_ratio: float | None = None) -> str:
-    """Returns the text of a run's experiment.json, which `read_record` reads."""
-    scoring = {} if log_ratio is None else {LOG_RATIO: log_ratio}
-    return json.dumps({"version": VERSION, **scoring, **to_json(experiment)}, indent=2) + "\n"
+def written(experiment: Experiment, log_ratio: float | None = None, id: str = "") -> str:
+    """Returns the text of a run's experiment.json, which `read_record` and `run_id` read."""
+    extra = {key: value for key, value in ((ID, id), (LOG_RATIO, log_ratio)) if value not in (None, "")}
+    return json.dumps({"version": VERSION, **extra, **to_json(experiment)}, indent=2) + "\n"
+
+
+def run_id(folder: Place) -> str:
+    """Returns what its start drew to tell a run from all others; "" for no run, and for those of earlier releases."""
+    path = folder / RUN
+    values = parse(path.read_bytes(), str(path)) if path.is_file() else {}
+    return str(values.get(ID, "")) if isinstance(values, dict) else ""
 
 
 def to_json(config: Any) -> Any:
@@ -456,14 +455,14 @@ RUN, PEFT, PUBLISHED = "experiment.json", "adapter_config.json", "config.json"
 Kind = Literal["run", "peft", "huggingface", "gguf"]
 
 
-def kind_of(path: str | os.PathLike) -> Kind:
+def kind_of(path: Given | Found) -> Kind:
     """Returns `run`, a folder that `jprm train` wrote; `peft`, a LoRA; `huggingface`, a published model; or `gguf`.
 
     Raises:
       FileNotFoundError: nothing is there, or a folder without any of the files that tell.
       ValueError: another kind of file.
     """
-    path = path_of(path)
+    path = place_of(path)
     if path.is_dir():
         files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface"}
         for name, kind in files.items():

@@ -11,13 +11,13 @@ import jax
 from jprm.checkpoints import base, store
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.experiment import RUN, Experiment, kind_of, read_record
-from jprm.io.storage import Place, check_named, path_of
+from jprm.io.storage import Found, Place
 from jprm.model.attention import suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.parameters import Dtype, held_decoder, merge
-from jprm.options import find_part
+from jprm.options import find_part, place_of
 from jprm.score.scale import LOG_ODDS
 from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer, native_layout
@@ -60,7 +60,7 @@ def load(
         return folder
     enable_compile_cache()
     quiet_without_tpu()
-    folder = path_of(folder)
+    folder = place_of(folder)
     if (folder / VERIFIER).is_file():
         if mesh or dtype or adapter or attention:
             raise ValueError(f"{folder}: is a fused verifier, which takes no mesh, dtype, adapter or attention")
@@ -103,9 +103,9 @@ def _log_ratio(
             f"{folder / RUN}: its scores are log ratios to a reference model, and it names none. Write the model whose"
             " log-probabilities the data had into its field `reference`"
         )
-    check_named(folder / RUN, "reference", experiment.reference)
+    reference = Found(folder / RUN, "reference", experiment.reference)
     LogRatio = find_part("jprm.methods.implicit:LogRatio", {}, "ratio")
 
     with jax.set_mesh(grid):
-        params = base.load_language_model(experiment.reference, model, dtype or experiment.reference_dtype)
+        params = base.load_language_model(reference, model, dtype or experiment.reference_dtype)
     return {"ratio": LogRatio(params, model, beta), "scale": LOG_ODDS}

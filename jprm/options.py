@@ -1,4 +1,4 @@
-"""Typed options: JSON values, and texts of a command line, as the fields of dataclasses; names as parts.
+"""Typed options: JSON values, and texts of a command line, as the fields of dataclasses; names as models and parts.
 
 Experiments, readers, objectives, policies, judges and adapters are all read by `from_json`.
 """
@@ -24,6 +24,8 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+from jprm.io.storage import HUB, Found, Given, Place, path_of
 
 _REPR = reprlib.Repr()  # of a value that may be a request's millions of numbers
 _REPR.maxlist = _REPR.maxdict = 20
@@ -154,6 +156,19 @@ def _name(kind: Any) -> str:
 # An entry of a registry, or an object of the user's own, written `module:NAME` or `FILE.py:NAME`.
 
 
+def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
+    """Returns where a model is, or of its files those of `names`, fetched if it is on the Hub: `hf://OWNER/NAME@REVISION`.
+
+    A name that a stranger's file holds fetches nothing: it leads to what is on this machine or in the file's bucket.
+    Raises ValueError, or OSError if the Hub has no such model or cannot be reached.
+    """
+    text = name.text if isinstance(name, Found) else os.fspath(name)
+    if text.startswith(HUB):
+        folder = find_part("jprm.methods.formats.hub:folder", {}, "hub")
+        return folder(text, tuple(names), name if isinstance(name, Found) and not name.own else None)
+    return name.data() if isinstance(name, Found) else path_of(name)
+
+
 class ForeignCode(ValueError):
     """Raised for a name that came with a folder and stands for code of it."""
 
@@ -202,6 +217,8 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
     in notebooks and by `python -m`, and the folder may be below it. A module that is imported already runs nothing.
     """
     place, colon, _ = name.rpartition(":")
+    if colon and place.partition(".")[0] in {"", *sys.stdlib_module_names}:
+        raise ForeignCode(f"{what}={name!r}: is no module that has parts")
     if not colon or place in sys.modules or place.partition(".")[0] == __package__:  # jprm itself is running
         return
     for i, spec in enumerate(_specs(place)):

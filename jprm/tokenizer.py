@@ -27,7 +27,7 @@ import tokenizers
 from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
-from jprm.options import find_part
+from jprm.options import find_part, place_of
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
 TOOLS, DATE = "additional_chat_templates/tool_use.jinja", "strftime_now"
@@ -212,7 +212,8 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
     the memory, or with ids beyond the model's `vocab_size`.
     """
-    path = local_copy(path, names=("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE, TOOLS))
+    names = ("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE, TOOLS)
+    path = local_copy(place_of(path, names), names)
     if path.is_dir():
         files = [path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         if not files:

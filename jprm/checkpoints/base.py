@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Collection
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,20 +18,21 @@ from jprm.checkpoints import store
 from jprm.checkpoints.decoder import placed
 from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.folders import local_copy
-from jprm.io.storage import path_of
+from jprm.io.storage import Found, Given
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.parameters import Dtype, held_decoder, merge
 from jprm.model.transformer import check_model
+from jprm.options import place_of
 
 
-def model_config(path: str | os.PathLike, **changes) -> ModelConfig:
+def model_config(path: Given | Found, **changes) -> ModelConfig:
     """Returns the model's hyper-parameters; `changes` set what the files do not hold (head, dtype, layers, ...)."""
-    module, path = _opened(path)
+    module, place = _opened(path)
     if module is None:
-        config = dataclasses.replace(read(path_of(path) / RUN).model, **{"head": ModelConfig.head, **changes})
+        config = dataclasses.replace(read(place / RUN).model, **{"head": ModelConfig.head, **changes})
     else:
-        config = module.model_config(path, **changes)
+        config = module.model_config(place, **changes)
     check_model(config)
     return config
 
@@ -61,7 +62,7 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
     return dataclasses.replace(changed, model=ModelConfig(**model), tokenizer=tokenizer)
 
 
-def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
+def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
     """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
 
     Training takes float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Parameters that the files have
@@ -72,49 +73,50 @@ def load_decoder(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "f
       ValueError: names parameters without weights that `new` does not match, or the pattern, where it matches none; or
         a field in which `config` differs from the run's decoder.
     """
-    module, path = _opened(path)
+    module, place = _opened(path)
     if module is not None:
-        return module.load_decoder(path, config, dtype, new=new)
-    experiment = read(path_of(path) / RUN)
+        return module.load_decoder(place, config, dtype, new=new)
+    experiment = read(place / RUN)
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
         if field.name not in FREE and ours != theirs:
-            raise ValueError(f"{path}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
-    params, _ = store.load_params(path, experiment, jax.sharding.get_mesh(), new)
+            raise ValueError(f"{place}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
+    params, _ = store.load_params(place, experiment, jax.sharding.get_mesh(), new)
     return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
 
 
-def load_language_head(path: str | os.PathLike, config: ModelConfig) -> dict:
+def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
     """Returns the parameters of an untied language head, {"kernel": (D, V)} in float32, on the mesh if one is set.
 
     Raises:
       ValueError: the model has no language head of the config's shape, or is a run's PRM.
     """
-    module, path = _opened(path)
+    module, place = _opened(path)
     if module is None:
-        experiment = read(path_of(path) / RUN)
+        experiment = read(place / RUN)
         if find(experiment.model.head).channels:
-            raise ValueError(f"{path}: its head is {experiment.model.head!r}: a policy starts from a language model")
-        return store.load_params(path, experiment, jax.sharding.get_mesh())[0]["head"]
-    file, name = module.open_tensors(path), module.LANGUAGE_HEAD
+            raise ValueError(f"{place}: its head is {experiment.model.head!r}: a policy starts from a language model")
+        return store.load_params(place, experiment, jax.sharding.get_mesh())[0]["head"]
+    file, name = module.open_tensors(place), module.LANGUAGE_HEAD
     if name not in file or tuple(file.shape(name)) != (config.vocab_size, config.width):
         raise ValueError(
-            f"{path}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
+            f"{place}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
         )
     return {"kernel": placed("kernel", np.asarray(file.tensor(name).T, np.float32))}
 
 
-def load_language_model(path: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32") -> dict:
+def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32") -> dict:
     """Returns the parameters of decoder and language head, which may be one with the embedding, as the two above."""
     params = {"decoder": load_decoder(path, config, dtype)}
     return params if config.tied_embeddings else params | {"head": load_language_head(path, config)}
 
 
-def _opened(path: str | os.PathLike) -> tuple[ModuleType | None, str | os.PathLike]:
-    """Returns the module that reads the path, None for a run, and the path or its copy here."""
-    if (kind := kind_of(path)) == "run":
-        return None, path
-    return importlib.import_module(MODULES[kind]), local_copy(path)
+def _opened(name: Given | Found) -> tuple[ModuleType | None, Any]:
+    """Returns the module that reads a model, None for a run, and its place or a copy here."""
+    place = place_of(name)
+    if (kind := kind_of(place)) == "run":
+        return None, place
+    return importlib.import_module(MODULES[kind]), local_copy(place)
 
 
 MODULES = {

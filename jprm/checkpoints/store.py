@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import sys
 import tempfile
@@ -29,15 +30,15 @@ from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jprm import data, multihost
-from jprm.experiment import REMOVED, RUN, Experiment, read, to_json, written
+from jprm.experiment import ID, REMOVED, RUN, Experiment, read, run_id, to_json, written
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, differing, digest, text_of_module, write_json
-from jprm.io.storage import Place, Remote, cache_folder, path_of
+from jprm.io.storage import Found, Given, Place, Remote, cache_folder, mark_own, path_of
 from jprm.model import parameters, transformer
 from jprm.model.config import own_names, own_parts
 from jprm.model.parameters import join, new_parameters
 from jprm.objectives import COPY, source
-from jprm.options import find_part
+from jprm.options import find_part, place_of
 from jprm.tokenizer import Tokenizer, saved_bytes
 
 FOLDER = "checkpoints"
@@ -127,6 +128,24 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
         return checkpoints.load_checkpointables(step, wanted)
 
 
+def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
+    """Returns what the newest checkpoint holds beside arrays; {} if nothing, as in best/ of an earlier release.
+
+    Raises ValueError as `restore`, and for a checkpoint of another run, such as one that was copied into this folder.
+    """
+    with _newest(checkpoints) as step:
+        there = "run" in checkpoints.checkpointables_metadata(step).metadata
+        run = checkpoints.load_checkpointables(step, {"run": None})["run"] if there else {}
+    folder = path_of(str(checkpoints.directory)).parent
+    if run and (theirs := run.get(ID, "")) != (ours := run_id(folder)):
+        name = run.get("experiment", {}).get("name")
+        raise ValueError(
+            f"{checkpoints.directory}/{step}: is of the run {theirs or 'without id'} ({name}), and {folder} is the run"
+            f" {ours or 'without id'}. Move it to its own folder: this run then has its own newest checkpoint again"
+        )
+    return run
+
+
 @contextlib.contextmanager
 def _newest(checkpoints: Checkpoints) -> Iterator[int]:
     """Yields the newest step, to read it; errors as in `restore`."""
@@ -164,6 +183,7 @@ def load_params(
 
     base = _base(folder, experiment, stored) if experiment.rereads else {}
     with open_checkpoints(folder) as checkpoints:
+        run_of(checkpoints)
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)),
             flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/"),
@@ -180,7 +200,8 @@ def load_params(
 
 def _base(folder: str | os.PathLike, experiment: Experiment, stored: bool) -> dict[str, Any]:
     """Returns the base's decoder as a flat dict. Raises ValueError where it is not what the run was trained on."""
-    digests, path = path_of(folder) / DIGESTS, path_of(experiment.base)
+    digests = path_of(folder) / DIGESTS
+    path = place_of(Found(path_of(folder) / RUN, "base", experiment.base))
     if parse(digests.read_bytes(), str(digests)).get("base") != digest(path.contents()):
         raise ValueError(f"{path}: changed since {folder} was trained on it. Restore it, or name a copy as its base")
     load_decoder = find_part("jprm.checkpoints.base:load_decoder", {}, "base")
@@ -204,27 +225,30 @@ def stream_count(workdir: Place | None, processes: int, micro_rows: int) -> int:
     return next(count for count in range(min(processes, micro_rows), 0, -1) if micro_rows % count == 0)
 
 
-def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> None:
-    """Writes the experiment, and its objective's `log_ratio`, into its folder.
+def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> str:
+    """Writes the experiment, and its objective's `log_ratio`, into its folder; returns the run's id, a new run's drawn.
 
     Raises ValueError where checkpoints of another experiment are there.
     """
-    path = workdir / RUN
+    path, id = workdir / RUN, secrets.token_hex(8)
     if path.exists() and saved(workdir):
+        id = run_id(workdir)  # "" stays: checkpoints of an earlier release have none
         check_experiment(path, to_json(read(path)), to_json(experiment), FREE)
         _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
     objective = source(experiment.objective, workdir)
     parts, files = own_parts(experiment.model), (*experiment.data.train, *experiment.data.valid)
     digests = {name: digest(part) for name, part in parts.items()}
     if experiment.rereads:
-        digests |= {"base": data_digest(experiment.base)}
+        digests |= {"base": data_digest(place_of(experiment.base))}
     keep_digests(workdir, digests | {path: data_digest(path) for path in files if path_of(path).exists()})
     modules = {field: sys.modules[name.rpartition(":")[0]] for field, name in own_names(experiment.model).items()}
     copies = {f"{field}.py": text_of_module(module) for field, module in modules.items()}
-    for name, text in {RUN: written(experiment, log_ratio), COPY: objective, **copies}.items():
+    for name, text in {RUN: written(experiment, log_ratio, id), COPY: objective, **copies}.items():
         if text is not None:
             atomic_write(workdir / name, text)
+    mark_own(path)
     tokenizer.save(workdir)
+    return id
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
@@ -256,7 +280,7 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
     write_json(path, {**recorded, **digests})
 
 
-def data_digest(path: str) -> str:
+def data_digest(path: Given) -> str:
     """Returns a digest of the content of a file or a folder; in a bucket, of what the store says of it.
 
     Shards of tokens are told by their index, which holds the digest of each.

@@ -23,7 +23,6 @@ from typing import IO, Any
 
 from jprm.io.outputs import atomic_write, check_output
 from jprm.io.storage import (
-    HUB,
     NO_LOCKS,
     Local,
     Place,
@@ -35,7 +34,6 @@ from jprm.io.storage import (
     only_run,
     partial_of,
     path_of,
-    published,
 )
 
 MARK = ".jprm"
@@ -157,8 +155,6 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
       FileNotFoundError: nothing is there.
       OSError: the bucket cannot be read, or its objects change meanwhile.
     """
-    if os.fspath(path).startswith(HUB):
-        return published(path, names)
     return _copy(Remote(os.fspath(path)), names) if is_remote(path) else pathlib.Path(path)
 
 

@@ -35,7 +35,7 @@ from jprm.io.outputs import (
     stored_request,
     write_json,
 )
-from jprm.io.storage import Place, check_named, path_of
+from jprm.io.storage import Found, Place, path_of
 
 MANIFEST_VERSION = 1
 
@@ -166,7 +166,7 @@ def merge(
     manifests = [_manifest(path) for path in paths]
     source, unit = manifests[0]["source"], manifests[0]["unit"]
     if input is None or not path_of(input).is_same(source["input"]):
-        check_named(_beside(paths[0], ".manifest.json"), "source.input", source["input"])
+        Found(_beside(paths[0], ".manifest.json"), "source.input", source["input"]).data()  # raises for an address
     request = _one_request(paths, manifests) | source
     check_unchanged(request, "Run the shards again")
     results = [_Results(path) for path in paths]

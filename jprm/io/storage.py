@@ -12,17 +12,17 @@ those three, with the methods of `pathlib.Path` that outputs use. `Appended` mak
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
-import importlib
 import os
 import pathlib
 import posixpath
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Literal, cast
 
@@ -34,19 +34,15 @@ AT_ONCE = 8
 
 
 HUB = "hf://"
-"""How the address of a model on the Hugging Face Hub begins: `jprm.methods.formats.hub` fetches its folder."""
+"""How the address of a model on the Hugging Face Hub begins, which `jprm.options.place_of` fetches."""
+
+Given = str | os.PathLike
+"""A name that a person gave, on the command line or in Python. It is followed wherever it leads."""
 
 
-def path_of(path: str | os.PathLike) -> Place:
+def path_of(path: Given) -> Place:
     """Returns the object of an address, or the path of a file on this machine."""
-    if os.fspath(path).startswith(HUB):
-        return published(path)
     return Remote(os.fspath(path)) if is_remote(path) else Local(path)
-
-
-def published(address: str | os.PathLike, names: Sequence[str] = ()) -> Local:
-    """Returns the folder of a model on the Hub, fetched where it is not here; with `names`, only these files of it."""
-    return importlib.import_module("jprm.methods.formats.hub").folder(os.fspath(address), tuple(names))
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -87,22 +83,46 @@ def named_in(file: str | os.PathLike, name: str) -> Place:
     return path_of(name) if is_remote(name) or os.path.isabs(name) else path_of(file).parent / name
 
 
-def check_named(file: str | os.PathLike, field: str, name: str | os.PathLike, place: str | os.PathLike = "") -> None:
-    """Refuses an address that a file names, unless the file is in that bucket: it may be a stranger's.
+def mark_own(file: Given) -> None:
+    """Records that this user wrote the file as it is now: names in it count as `Given`, on this machine."""
+    with contextlib.suppress(OSError):  # a home that cannot be written
+        cache_folder("own").mkdir(parents=True, exist_ok=True)
+        _mark(path_of(file)).touch()
 
-    To read from an address of its choice would show the author who uses it, with the credentials of whoever does.
 
-    Args:
-      place: where the file is from, if `file` is a copy.
+def _mark(file: Place) -> pathlib.Path:
+    return cache_folder("own") / hashlib.sha256(file.read_bytes()).hexdigest()
 
-    Raises ValueError.
-    """
-    bucket, file_bucket = (os.fspath(path).split("/")[:3] for path in (name, place or file))
-    if is_remote(name) and bucket != file_bucket:
-        raise ValueError(
-            f"{os.fspath(file)}: {field} is the address {os.fspath(name)}, and nothing is downloaded because a file"
-            " says so. Copy it to this machine and name its path there, or keep both in one bucket"
-        )
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A name in a file that may be a stranger's, e.g. `base` in experiment.json: no text or path, so never opened as it
+    is. Its methods say what it may lead to, and raise ValueError otherwise."""
+
+    file: Place
+    field: str
+    text: str
+
+    @property
+    def own(self) -> bool:
+        """Whether this user's jprm wrote the file, with this content and on this machine (`mark_own`)."""
+        return _mark(self.file).exists()
+
+    def given(self, done: str) -> str:
+        """Returns the name as if a person gave it, if the file is the user's own. Says what else would be `done`."""
+        if not self.own:
+            raise ValueError(
+                f"{self.file}: {self.field} is {self.text!r}, and nothing is {done} because a file says so that your"
+                f" jprm did not write here. If you trust it: jprm.io.storage.mark_own({str(self.file)!r}) in Python"
+            )
+        return self.text
+
+    def data(self) -> Place:
+        """Returns where weights or records are. A stranger's file leads to this machine or to the file's own bucket: to
+        read elsewhere would tell its author who reads, with that person's credentials."""
+        bucket, of_file = (os.fspath(path).split("/")[:3] for path in (self.text, self.file))
+        elsewhere = is_remote(self.text) and bucket != of_file
+        return path_of(self.given("downloaded") if elsewhere else self.text)
 
 
 class Local(pathlib.PosixPath):
@@ -237,6 +257,8 @@ class Remote(os.PathLike):
     here: Literal[False] = False
 
     def __init__(self, url: str):
+        if url.startswith(HUB):
+            raise ValueError(f"{url}: is no file. Such an address is taken where a model or a tokenizer is named")
         self.url = url.rstrip("/")
 
     def __fspath__(self) -> str:

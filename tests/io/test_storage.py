@@ -1,18 +1,18 @@
 """Files and folders of this machine and of buckets: in fsspec's memory, and in the servers of `buckets` if there."""
 
 import json
-import types
+import os
 
 import pytest
 from buckets import objects
 from refusing import refused
 
-from jprm import loading
+from jprm import data
 from jprm.apps import cli
 from jprm.io import storage
 from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write, check_output, input_of, stamp_of
-from jprm.io.storage import Appended, Local, Remote, check_named, named_in, path_of
+from jprm.io.storage import Appended, Found, Local, Remote, mark_own, named_in, path_of
 from jprm.methods.formats.adapters.load import load as published
 
 
@@ -146,32 +146,56 @@ def test_what_is_not_there_is_one_line(line, named, capsys):
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "place", "good"),
+    ("folder", "name", "good"),
     [
-        ("/models/a/adapter.json", "/models/b", "", True),
-        ("/models/a/adapter.json", "b", "", True),
-        ("/models/a/adapter.json", "http://127.0.0.1:9/b", "", False),
-        ("/models/a/adapter.json", "gs://bucket/b", "", False),
-        ("gs://bucket/a/adapter.json", "gs://bucket/b", "", True),
-        ("gs://bucket/a/adapter.json", "gs://other/b", "", False),
-        ("gs://bucket/a/adapter.json", "s3://bucket/b", "", False),
-        ("/cache/a/adapter.json", "gs://bucket/b", "gs://bucket/a", True),
-        ("/cache/a/adapter.json", "gs://other/b", "gs://bucket/a", False),
+        ("/models/a", "/models/b", True),
+        ("/models/a", "b", True),
+        ("/models/a", "http://127.0.0.1:9/b", False),
+        ("/models/a", "gs://bucket/b", False),
+        ("/models/a", "hf://a/b", False),
+        ("memory://bucket/a", "memory://bucket/b", True),
+        ("memory://bucket/a", "memory://other/b", False),
+        ("memory://bucket/a", "s3://bucket/b", False),
     ],
 )
-def test_a_file_of_a_folder_names_no_address_elsewhere(file, name, place, good):
+def test_found_data_is_here_or_in_the_bucket_of_its_file(folder, name, good, tmp_path):
+    if folder.startswith("/"):
+        folder = f"{tmp_path}{folder}"
+        os.makedirs(folder)
+    file = path_of(folder) / "adapter.json"
+    file.write_bytes(folder.encode())
+    found = Found(file, "reference", name)
     if good:
-        check_named(file, "reference", name, place)
+        assert os.fspath(found.data()) == name
     else:
-        refused(ValueError, "reference", check_named, file, "reference", name, place)
+        refused(ValueError, "reference", found.data)
+    with pytest.raises(TypeError):
+        path_of(found)  # pyright: ignore[reportArgumentType]  # which the type checker finds first
+
+
+def test_a_file_is_its_writers_own_with_its_content_on_his_machine(tmp_path, monkeypatch):
+    file, copy = path_of(tmp_path / "verifier.json"), path_of(tmp_path / "copy.json")
+    file.write_text("one")
+    mark_own(file)
+    copy.write_text("one")
+    found, foreign = Found(copy, "sources[0]", "gs://b/model"), Found(file, "sources[0]", "gs://b/model")
+    assert found.own and found.given("is read") == "gs://b/model" and os.fspath(found.data()) == "gs://b/model"
+    file.write_text("two")
+    assert not foreign.own
+    refused(ValueError, "sources.*mark_own", foreign.given, "is read")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    assert not found.own
+
+
+def test_a_model_of_the_hub_is_no_path():
+    for make in (path_of, local_copy, data.load):
+        refused(ValueError, "hf://a/b: is no file", make, "hf://a/b")
 
 
 def test_a_models_folder_names_no_address(tmp_path):
     fields = {"like": "eurus", "reference": "http://127.0.0.1:9/secret/model"}
     (tmp_path / "adapter.json").write_text(json.dumps(fields))
     refused(ValueError, "reference", published, tmp_path)
-    experiment = types.SimpleNamespace(reference="http://127.0.0.1:9/secret/model")
-    refused(ValueError, "reference", loading._log_ratio, tmp_path, experiment, 0.1, None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,8 @@ def train(
             bucket or on a file system that all share. Default: one process.
     """
     from jprm import multihost
-    from jprm.experiment import load, pinned
+    from jprm.experiment import load
+    from jprm.methods.formats.hub import pinned
     from jprm.train import train
 
     with run_of(distributed):
@@ -393,7 +394,8 @@ def rl(
             sampling_hosts the last processes sample and judge while the others learn.
     """
     from jprm import multihost
-    from jprm.experiment import load, pinned
+    from jprm.experiment import load
+    from jprm.methods.formats.hub import pinned
     from jprm.methods.rl.config import RLExperiment
     from jprm.methods.rl.loop import train
 

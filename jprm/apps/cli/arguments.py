@@ -22,6 +22,7 @@ from tyro.extras import SubcommandApp
 
 from jprm.io.outputs import atomic_write, check_input, check_output
 from jprm.io.storage import Place, path_of
+from jprm.options import place_of
 
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Errors whose message is written for the user. Any other is a bug and shows its traceback."""
@@ -62,7 +63,7 @@ def _path(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 def _place(words: Sequence[str]) -> Place:
     try:
-        return path_of(words[0])
+        return place_of(words[0])
     except ValueError as error:  # tyro would make a box of it
         raise OSError(str(error)) from error
 

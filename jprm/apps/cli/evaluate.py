@@ -15,6 +15,7 @@ from jprm.apps.cli.arguments import Commands, Count, Folder, check_outputs, firs
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, find
 from jprm.methods.evaluate.options import OPTIONS
+from jprm.options import place_of
 
 
 def evaluation() -> Commands:
@@ -71,7 +72,7 @@ def suite(
         copies = _Copies(limit, f"{os.fspath(output)}.first{limit}")
         files = {key: {name: copies.of(of) for name, of in getattr(wanted, key).items()} for key in FILES[:2]}
         wanted = dataclasses.replace(wanted, **files)
-    names = [path_of(folder).resolve().name for folder in model]
+    names = [place_of(folder).resolve().name for folder in model]
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
     for folder, name in zip(model, names, strict=True):

@@ -211,7 +211,8 @@ def run_grid(
       Stopped: after SIGTERM, when the state of the current run is saved.
     """
     from jprm import multihost
-    from jprm.experiment import load, override, pinned
+    from jprm.experiment import load, override
+    from jprm.methods.formats.hub import pinned
     from jprm.train import train
     from jprm.train.callbacks import Diverged
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jprm.apps.web import around
 from jprm.io.jsonl import dump
-from jprm.io.storage import path_of
+from jprm.io.storage import Found, path_of
 from jprm.methods.evaluate.benchmark import Scores
 from jprm.methods.evaluate.benchmarks import registered
 from jprm.methods.evaluate.blocks import PageModel, Results
@@ -47,10 +47,12 @@ class Page(NamedTuple):
 def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, Any]], list[Scores]]:
     """Returns the results and the scores in folders of `jprm eval suite`, of the records that all models scored.
 
-    Raises ValueError where two are not of one suite.
+    The results' `model.folder` is a `Found`. Raises ValueError where two are not of one suite.
     """
     results = [read_results(folder) for folder in folders]
     for result, folder in zip(results, folders, strict=True):
+        file, model = path_of(folder) / "results.json", result["model"]
+        result["model"] = model | {"folder": Found(file, "model.folder", str(model.get("folder", "")))}
         if any(result[key] != results[0][key] for key in ("sections", "neutral", "seed")):
             raise ValueError(f"{folder}: of another suite than {folders[0]}: their figures do not compare")
     pairs = zip(folders, results, strict=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 
 from jprm.experiment import RUN, read, to_json
-from jprm.io.storage import Place, is_remote, path_of
+from jprm.io.storage import Found, Given, Place, is_remote, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Block, Figure, Table
 from jprm.methods.evaluate.plots import COLOURS
 
@@ -174,7 +174,7 @@ NOTE = (
 )
 
 
-def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
+def training(runs: Sequence[tuple[str, Given | Found]]) -> Iterator[Block]:
     """Yields the figures of runs, given by name and folder. A folder without metrics is left out."""
     lines = {name: _there(folder) for name, folder in runs}
     for name, title, metrics in PLOTS:
@@ -193,12 +193,21 @@ def training(runs: Sequence[tuple[str, str | os.PathLike]]) -> Iterator[Block]:
             yield line_plot(f"training-{name}", title, drawn, description=sentence, note=NOTE)
 
 
-def _there(folder: str | os.PathLike) -> list[dict[str, Any]]:
-    """Returns a run's metrics, none where its folder is gone or in a bucket that this machine cannot read."""
+def _there(folder: Given | Found) -> list[dict[str, Any]]:
+    """Returns a run's metrics; none if its folder is gone, is not read on a file's word, or is in a closed bucket."""
+    place = followed(folder) if isinstance(folder, Found) else path_of(folder)
     try:
-        return lines_of(path_of(folder) / METRICS)
+        return lines_of(place / METRICS) if place is not None else []
     except OSError:
         return []
+
+
+def followed(folder: Found) -> Place | None:
+    """Returns the folder that results name; None if it is at an address and the results may be a stranger's."""
+    try:
+        return folder.data()
+    except ValueError:
+        return None
 
 
 class Line(NamedTuple):

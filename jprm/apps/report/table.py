@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jprm.apps.report.collect import drawn_figures, read_suites
-from jprm.apps.report.runs import METRICS, differing, flat, last_metrics, names_of, setting
+from jprm.apps.report.runs import METRICS, differing, flat, followed, last_metrics, names_of, setting
 from jprm.experiment import RUN, read, to_json
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Found, Place, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Table
 from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs
 
@@ -117,11 +117,11 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
             raise FileNotFoundError(f"{folder}: has no {RESULTS} of `jprm eval suite` and no {RUN} of `jprm train`")
     results, scores = read_suites(list(dict.fromkeys(suites))) if suites else ([], [])
     for result, of_model in zip(results, scores, strict=True):
-        folder = str(result["model"]["folder"])
-        if folder in runs:
+        named: Found = result["model"]["folder"]
+        if (folder := named.text) in runs:
             raise ValueError(f"{folder}: two of the folders evaluate this model. Name one of them")
-        run = path_of(folder) / RUN
-        settings = flat(to_json(read(run))) if run.is_file() else None
+        run = followed(named)
+        settings = flat(to_json(read(run / RUN))) if run is not None and (run / RUN).is_file() else None
         runs[folder] = Run(folder, settings, drawn_figures(result, of_model))
     for place in dict.fromkeys(trained):
         metrics = last_metrics(place / METRICS)

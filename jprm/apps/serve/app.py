@@ -55,6 +55,7 @@ from jprm.methods.judge.load import load_judge_of_steps
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
 from jprm.model.mesh import MeshConfig
+from jprm.options import place_of
 from jprm.score.scorer import PRM
 from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.tree import read_records
@@ -75,7 +76,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
         raise ValueError("name the folder of a model to serve, or a judge's file with --judge")
     key = key_of(config)
     names, read_by = (
-        [name_of(path_of(path).resolve()) for path in paths] for paths in (config.model, config.tokenizer)
+        [name_of(place_of(path).resolve()) for path in paths] for paths in (config.model, config.tokenizer)
     )
     stems = [path_of(path).stem for path in config.judge]
     for what, called in {"models or judges": [*names, *stems], "tokenizers": read_by}.items():
@@ -90,7 +91,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
         known = list(read_records(config.calibration)) if config.calibration else None
         engines = []
         for name, folder in zip(names, config.model, strict=True):
-            if (path_of(folder) / VERIFIER).is_file():
+            if (place_of(folder) / VERIFIER).is_file():
                 engines.append(TextEngine(load(folder, None, **options), config.longest, name))
                 say(engines[-1].prm.read_as)
                 continue

@@ -29,7 +29,7 @@ from typing import Any, get_args
 import jprm
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
-from jprm.io.storage import Place, named_in, path_of
+from jprm.io.storage import Place, mark_own, named_in, path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
 from jprm.methods.evaluate.benchmarks import find, registered
 from jprm.methods.evaluate.blocks import Results, Table
@@ -209,6 +209,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     if seen := trained_on(model, [path for path, _ in files.values()]):
         results[TRAINED_ON] = seen
     write_json(out / "results.json", results)
+    mark_own(out / "results.json")
     return results
 
 
@@ -303,6 +304,8 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
     """
     scores = {}
     for name, data in results["data"].items():
+        if "/" in name:
+            raise ValueError(f"{folder}: results.json: data: {name!r} is no file's name; run `jprm eval suite` again")
         path = path_of(folder) / "scores" / f"{name}.jsonl"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; run `jprm eval suite` again")

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jprm.io.outputs import digest
-from jprm.io.storage import sha256_of
+from jprm.io.storage import Given, sha256_of
 from jprm.methods.answers import canonical_answer
 from jprm.methods.jobs.score import identity
 from jprm.methods.verify import verifiers
@@ -352,8 +352,10 @@ def find(name: str) -> Source:
     Raises ValueError, naming what is known, for a name that is none; and as the loaders for `prm=` and `judge=`.
     """
     kind, equals, path = name.partition("=")
-    if equals and kind in ("prm", "judge") and path:
-        return _model(kind, path)
+    if equals and kind == "prm" and path:
+        return of_model(path)
+    if equals and kind == "judge" and path:
+        return of_judge(path)
     if kind == "verdicts" and path in VERDICTS:
         verifiers.sandbox.require()
         return VERDICTS[path]()
@@ -370,36 +372,45 @@ def find(name: str) -> Source:
     return dataclasses.replace(source, name=name, request=request)
 
 
-def _model(kind: str, path: str) -> Source:
+def of_model(path: Given) -> Source:
+    """Returns the source `prm=PATH`: the scores of a model's steps."""
+    from jprm.loading import load
+
+    path = os.fspath(path)
     path = os.path.abspath(path) if "://" not in path else path
-    spent = [0]
-    if kind == "judge":
-        from jprm.methods.judge.judge import Judge
-        from jprm.methods.judge.load import load_judge
+    scorer, spent = load(path), [0]
+    layout = getattr(scorer, "layout", None)  # a fused verifier has none
 
-        scorer = load_judge(path)
-        if not isinstance(scorer, Judge):
-            raise ValueError(f"judge={path}: has criteria, or compares samples. Give a judge of one question")
+    def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
+        if layout is not None:
+            spent[0] += sum(len(token_tree(tree, layout).tokens_N) for tree in trees)
+        return scorer.score_trees(trees)
 
-        def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
-            judged = scorer.reported(trees)
-            spent[0] += sum(report["tokens"] for _, report in judged)
-            return [outputs["score"] for outputs, _ in judged]
-    else:
-        from jprm.loading import load
+    return _of_scorer(f"prm={path}", scorer, scores, spent)
 
-        scorer = load(path)
-        layout = getattr(scorer, "layout", None)  # a fused verifier has none
 
-        def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
-            if layout is not None:
-                spent[0] += sum(len(token_tree(tree, layout).tokens_N) for tree in trees)
-            return scorer.score_trees(trees)
+def of_judge(path: Given) -> Source:
+    """Returns the source `judge=FILE`: a judge's scores of steps. Raises ValueError for a rubric or a comparison."""
+    from jprm.methods.judge.judge import Judge
+    from jprm.methods.judge.load import load_judge
 
-    return Source(
-        f"{kind}={path}", SCORES, _of_scores(scores, scorer.scale), needs="model", request=identity(scorer),
-        tokens=lambda: spent[0],
-    )  # fmt: skip
+    path = os.fspath(path)
+    path = os.path.abspath(path) if "://" not in path else path
+    scorer, spent = load_judge(path), [0]
+    if not isinstance(scorer, Judge):
+        raise ValueError(f"judge={path}: has criteria, or compares samples. Give a judge of one question")
+
+    def scores(trees: Sequence[ReasoningTree]) -> list[Any]:
+        judged = scorer.reported(trees)
+        spent[0] += sum(report["tokens"] for _, report in judged)
+        return [outputs["score"] for outputs, _ in judged]
+
+    return _of_scorer(f"judge={path}", scorer, scores, spent)
+
+
+def _of_scorer(name: str, scorer: Any, scores: Callable[[Sequence[ReasoningTree]], Any], spent: list[int]) -> Source:
+    read, request = _of_scores(scores, scorer.scale), identity(scorer)
+    return Source(name, SCORES, read, needs="model", request=request, tokens=lambda: spent[0])
 
 
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:

@@ -20,12 +20,12 @@ from jaxtyping import Float
 
 from jprm.io.jsonl import list_of, number_of, parse
 from jprm.io.outputs import atomic_write, differing
-from jprm.io.storage import path_of, sha256_of
+from jprm.io.storage import Found, Place, mark_own, path_of, sha256_of
 from jprm.loading import VERIFIER
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import Ranker
 from jprm.methods.evidence.sources import Source, answers_of
-from jprm.options import ForeignCode, check_foreign
+from jprm.options import ForeignCode, check_foreign, place_of
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
 from jprm.tree import ReasoningTree, RecordError, chain_tree, chains_of, scored, tree_of
@@ -182,6 +182,7 @@ class FusedVerifier:
             "measured": dict(self.measured),
         }
         atomic_write(place / FILE, json.dumps(text, indent=2) + "\n")
+        mark_own(place / FILE)
 
 
 def _recorded(source: Source) -> dict[str, Any]:
@@ -204,8 +205,8 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
 
     Raises:
       RecordError: a field of `verifier.json` that is absent or of the wrong type.
-      ValueError: a source of another version, or a model that has changed since.
-      ForeignCode: a source that is code of a file in the folder.
+      ValueError: a source of another version, a model that has changed since, or in a stranger's file a judge.
+      ForeignCode: in a stranger's file a source that is code.
     """
     place = path_of(folder)
     where = os.fspath(place / FILE)
@@ -247,22 +248,33 @@ def _number(data: Any, field: str, where: str, parent: str) -> float:
     return float(number_of(data.get(field), where, f"{parent}.{field}".lstrip(".")))
 
 
-def _source(entry: Any, folder: Any, where: str, i: int) -> Source:
-    """Returns a source as it was when the verifier was fitted, or raises."""
+def _source(entry: Any, folder: Place, where: str, i: int) -> Source:
+    """Returns a source as it was when the verifier was fitted, or raises.
+
+    The user's own file may name a judge, code in a file and a model anywhere, a stranger's only models on this machine.
+    """
     field = f"sources[{i}]"
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
         raise RecordError(where, field, "has no name", "Fit the verifier again.")
     request = entry.get("request") or {}
-    file, colon, _ = name.rpartition(":")
-    if colon and file.endswith(".py"):
-        inside = os.path.realpath(file).startswith(os.path.realpath(os.fspath(folder)) + os.sep)
-        if inside or not os.path.isabs(file):
-            raise ForeignCode(f"{where}: {field}: {name}: code that comes with a verifier is never run")
+    found, (file, colon, _) = Found(folder / FILE, field, name), name.rpartition(":")
+    kind, equals, path = name.partition("=")
+    if equals and kind == "prm":
+        source = dataclasses.replace(evidence.of_model(place_of(dataclasses.replace(found, text=path))), name=name)
+    elif equals and kind == "judge":
+        source = evidence.find(found.given("asked"))
+    elif colon and file.endswith(".py"):
+        if not found.own:
+            raise ForeignCode(
+                f"{where}: {field}: {name!r}: code that comes with a verifier is never run. If you wrote it, fit the"
+                " verifier again here"
+            )
         if not os.path.isfile(file) or sha256_of(file) != request.get("sha256"):
             raise ValueError(f"{where}: {field}: {file} is absent or has changed. Fit the verifier again")
-    elif colon and "=" not in name:
+        source = evidence.find(found.given("run"))
+    else:
         check_foreign(name, folder, "source")
-    source = evidence.find(name)
+        source = evidence.find(name)
     if source.version != entry.get("version") or list(source.numbers) != entry.get("numbers"):
         differ = f"is version {source.version} here, and was version {entry.get('version')}"
         raise ValueError(f"{where}: {field}: {name} {differ}. Fit the verifier again")

@@ -28,7 +28,7 @@ from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
 from jprm.checkpoints.store import fingerprint
 from jprm.experiment import PEFT, PUBLISHED, RUN, Experiment, kind_of, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
-from jprm.io.storage import Place, path_of, sha256_of
+from jprm.io.storage import Found, Place, path_of, sha256_of
 from jprm.loading import load
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
 from jprm.methods.evaluate.blocks import figures_in
@@ -42,6 +42,7 @@ from jprm.methods.jobs.score import identity
 from jprm.model.heads import HEADS, TOKEN, Weighted, find, of_channels
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import A, B, merge, products
+from jprm.options import place_of
 from jprm.score.scorer import PRM
 from jprm.tokenizer import TEMPLATE, JsonTokenizer, load_tokenizer
 
@@ -79,10 +80,11 @@ def export(
     """
     out = path_of(out)
     if not isinstance(model, PRM):
+        model = place_of(model)
         if kind_of(model) != "run":
-            return _language_model(path_of(model), out, dtype, format, shard_bytes)
-        if find(read(path_of(model) / RUN).model.head).target == TOKEN:
-            return _policy(path_of(model), out, dtype, format, shard_bytes)
+            return _language_model(model, out, dtype, format, shard_bytes)
+        if find(read(model / RUN).model.head).target == TOKEN:
+            return _policy(model, out, dtype, format, shard_bytes)
     experiment = read(path_of(model.name if isinstance(model, PRM) else model) / RUN)
     prm = load(model, dtype="float32" if experiment.rereads else None)
     if format == "peft":
@@ -261,12 +263,13 @@ def _check_peft(prm: PRM, experiment: Experiment) -> None:
         raise ValueError(f"{prm.name}: adapters of its layers are not written apart; --format transformers merges them")
     if not find(prm.config.head).classifier or "hidden_kernel" in prm.params["head"]:
         raise ValueError(f"{prm.name}: PEFT's token classifiers have a linear head over classes of one softmax")
-    if not experiment.base or not (path_of(experiment.base) / PUBLISHED).is_file():
+    place = place_of(Found(path_of(prm.name) / RUN, "base", experiment.base)) if experiment.base else None
+    if place is None or not (place / PUBLISHED).is_file():
         raise ValueError(
             f"{prm.name}: its base {experiment.base or 'of random parameters'!r} is no Hugging Face folder, so PEFT has"
             " nothing to put the adapters on; --format transformers merges them"
         )
-    if (layers := huggingface.model_config(local_copy(experiment.base, (PUBLISHED,))).layers) != prm.config.layers:
+    if (layers := huggingface.model_config(local_copy(place, (PUBLISHED,))).layers) != prm.config.layers:
         raise ValueError(
             f"{prm.name}: has {prm.config.layers} of its base's {layers} layers, and PEFT would use them all;"
             " --format transformers merges the adapters"

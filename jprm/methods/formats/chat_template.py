@@ -21,6 +21,7 @@ from typing import Any
 
 from jprm.io.folders import local_copy
 from jprm.methods.worker import Worker, serve
+from jprm.options import place_of
 from jprm.tokenizer import CONFIG, DATE, TEMPLATE, TOOLS, ChatTemplate, chat_of
 
 LONGEST_TEXT = 2**20
@@ -68,7 +69,8 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 
     Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
     """
-    path = local_copy(path, names=(TEMPLATE, CONFIG, TOOLS))
+    names = (TEMPLATE, CONFIG, TOOLS)
+    path = local_copy(place_of(path, names), names)
     if path.suffix == ".gguf":
         from jprm.methods.formats import gguf
 

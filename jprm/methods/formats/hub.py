@@ -3,11 +3,15 @@
 `huggingface_hub` fetches into its own cache, which other programs share; HF_HOME, HF_ENDPOINT, HF_TOKEN and
 HF_HUB_OFFLINE hold as everywhere. Only weights as safetensors, the tokenizer and the configuration are fetched: never a
 pickle, never code. A revision is resolved to its commit once, and a commit whose files are here needs no network.
+
+The server is not trusted: a mirror or a proxy may answer in the Hub's place. `Door` checks its answers before
+`huggingface_hub` reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -16,21 +20,24 @@ import os
 import pathlib
 import re
 import sys
+import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx2
-from huggingface_hub import HfApi, RepoFile, errors, get_cached_repo_tree, get_token
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub import HfApi, RepoFile, constants, errors, get_cached_repo_tree, get_token, set_client_factory
+from huggingface_hub.utils import _http, disable_progress_bars, enable_progress_bars
 
 from jprm.io.folders import local_copy
 from jprm.io.outputs import atomic_write
-from jprm.io.storage import HUB, Local, Place, cache_folder, sha256_of
+from jprm.io.storage import HUB, Found, Local, Place, cache_folder, sha256_of
 
 T = TypeVar("T")
 
-ADDRESS = re.compile(HUB + r"(?!(?:datasets|spaces|buckets)/)([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+ADDRESS = re.compile(HUB + r"(?!(?:datasets|spaces|buckets)/)([\w.-]+/[\w.-]+)(?:@(?!.*\.\.)([\w./-]+))?")
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
+COMMIT, DIGEST = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 FETCHED = re.compile(r"(?!consolidated)[^/]+\.safetensors|(?!.*\.bin\.index)[^/]+\.json|[^/]+\.jinja|tokenizer\.model"
                      r"|SHA256SUMS|README\.md")  # fmt: skip
@@ -41,7 +48,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 
 @functools.cache
-def folder(address: str, names: Sequence[str] = ()) -> Local:
+def folder(address: str, names: Sequence[str] = (), found: Found | None = None) -> Local:
     """Returns the folder of this machine that holds a model of the Hub, fetched where it is not there.
 
     Every file is compared with the digest that the Hub's listing has of it, once; a damaged one is removed.
@@ -49,20 +56,48 @@ def folder(address: str, names: Sequence[str] = ()) -> Local:
     Args:
       address: `hf://OWNER/NAME@REVISION`, a branch, a tag or a commit; without one, the default branch.
       names: of the files to fetch, if not all are needed.
+      found: the address stands in a stranger's file. The cache is looked at, and nothing is fetched.
 
     Raises:
       ValueError: another form of address, or weights that are only there in a format that is not read.
       OSError: no such model or revision, no right to read it, or the Hub cannot be reached.
     """
+    if found is not None:
+        return _cached(address, names, found)
     repository, commit = _resolved(address)
-    with _explained(address):
-        if (listing := _listing(repository, commit)) is None:  # a cache that an older release filled, and no network
+    with _asking(address):
+        listing = _listing(repository, commit)
+        if listing is None:  # a cache that an older release filled, and no network
             return Local(HfApi().snapshot_download(repository, revision=commit, local_files_only=True))
-        if not names:
-            _check_weights(address, listing)
-        wanted = sorted(file for file in listing if (file in names if names else FETCHED.fullmatch(file)))
+    if not names:
+        _check_weights(address, listing)
+    wanted = _wanted(listing, names)
+    with _asking(address, max((listing[name].size for name in wanted), default=0)):
         snapshot = HfApi().snapshot_download(repository, revision=commit, allow_patterns=wanted or ["-"])
     _check_digests(address, pathlib.Path(snapshot), commit, {name: listing[name] for name in wanted})
+    return Local(snapshot)
+
+
+def _wanted(listing: Collection[str], names: Sequence[str]) -> list[str]:
+    return sorted(file for file in listing if (file in names if names else FETCHED.fullmatch(file)))
+
+
+def _cached(address: str, names: Sequence[str], found: Found) -> Local:
+    """Returns the folder in the cache. Raises OSError if it is not there whole, and asks nobody."""
+    repository, revision = _parts(address)
+    try:
+        listing = {file.path: file for file in get_cached_repo_tree(repository, revision=revision)}
+        wanted = _wanted(listing, names)
+        snapshot = pathlib.Path(
+            HfApi().snapshot_download(repository, revision=revision, local_files_only=True, allow_patterns=wanted)
+        )
+    except (OSError, ValueError, errors.CachedRepoTreeNotFoundError):
+        fetch = f"hf download {repository}" + (f" --revision {revision}" if revision else "")
+        raise OSError(
+            f"{found.file}: {found.field} is {address}, which is not in this machine's cache of the Hub, and nothing is"
+            f" downloaded because a file says so. If you trust it, run `{fetch}`"
+        ) from None
+    _check_digests(address, snapshot, snapshot.name, {name: listing[name] for name in wanted})
     return Local(snapshot)
 
 
@@ -71,11 +106,6 @@ def name_of(place: Place) -> str:
     if place.parent.name == "snapshots":
         return place.parent.parent.name.rpartition("--")[2]
     return place.name
-
-
-def commit_of(address: str) -> str:
-    """Returns the address with the commit that it now stands for."""
-    return f"{HUB}{'@'.join(_resolved(address))}"
 
 
 def check_push(repository: str, dry_run: bool) -> None:
@@ -94,21 +124,36 @@ def push(place: Place, repository: str) -> str:
     Raises OSError where the Hub refuses or cannot be reached.
     """
     here = local_copy(place)
-    with _explained(HUB + repository):
+    with _asking(HUB + repository):
         HfApi().create_repo(repository, private=True, exist_ok=True)
         message = "Upload a process reward model by jprm"
         done = HfApi().upload_folder(repo_id=repository, folder_path=here, commit_message=message)
-    return f"{HUB}{repository}@{done.oid}"
+        return f"{HUB}{repository}@{_commit(done.oid)}"
+
+
+def pinned(experiment: T) -> T:
+    """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
+    fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(cast(Any, experiment))}
+    commits = {
+        name: f"{HUB}{'@'.join(_resolved(text))}"
+        for name, text in fields.items()
+        if isinstance(text, str) and text.startswith(HUB)
+    }
+    return dataclasses.replace(cast(Any, experiment), **commits) if commits else experiment
+
+
+def _parts(address: str) -> tuple[str, str | None]:
+    if not (match := ADDRESS.fullmatch(address)):
+        raise ValueError(f"{address}: is not of the form {HUB}OWNER/NAME@REVISION, a model of the Hugging Face Hub")
+    return match[1], match[2]
 
 
 @functools.cache
 def _resolved(address: str) -> tuple[str, str]:
     """Returns OWNER/NAME and the commit. Offline, a branch is at the commit where it was last seen."""
-    if not (match := ADDRESS.fullmatch(address)):
-        raise ValueError(f"{address}: is not of the form {HUB}OWNER/NAME@REVISION, a model of the Hugging Face Hub")
-    repository, revision = match.groups()
-    with _explained(address):
-        commit = HfApi().resolve_revision(repository, revision=revision).resolved
+    repository, revision = _parts(address)
+    with _asking(address):
+        commit = _commit(HfApi().resolve_revision(repository, revision=revision).resolved)
     if commit != revision:
         print(f"{address}: is now {HUB}{repository}@{commit}", file=sys.stderr)
     return repository, commit
@@ -123,7 +168,12 @@ def _listing(repository: str, commit: str) -> dict[str, Any] | None:
             files = list(HfApi().list_repo_tree(repository, recursive=True, revision=commit))
         except (httpx2.TransportError, errors.OfflineModeIsEnabled):
             return None
-    return {file.path: file for file in files if isinstance(file, RepoFile)}
+    return {file.path: file for file in files if isinstance(file, RepoFile) and _is_name(file.path)}
+
+
+def _is_name(path: str) -> bool:
+    """Returns whether a path can be shown, and is no pattern."""
+    return path.isprintable() and not set(path) & set("\\*?[]")
 
 
 def _check_weights(address: str, names: Collection[str]) -> None:
@@ -150,12 +200,15 @@ def _check_digests(address: str, snapshot: pathlib.Path, commit: str, listing: d
     """
     mark = Local(cache_folder("hub") / f"{commit}.json")
     checked = json.loads(mark.read_bytes()) if mark.is_file() else {}
+    inside = [pathlib.Path(constants.HF_HUB_CACHE).expanduser().resolve(), snapshot.parent.parent.resolve()]
     for name, about in listing.items():
         blob = Local((snapshot / name).resolve())
+        if not any(map(blob.is_relative_to, inside)):
+            raise OSError(f"{address}: {snapshot / name} leads out of the cache, to {blob}. Remove it")
         if checked.get(name) == (stamp := blob.stamp()):
             continue
-        if about.lfs:
-            same = sha256_of(blob) == about.lfs.sha256
+        if about.lfs or len(blob.name) == 64:  # a listing out of the cache has no SHA-256, but the blob's name is it
+            same = sha256_of(blob) == (about.lfs.sha256 if about.lfs else blob.name)
         else:  # of a small file the Hub has git's digest
             content = blob.read_bytes()
             same = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == about.blob_id
@@ -166,6 +219,145 @@ def _check_digests(address: str, snapshot: pathlib.Path, commit: str, listing: d
         checked[name] = stamp
     mark.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(mark, json.dumps(checked))
+
+
+# ------------------------------------------------------------------------------ what a server may say, and how slowly
+
+ANSWER_BYTES, ANSWERS, ANSWER_SECONDS = 2**25, 200, 300.0
+"""Of the Hub's answers that are no files: the longest, how many there may be for a question, and in what time."""
+
+PATIENCE_S, RATE = 20.0, 1_000
+"""Seconds after which an answer must have brought so many bytes a second on average."""
+
+
+class Nonsense(OSError):
+    """An answer that no Hub gives."""
+
+
+def _commit(value: Any) -> str:
+    if not isinstance(value, str) or not COMMIT.fullmatch(value):
+        raise Nonsense(f"names {value!r:.80} as a commit, which has 40 hexadecimal digits")
+    return value
+
+
+class Door:
+    """Checks requests to a hub and its answers, as hooks of an HTTP client.
+
+    The token goes to the hub alone. Commits and digests, which become parts of paths, must be such. Answers must be
+    uncompressed, no longer than `largest` if they are files, and not endless.
+    """
+
+    def __init__(self, largest: int):
+        self.hub, self.largest = httpx2.URL(constants.ENDPOINT), largest
+        self.answers, self.end = 0, time.monotonic() + ANSWER_SECONDS
+
+    def guarding(self, client: httpx2.Client) -> httpx2.Client:
+        """Returns the client, with the checks."""
+        hooks = client.event_hooks
+        client.event_hooks = {"request": [*hooks["request"], self.before], "response": [*hooks["response"], self.after]}
+        return client
+
+    def before(self, request: httpx2.Request) -> None:
+        request.headers["Accept-Encoding"] = "identity"
+        if not self.is_hub(request.url):
+            request.headers.pop("Authorization", None)
+        timeout: dict[str, Any] = request.extensions.get("timeout") or {}
+        if request.method in ("GET", "HEAD") and not timeout.get("read"):
+            request.extensions["timeout"] = {
+                **timeout,
+                **dict.fromkeys(("connect", "read", "write", "pool"), PATIENCE_S),
+            }
+
+    def after(self, response: httpx2.Response) -> None:
+        request, headers = response.request, response.headers
+        asks, target = request.method in ("GET", "HEAD"), request.url
+        if response.has_redirect_location:
+            target = request.url.join(headers["Location"])
+            if not asks and not self.is_hub(target):
+                raise Nonsense(f"sends what is uploaded on to {target.host!r}. Nothing was uploaded there")
+        if headers.get("Content-Encoding", "identity") != "identity":
+            raise Nonsense("answers compressed, although it was asked not to")
+        if "X-Repo-Commit" in headers:
+            _commit(headers["X-Repo-Commit"])
+        if request.method == "HEAD" and (target == request.url or not self.is_hub(target)):
+            digest = (headers.get("X-Linked-Etag") or headers.get("ETag") or "").removeprefix("W/").strip('"')
+            if response.status_code < 400 and digest and not DIGEST.fullmatch(digest):
+                raise Nonsense(f"names {digest!r:.80} as a file's digest, which has 40 or 64 hexadecimal digits")
+        routes = [response.links.get(name, {}).get("url") for name in ("next", "xet-auth")]
+        for url in filter(None, [*routes, headers.get("X-Xet-Refresh-Route")]):
+            if not url.startswith(constants.HUGGINGFACE_CO_URL_HOME) and not self.is_hub(request.url.join(url)):
+                raise Nonsense(f"leads on to {httpx2.URL(url).host!r}, which is another host")
+        listing = asks and "/api/" in request.url.path
+        self.answers += listing
+        if self.answers > ANSWERS:
+            raise Nonsense(f"has no end: its listing has more than {ANSWERS} pages")
+        most = self.largest if request.method == "GET" and not listing else ANSWER_BYTES
+        most = ANSWER_BYTES if response.status_code >= 300 else most
+        if int(headers.get("Content-Length", "0") if request.method != "HEAD" else 0) > most:
+            raise Nonsense(f"sends {headers['Content-Length']} bytes, more than the {most:,} that it may")
+        response.stream = Bounded(cast(Any, response.stream), most, self.end if listing else None)
+        if listing and request.method == "GET" and response.status_code == 200:
+            _check_listing(json.loads(response.read()))
+
+    def is_hub(self, url: httpx2.URL) -> bool:
+        """Returns whether a URL is of the hub itself, which may have moved from http to https."""
+        secure = url.scheme == "https" and url.port is None and self.hub.scheme == "http" and self.hub.port is None
+        return url.host == self.hub.host and (secure or (url.scheme, url.port) == (self.hub.scheme, self.hub.port))
+
+
+class Bounded(httpx2.SyncByteStream):
+    """The body of an answer; raises Nonsense where it is too long, or too slow."""
+
+    def __init__(self, body: httpx2.SyncByteStream, most: int, end: float | None):
+        self._body, self._most, self._end, self._begin = body, most, end, time.monotonic()
+
+    def __iter__(self) -> Iterator[bytes]:
+        count = 0
+        for part in self._body:
+            count += len(part)
+            now = time.monotonic()
+            if count > self._most:
+                raise Nonsense(f"sends more than the {self._most:,} bytes that it may")
+            slow = now - self._begin > PATIENCE_S and count < RATE * (now - self._begin)
+            if slow or (self._end is not None and now > self._end):
+                raise Nonsense(f"sent {count:,} bytes in {now - self._begin:.0f} s. Run the same command again")
+            yield part
+
+    def close(self) -> None:
+        self._body.close()
+
+
+def _check_listing(answer: Any) -> None:
+    """Raises Nonsense if an answer's commit, or a file's size, digest or path, is none."""
+    if isinstance(answer, dict):
+        if "sha" in answer:
+            _commit(answer["sha"])
+        return
+    for file in answer if isinstance(answer, list) else [None]:
+        if not isinstance(file, dict) or not isinstance(file.get("path"), str):
+            raise Nonsense("lists something that has no path")
+        large = file.get("lfs") or {}
+        digests = [file.get("oid"), *([large.get("oid")] if isinstance(large, dict) and large else [])]
+        sizes = [file.get("size", 0), large.get("size", 0) if isinstance(large, dict) else None]
+        if not all(isinstance(digest, str) and DIGEST.fullmatch(digest) for digest in digests):
+            raise Nonsense(f"lists {file['path']!r:.80} without a digest of 40 or 64 hexadecimal digits")
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise Nonsense(f"lists {file['path']!r:.80} with a size that is none")
+
+
+_ALONE = threading.RLock()
+
+
+@contextlib.contextmanager
+def _asking(address: str, largest: int = ANSWER_BYTES) -> Iterator[None]:
+    """Guards what the library asks within the block by a `Door`, and explains its errors."""
+    with _ALONE, _explained(address):
+        before, door = _http._GLOBAL_CLIENT_FACTORY, Door(largest)  # the user's own, of proxies or certificates
+        set_client_factory(lambda: door.guarding(before()))
+        try:
+            yield
+        finally:
+            set_client_factory(before)
 
 
 @contextlib.contextmanager
@@ -192,6 +384,8 @@ def _explained(address: str) -> Iterator[None]:
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.RevisionResolutionError) as error:
         offline = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else f"{where} cannot be reached"
         raise OSError(f"{address}: is not whole in the cache of this machine, and {offline}") from error
+    except Nonsense as error:
+        raise OSError(f"{address}: {where} {error}") from None
     except errors.HfHubHTTPError as error:
         raise OSError(f"{address}: {where} answers {error.response.status_code}. Run the same command again") from error
     except (httpx2.HTTPError, errors.XetDownloadError, OSError, RuntimeError) as error:
@@ -201,6 +395,8 @@ def _explained(address: str) -> Iterator[None]:
             f"{address}: the transfer broke off ({type(error).__name__}). Files that are whole are kept: run the same"
             " command again"
         ) from error
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:
+        raise OSError(f"{address}: {where} does not answer as a Hub does ({type(error).__name__})") from error
     finally:
         logger.setLevel(level)
         if not sys.stderr.isatty():

@@ -18,10 +18,12 @@ from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.experiment import PEFT as CONFIG
 from jprm.experiment import kind_of
 from jprm.io.folders import local_copy
+from jprm.io.storage import Given
 from jprm.methods.formats import huggingface
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.model.config import ModelConfig
 from jprm.model.parameters import Dtype, LoraConfig
+from jprm.options import place_of
 
 FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 
@@ -80,7 +82,7 @@ class MergedTensors:
       ValueError, FileNotFoundError: names the file and the field or tensor that is no plain LoRA of that model.
     """
 
-    def __init__(self, folder: str | os.PathLike, base: str = ""):
+    def __init__(self, folder: str | os.PathLike, base: Given = ""):
         folder = pathlib.Path(folder)
         config = read_config(folder)
         self.path, self._scale = base_of(folder, base), config.scale
@@ -155,13 +157,13 @@ def read_config(folder: str | os.PathLike) -> LoraConfig:
     return LoraConfig(fields.count("r"), fields.number("lora_alpha"), rslora=fields.flag("use_rslora", False))
 
 
-def base_of(folder: str | os.PathLike, base: str = "") -> pathlib.Path:
+def base_of(folder: str | os.PathLike, base: Given = "") -> pathlib.Path:
     """Returns the folder of the model that a LoRA changes: `base`, or what its adapter_config.json names.
 
     A relative name is looked up in the LoRA's folder first, then in the working directory.
     """
     path = pathlib.Path(folder) / CONFIG
-    name = os.fspath(local_copy(base)) if base else read_json(path).get("base_model_name_or_path")
+    name = os.fspath(local_copy(place_of(base))) if base else read_json(path).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{path}: base_model_name_or_path is {name!r}; set it to the folder of the base model")
     for place in (path.parent / name, pathlib.Path(name)):  # the first is `name` itself where that is absolute

@@ -36,7 +36,7 @@ from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labe
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.options import find_part
+from jprm.options import find_part, place_of
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer, native_layout
@@ -294,7 +294,7 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
     with jax.set_mesh(grid):
         params = base.load_language_model(path, config, dtype)
     layout = native_layout(load_tokenizer(path, config.vocab_size))
-    name = str(path_of(path).resolve())
+    name = str(place_of(path).resolve())
     return PRM(params, config, layout, grid, "implicit", name, 0, ratio=LogProbability(config))
 
 

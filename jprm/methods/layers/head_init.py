@@ -26,13 +26,13 @@ from jprm.checkpoints import base, store
 from jprm.experiment import RUN, Experiment, TargetConfig, kind_of, read
 from jprm.io.folders import local_copy
 from jprm.io.outputs import Bar
-from jprm.io.storage import path_of
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
 from jprm.model.mesh import at_tokens, gathered, put_rows
 from jprm.model.parameters import merge
 from jprm.model.transformer import hidden, states_at_steps
 from jprm.objectives import targets
+from jprm.options import place_of
 from jprm.rows import Rows
 from jprm.statistics import auroc
 
@@ -50,9 +50,9 @@ class Steps(NamedTuple):
 
 def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
     """Returns the parameters beside the decoder of a run with the experiment's head and step layer; else {}."""
-    if kind_of(path) != "run":
+    if kind_of(path := place_of(path)) != "run":
         return {}
-    other = read(path_of(path) / RUN)
+    other = read(path / RUN)
     if any(getattr(other.model, name) != getattr(experiment.model, name) for name in ("head", "head_hidden", "steps")):
         return {}
     params = merge(store.load_params(path, other, jax.sharding.get_mesh(), experiment.new_parameters)[0], other.lora)
@@ -72,8 +72,8 @@ _STEP_HEAD = re.compile(r"(^|\.)(score|score_head|v_head|classifier)\.")
 
 def _scores_steps(path: str | os.PathLike) -> bool:
     """Returns whether a base is a PRM: by the names of its tensors, or as one of the published ones."""
-    if (kind := kind_of(path)) == "run":
-        return bool(find(read(path_of(path) / RUN).model.head).channels)
+    if (kind := kind_of(path := place_of(path))) == "run":
+        return bool(find(read(path / RUN).model.head).channels)
     module = importlib.import_module(base.MODULES[kind])
     file = module.open_tensors(copy := local_copy(path))
     if any(map(_STEP_HEAD.search, getattr(file, "tensors", file))):  # of GGUF, by name; of folders, iterable

@@ -13,7 +13,7 @@ from jprm.io.outputs import stamp_of
 from jprm.io.storage import path_of
 from jprm.methods.policy.openai_client import ServerConfig, ServerPolicy
 from jprm.methods.policy.protocol import Policy
-from jprm.options import OptionError, values_of
+from jprm.options import OptionError, place_of, values_of
 from jprm.tree import RecordError
 
 _BYTES = 1_000_000
@@ -36,7 +36,7 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
       RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
       FileNotFoundError, ValueError: a model that is absent, damaged or not supported.
     """
-    path = path_of(path)
+    path = place_of(path)
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
         raise FileNotFoundError(f"{path}: no such file or folder. Give a model's (or hf://...), or a policy's JSON")
     if path.is_dir() or path.suffix == ".gguf":

@@ -11,7 +11,6 @@ from flax.core import FrozenDict
 
 from jprm.checkpoints import base
 from jprm.experiment import RUN, DataConfig, Experiment, OptimizerConfig, TargetConfig, frozen, kind_of, read
-from jprm.io.storage import path_of
 from jprm.methods.rl import credit as credits
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.engine import EngineConfig
@@ -20,6 +19,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig
 from jprm.model.parameters import LoraConfig
+from jprm.options import place_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,9 +319,9 @@ def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfi
     """Returns the model of a policy. Raises ValueError for a reward model, FileNotFoundError where nothing is."""
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(f"model.{min(unknown)} is no field of a model")
-    if kind_of(path) != "run":
+    if kind_of(place := place_of(path)) != "run":
         return base.model_config(path, head=of_channels(0), **changes)
-    model = dataclasses.replace(read(path_of(path) / RUN).model, **changes)
+    model = dataclasses.replace(read(place / RUN).model, **changes)
     if model.head != of_channels(0):
         raise ValueError(f"{path}: its head is {model.head!r}; a policy has a language head")
     return model

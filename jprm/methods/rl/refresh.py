@@ -16,11 +16,12 @@ import numpy as np
 from jprm import multihost
 from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.jsonl import dump, read_lines, write_records
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Place
 from jprm.methods.policy.protocol import Policy, Prefix
 from jprm.methods.rl.config import RefreshConfig, RLExperiment
 from jprm.methods.rl.rollout import Group
 from jprm.methods.verify.verifiers import Verifier, Working
+from jprm.options import place_of
 from jprm.train import Trainer
 
 FOLDER = "prm"
@@ -31,7 +32,7 @@ def check(config: RLExperiment) -> None:
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM on, and {config.prm} is no run of jprm")
-    prm = read(path_of(config.prm) / RUN)
+    prm = read(place_of(config.prm) / RUN)
     supervise = prm.data.supervise
     if (labels == "outcome") != supervise.startswith("outcome"):
         takes = "'outcome'" if supervise.startswith("outcome") else "'working' or 'rollouts'"
@@ -115,7 +116,7 @@ def fresh(
         verdicts = multihost.first(
             lambda: [[list(working(group.record, sample.steps)) for sample in group.samples] for group in groups]
         )
-    return labelled(groups, verdicts, read(path_of(prm) / RUN).target.labels)
+    return labelled(groups, verdicts, read(place_of(prm) / RUN).target.labels)
 
 
 def refreshed(
@@ -125,7 +126,7 @@ def refreshed(
 
     Earlier updates' records and `refresh.replay` are trained on too. A finished refresh is not computed again.
     """
-    folder, experiment = workdir / FOLDER / str(update), read(path_of(prm) / RUN)
+    folder, experiment = workdir / FOLDER / str(update), read(place_of(prm) / RUN)
     if not records:
         return None
     files = multihost.first(lambda: _files(config, workdir / FOLDER, records, update))

@@ -19,11 +19,12 @@ from test_export import CHAIN, untrained
 import jprm
 from experiments.real import download
 from jprm.apps import cli
-from jprm.experiment import kind_of, pinned
+from jprm.experiment import kind_of
 from jprm.io.storage import path_of
 from jprm.methods.export.export import export
 from jprm.methods.formats import hub
 from jprm.methods.policy.load import load_policy
+from jprm.options import place_of
 from jprm.tokenizer import load_tokenizer
 
 PINNED = f"hf://ana/mine@{COMMIT}"
@@ -78,14 +79,14 @@ def test_a_model_of_the_hub_scores_as_the_same_folder_here(hub_server, exported,
 
 
 def test_a_server_calls_a_model_of_the_hub_by_its_name(hub_server, exported):
-    assert (hub.name_of(path_of(PINNED)), hub.name_of(exported)) == ("mine", exported.name)
+    assert (hub.name_of(place_of(PINNED)), hub.name_of(exported)) == ("mine", exported.name)
 
 
 def test_only_what_is_read_is_fetched(hub_server):
     hub_server.repositories["ana/mine"] |= {
         name: b"code" for name in ("pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "onnx/m.json")
     }
-    names = {file.name for file in path_of(PINNED).files()}
+    names = {file.name for file in place_of(PINNED).files()}
     assert {"config.json", "tokenizer.json", "README.md", "model.safetensors.index.json"} <= names
     assert not names & {"pytorch_model.bin", "modeling_mine.py", "consolidated.safetensors", "m.json"}
 
@@ -98,21 +99,21 @@ def test_a_tokenizer_alone_brings_no_weights(hub_server):
 def test_a_branch_is_recorded_as_its_commit(hub_server, tmp_path, capsys):
     data = tiny.make_data(tmp_path / "data")
     experiment = dataclasses.replace(tiny.experiment(data), base="hf://ana/mine@main", tokenizer="hf://ana/mine")
-    run = pinned(experiment)
+    run = hub.pinned(experiment)
     assert (run.base, run.tokenizer) == (PINNED, PINNED)
     assert PINNED in capsys.readouterr().err
-    assert pinned(run) == run
+    assert hub.pinned(run) == run
     assert dataclasses.replace(run, base=experiment.base, tokenizer=experiment.tokenizer) == experiment
 
 
 def test_offline_takes_the_cache(hub_server, monkeypatch):
-    path_of("hf://ana/mine@main")
+    place_of("hf://ana/mine@main")
     anew()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(hub_server.asked)
     assert kind_of("hf://ana/mine@main") == "huggingface"
-    refused(OSError, "HF_HUB_OFFLINE is set", path_of, "hf://ana/other@main")
+    refused(OSError, "HF_HUB_OFFLINE is set", place_of, "hf://ana/other@main")
     assert len(hub_server.asked) == asked
 
 
@@ -126,31 +127,31 @@ def test_offline_takes_the_cache(hub_server, monkeypatch):
     ],
 )
 def test_what_is_not_there_is_said(hub_server, address, says):
-    refused((OSError, ValueError), says, path_of, address)
+    refused((OSError, ValueError), says, place_of, address)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf", "README.md"])
 def test_weights_of_other_formats_are_not_fetched(hub_server, name, tmp_path):
     hub_server.repositories["ana/mine"] = {"config.json": b"{}", name: b"weights"}
-    refused(ValueError, "weights", path_of, PINNED)
+    refused(ValueError, "weights", place_of, PINNED)
     assert not hub_server.gets(name) and not list((tmp_path / "cache").rglob(name))
 
 
 def test_a_server_that_stops_leaves_whole_files_and_is_taken_up_again(hub_server, tmp_path):
     hub_server.cut = shards(hub_server)[-1]
-    refused(OSError, "run the same command again", path_of, PINNED)
+    refused(OSError, "run the same command again", place_of, PINNED)
     assert not list((tmp_path / "cache").rglob("*.incomplete"))
     assert len(hub_server.gets(hub_server.cut)) > 1  # tried again, from where it stopped
     first = shards(hub_server)[0]
     hub_server.cut, before = "", len(hub_server.gets(first))
     anew()
-    assert {*shards(hub_server)} <= {file.name for file in path_of(PINNED).files()}
+    assert {*shards(hub_server)} <= {file.name for file in place_of(PINNED).files()}
     assert len(hub_server.gets(first)) == before
 
 
 def test_a_damaged_shard_is_removed_and_fetched_again(hub_server, tmp_path):
     hub_server.damaged = shards(hub_server)[0]
-    refused(OSError, f"{hub_server.damaged} arrived damaged", path_of, PINNED)
+    refused(OSError, f"{hub_server.damaged} arrived damaged", place_of, PINNED)
     assert not list((tmp_path / "cache").rglob(hub_server.damaged))
     hub_server.damaged = ""
     anew()
@@ -174,7 +175,7 @@ def test_every_command_says_one_line(hub_server, address, tmp_path, capfd):
 
 
 def test_another_process_asks_the_server_that_the_environment_names(hub_server):
-    code = "from jprm.io.storage import path_of; print(path_of('hf://ana/mine'))"
+    code = "from jprm.options import place_of; print(place_of('hf://ana/mine'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip().endswith(COMMIT), done.stderr
     assert hub_server.asked and PINNED in done.stderr

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.experiment import PUBLISHED, kind_of
 from jprm.io.folders import local_copy
-from jprm.io.storage import check_named, path_of
+from jprm.io.storage import Found
 from jprm.methods.formats import huggingface
 from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.formats.adapters.record import FILE, Adapter
@@ -28,6 +28,7 @@ from jprm.model.heads import Readout, Weighted, of_channels
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.parameters import Dtype
 from jprm.model.transformer import axes_of
+from jprm.options import place_of
 from jprm.score.scorer import PRM
 from jprm.tokenizer import TemplateLayout, Tokenizer, control_tokens, load_tokenizer
 
@@ -47,11 +48,15 @@ def load(
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
-    place, folder = path_of(folder).resolve(), local_copy(folder)
+    place = place_of(folder)
+    folder, place = local_copy(place), place.resolve()
     check_sums(folder)
     a = named(adapter) if adapter else recognise(folder)
-    for field, name in () if adapter else (("reference", a.reference), ("base", a.base)):
-        check_named(folder / FILE, field, name, place)
+    if not adapter:  # else the person who named the adapter named its models too
+        a = dataclasses.replace(a, **{
+            field: os.fspath(place_of(Found(place / FILE, field, name)))
+            for field in ("base", "reference") if (name := getattr(a, field))
+        })  # fmt: skip
     a = labelled(a, folder) if a.labels else a
     usual: Dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     model = _Model(folder, a, dtype or usual, attention or suited("blocked"))
@@ -153,7 +158,7 @@ def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
             f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
             f' file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
         )
-    other = _Model(local_copy(a.reference), a, model.dtype, model.config.attention)
+    other = _Model(local_copy(place_of(a.reference)), a, model.dtype, model.config.attention)
     if (size := other.config.vocab_size) != model.config.vocab_size:
         raise ValueError(f"{other.place}: its vocabulary has {size} tokens, but {folder} has {model.config.vocab_size}")
     return other
