@@ -50,6 +50,7 @@ VARYING = (
     (r"[\d,]+ tokens/s|waited \d+% of [\d.]+ s", "CLOCK"),
     (r'(?s)<svg(?:(?!</svg>).)*"training-goodput-title".*?</svg>', "CLOCK"),
     (r'("commit": )"[\w-]+"', r"\1"),
+    (r'"(id|run)": "[0-9a-f]{16}",\s*', ""),  # of a run, drawn at its start
     (r'("reading": )"[0-9a-f]{16}"', r"\1"),  # of a reader, by the name of its function
     (r'("moduleName": "jprm)[\w.]*', r"\1"),  # of prepared data: where the code is that wrote it
     (r'("prepared": )"[0-9a-f]{16}"', r"\1"),  # a digest of these data, with that name

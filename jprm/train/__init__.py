@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 
 from jprm import multihost, objectives
 from jprm.checkpoints import store
-from jprm.experiment import RUN, Experiment, ObjectiveConfig, read, to_json
+from jprm.experiment import ID, RUN, Experiment, ObjectiveConfig, read, to_json
 from jprm.io.folders import folder_lock
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import Place, path_of
@@ -126,7 +126,8 @@ class Trainer:
                 self._lock = folder_lock(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
-                multihost.first(store.claim, folder, experiment, self.tokenizer, objectives.log_ratio(self.objective))
+                log_ratio = objectives.log_ratio(self.objective)
+                self._id = multihost.first(store.claim, folder, experiment, self.tokenizer, log_ratio)
                 if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
                         f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
@@ -237,7 +238,8 @@ class Trainer:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
         step, arrays = int(self.state.step), saved_arrays(self.state, self.experiment)
         data, experiment = self.position.get_state(), to_json(self.experiment)
-        run = {"data": data, "experiment": experiment, "versions": versions(), "goodput": self.goodput.saved}
+        run = {ID: self._id, "data": data, "experiment": experiment, "versions": versions()}
+        run["goodput"] = self.goodput.saved
         with jax.set_mesh(self.mesh):
             self.checkpoints.save_checkpointables_async(step, store.savable({**arrays, "run": run}), overwrite=True)
 

@@ -376,7 +376,7 @@ def restored(
 
     A run may begin or cease to guard against bad steps: the optimizer's state follows.
     """
-    run = store.restore(checkpoints, {"run": None})["run"]
+    run = store.run_of(checkpoints)
     now = state.optimizer
     bare = now.inner if isinstance(now, Guarded) else now
     then = guard(bare) if from_json(OptimizerConfig, run["experiment"]["optimizer"]).guarded else bare

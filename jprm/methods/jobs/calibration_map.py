@@ -17,6 +17,7 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
 from jprm import options
+from jprm.experiment import run_id
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
 from jprm.score.scorer import PRM
@@ -170,7 +171,8 @@ REMEDY = "run `jprm eval calibration --store`"
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str) -> None:
     """Writes a map (`to_json`) into the model's folder with what it was fitted on; an earlier map is replaced."""
     from_json(recalibration)
-    record = {"map": dict(recalibration), "step": prm.step, "fitted_on": list(files), "neutral": neutral}
+    of = {"run": run_id(path_of(prm.name)), "step": prm.step}
+    record = {"map": dict(recalibration), **of, "fitted_on": list(files), "neutral": neutral}
     atomic_write(path_of(prm.name) / NAME, json.dumps(record, indent=2) + "\n")
 
 
@@ -184,9 +186,11 @@ def stored_calibration(prm: PRM) -> Recalibration:
         raise FileNotFoundError(f"{path}: not there: this model has no recalibration map; {REMEDY}")
     try:
         record = json.loads(path.read_bytes())
-        recalibration, step = from_json(record["map"]), record["step"]
+        recalibration, step, run = from_json(record["map"]), record["step"], record.get("run", "")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: no recalibration map ({error}); {REMEDY} again") from None
+    if run and run != (ours := run_id(path_of(prm.name))):
+        raise ValueError(f"{path}: fitted on the run {run}, and the model is {ours or 'of none'}; {REMEDY} again")
     if step != prm.step:
         raise ValueError(f"{path}: fitted on step {step}, but the model is at step {prm.step}; {REMEDY} again")
     return recalibration

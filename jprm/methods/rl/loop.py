@@ -21,7 +21,7 @@ import numpy as np
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
-from jprm.experiment import to_json
+from jprm.experiment import ID, to_json
 from jprm.io.outputs import write_json
 from jprm.io.storage import Place, path_of
 from jprm.methods.policy.protocol import Prefix
@@ -352,7 +352,7 @@ class Loop:
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
         assert trainer.checkpoints is not None
         trainer.checkpoints.wait()
-        multihost.first(store.claim, folder, trainer.experiment, trainer.tokenizer)
+        id = multihost.first(store.claim, folder, trainer.experiment, trainer.tokenizer)
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
-            params = {"params": join(state.trained, state.frozen)}
-            best.save_checkpointables_async(int(state.step), store.savable(params), overwrite=True)
+            parts = {"params": join(state.trained, state.frozen), "run": {ID: id}}
+            best.save_checkpointables_async(int(state.step), store.savable(parts), overwrite=True)
