@@ -473,7 +473,7 @@ def kind_of(path: Given | Found) -> Kind:
             f" {PEFT} (a LoRA of PEFT) is there"
         )
     if not path.exists():
-        what = "Give a model's folder, a GGUF file or hf://OWNER/NAME@REVISION"
+        what = "Give a model's folder or hf://OWNER/NAME@REVISION; a base or a policy may be a GGUF file"
         if re.fullmatch(r"[\w-]+/[\w.-]+", os.fspath(path)) and not path.parent.exists():
             what = f"Of the Hugging Face Hub it is hf://{path}"
         raise FileNotFoundError(f"{path}: no such file or folder. {what}")

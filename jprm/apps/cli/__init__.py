@@ -488,11 +488,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped: the same command continues from what is saved, if anything is", file=sys.stderr)
         return 130
-    except ModuleNotFoundError as error:
-        hint = extra_hint(error)
-        if hint is None or os.environ.get("JPRM_TRACEBACK") == "1":
+    except (TypeError, AttributeError, NameError, SyntaxError, KeyError, ImportError) as error:
+        said = extra_hint(error) if isinstance(error, ModuleNotFoundError) else None
+        if said is None and (place := place_in(error, [word for word in args if word.endswith(".py")])):
+            said = f"{place}: {type(error).__name__}: {_line(error)}. Correct the file"
+        if said is None or os.environ.get("JPRM_TRACEBACK") == "1":
             raise
-        print(f"error: {hint}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return 2
     except REFUSALS as error:
         if isinstance(error, OSError) and error.errno in NO_WRITE and (lost := _lost_output()):
@@ -503,6 +505,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise error
         print(f"error: {_line(error)}", file=sys.stderr)
         return 2
+
+
+def place_in(error: BaseException, files: Sequence[str]) -> str | None:
+    """Returns FILE:LINE where an error arose, if that is in one of the user's files itself; else None."""
+    own = {os.path.realpath(file): file for file in files}
+    if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in own:
+        return f"{error.filename}:{error.lineno}"
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    file = os.path.realpath(last.tb_frame.f_code.co_filename) if last is not None else ""
+    return f"{own[file]}:{last.tb_lineno}" if last is not None and file in own else None
 
 
 def _add_own(command: str = "", name: str = "") -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,9 +88,19 @@ def sample(
             )
         counts = sample_file(loaded(), part.input, part.output, n, seed=seed, at_once=at_once, on_error=on_error)
         print(f"{part.output}: {shares(counts)}")
+        tell_cut(counts, loaded())
         return counts
 
     divided("sample", how, work, input, output, unit=at_once)
+
+
+def tell_cut(counts: Mapping[str, int], policy: Any) -> None:
+    """Says why samples have no answer, if the policy's limit of tokens cut them off."""
+    if cut := counts.get("cut", 0):
+        settings = getattr(policy, "options", None) or getattr(policy, "config", None)
+        limit = getattr(settings, "max_tokens", None)
+        now = "" if limit is None else f" It is {limit:,} now."
+        print(f"{cut:,} samples were cut off by max_tokens, and have no answer: give the policy a larger one.{now}")
 
 
 def on_cpu(policy: Any) -> bool:
@@ -169,7 +179,9 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
             rule = options.rule or prm.rule
             config = SearchConfig(chosen, rule, options.choose, options.budget, options.seed, options.at_once)
             files, scored_by = (part.input, part.output), identity(prm) | by
-            return search_file(policy, scorer, scored_by, *files, config, on_error=options.on_error)
+            counts = search_file(policy, scorer, scored_by, *files, config, on_error=options.on_error)
+            tell_cut(counts, policy)
+            return counts
 
         divided("search", how, work, options.input, options.output)
 

@@ -428,7 +428,7 @@ def run(options: BestOfNOptions) -> Report:
         prm = load(options.model, adapter=options.adapter)
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
-        return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"]
+        return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"] | {"own_rule": prm.rule}
     scale = adapter_of(options.adapter).score_scale if options.adapter else stored_scale(options.input)
     unread: list[str] = []
     placed = ((f"{options.input}:{line}", tree) for line, tree in enumerate(read_trees(options.input), start=1))
@@ -443,14 +443,23 @@ def figures(request: Request) -> Report:
     }
 
 
-def tables(report: Report) -> Iterator[Table]:
-    n_max = report["n_max"]
+def tables(report: Report) -> Iterator[Table | str]:
+    if report.get("none_right") == report["n_problems"]:
+        yield (
+            f"No sample of these {report['n_problems']} problems is correct, so that no choice can be right. Were they"
+            " cut off (max_tokens), or are their answers not read? Look at `finish_reason` and `answer` of samples."
+        )
+        return
+    n_max, own = report["n_max"], report.get("own_rule")
     shown = sorted({2**k for k in range(n_max.bit_length() - 1)} | {n_max})
     named = {
         "oracle (pass@n)": report["pass_at_n"],
         "majority vote": report["majority"],
-        **{f"best by {words(rule)}": curves["best_of_n"] for rule, curves in report["rules"].items()},
-        **{f"vote by {words(rule)}": curves["weighted_vote"] for rule, curves in report["rules"].items()},
+        **{
+            f"{use} by {words(rule)}{' (its own rule)' * (rule == own)}": curves[key]
+            for use, key in (("best", "best_of_n"), ("vote", "weighted_vote"))
+            for rule, curves in report["rules"].items()
+        },
         **_trivial(report),
     }
     rows = [

@@ -198,8 +198,9 @@ class Sampler:
         """As `Policy.sample`."""
 
         def ended(new: Mapping[int, Drawn]) -> None:
-            for place, one in new.items() if self.took else ():
-                self.took(place, self._sample(one, until=until))
+            if (took := self.took) is not None:
+                for place, one in new.items():
+                    took(place, self._sample(one, until=until))
 
         drawn = self.draw(prefixes, n, until=until, seed=seed, ended=ended)
         return [[self._sample(sample, until=until) for sample in samples] for samples in drawn]

@@ -107,6 +107,9 @@ def _counts(output: Path) -> dict[str, int]:
         outcome = written["search"]
         counts.update(problems=1, chosen=outcome["chosen"] is not None, correct=outcome["correct"] is True)
         counts.update({name: outcome[name] for name in ("policy_tokens", "over_budget_tokens")})
+        draws = written.get("samples") or [draw for node in written.get("nodes", ()) for draw in node.get("draws", ())]
+        if cut_off := sum(draw.get("finish_reason") == "length" for draw in draws):
+            counts["cut"] += cut_off
         if "failed" in outcome:
             counts["failed_draws"] += outcome["failed"]
         if KEY in written:

@@ -228,3 +228,18 @@ def test_the_real_pool_with_a_scorer_that_knows_nothing(shared_data, monkeypatch
     # The published vote takes the first of tied answers, this one their mean: 0.6528 by hand, 6 % of the problems tie.
     assert report["majority"]["value"][-1] == pytest.approx(0.652767, abs=1e-6)
     assert max(report["majority"]["standard_error"]) < 0.003
+
+
+def test_pools_without_a_correct_sample_say_so_in_place_of_zeros():
+    report = report_of([record_of([{"answer": 2, "score": 0.5, "steps": 1}, {"answer": 3, "score": 0.4, "steps": 1}])])
+    (said,) = BENCHMARK.tables(report)
+    assert "No sample of these 1 problems is correct" in said and "max_tokens" in said
+
+
+def test_the_models_own_rule_is_marked():
+    report = report_of([record_of([{"answer": 1, "score": 0.5, "steps": 1}, {"answer": 3, "score": 0.4, "steps": 1}])])
+    first = next(iter(BENCHMARK.tables(report | {"own_rule": "prod"})))
+    assert [row[0] for row in first.lines if row and "its own rule" in row[0]] == [
+        "best by prod (its own rule)",
+        "vote by prod (its own rule)",
+    ]

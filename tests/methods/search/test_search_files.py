@@ -479,3 +479,24 @@ def test_refused_scores():
     refused(ValueError, "record 2: search.correct", calibrate, records, 0.2, 0.9)
     records[0]["search"]["score"] = 1.5
     refused(ValueError, "record 1: search.score", calibrate, records, 0.2, 0.9)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"samples": [{"steps": ["a"], "finish_reason": "length"}, {"steps": ["b"], "finish_reason": "stop"}]},
+        {"nodes": [{"parent": -1, "text": "a", "draws": [{"from": -1, "finish_reason": "length"}]}]},
+    ],
+)
+def test_samples_that_were_cut_off_are_counted_and_the_limit_is_named(record, tmp_path, capsys):
+    from types import SimpleNamespace
+
+    from jprm.apps.cli.search import tell_cut
+    from jprm.methods.search.jobs import _counts
+
+    search = {"chosen": None, "correct": None, "policy_tokens": 160, "over_budget_tokens": 0}
+    write_records(tmp_path / "found.jsonl", [{"problem": "p", **record, "search": search}])
+    counts = _counts(tmp_path / "found.jsonl")
+    assert counts["cut"] == 1 and counts["chosen"] == 0
+    tell_cut(counts, SimpleNamespace(config=SimpleNamespace(max_tokens=160)))
+    assert "1 samples were cut off by max_tokens" in capsys.readouterr().out
