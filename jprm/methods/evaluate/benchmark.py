@@ -72,7 +72,7 @@ class Request:
 
     data: Scores
     calibrate: Scores = dataclasses.field(default_factory=dict)
-    neutral: str = "drop"
+    neutral: str | None = "drop"
     seed: int = 0
     scale: Scale = PROBABILITY
     too_long: Mapping[str, int] = dataclasses.field(default_factory=dict)

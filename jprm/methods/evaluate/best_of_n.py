@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from jprm.methods.formats.adapters.published import named as adapter_of
 from jprm.methods.jobs.score import stored_scale
 from jprm.methods.verify.verifiers import UNDECIDED
 from jprm.score.aggregate import RULES, by_every_rule, rank_keys
-from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, Scale
+from jprm.score.scale import LOG_ODDS, PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_differences, mean_draws
 from jprm.tree import Node, ReasoningTree, chains_of, read_trees, steps_only
 
@@ -429,11 +430,30 @@ def run(options: BestOfNOptions) -> Report:
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"] | {"own_rule": prm.rule}
-    scale = adapter_of(options.adapter).score_scale if options.adapter else stored_scale(options.input)
+    scale = adapter_of(options.adapter).score_scale if options.adapter else _told_scale(options.input)
     unread: list[str] = []
     placed = ((f"{options.input}:{line}", tree) for line, tree in enumerate(read_trees(options.input), start=1))
     report = best_of_n_report(stored_trees(placed, options.on_error, unread), seed=0, scale=scale) | {"too_long": 0}
     return report | ({UNREAD: unread} if unread else {})
+
+
+def _told_scale(path: str | os.PathLike) -> Scale:
+    """Returns what the scores of a file mean: as the file beside it says, else by the records' `semantics`.
+
+    Scores outside [0, 1] of implicit rewards, advantages or values are rewards; advantages in [-1, 1] are differences.
+    """
+    if (scale := stored_scale(path)) != PROBABILITY:
+        return scale
+    semantics, low, high = set(), 0.0, 1.0
+    for tree in read_trees(path):
+        semantics.add(tree.semantics)
+        if semantics & {"correctness", "rating"}:
+            return scale
+        scores = [node.score for node in tree.nodes if node.score is not None]
+        low, high = min([low, *scores]), max([high, *scores])
+    if (low, high) == (0, 1):
+        return scale
+    return Scale(threshold=0.0, weight="half") if semantics == {"advantage"} and low >= -1 and high <= 1 else LOG_ODDS
 
 
 def figures(request: Request) -> Report:

@@ -188,7 +188,7 @@ def reliability_curve(
 
 
 def calibration_report(
-    files: Mapping[str, Iterable[ReasoningTree]], calibrate: Iterable[ReasoningTree], neutral: str, seed: int
+    files: Mapping[str, Iterable[ReasoningTree]], calibrate: Iterable[ReasoningTree], neutral: str | None, seed: int
 ) -> dict[str, Any]:
     """Returns how far scores are probabilities on scored trees by file, before and after maps fitted on `calibrate`.
 
@@ -334,7 +334,7 @@ class _Judged(NamedTuple):
 
     @classmethod
     def of_trees(
-        cls, scored: Iterable[ReasoningTree], neutral: str, name: str, file: int, numbers: dict[str, int]
+        cls, scored: Iterable[ReasoningTree], neutral: str | None, name: str, file: int, numbers: dict[str, int]
     ) -> _Judged:
         """Reads trees, some at a time. `numbers` is given the number of each problem that it lacks."""
         steps = [_Steps(*(np.zeros(0, kind) for kind in (float, bool, int, int, int, int)))]
@@ -421,7 +421,8 @@ COLUMNS = ("steps", "mean score, %", "right, %", "ECE [95 %]", "plain / noise", 
 
 
 def tables(report: Report) -> Iterator[Table]:
-    title = f"Calibration: {report['n_steps']} steps of {report['n_problems']} problems; neutral: {report['neutral']}"
+    title = f"Calibration: {report['n_steps']} steps of {report['n_problems']} problems; neutral: "
+    title += report["neutral"] or "none"
     title += left_out_words(report)
     yield Table(title, ("", *COLUMNS), list(_rows(report)))
     rows = []

@@ -94,8 +94,8 @@ class StepsOptions(ModelOptions):
 
     data: Data
     """Files of rated steps, in the PRM800K format or jprm's own, and prepared folders."""
-    neutral: Neutral
-    """What a neutral rating counts as. There is no default: results under different policies do not compare."""
+    neutral: Neutral | None = None
+    """What a neutral rating counts as. Needed if a file has ratings of 0: results under different policies differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,8 +154,8 @@ class Calibration(ModelOptions):
     """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
     calibrate: Files
     """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
-    neutral: Neutral
-    """What a neutral rating counts as."""
+    neutral: Neutral | None = None
+    """What a neutral rating counts as. Needed if a file has ratings of 0."""
     store: Annotated[
         Literal["temperature", "platt", "isotonic", "quantile"] | None,
         arg(metavar="{temperature,platt,isotonic,quantile}", help_behavior_hint=""),

@@ -30,7 +30,7 @@ from jprm.methods.jobs.score import identity, request_of, write_scores
 from jprm.methods.judge.critiques import KEY as CRITIQUES
 from jprm.options import find_part
 from jprm.score.scorer import PRM
-from jprm.tree import ReasoningTree, read_trees, steps_only
+from jprm.tree import ReasoningTree, read_trees, steps_only, tree_of
 
 PathLike = str | os.PathLike
 
@@ -168,18 +168,29 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
-    read_all(files)
+    neutral = getattr(options, "neutral", "drop")
+    check_neutral(neutral, read_all(files))
     prm = load(options.model, adapter=options.adapter)
     scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
     scores = seen_by(benchmark, scores)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
-    neutral = getattr(options, "neutral", "drop")
     return prm, Request(data, fitted, neutral, scale=prm.scale, too_long=too_long)
 
 
 def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
     """Returns the records of all files: before the first is scored, so that a bad file is not found hours later."""
     return {name: source.records(path) for name, (path, source) in files.items()}
+
+
+def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Raises ScoreError for a neutral rating in the records, by file, if nothing says what it counts as."""
+    if neutral is None:
+        for name, items in records.items():
+            for i, tree in enumerate(map(tree_of, items), start=1):
+                if tree.semantics == "rating" and any(node.label == 0 for node in tree.nodes):
+                    raise ScoreError(
+                        f"{name}, record {i}: has a neutral rating. Give `neutral`: positive|negative|drop"
+                    )
 
 
 def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:

@@ -57,7 +57,7 @@ def scores_of(
         wanted = "a probability in [0, 1]" if probability else "a finite score"
         fix = "Score the file again with `jprm score`."
         if probability and np.isfinite(score_M).all():
-            fix = "Name the model's adapter (--adapter), or score the file again with `jprm score`."
+            fix = "If they are rewards, write `semantics` (value, advantage or implicit), or name the model's adapter."
         raise ScoreError(f"{where}: {value}. {(~good_M).sum()} of {len(flat)} steps lack {wanted}. {fix}")
     return np.split(score_M, np.cumsum(sizes)[:-1]) if trees else []
 

@@ -39,14 +39,19 @@ class Labelled(NamedTuple):
     score_N: Float[np.ndarray, " N"]
 
 
-def label_class(label: float | None, semantics: str, neutral: str, where: str = "label") -> int:
-    """Returns the class of a label: 1, 0, or `UNLABELLED` for None and, under `drop`, for neutral."""
-    if neutral not in NEUTRAL:
+def label_class(label: float | None, semantics: str, neutral: str | None, where: str = "label") -> int:
+    """Returns the class of a label: 1, 0, or `UNLABELLED` for None and, under `drop`, for neutral.
+
+    Raises ScoreError for a neutral rating if `neutral` is None, and for a label that says neither right nor wrong.
+    """
+    if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
     if label is None:
         return UNLABELLED
+    if semantics == "rating" and label == 0 and neutral is None:
+        raise ScoreError(f"{where}: is a neutral rating. Say what it counts as: --neutral {'|'.join(NEUTRAL)}")
     if semantics == "rating" and label in (-1, 0, 1):
-        return {1: 1, -1: 0, 0: {"positive": 1, "negative": 0, "drop": UNLABELLED}[neutral]}[int(label)]
+        return {1: 1, -1: 0, 0: {"positive": 1, "negative": 0}.get(neutral or "", UNLABELLED)}[int(label)]
     if semantics in ("correctness", "value") and 0 <= label <= 1:
         return int(label >= 0.5)
     raise ScoreError(f"{where}: {label!r} is no label of semantics {semantics!r} that says right or wrong")
@@ -95,7 +100,9 @@ def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
     return np.array(pairs, int).reshape(-1, 2)
 
 
-def steps_report(scored: Sequence[ReasoningTree], neutral: str, seed: int, threshold: float = 0.5) -> dict[str, Any]:
+def steps_report(
+    scored: Sequence[ReasoningTree], neutral: str | None, seed: int, threshold: float = 0.5
+) -> dict[str, Any]:
     """Returns the figures of scored trees, and those of trivial scorers under `baselines`.
 
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
@@ -153,7 +160,7 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
     return rows
 
 
-def auroc_draws(scored: Sequence[ReasoningTree], neutral: str, seed: int) -> Draws:
+def auroc_draws(scored: Sequence[ReasoningTree], neutral: str | None, seed: int) -> Draws:
     """Returns the AUROC of all labelled steps and its draws over problems, for `jprm.statistics.difference`."""
     trees = labelled(scored, neutral)
     score_N, right_N, problem_N = _labelled_steps(trees, [tree.score_N for tree in trees])
@@ -218,7 +225,7 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
     }
 
 
-def labelled(trees: Sequence[ReasoningTree], neutral: str, first: int = 0) -> list[Labelled]:
+def labelled(trees: Sequence[ReasoningTree], neutral: str | None, first: int = 0) -> list[Labelled]:
     """Returns scored trees as arrays. `first` numbers them in messages.
 
     Raises ScoreError where a score is missing or a label has no class.
@@ -275,7 +282,7 @@ def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
         rows.append([f"first error, {key}", *(column.get("first_error", {}).get(key) for column in columns.values())])
     title = f"Steps: {first['n_right']} right, {first['n_wrong']} wrong, {first['n_problems']} problems;"
     thresholds = dict.fromkeys(f"{report.get('threshold', 0.5):g}" for report in reports.values())
-    title += f" threshold {', '.join(thresholds)}; neutral: {first['neutral']}{left_out_words(first)}"
+    title += f" threshold {', '.join(thresholds)}; neutral: {first['neutral'] or 'none'}{left_out_words(first)}"
     yield Table(title, ("", *columns), rows)
 
 

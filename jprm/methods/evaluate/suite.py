@@ -38,6 +38,7 @@ from jprm.methods.evaluate.run import (
     TRAINED_ON,
     FileReader,
     by_name,
+    check_neutral,
     is_scored,
     open_scorer,
     read_all,
@@ -67,7 +68,7 @@ RESERVED = frozenset(
 class Suite:
     """A suite's file, with paths that can be opened."""
 
-    neutral: str
+    neutral: str | None
     data: Mapping[str, tuple[Place, ...]]  # section -> the files that are there
     calibrate: Mapping[str, tuple[Place, ...]]  # section -> the files that thresholds and maps are fitted on
     absent: tuple[str, ...]
@@ -113,7 +114,7 @@ def suite_of(suite: Any, path: Place) -> Suite:
         names = ", ".join([*known, "neutral", "seed", "too_long"])
         raise ValueError(f"{where}: {', '.join(sorted(unknown))}: unknown. A suite has {names}")
     judged = [name for name in known if name in suite and "neutral" in known[name].needs]
-    if judged and suite.get("neutral") not in NEUTRAL:
+    if judged and suite.get("neutral") not in (*NEUTRAL, None):
         raise ValueError(
             f"{where}: neutral is {suite.get('neutral')!r}; {' and '.join(judged)} need {'|'.join(NEUTRAL)}"
         )
@@ -137,7 +138,13 @@ def suite_of(suite: Any, path: Place) -> Suite:
     absent = tuple(dict.fromkeys(absent))
     places = {name: place for name, (place, _) in others.items()}
     return Suite(
-        suite.get("neutral", "drop"), data, calibrate, absent, **settings, others=places, benchmarks=benchmarks
+        suite.get("neutral", None if judged else "drop"),
+        data,
+        calibrate,
+        absent,
+        **settings,
+        others=places,
+        benchmarks=benchmarks,
     )
 
 
@@ -215,6 +222,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
 
 def _foreseen(suite: Suite, files: Mapping[str, tuple[Place, FileReader]]) -> Iterator[str]:
     records = read_all(files)
+    check_neutral(suite.neutral, records)
     for section, paths in suite.data.items():
         fitted = _names(suite.calibrate.get(section, ()))
         records_of = {name: records[name] for name in dict.fromkeys([*_names(paths), *fitted])}

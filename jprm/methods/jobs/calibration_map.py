@@ -168,7 +168,7 @@ NAME = "calibration.json"
 REMEDY = "run `jprm eval calibration --store`"
 
 
-def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str) -> None:
+def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str | None) -> None:
     """Writes a map (`to_json`) into the model's folder with what it was fitted on; an earlier map is replaced."""
     from_json(recalibration)
     of = {"run": run_id(path_of(prm.name)), "step": prm.step}

@@ -243,3 +243,24 @@ def test_the_models_own_rule_is_marked():
         "best by prod (its own rule)",
         "vote by prod (its own rule)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("semantics", "scores", "weight"),
+    [("value", [3.5, -1.0], "sigmoid"), ("implicit", [0.2, -0.3], "sigmoid"), ("advantage", [0.2, -0.3], "half"),
+     ("advantage", [2.0, 0.1], "sigmoid"), ("value", [0.2, 0.9], "score")],
+)  # fmt: skip
+def test_semantics_say_what_stored_scores_are(tmp_path, semantics, scores, weight):
+    samples = [{"steps": ["a"], "scores": [score], "correct": i == 0} for i, score in enumerate(scores)]
+    record = {"problem": "p", "samples": samples, "semantics": semantics}
+    (tmp_path / "f.jsonl").write_text(json.dumps(record) + "\n")
+    assert bon._told_scale(tmp_path / "f.jsonl").weight == weight
+    report = bon.run(bon.BestOfNOptions(input=tmp_path / "f.jsonl", to=tmp_path / "out.json"))
+    assert report["rules"]["last"]["best_of_n"]["value"][-1] == float(scores[0] == max(scores))
+
+
+def test_rewards_without_semantics_are_refused_with_the_way(tmp_path):
+    samples = [{"steps": ["a"], "scores": [3.5], "correct": True}]
+    (tmp_path / "f.jsonl").write_text(json.dumps({"problem": "p", "samples": samples}) + "\n")
+    options = bon.BestOfNOptions(input=tmp_path / "f.jsonl", to=tmp_path / "out.json")
+    refused(ScoreError, "write `semantics`", bon.run, options)

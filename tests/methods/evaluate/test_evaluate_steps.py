@@ -10,6 +10,7 @@ from refusing import refused
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import steps as ev
 from jprm.methods.evaluate.findings import verdict
+from jprm.methods.evaluate.run import check_neutral
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence.baselines import cross_fitted
 from jprm.statistics import auroc
@@ -122,6 +123,16 @@ def test_chain_records_and_other_semantics(tmp_path):
     assert (report["n_problems"], report["n_steps"], report["n_right"], report["n_wrong"]) == (2, 8, 3, 4)
     write_json(tmp_path / "report.json", report)
     assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+def test_neutral_is_needed_for_neutral_ratings_only():
+    chain = {"problem": "q", "steps": ["a", "b"], "labels": [1, 0], "scores": [0.9, 0.1]}
+    report = ev.steps_report([tree_of(chain)], None, seed=0)
+    assert (report["n_right"], report["n_wrong"]) == (1, 1)
+    refused(ScoreError, "neutral", ev.steps_report, [tree_of(PRM800K_LIKE)], None, seed=0)
+    refused(ScoreError, "f, record 1: .*neutral", check_neutral, None, {"f": [PRM800K_LIKE]})
+    check_neutral(None, {"f": [chain]})
+    check_neutral("drop", {"f": [PRM800K_LIKE]})
 
 
 def test_bad_input_is_named():
