@@ -243,7 +243,7 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
     if not path.endswith(".py"):
-        raise ValueError(f"{path}: is no Python file; an experiment is a .py file with a function experiment()")
+        raise ValueError(f"{path}: no experiment, a .py file with experiment(). Other trainers: examples/trainers/")
     return run(path, pathlib.Path(path).read_text(encoding="utf-8-sig"))
 
 
