@@ -30,7 +30,7 @@
 PYTHON ?= python3
 EXTRAS ?= test
 VENV ?= .venv
-DATA ?= $(or $(JPRM_DATA),../shared/data)
+DATA ?= $(or $(JPRM_DATA),$(wildcard ../shared/data),data)# published data: docs/data.md says where they are
 BASE ?= main# the commit that make gate compares this tree with
 STORM ?=# options of make storm: STORM="--kills 100 --processes 4 --seed 7"
 BENCH ?=# benchmarks and their options: BENCH="score_speed -- --rounds 5"
@@ -149,33 +149,44 @@ bench: install
 
 # Training and evaluation continue where they stopped: run the target again after any interruption.
 train-prm800k: install data/prm800k.prepared
-	JPRM_PREPARED_VALID=data/prm800k_valid $(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
+	JPRM_PREPARED=$(PREPARED)/prm800k JPRM_PREPARED_VALID=$(PREPARED)/prm800k_valid \
+	  $(BIN)/jprm train experiments/prm800k_smollm2.py --workdir $(RUN)
 	$(MAKE) --no-print-directory evaluate-prm800k
 
 # The pool's first 250 of 1,319 problems: scoring all of them takes most of an hour on 2 cores.
 evaluate-prm800k: install
 	$(BIN)/jprm eval steps --model $(RUN) --input $(PRM800K)/phase1_test.jsonl --neutral positive --output $(RUN)/steps.json
-	test -f $(RUN)/pool.jsonl || head -n 250 $(POOL) > $(RUN)/pool.jsonl
-	$(BIN)/jprm eval best-of-n --model $(RUN) --input $(RUN)/pool.jsonl --output $(RUN)/best_of_n.json
+	test -f $(RUN)/pool.jsonl || ! test -f $(POOL) || head -n 250 $(POOL) > $(RUN)/pool.jsonl
+	! test -f $(RUN)/pool.jsonl || \
+	  $(BIN)/jprm eval best-of-n --model $(RUN) --input $(RUN)/pool.jsonl --output $(RUN)/best_of_n.json
 	$(BIN)/jprm eval processbench --model $(RUN) --input $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json \
 	  --calibrate $(PROCESSBENCH)/gsm8k.json --output $(RUN)/processbench.json
 
 # Every twentieth line is for validation; training excludes its problems.
-HELD_OUT := data/prm800k_held_out.jsonl
+PREPARED := data/prepared
+HELD_OUT := $(PREPARED)/prm800k_held_out.jsonl
 TESTED = $(PROCESSBENCH)/gsm8k.json $(PROCESSBENCH)/math.json $(PRM800K)/phase1_test.jsonl
 PREPARE = $(BIN)/jprm prepare prm800k --overwrite --input
 POLICY = human_written=unlabelled control_questions=drop
 
+# What a stranger types to get the files that train-prm800k reads: 11 MB.
+define GET_DATA
+no $(PRM800K)/phase1_train.jsonl. Name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER, or get the data:
+  mkdir -p $(PRM800K) $(PROCESSBENCH)
+  for name in phase1_train phase1_test; do curl -fL -o $(PRM800K)/$$name.jsonl https://github.com/openai/prm800k/raw/main/prm800k/data/$$name.jsonl; done
+  for name in gsm8k math; do curl -fL -o $(PROCESSBENCH)/$$name.json https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/$$name.json; done
+endef
+export GET_DATA
+
 # The marker is written last: a stopped preparation starts again.
 data/prm800k.prepared: | install
-	@test -f $(PRM800K)/phase1_train.jsonl || \
-	  { echo "no $(PRM800K)/phase1_train.jsonl: name the folder that holds prm800k/ with make $(MAKECMDGOALS) DATA=FOLDER"; exit 1; }
-	mkdir -p data
+	@test -f $(PRM800K)/phase1_train.jsonl || { echo "$$GET_DATA"; exit 1; }
+	mkdir -p $(PREPARED)
 	awk 'NR % 20 == 0' $(PRM800K)/phase1_train.jsonl > $(HELD_OUT)
-	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --output data/prm800k --set $(POLICY)
-	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --output data/prm800k_valid --set $(POLICY)
+	$(PREPARE) $(PRM800K)/phase1_train.jsonl --exclude $(TESTED) $(HELD_OUT) --output $(PREPARED)/prm800k --set $(POLICY)
+	$(PREPARE) $(HELD_OUT) --exclude $(TESTED) --output $(PREPARED)/prm800k_valid --set $(POLICY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-docs .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prm800k data/prm800k_valid data/prm800k_held_out.jsonl data/prm800k.prepared
+	rm -rf $(VENV) .venv-docs .cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info data/prepared data/prm800k.prepared
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,8 +23,8 @@ from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 
 BASE = os.environ.get("JPRM_BASE", "runs/models/qwen2.5-coder-0.5b.gguf")
-DATA = os.environ.get("JPRM_PREPARED", "data/prm800k")
-VALID = os.environ.get("JPRM_PREPARED_VALID", "data/prm800k_valid")
+DATA = os.environ.get("JPRM_PREPARED", "data/prepared/prm800k")
+VALID = os.environ.get("JPRM_PREPARED_VALID", "data/prepared/prm800k_valid")
 
 
 def experiment() -> Experiment:
