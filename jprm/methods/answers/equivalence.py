@@ -76,6 +76,7 @@ _BUILT = re.compile(
 )
 _LONGEST_RANGE = 200  # characters
 _COMMA = re.compile(r"[+-]?\d{1,3}(?:[. ]?\d{3})*,\d+")  # before the decimals, as in much of Europe
+_CENTS = re.compile(r"[+-]?\d+,\d\d")  # 12,50: two digits are no thousands
 _LETTERED = re.compile(r"[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)")
 _VALUE_OF = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*=\s*([^=]+)")
 _TRIG = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\\circ")
@@ -111,6 +112,8 @@ def _same(truth: str | float, answer: str | float, limit_s: float, depth: int = 
         return _same_number(left, right)
     if left and isinstance(answer, str) and _COMMA.fullmatch(answer):
         return same(truth, answer.replace(".", "").replace(",", "."))
+    if right and isinstance(truth, str) and _CENTS.fullmatch(truth) and "." in str(answer):
+        return same(truth.replace(",", "."), answer)
     text, other = str(truth), str(answer)
     if max(len(text), len(other)) > forms.LONGEST:
         return forms.canonical_answer(truth) == forms.canonical_answer(answer)

@@ -230,11 +230,13 @@ CHANGES = re.compile(
     re.IGNORECASE,
 )
 """A word beside a number that changes it, or is no unit."""
-_WORDY = re.compile(r"[^\W\d_]+(?:[ '-]+[^\W\d_]+){0,5}\Z")
+_WORDY = re.compile(r"[^\W\d_]+(?:[ '&-]+[^\W\d_]+){0,5}\Z")
+_NOUN = re.compile(r"[A-Z](?:[&-]| (?=[a-z]{3}))[^\W\d_]{2,}|[^\W\d_]+")
+"""A word, or what counts as one: M&Ms, T-shirts, C batteries."""
 _POWER = re.compile(r"\s*(?:\^\s*\{?\s*([23])\s*\}?|(?<=[a-z])([23])\Z)")
 _TAIL = re.compile(
     r"(?P<glued>\s*(?:\^\\circ\s*[CF]?|[€£¥₹¢]|\\\$))\Z"
-    r"|(?P<gap>\s*)(?P<unit>[^\W\d_]{1,20}\.?(?:\s*(?:\^\s*\{?[23]\}?|[ /·'-]|\\cdot"
+    r"|(?P<gap>\s*)(?P<unit>[^\W\d_]{1,20}\.?(?:\s*(?:\^\s*\{?[23]\}?|[ /·'&-]|\\cdot"
     r"|\bper\b)?\s*(?:[^\W\d_]+\.?|\([a-z ]+\)))"
     r"{0,6}\s*(?:\^\s*\{?-?[123]\}?)?)\.?\Z"
 )
@@ -269,7 +271,7 @@ def unit_of(phrase: str) -> str | None:
             return None
         joined = "/".join(map(str, names)) if all(names) else ""
         return _COMPOUND.get(joined, joined)
-    words = re.findall(r"[^\W\d_]+", phrase)
+    words = _NOUN.findall(phrase)
     if _WORDY.match(phrase) and any(len(word) > 1 for word in words):
         words = [word for word in words if word.lower() not in ("a", "an")]
         if words and not any(CHANGES.match(word) or len(word) == 1 for word in words):
@@ -377,9 +379,10 @@ _POWERS = re.compile(
     r"|\*\*)\s*(?:\{\s*([+-]?\d{1,4})\s*\}|([+-]?\d{1,4}))\Z"
 )
 _EUROPEAN = re.compile(r"([+-]?)(\d{1,3}(?:\.\d{3})+),(\d{1,2})\Z")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d{1,2}")  # of a quantity, 12,50 €: it has no thousands
 _SIGN_WORD = re.compile(r"(?:minus|negative)\s+(?=[\d\\.])", re.IGNORECASE)
 _PERCENT = re.compile(
-    r"\s*(?:%|per\s?cent(?:age points?)?)(?:\s+of\s+(?:the\s+)?[a-z]{3,}(?:\s[a-z]+){0,3})?\Z", re.IGNORECASE
+    r"\s*(?:%|per\s?cent(?:ages?(?:\s+points?)?)?)(?:\s+of\s+(?:the\s+)?[a-z]{3,}(?:\s[a-z]+){0,3})?\Z", re.IGNORECASE
 )
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
@@ -428,6 +431,8 @@ def number_of(answer: str | float) -> Number | None:
             m = _PERCENT.search(text)
         if m:
             percent, text = True, text[: m.start()]
+        if (percent or unit) and _DECIMAL_COMMA.fullmatch(text):
+            text = text.replace(",", ".")
         m = _HALVES.search(text)
         if m and (m.end() == len(text) or unit_of(text[m.end() :]) is not None):
             base = _plain(text[: m.start()]) or _in_words(text[: m.start()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jprm.methods.answers.forms import CHANGES
 
@@ -33,6 +33,7 @@ _FILLER = re.compile(
     r"|polynomial|set|letter|option|choice)s?(?:\s+of)?|following|choice|option|letter"
     r"|there\s+(?:are|is)|obviously|definitely|actually|probably|in\s+fact|of\s+course|as\s+follows"
     r"|finally|is|are|est|es|ist)(?![a-zA-Z])"
+    r"|(?:la|el|o|die|der|a)(?=\s+(?:(?:opci[óo]n|opç[ãa]o|option|letra|lettre)\s+)?(?-i:[B-J])(?![\w'’]))|(?:opci[óo]n|opç[ãa]o|letra|lettre)(?=\s+(?-i:[A-J])(?![\w'’]))"
     r"|(?:the|a|an)(?=\s+(?:number|value|expression|point|interval|pair|fraction|vector|matrix|function"
     r"|equation|polynomial|set|letter|option|choice|total|following))))+",
     re.IGNORECASE,
@@ -82,6 +83,8 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     if choice and not re.match(r"[A-J],\s*(?:[A-Za-z](?![a-z])|\d)", text[at:]):
         letter = choice[1] or choice[2] or choice[3]
         if not choice[3]:
+            if _EXPLAINED.match(text, at + choice.end()):
+                return letter, "value", at + choice.end()
             end = _stop(text, min(at + 3, len(text)), _END)  # of the sentence
             whole = text[at:end].strip().rstrip(".")
             return whole if len(whole) < 200 else letter, "value", end
@@ -120,6 +123,15 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     return answer, "value", end
 
 
+_EXPLAINED = re.compile(
+    r"\(?[A-J]\)?(?:,|\s+(?:and|is|are|was|were|has|have|does|do|can|cannot|could|would|gives?|seems?|fails?|says?|states?|just))\b"
+    r"|(?:option|choice|answer|statement)s?\s+\(?[A-J]\b|(?:because|since|as|for|the\s+(?:other|rest|remaining)|all\s+other|this|that"
+    r"|these|it|we|i|here|note|other|explanation|reason\w*|in\s+this|my|therefore|so|if|when|to)\b",
+    re.IGNORECASE,
+)
+"""What begins an explanation behind the letter of a choice, and no text of it."""
+
+
 def _stop(text: str, at: int, pattern: re.Pattern[str]) -> int:
     """Returns where a pattern of ends matches first, but for the full stop of an abbreviation; else the text's end."""
     stop = pattern.search(text, at)
@@ -155,15 +167,20 @@ _TOKEN = re.compile(
 _NAMES = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?\Z|(?:log|ln|sqrt|pi|exp|max|min|mod|gcd|lcm|infinity|det)\Z"
 )
+_COMPOUND = re.compile(r"-[A-Za-z]{2,}")
+_OF_THINGS = re.compile(r"&[A-Za-z]|[-‑][A-Za-z]{2,}|(?<=[A-Z]) [a-z]{3,}")
 _PRIME = re.compile(r"(?<=[A-Za-z'])'(?!s\b|\s|\Z)")
 _BREAKS = set(r"\boxed \fbox \implies \therefore \because \blacksquare \square \Box \qed \checkmark".split())
 _OPERATORS = set(r"\cdot \times \le \ge \leq \geq \to \quad \qquad \right \in \cup \cap \pm".split())
 """Commands with which no formula ends."""
 
 
-def _end_of_formula(text: str, at: int) -> int:
-    """Returns where the formula that begins at a place ends; the place itself if there is none."""
-    end, depth, last, solid = at, [], at, False
+def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
+    """Returns where the formula that begins at a place ends; the place itself if there is none.
+
+    `lists`: whether "1, 2 and 3" is one formula. A list with a word behind it is none: of "1, 2 apples" it is 1.
+    """
+    end, depth, last, solid, first = at, [], at, False, 0
     while end < len(text) and (token := _TOKEN.match(text, end)):
         kind, piece = token.lastgroup, token[0]
         if kind == "dollar" and is_money(piece[1:-1]) or kind == "sign" and piece == "$":
@@ -171,6 +188,8 @@ def _end_of_formula(text: str, at: int) -> int:
                 break
             end += 1
             continue
+        if kind == "number" and solid and not depth and _COMPOUND.match(text, token.end()):  # 12 7-Ups
+            break
         if kind in ("math", "dollar", "number", "environment", "words"):
             solid, last = True, token.end()
         elif kind == "word":
@@ -208,12 +227,14 @@ def _end_of_formula(text: str, at: int) -> int:
                 depth
                 or (piece == "!" and re.match(r"!\s*[-+*/=^)\]}\d(\\]", text[end:]))
                 or (piece == ":" and re.match(r":\s?\d", text[end:]))
-                or (piece in ",，、" and _continues(text, token.end()))
+                or (lists and piece in ",，、" and _continues(text, token.end()))
             )
             if solid and _PRIME.match(text, end):
                 last = token.end()
             elif not goes_on:
                 break
+            elif piece in ",，、" and not depth:
+                first = first or last
             elif piece == "!" and solid:
                 last = token.end()
         elif kind == "sign":
@@ -224,18 +245,23 @@ def _end_of_formula(text: str, at: int) -> int:
             elif piece in "€£¥₹" and solid or piece == "|" and text.count("|", at, end) % 2:
                 last = token.end()
         end = token.end()
-        if not depth and (m := _AND.match(text, end)) and solid and _is_item_after(text, m.end()):
+        if not depth and lists and (m := _AND.match(text, end)) and solid and _is_item_after(text, m.end()):
             end = m.end()
         if end - at > LONGEST:
             break
     if not solid:
         return at
+    if first and _THINGS.match(text, last):
+        last = first
     return min(max(last, at), len(text)) if last > at else at
+
+
+_THINGS = re.compile(r"\s+(?!(?:and|or|in|as|respectively|are|is|for)\b)[a-z]{3,}")
 
 
 def _is_item_after(text: str, at: int) -> bool:
     """Returns whether what follows "and" or "or" is a formula, and no number of other things."""
-    end = _end_of_formula(text, at) if at < len(text) else at
+    end = _end_of_formula(text, at, lists=False) if at < len(text) else at
     return end > at and not re.match(
         r"\s+(?!(?:or|and|respectively|as|in|is|are|for)\b)[a-z]{2,}\s+[a-z]{2,}", text[end:]
     )
@@ -252,6 +278,8 @@ def _is_symbol(text: str, token: re.Match[str], solid: bool, inside: bool) -> bo
     if len(word) == 1:
         article = word in "aAI" and re.match(r"[^\S\n]+[a-zA-Z]{2,}", text[end:])
         prose = article or re.match(r"['’](?:s|m|ll|d|ve)\b", text[end:])
+        if solid and not inside and before == " " and (word == "k" or _OF_THINGS.match(text, end)):
+            return False  # 3 T-shirts, 7 C batteries, 20 k
         return not prose and not re.match(r"\.\s?[a-zA-Z]\.", text[end:])
     if before and before in "{^_" or inside and after and after in "}^_":
         return True
@@ -291,9 +319,8 @@ def _continues(text: str, at: int) -> bool:
         return False
     if re.match(r"[^\W\d_]", rest):
         return bool(re.match(r"[A-Za-z](?:\s*(?:[-+*/=^_,).;$]|\\|\Z|and\b|or\b))", rest))
-    end = _end_of_formula(text, len(text) - len(rest))
-    follow = text[end : end + 30]
-    return end > at and not re.match(r"\s+(?!and\b|or\b|in\b|as\b|respectively\b|are\b|is\b|for\b)[a-z]{3,}", follow)
+    start = len(text) - len(rest)
+    return _end_of_formula(text, start, lists=False) > start
 
 
 def _strip_math(text: str) -> str:
@@ -317,23 +344,29 @@ def _tidy(text: str) -> str:
     return text[:-1].rstrip() if text.endswith("\\") else text
 
 
-# ---- The last number.
+# ---- The values of a line.
 
 
-def last_number(text: str) -> str | None:
-    """Returns the last number or formula: of the last line that has one."""
-    text = MATH.sub(lambda m: m[0].replace("\n", " "), text[-4 * LONGEST :])
-    return next(filter(None, (last_formula(line[-LONGEST // 2 :]) for line in reversed(text.split("\n")))), None)
+class Value(NamedTuple):
+    """A number or formula of a line: where it begins and ends, and what it says (of an equation its last side)."""
+
+    start: int
+    end: int
+    text: str
 
 
-_LABEL = re.compile(r"\A\s*(?:[A-Z]\d{1,3}\s*:|step\s+\d{1,3}\s*[:.]|\d{1,3}[.)])\s+(?=\S)", re.IGNORECASE)
+LABEL = re.compile(r"\s*(?:[A-Z]\d{1,3}\s*:|step\s+\d{1,3}\s*[:.]|\d{1,3}[.)])\s+(?=\S)", re.IGNORECASE)
 _START = re.compile(r"[$\\\d√π∞½¼¾(\[.+−-]|(?<![a-zA-Z'’])[a-zA-Z](?![a-zA-Z'’])")
+_DIGITS = re.compile(r"-?\d+(?:[.,]\d+)*")
+_GLUED = re.compile(r"(-?\d[\d.,]*)([gmLlshWJNVK])\Z")
+_NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 
 
-def last_formula(line: str) -> str | None:
-    """Returns the last number or formula of a line; of an equation of numbers its last side."""
-    line = _LABEL.sub("", line)
-    last, at = "", 0
+def values(line: str) -> list[Value]:
+    """Returns the numbers and formulas of a line of prose, in order."""
+    label = LABEL.match(line)
+    found: list[Value] = []
+    at = first = label.end() if label else 0
     for _ in range(300):
         if not (m := _START.search(line, at)):
             break
@@ -345,13 +378,26 @@ def last_formula(line: str) -> str | None:
         formula = line[m.start()] in "$\\" or re.search(r"\d", piece) or re.search(r"[A-Za-z]\s*[-+*/^=]\s*\S", piece)
         if formula and re.search(r"\w|\\", piece):
             unit = _UNITY.match(line, end)
-            last = piece + (unit[0].strip() if unit else "")
+            side = _last_side(piece + (unit[0].strip() if unit else ""))
+            found.append(Value(m.start(), end, side if line[m.start()] in "$\\" else _GLUED.sub(r"\1 \2", side)))
         at = end
-    if not last:
-        digits = re.findall(r"-?\d+(?:[.,]\d+)*", line)
-        return digits[-1] if digits else None
-    sides = last.split("=")
-    before = re.sub(r"\\[a-zA-Z]+", "", sides[0])
-    if len(sides) > 1 and sides[-1].strip() and not re.search(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", before):
-        return _tidy(sides[-1])
-    return last
+    if not found:
+        found = [Value(m.start(), m.end(), m[0]) for m in _DIGITS.finditer(line, first)]
+    return found
+
+
+def formula_at(text: str, at: int) -> str:
+    """Returns the number or formula that begins at a place, behind white space; "" if there is none."""
+    while at < len(text) and text[at] == " ":
+        at += 1
+    end = _end_of_formula(text, at)
+    return _tidy(text[at:end])
+
+
+def _last_side(formula: str) -> str:
+    """Returns the last side of an equation of numbers or of words, `\\text{Total} = 3 + 4 = 7`; else the formula."""
+    first, *_, last = formula.split("=") if "=" in formula else (formula, "")
+    names = set(re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", _NAME_IN_WORDS.sub("", first)))
+    if (unit := _GLUED.fullmatch(last.strip())) and re.search(rf"\d{unit[2]}", first):  # 2 * 40g = 80g
+        names.discard(unit[2])
+    return formula if names or not last.strip() else _tidy(last)

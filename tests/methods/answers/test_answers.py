@@ -14,6 +14,7 @@ HERE = pathlib.Path(__file__).parent
 PAIRS = json.loads((HERE / "answer_pairs.json").read_text(encoding="utf-8"))
 STATEMENTS = json.loads((HERE / "answer_statements.json").read_text(encoding="utf-8"))
 BY_RULE = json.loads((HERE / "answer_rules.json").read_text(encoding="utf-8"))
+SENTENCES = json.loads((HERE / "answer_sentences.json").read_text(encoding="utf-8"))
 ENDINGS = json.loads((HERE / "answer_endings.json").read_text(encoding="utf-8"))
 
 
@@ -138,6 +139,75 @@ def test_answers_in_usual_endings_are_found_and_equal_themselves(shared_data):
                 if extracted != answer and not equivalent(answer, extracted):
                     wrong += [(ending, answer, extracted)] * times
     assert tried >= 40 * 500 and len(wrong) <= tried / 100, wrong
+
+
+@pytest.mark.parametrize(("truth", "text"), SENTENCES["state_it"], ids=range(len(SENTENCES["state_it"])))
+def test_extract_answer_reads_the_value_that_a_sentence_states(truth, text):
+    assert equivalent(truth, extract_answer(text))
+
+
+@pytest.mark.parametrize(("other", "text"), SENTENCES["do_not_state_it"])
+def test_extract_answer_leaves_what_a_sentence_only_mentions(other, text):
+    assert not equivalent(other, extract_answer(text))
+
+
+@pytest.mark.parametrize("text", SENTENCES["choose_D"])
+def test_extract_answer_finds_a_chosen_letter_in_all_its_forms(text):
+    assert equivalent("D", extract_answer(text)) and not equivalent("C", extract_answer(text))
+
+
+@pytest.mark.parametrize("text", SENTENCES["do_not_choose_D"])
+def test_extract_answer_finds_no_letter_that_is_not_chosen(text):
+    assert not equivalent("D", extract_answer(text))
+
+
+@pytest.mark.parametrize(("truth", "text"), SENTENCES["choose"])
+def test_extract_answer_finds_small_letters_and_the_text_of_a_choice(truth, text):
+    assert equivalent(truth, extract_answer(text))
+
+
+WORST = [
+    "3, 6, 9, ",
+    "He has 3 eggs. ",
+    "Therefore, ",
+    "so thus hence ",
+    "After 3 days, ",
+    "3 + 4 = 7\n",
+    "a = b = ",
+    "is ",
+]
+WORST += [
+    "Option D is ",
+    "the answer is ",
+    "the answer is the largest ",
+    "(3 ",
+    "**3** ",
+    "1 and ",
+    "3, which is ",
+    "(D) ",
+]
+WORST += [
+    "D. ",
+    "the result of 3 is ",
+    "Answer\n",
+    "### Final Answer\nAfter ",
+    "\\boxed{3} ",
+    "$3 ",
+    "word ",
+    "because 3 ",
+]
+WORST += ["there are ", "答案是", "compared to ", "I choose ", "#### 3\n", "answer isn't ", "The Name "]
+
+
+@pytest.mark.parametrize("piece", WORST)
+def test_extract_takes_time_in_proportion_to_the_length(piece):
+    def seconds(length):
+        text = (piece * length)[:length] + "7."
+        start = time.process_time()
+        extract(text)
+        return time.process_time() - start
+
+    assert seconds(20_000) <= 6 * min(seconds(5_000), seconds(5_000)) + 0.1
 
 
 @pytest.mark.parametrize(("text", "answer", "rule"), BY_RULE)

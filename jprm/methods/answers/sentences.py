@@ -1,0 +1,284 @@
+r"""Reads sentences: which of its numbers a sentence states, and which it only mentions.
+
+"So she needs to babysit 5 times to have enough eggs to make 15 flans" states 5. Of the values of a sentence, in order:
+
+1. Only those in bold count, if there are any, and none that the sentence sets aside: in brackets, behind "compared to",
+   in a condition ("when $x = 3$"), or a bare name (`n`, `ABC`) beside a number.
+2. The result of the text's last equation that is among them is stated: the working before the sentence leads there.
+3. Else, without the introduction ("After 15 days, Ryan has 25 flowers"), the value behind a verb of being ("the total
+   cost of 10 gallons is $28"), else the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from jprm.methods.answers.forms import normal, number_of, squeezed
+from jprm.methods.answers.formulas import LABEL, LONGEST, MATH, Value, formula_at, values
+from jprm.methods.answers.prose import Mark, Prose, Span, any_of
+
+_EQUATIONS = 60  # that are read, from the last
+
+_FULL_STOP = re.compile(r"(?<=[^\s.!?])[.!?]+[\"”)]*[^\S\n]+(?=[\"“(\\$]*[A-Z\d\\$])|[。！？]")
+_ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e|e\.g|cf|ca|a\.m|p\.m|[B-Z])\Z")
+
+
+def sentences(text: str, start: int, end: int) -> list[Span]:
+    """Returns where the sentences of a line begin and end."""
+    out = []
+    for stop in _FULL_STOP.finditer(text, start, end):
+        if not _ABBREVIATED.search(text, max(start, stop.start() - 8), stop.start()):
+            out.append((start, stop.end()))
+            start = stop.end()
+    return [*out, (start, end)]
+
+
+def conclusion(prose: Prose) -> Mark | None:
+    """Returns the answer of a text without marks: of its last sentence with a number or formula, or in words.
+
+    Words are one that a last sentence concludes ("Therefore, after 90 degrees she is facing **east**.").
+    """
+    prose = prose.since(max(0, len(prose.text) - 4 * LONGEST))
+    prose = prose._replace(text=MATH.sub(lambda m: m[0].replace("\n", " "), prose.text))
+    end, last = len(prose.text), True
+    while end >= 0:
+        start = prose.text.rfind("\n", 0, end) + 1
+        begin = max(start, end - LONGEST // 2)
+        if label := LABEL.match(prose.text, begin, end):
+            begin = label.end()
+        for sentence in reversed(sentences(prose.text, begin, end)):
+            if last and (answer := _words(prose, sentence)):
+                return Mark(sentence[0], answer, "statement", True)
+            if answer := stated_value(prose, sentence):
+                return Mark(sentence[0], answer, "number", True)
+            last = last and not re.search(r"\w", prose.text[slice(*sentence)])
+        end = start - 1
+    return None
+
+
+def stated_value(prose: Prose, sentence: Span) -> str | None:
+    """Returns which of its values a sentence states, see above; None if it has none."""
+    start, end = sentence
+    text = prose.text[:end]
+    found = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]
+    bold = [v for v in found if any(a < v.end and v.start < b for a, b in prose.bold)]
+    left = _not_aside(text, start, bold or found)
+    if len({squeezed(normal(v.text)) for v in left}) > 1:
+        main = max([_main_clause(text, start), *(m.end() for m in _SO.finditer(text, start))])
+        left = [v for v in left if v.start >= main] or left
+        if again := [v for v in left if _AGAIN.search(text, max(start, v.start - 60), v.start)]:
+            return again[-1].text
+        if counted := [v for v in left if _THERE_ARE.search(text, start, v.start)]:
+            return counted[-1].text
+        for result in _results(text):
+            if same := [v for v in left if _equal(v.text, result)]:
+                return same[-1].text
+        left = [v for v in left if _IS.search(text, start, v.start)] or left
+        left = [v for v in left if not _GIVEN.search(text, start, v.start)] or left
+    return left[0].text if left else None
+
+
+# ---- What a sentence sets aside.
+
+_CONDITION = re.compile(
+    r"\b(?:when|if|for|where|at|since|given|let|as|because|assuming|with|and)\s+(?:that\s+)?[\\($]*\Z", re.IGNORECASE
+)
+_COMPARED = re.compile(
+    r"\b(?:compared\s+(?:to|with)|rather\s+than|instead\s+of|as\s+opposed\s+to|versus|than|not)\s+(?:\w+\s+){0,3}[\\($]*\Z",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r"\b(?:because|since)\b[^,;]*\Z", re.IGNORECASE)
+_NAME = re.compile(
+    r"(?:\\(?:triangle|angle|overline|mathbf|mathrm|vec|text|operatorname)\s*)?\{?\s*[A-Za-z]{1,5}'*\s*\}?"
+    r"(?:_\{?\w+\}?)?(?:\([a-z](?:,\s*[a-z])*\))?"
+)
+
+
+def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
+    """Returns the values that a sentence does not set aside; all of them if it sets all aside."""
+    tests = (
+        lambda v: not _NAME.fullmatch(v.text),
+        lambda v: not text.count("(", start, v.start) - text.count(")", start, v.start) > 0 or text[v.start] == "(",
+        lambda v: not _COMPARED.search(text, max(start, v.start - 200), v.start),
+        lambda v: not _REASON.search(text, start, v.start),
+        lambda v: not ("=" in v.text and _CONDITION.search(text, max(start, v.start - 40), v.start)),
+    )
+    left = list(found)
+    for test in tests:
+        left = [v for v in left if test(v)] or left
+    return left
+
+
+_AGAIN = re.compile(
+    r"\bwhich\s+(?:is|equals|gives|means|makes|rounds)(?:\s+(?:also|the\s+same\s+as|equal\s+to|equivalent\s+to|about|approximately|up|down|to))*"
+    r"\s+[\\($]*\Z|\brounded(?:\s+(?:up|down|off))?(?:\s+to)?(?:\s+the\s+nearest\s+\w+(?:\s+\w+)?)?(?:\s+(?:is|gives|to))?\s+[\\($]*\Z"
+    r"|\d[\d.,%]*(?:\s+\w+)?,?\s+or\s+(?:about\s+|just\s+)?[\\($]*\Z",
+    re.IGNORECASE,
+)
+"""What stands before a value that says the one before it again: "0.25 dollars, which is 25 cents"."""
+
+
+# ---- Words.
+
+_BECOMES = re.compile(
+    r"\b(?:is|are|was|were|be|becomes|equals|faces)\s+(?:(?:facing|heading|called|named|the)\s+)*"
+    r"((?:[A-Z][a-z]+ ){0,2}[A-Z][a-z]+|[a-z]{2,})[.!]?\s*\Z"
+)
+_NO_ANSWER = re.compile(
+    r".*(?:ed|ing|ly|[ai]ble|ful|less)\Z|(?:not|no|the|as|an?|so|it|this|that|also|now|only|very|all|both|more|quite|indeed|still)\b"
+    r"|(?:\w*correct|right|wrong|\w*valid|\w*complete|\w*consistent|unique|clear|true|false|enough|done|here|there|above|below"
+    r"|follows|needed|whole|integers?|same|equal|old|left|long|tall|away|\w*accurate|met|free|ready|safe|negative|positive)\Z",
+    re.IGNORECASE,
+)
+
+
+def _words(prose: Prose, sentence: Span) -> str | None:
+    """Returns the words that a conclusion without numbers in its main clause ends with, or that stand in bold in it."""
+    start, end = sentence
+    text = prose.text[:end]
+    if not _THEREFORE.match(text, start):
+        return None
+    main = _main_clause(text, start)
+    bold = [text[a:b] for a, b in prose.bold if main <= a and b <= end]
+    if re.search(r"\d|[$\\]", text[main:]) and not (len(bold) == 1 and f" is {bold[0]}" in text[main:]):
+        return None
+    ending = _BECOMES.search(text, main)
+    words = bold[0] if len(bold) == 1 else ending[1] if ending else ""
+    words = words.strip(" .,:!")
+    words = words.lower() if number_of(words.lower()) else words  # three Treeks
+    return words if 0 < len(words.split()) <= 3 and not _NO_ANSWER.match(words) else None
+
+
+# ---- Results of equations.
+
+_EQUALS = re.compile(r"(?<![<>=!≠:\\])=(?![=>])|≈|\\approx(?![a-zA-Z])|\\Rightarrow|⇒")
+
+
+_UNSOLVED = re.compile(
+    r"(?:(?<![a-zA-Z\d])[a-zA-Z]|(?<=\d)[a-fi-kn-rt-z])(?:_\{?\w+\}?)?\s*[-+*/^]|[-+*/^]\s*[a-zA-Z](?![a-zA-Z])"
+)
+"""A side of an equation that is not its result: x + y = 5."""
+
+
+def _results(text: str) -> Iterator[str]:
+    """Yields the values behind the signs of equality of a text, from the last."""
+    text = text[-4 * LONGEST :]
+    for sign in reversed([*_EQUALS.finditer(text)][-_EQUATIONS:]):
+        formula = formula_at(text, sign.end())
+        before = re.split(r"[=≈\n$(\[,:]|\\approx", text[max(0, sign.start() - 80) : sign.start()])[-1]
+        if formula and not _EQUALS.search(formula) and not _UNSOLVED.search(re.sub(r"\\[a-zA-Z]+", "", before)):
+            yield formula
+
+
+def _equal(text: str, result: str) -> bool:
+    """Returns whether a value is the result of an equation, by value or by text."""
+    value, other = number_of(text), number_of(_GLUED.sub(r"\1", result))
+    if value and other:
+        return value.value == other.value
+    sides = {squeezed(normal(text)), squeezed(normal(text.rpartition("=")[2]))}
+    return squeezed(normal(result)) in sides
+
+
+_GLUED = re.compile(r"\A(\d[\d.,]*)[a-zA-Z]{1,3}\Z")  # a unit: 48g
+
+
+# ---- The grammar of a sentence without equations before it.
+
+_CONCLUDING = any_of(
+    "therefore, so, thus, hence, then, consequently, finally, overall, accordingly, now, also,"
+    "in conclusion, in total, in summary, to conclude, as a result, this means, that means, we conclude, it follows"
+)
+_THEREFORE = re.compile(rf"[\s\-*•>]*(?:(?:and\s+)?{_CONCLUDING}(?:\s+that)?[,:]?\s+)+", re.IGNORECASE)
+_INTRODUCING = any_of(
+    "after, before, in, at, on, by, for, from, over, during, within, with, without, given, when, if, since, because,"
+    "as, out of, of, once, while, every, each, per, among, between, under, assuming, considering, starting, until, to,"
+    "having, throughout, based, although, though, even, following, using, taking"
+)
+_INTRODUCTION = re.compile(rf"{_INTRODUCING}\b", re.IGNORECASE)
+_PRONOUN = any_of("he, she, it, they, we, you, i, there, this, that, these, those")
+_DETERMINER = any_of("the, a, an, his, her, their, its, our, your, each, all, both, only")
+_SUBJECT = re.compile(rf",\s+(?=(?:(?i:{_PRONOUN}|{_DETERMINER})|[A-Z][\w'’]*)\b)")
+_COMMA = re.compile(r",\s+")
+_OTHERWISE = re.compile(rf"\s+(?={any_of('he, she, it, they, we, you, i, there')}\s)", re.IGNORECASE)
+_SO = re.compile(
+    rf"[,;]\s+(?:and\s+)?(?:so(?!\s+that\b)|{any_of('therefore, thus, hence, which means, meaning')})\s+", re.I
+)
+_AT_VALUE = r"[:$\\(]*\Z"
+_TO_BE = any_of(
+    "is, are, was, were, be, equal, equals, cost, costs, total, totals, become, becomes, comes to, amounts to"
+)
+_ABOUT = any_of(
+    "only, just, now, still, exactly, about, approximately, around, roughly, indeed, also, already, therefore, thus,"
+    "equal to, equivalent to, a total of, then"
+)
+_IS = re.compile(
+    rf"(?:(?<!that )(?<!which )(?<!who )\b{_TO_BE}|total\s+of)\s+(?:{_ABOUT}\s+)*{_AT_VALUE}", re.IGNORECASE
+)
+_THERE_ARE = re.compile(
+    rf"\bthere\s+{any_of('is, are, were, was, will be, would be')}\s+(?:{_ABOUT}\s+)*{_AT_VALUE}", re.IGNORECASE
+)
+_GIVEN = re.compile(
+    rf"\b{any_of('the, these, those, all, both, each, every, per')}\s+(?:(?:first|last|other)\s+)?{_AT_VALUE}",
+    re.IGNORECASE,
+)
+"""What stands before a number that is known already: the 5 people."""
+
+
+def _main_clause(text: str, start: int) -> int:
+    """Returns where the main clause of a sentence begins, behind "Therefore, after 3 days,"."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    if lead := _THEREFORE.match(text, start):
+        start = lead.end()
+    if not _INTRODUCTION.match(text, start):
+        return start
+    main = _SUBJECT.search(text, start) or _COMMA.search(text, start) or _OTHERWISE.search(text, start)
+    return main.end() if main else start
+
+
+# ---- A sentence behind a mark.
+
+_NO_VERB = any_of("the, a, an, of, with, and, or, in")
+_CLAUSE = re.compile(
+    r"[\s:*\"']*(?:that\s+)?(?:"
+    + "|".join(
+        (
+            r"\\?[($]{0,2}[A-Za-z]\\?[)$]?\s+(?:is|equals)\s",  # $x$ equals 5
+            rf"{_PRONOUN}\s+\w",
+            rf"{_DETERMINER}\s+(?!following|total\s+of)\S+\s+\S+\s",
+            rf"{_INTRODUCING}\s+[^,\n]*,\s",
+            r"(?:after|since|out\s+of|in)\s+[\w$]",
+            rf"(?-i:[A-Z])[a-z]+(?:['’]s)?\s+(?!{_NO_VERB}\b)(?:\w+\s+){{0,3}}[\w$]",  # Jerry has 4
+        )
+    )
+    + ")",
+    re.IGNORECASE,
+)
+_CHANGED = re.compile(
+    r"\b(?:not|no|twice|half|double|triple|more|less|fewer|greater|larger|at\s+least|at\s+most|between|either|neither|over|under"
+    r"|above|below|minus|negative|maybe|perhaps|possibly)\b",
+    re.IGNORECASE,
+)
+
+
+def is_clause(text: str) -> bool:
+    """Returns whether a text begins with a sentence that states a value, and not with the value itself."""
+    line = text[:LONGEST].partition("\n")[0]
+    if not _CLAUSE.match(line):
+        return False
+    found = _not_aside(line, 0, values(line))
+    return (
+        bool(found)
+        and found[0].start > 0
+        and (not _CHANGED.search(line, 0, found[0].start) or any(_IS.search(line, 0, v.start) for v in found))
+    )
+
+
+def last_statement(text: str, at: int) -> Span:
+    """Returns the sentence behind a mark that concludes: the last one of its line with "therefore", else the first."""
+    end = text.find("\n", at)
+    spans = sentences(text, at, min(len(text) if end < 0 else end, at + LONGEST))
+    return next(
+        (span for span in reversed(spans) if _THEREFORE.match(text, *span) and values(text[slice(*span)])), spans[0]
+    )
