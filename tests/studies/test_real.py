@@ -8,7 +8,7 @@ import pytest
 from refusing import refused
 from scipy.optimize import minimize
 
-from experiments.real import outcomes, prm_scores, reader_scores, step_labels, verdict
+from experiments.real import outcomes, prm_scores, reader_scores, step_labels, trivial, verdict
 from experiments.real import published_prms as published
 from experiments.real import state_readers as readers
 from experiments.real import token_states as states
@@ -328,3 +328,30 @@ def test_kept_scores_of_ratings_are_ahead_of_position_and_length(shared_data, ca
 def test_the_best_sample_is_never_one_without_an_answer():
     chains = verdict.Chains(*map(np.array, (np.zeros((4, 1)), [0.0, 1, 1, 0], [0, 0, 1, 1], [0] * 4, [-1, 0, 0, 1])))
     assert verdict.best_correct(chains, np.array([9.0, 1, 2, 2])).tolist() == [1.0, 0.5]
+
+
+def test_trivial_choosers_doubt_by_rules_and_break_ties(tmp_path):
+    """Two answers of two samples each: rules decide, else the likelier tokens, else both are chosen by half."""
+    problem = "A box holds 12 nuts and 30 bolts. How many parts?"
+    samples = [
+        {"steps": ["12 + 30 = 42", "So 42."], "answer": "42", "correct": True, "tokens": 10, "logprob": -1.0},
+        {"steps": ["It is 12 and 30, 42."], "answer": "42", "correct": True, "tokens": 10, "logprob": -4.0},
+        {"steps": ["12 + 30 = 43", "So 43.5"], "answer": "43.5", "correct": False, "tokens": 10, "logprob": -2.0},
+        {"steps": ["```python", "print(43.5)"], "answer": "43.5", "correct": False, "tokens": 10, "logprob": -2.0},
+    ]
+    path = tmp_path / "own_test.jsonl"
+    write_records(path, [{"problem": problem, "answer": "42", "samples": samples}])
+    pool = verdict.read(path, {})
+    of_samples = trivial.signals(path, pool)
+    doubts = {rule: of_samples[rule].tolist() for rule in trivial.RULES}
+    assert doubts["false equation"] == [False, False, True, False]
+    assert doubts["not whole"] == [False, False, True, True] and doubts["program"] == [False, False, False, True]
+    five = trivial.weights(trivial.Chooser("", ("not whole", "program")), of_samples)
+    np.testing.assert_allclose(five, [1, 1, 0.1, 0.01])
+    cases = [((), "", 0.5), ((), "log-probability", 0.0), ((), "shortest", 1.0), (("program",), "", 1.0)]
+    for rules, ties, right in cases:
+        chooser = trivial.Chooser("", rules, ties)
+        assert trivial.vote(pool, trivial.weights(chooser, of_samples)).tolist() == [right], chooser
+    best = trivial.best_choosers(pool, of_samples)
+    assert 1 < len(best) < len(trivial.EVERY) == 96
+    assert all(trivial.vote(pool, trivial.weights(chooser, of_samples)).tolist() == [1.0] for chooser in best)
