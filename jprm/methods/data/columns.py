@@ -26,6 +26,7 @@ class ColumnOptions:
     steps: a list of text, or one text, which is split, at step tags (`ки`, `<extra_0>`) if it has any. A path through a
         list of objects names a field of each: `steps.text`, `steps.label`. A list of lists is chains of their own, or
         steps if each holds one text or if the labels are one for each. Without steps the records are problems.
+    nested: what the lists of a list of lists are, `steps` or `chains`; required if nothing tells; no column.
     samples: texts, lists of steps, or objects with `response` or `steps`: the record is a pool.
     labels: a list of numbers, booleans, nulls, or words for them; null for a chain without. Of chains in lists, a list
         for each. A file with a column `labels` is refused if neither this nor `first_error` is given.
@@ -43,6 +44,7 @@ class ColumnOptions:
 
     problem: str = "problem"
     steps: str = "steps"
+    nested: Literal["steps", "chains"] | None = None
     samples: str = ""
     labels: str = ""
     first_error: str = ""
@@ -108,7 +110,7 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
     if "steps" not in fields:
         yield record | kept
         return
-    chains = [_chain(chain, record, columns, options, where) for chain in _chains(fields, columns, where)]
+    chains = [_chain(chain, record, columns, options, where) for chain in _chains(fields, columns, options, where)]
     several = len(chains) > 1 and isinstance(kept.get("id"), str | int)
     for number, chain in enumerate(chains):  # an id is of one record
         yield chain | kept | ({"id": f"{kept['id']}.{number}"} if several else {})
@@ -138,7 +140,7 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
 # ---- Chains.
 
 
-def _chains(fields: Record, columns: Mapping[str, str], where: str) -> list[Record]:
+def _chains(fields: Record, columns: Mapping[str, str], options: ColumnOptions, where: str) -> list[Record]:
     """Returns the steps, labels, first error and outcome of every chain of an item."""
     steps = fields["steps"]
     own = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
@@ -147,7 +149,7 @@ def _chains(fields: Record, columns: Mapping[str, str], where: str) -> list[Reco
     for i, step in enumerate(steps):
         for j, text in enumerate(step):
             _text(text, where, f"{columns['steps']}[{i}][{j}]")
-    if _are_steps(steps, own):
+    if options.nested == "steps" or (options.nested is None and _are_steps(steps, own, where, columns["steps"])):
         return [own | {"steps": ["\n".join(step) for step in steps]}]
     listed = [field for field in own if field != "steps" and own[field] is not None]
     for field in listed:
@@ -157,15 +159,22 @@ def _chains(fields: Record, columns: Mapping[str, str], where: str) -> list[Reco
     return [own | {"steps": chain} | {field: own[field][i] for field in listed} for i, chain in enumerate(steps)]
 
 
-def _are_steps(steps: list[list[str]], own: Record) -> bool:
-    """Whether each list is one step, in pieces: where the labels are of lists, or most lists hold one text."""
+def _are_steps(steps: list[list[str]], own: Record, where: str, column: str) -> bool:
+    """Whether each list is one step, in pieces: if there is one label for each list, or one text in each.
+
+    Raises RecordError if nothing tells.
+    """
     labels = own.get("labels")
     if labels:
         return not any(isinstance(label, list) for label in labels) and len(labels) == len(steps)
     told = [own[field] for field in ("first_error", "correct") if field in own]
     if told:
         return not any(isinstance(value, list) for value in told)
-    return sum(len(step) == 1 for step in steps) > len(steps) / 2
+    single = [len(step) == 1 for step in steps]
+    if any(single) and not all(single):
+        reason = f"holds {len(steps)} lists, of one text and of several: each may be a step or a chain"
+        raise RecordError(where, column, reason, "Say which: --set nested=steps or nested=chains.")
+    return all(single)
 
 
 def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: ColumnOptions, where: str) -> Record:

@@ -179,14 +179,17 @@ _SOLUTIONS = frozenset(("steps", "samples", "nodes", "messages", "response", "co
 
 def _with_readers(error: RecordError, values: list, known: dict[tuple[str, ...], list[str]]) -> RecordError:
     """Returns the error with the names of the readers that take the item, which are found once for its keys."""
-    if not values or not isinstance(values[0], Mapping):
+    if not values or not isinstance(values[0], dict):
         return error
     keys = tuple(values[0])
     if keys not in known:
         known[keys] = importlib.import_module("jprm.methods.data.readers").readers_of(values[0])
-    if not (names := known[keys]):
-        return error
-    remedy = f"This is a record of {' or '.join(names[:3])}: jprm prepare {names[0]}."
+    if _is_message(values[0]):
+        remedy = 'This is one message: write a conversation as one record, {"messages": [...]}, or as a list.'
+    elif names := known[keys]:
+        remedy = f"This is a record of {' or '.join(names[:3])}: jprm prepare {names[0]}."
+    else:
+        remedy = "No reader takes it as it is: name its columns, jprm prepare columns --set problem=NAME steps=NAME."
     return RecordError(error.where, error.field, error.reason, remedy)
 
 
@@ -326,7 +329,8 @@ def _skip(text: str, at: int, separator: str) -> int:
 def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
     """Yields (line number, JSON object) for every row of a .csv or .tsv file, whose first row names the columns.
 
-    Every cell is text, and a reader's field decides its type (`cells.py`). An empty cell is left out.
+    Every cell is text, and a reader's field decides its type (`cells.py`). An empty cell is left out, and so is a
+    column without a name, as pandas writes its index.
 
     Raises RecordError for a row of another length than the first, and for bytes that are no UTF-8.
     """
@@ -339,7 +343,7 @@ def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
                 if len(row) not in (0, len(names)):
                     reason = f"has {len(row)} cells, and the first row {len(names)}"
                     raise RecordError(f"{path}:{rows.line_num}", "row", reason, "Put text with commas in quotes.")
-                cells = {name: text for name, text in zip(names, row, strict=False) if text}
+                cells = {name: text for name, text in zip(names, row, strict=False) if text and name}
                 if cells:
                     yield rows.line_num, json.dumps(cells, ensure_ascii=False).encode()
         except (csv.Error, UnicodeDecodeError) as error:

@@ -45,7 +45,8 @@ NESTED = [["1. a"], ["2. b", "more"], ["3. c"]]
     ("item", "options", "steps", "labels"),
     [
         ({"s": [["a"], ["b"]]}, {}, [["a", "b"]], [None]),
-        ({"s": NESTED}, {}, [["1. a", "2. b\nmore", "3. c"]], [None]),
+        ({"s": NESTED}, {"nested": "steps"}, [["1. a", "2. b\nmore", "3. c"]], [None]),
+        ({"s": [["a"], ["b"]]}, {"nested": "chains"}, [["a"], ["b"]], [None, None]),
         ({"s": [["a"], ["b"]], "l": [1, 0]}, {"labels": "l"}, [["a", "b"]], [[1, 0]]),
         ({"s": [["a", "b"], ["c"]], "l": [1, 0]}, {"labels": "l"}, [["a\nb", "c"]], [[1, 0]]),
         (
@@ -85,6 +86,10 @@ def test_steps_are_read_from_every_nesting(tmp_path, item, options, steps, label
     records = columns(tmp_path, {"q": "p"} | item, **options)
     assert [record["steps"] for record in records] == steps
     assert [record.get("labels") for record in records] == labels
+
+
+def test_lists_that_may_be_steps_or_chains_need_a_word(tmp_path):
+    refused(RecordError, "s: holds 3 lists.*nested=steps or nested=chains", columns, tmp_path, {"q": "p", "s": NESTED})
 
 
 def test_problem_and_steps_of_one_text_are_parted(tmp_path):
@@ -378,6 +383,11 @@ def test_numbers_and_booleans_of_csv_are_typed_by_the_reader(tmp_path):
     assert {key: record[key] for key in chain} == chain and record["correct"] is True and record["id"] == 7
 
 
+def test_the_index_of_pandas_is_no_column(tmp_path):
+    (tmp_path / "f.csv").write_text(",problem,steps\n0,p,\"['a']\"\n")
+    assert read(tmp_path / "f.csv") == [{"problem": "p", "steps": ["a"]}]
+
+
 def test_a_list_without_quotes_is_refused(tmp_path):
     (tmp_path / "f.csv").write_text('problem,steps\np,"[First 2 + 3 = 5., Then 5 + 4 = 9.]"\n')
     refused(RecordError, r"f.csv:2: steps: .*cannot be told from text.*Parquet", read, tmp_path / "f.csv")
@@ -440,6 +450,11 @@ def test_an_error_names_the_reader_of_the_record(tmp_path, shared_data):
     refused(RecordError, "jprm prepare processbench", read, shared_data / "processbench" / "gsm8k.json", "prmbench")
     refused(RecordError, "jprm prepare pools", list, read_records(written(tmp_path, LAYOUTS["Qwen2.5-Math"])))
     refused(RecordError, "samples=NAME", list, read_records(written(tmp_path, {"question": "p"})))
+    message = written(tmp_path, {"role": "user", "content": "hi"})
+    refused(RecordError, "one message", read, message, "openai")
+    refused(
+        RecordError, "jprm prepare columns", read, written(tmp_path, {"question": "p", "cot": ["a"]}), "processbench"
+    )
     assert readers_of({"x": 1}) == readers_of([]) == readers_of(None) == []
 
 
