@@ -464,7 +464,7 @@ def kind_of(path: Given | Found) -> Kind:
     """
     path = place_of(path)
     if path.is_dir():
-        files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface"}
+        files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface", "adapter.json": "huggingface"}
         for name, kind in files.items():
             if (path / name).is_file():
                 return kind

@@ -32,6 +32,7 @@ def load(
     dtype: Dtype | None = None,
     adapter: str | None = None,
     attention: str | None = None,
+    reference: str | None = None,
 ) -> PRM:
     """Loads the model in a folder, ready to score: a run's newest checkpoint, a published PRM, or a fused verifier.
 
@@ -50,6 +51,7 @@ def load(
         `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
       attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
         here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
+      reference: scores by the log ratio of two language models, `folder` and this one, which must share a tokenizer.
 
     A fused verifier (`jprm.methods.evidence`) is no `PRM`: it is the `jprm.methods.jobs.score.Scorer` of its folder.
 
@@ -62,14 +64,14 @@ def load(
     quiet_without_tpu()
     folder = place_of(folder)
     if (folder / VERIFIER).is_file():
-        if mesh or dtype or adapter or attention:
-            raise ValueError(f"{folder}: is a fused verifier, which takes no mesh, dtype, adapter or attention")
+        if mesh or dtype or adapter or attention or reference:
+            raise ValueError(f"{folder}: is a fused verifier, which takes no options of a model, such as dtype")
         return find_part("jprm.methods.evidence.verifier:load_verifier", {}, "verifier")(folder)
-    if (kind := kind_of(folder)) == "gguf":
-        raise ValueError(f"{folder}: a GGUF file is a base or a policy, not a PRM. Give a run's or a PRM's folder")
-    if adapter or kind != "run":
+    if (kind := kind_of(folder)) == "gguf" and not reference:
+        raise ValueError(f"{folder}: a GGUF file is a base or a policy. Give a PRM's folder, or --reference beside it")
+    if adapter or reference or kind != "run":
         published = find_part("jprm.methods.formats.adapters.load:load", {}, "the loader of published models")
-        return published(folder, adapter, mesh, dtype, attention)
+        return published(folder, adapter, mesh, dtype, attention, reference)
     experiment, beta = read_record(folder / RUN)
     if find(experiment.model.head).readout is None and beta is None:
         raise ValueError(

@@ -225,6 +225,7 @@ def score(
     judge: JudgeFile = None,
     on_error: OnError = "stop",
     adapter: Name = None,
+    reference: Name = None,
     dtype: StoredAs = None,
     attention: Name = None,
     calibrated: FlagCreatePairsOff[bool] = False,
@@ -238,6 +239,7 @@ def score(
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
       jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
       jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
+      jprm score --model qwen2.5-7b --reference qwen2.5-0.5b --input pool.jsonl --output contrast.jsonl
       jprm score --judge judge.json --input pool.jsonl --output judged.jsonl
       jprm score --model runs/agent --input trajectory.json --output scored_trajectory.json
 
@@ -252,6 +254,9 @@ def score(
         on_error: Stop at the first bad record, or skip bad records, and those longer than the model reads, and write
             them beside the output.
         adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
+        reference: A smaller language model of the same tokenizer. A step's score is then the log-probability of the
+            steps so far under --model less that under this one: no training is needed. Both may be Hugging Face
+            folders, GGUF files or hf://OWNER/NAME@REVISION.
         dtype: How the parameters are stored; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
             trained; a published model in float32, on a GPU in bfloat16.
         attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
@@ -270,13 +275,14 @@ def score(
     from jprm.tree import read_records
 
     one_scorer("score", model, judge)
-    if judge and any((adapter, dtype, attention, calibrated, by, distributed)):
-        raise ValueError("score: --adapter, --dtype, --attention, --calibrated and --distributed are for --model")
+    if judge and any((adapter, reference, dtype, attention, calibrated, by, distributed)):
+        raise ValueError("score: --judge takes no option of a model, such as --adapter, --reference or --dtype")
     if not how.here and distributed:
         raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
     if distributed:
         multihost.start(distributed)
-    scorer = Once(lambda: scorer_of("score", model, judge, dtype=dtype, adapter=adapter, attention=attention))
+    options = {"dtype": dtype, "adapter": adapter, "attention": attention, "reference": reference}
+    scorer = Once(lambda: scorer_of("score", model, judge, **options))
 
     if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
         raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file. DuckDB and pandas read it")

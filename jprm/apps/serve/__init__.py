@@ -61,6 +61,7 @@ class Served(ServeConfig):
       calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
         where a request names an `error_rate`. Its own searches must be the same.
       adapter: How to read a published model whose files do not show it: a name, or a JSON file.
+      reference: A smaller language model: the models' scores are log ratios to it, as in `jprm score`.
       dtype: How the parameters are stored; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
         trained; a published model in float32, on a GPU in bfloat16.
       attention: The attention implementation, as in `jprm score`.
@@ -75,6 +76,7 @@ class Served(ServeConfig):
     tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()
     calibration: Annotated[Path | None, arg(name="calibrate", metavar="KNOWN.jsonl", help_behavior_hint="")] = None
     adapter: Name = None
+    reference: Name = None
     dtype: StoredAs = None
     attention: Name = None
     weights: Annotated[Weights, one_of(Weights)] = "copied"

@@ -83,7 +83,9 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
         if len(set(called)) < len(called):
             raise ValueError(f"two {what} have one name: {', '.join(called)}. Rename a folder, or a judge's file")
     mesh = MeshConfig(data=-1, fsdp=1) if config.weights == "copied" else MeshConfig()
-    options: dict[str, Any] = {"dtype": config.dtype, "adapter": config.adapter, "attention": config.attention}
+    options: dict[str, Any] = {
+        "dtype": config.dtype, "adapter": config.adapter, "attention": config.attention, "reference": config.reference
+    }  # fmt: skip
 
     def load_all() -> None:
         prompts = read_view(config.view) if config.view else View()

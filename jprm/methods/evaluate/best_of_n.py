@@ -426,7 +426,7 @@ def outcome_of(truth: Any, leaf: Node, where: str) -> float:
 
 def run(options: BestOfNOptions) -> Report:
     if options.model is not None:
-        prm = load(options.model, adapter=options.adapter)
+        prm = load(options.model, adapter=options.adapter, reference=options.reference)
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"] | {"own_rule": prm.rule}

@@ -310,7 +310,7 @@ def run(options: Diagnostics) -> Report:
     if not (options.chains or options.pools):
         raise ValueError("diagnostics need files of --chains or --pools")
     by_name([*options.chains, *options.pools])
-    prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
+    prm, folder = load(options.model, adapter=options.adapter, reference=options.reference), f"{options.to}.scores"
     requests = {
         section: Request(
             {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path, reader in files},

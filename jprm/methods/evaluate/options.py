@@ -15,6 +15,7 @@ from jprm.methods.evaluate.benchmark import (
     Files,
     ModelOptions,
     Neutral,
+    Reference,
     ScoringOptions,
 )
 
@@ -134,6 +135,8 @@ class BestOfNOptions(ScoringOptions):
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
     stored scores mean; by default `jprm score` left that beside them."""
+    reference: Reference = None
+    """A smaller language model: scores are log ratios to it, as in `jprm score`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
     neutral = getattr(options, "neutral", "drop")
     check_neutral(neutral, read_all(files))
-    prm = load(options.model, adapter=options.adapter)
+    prm = load(options.model, adapter=options.adapter, reference=options.reference)
     scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
     scores = seen_by(benchmark, scores)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))

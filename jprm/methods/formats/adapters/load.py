@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jprm.checkpoints import base
 from jprm.checkpoints.safetensors import Tensors, check_sums, read_json
 from jprm.experiment import PUBLISHED, kind_of
 from jprm.io.folders import local_copy
@@ -20,7 +21,7 @@ from jprm.io.storage import Found
 from jprm.methods.formats import huggingface
 from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.formats.adapters.record import FILE, Adapter
-from jprm.methods.formats.chat_template import conversation_of, trims
+from jprm.methods.formats.chat_template import conversation_of, prompt_of, trims
 from jprm.methods.formats.peft import MergedTensors
 from jprm.methods.implicit import LogRatio
 from jprm.model.attention import suited
@@ -30,7 +31,7 @@ from jprm.model.parameters import Dtype
 from jprm.model.transformer import axes_of
 from jprm.options import place_of
 from jprm.score.scorer import PRM
-from jprm.tokenizer import TemplateLayout, Tokenizer, control_tokens, load_tokenizer
+from jprm.tokenizer import TemplateLayout, Tokenizer, control_tokens, load_tokenizer, native_layout, prompt_layout
 
 
 def load(
@@ -39,19 +40,22 @@ def load(
     mesh: MeshConfig | None = None,
     dtype: Dtype | None = None,
     attention: str | None = None,
+    reference: str | None = None,
 ) -> PRM:
     """Loads the model in a folder, also of a bucket, with the named adapter (`named`) or the one that is recognised.
 
     The decoder is stored as `dtype`, by default bfloat16 on a GPU, as these models were trained and published, and
     float32 elsewhere; bfloat16 is the type of the computation too. `attention` is the
-    implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere.
+    implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere. With `reference`,
+    the folder may also hold any language model, or be a GGUF file: the score is the log ratio of the two.
 
     Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
     """
     place = place_of(folder)
     folder, place = local_copy(place), place.resolve()
     check_sums(folder)
-    a = named(adapter) if adapter else recognise(folder)
+    contrasted = reference is not None and not (folder / FILE).is_file()
+    a = named(adapter or "contrast") if adapter or contrasted else recognise(folder)
     if not adapter:  # else the person who named the adapter named its models too
         a = dataclasses.replace(a, **{
             field: os.fspath(place_of(Found(place / FILE, field, name)))
@@ -59,6 +63,9 @@ def load(
         })  # fmt: skip
     a = labelled(a, folder) if a.labels else a
     usual: Dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    if a.activation == "log_ratio" or reference:
+        a = dataclasses.replace(a, reference=os.fspath(reference or a.reference))
+        return _log_ratio(place, folder, a, mesh, dtype or usual, attention)
     model = _Model(folder, a, dtype or usual, attention or suited("blocked"))
     has_tokenizer = any(
         (folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")
@@ -67,18 +74,14 @@ def load(
     a = in_chat(a, folder, tokenizer) if a.chat else a
     ids = token_ids(a, tokenizer, model.config.vocab_size, folder)
     head = model.head(a, ids)
-    other = _reference(folder, a, model) if a.activation == "log_ratio" else None
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
     fields: dict[str, Any] = dict(context=model.context, aggregation=a.aggregation, scale=a.score_scale)
-    if other is None:
-        factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
-        rows = {
-            name: tuple(float(by_channel.get(channel, 0.0)) for channel in a.channels)
-            for name, by_channel in factors.items()
-        }
-        fields["readout"] = Readout(**{name: Weighted(cast(Any, a.activation), row) for name, row in rows.items()})
-    else:
-        fields["ratio"] = LogRatio(other.params(other.head(a, {}), grid), other.config, a.scale)
+    factors = {"score": a.score, **a.outputs} | ({"redundancy": a.redundancy} if a.redundancy else {})
+    rows = {
+        name: tuple(float(by_channel.get(channel, 0.0)) for channel in a.channels)
+        for name, by_channel in factors.items()
+    }
+    fields["readout"] = Readout(**{name: Weighted(cast(Any, a.activation), row) for name, row in rows.items()})
     config = dataclasses.replace(model.config, head_hidden="hidden_kernel" in head)
     name = f"{place} ({a.name} {a.digest})"
     return PRM(model.params(head, grid), config, layout_of(a, tokenizer, ids), grid, a.semantics, name, 0, **fields)
@@ -91,9 +94,7 @@ class _Model:
         lora = kind_of(folder) == "peft"
         self.file: Tensors | MergedTensors = MergedTensors(folder, a.base) if lora else Tensors(folder)
         self.place = self.file.path
-        fields = read_json(self.place / PUBLISHED) if (self.place / PUBLISHED).is_file() else {}
-        limits = (a.context, fields.get("max_position_embeddings"))
-        self.context = min((n for n in limits if type(n) is int and n > 0), default=None)
+        self.context = context_of(a, self.place)
         head = of_channels(len(a.channels))  # its readout is the adapter's
         self.dtype: Dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
@@ -151,17 +152,71 @@ class _Model:
         return kernel, tensor(f"{module}.bias", (count,))
 
 
-def _reference(folder: pathlib.Path, a: Adapter, model: _Model) -> _Model:
-    """Opens the reference model of a log ratio, which must have the same vocabulary."""
+def context_of(a: Adapter, place: pathlib.Path) -> int | None:
+    """Returns the tokens of the longest chain that the adapter and config.json allow, None if neither says."""
+    fields = read_json(place / PUBLISHED) if (place / PUBLISHED).is_file() else {}
+    limits = (a.context, fields.get("max_position_embeddings"))
+    return min((n for n in limits if type(n) is int and n > 0), default=None)
+
+
+def _log_ratio(
+    place: Any, folder: pathlib.Path, a: Adapter, mesh: MeshConfig | None, dtype: Dtype, attention: str | None
+) -> PRM:
+    """Loads two language models, each a Hugging Face folder, a LoRA, a GGUF file or a run, as one scorer.
+
+    Both are in memory once. A row is read by the one, then by the other; common prefixes once by each.
+
+    Raises ValueError if there is no second model, it has another tokenizer, or the adapter reads a head.
+    """
+    if a.activation != "log_ratio":
+        raise ValueError(f"{place}: adapter {a.name!r} reads a head, so --reference has no use. Leave it out")
     if not a.reference:
         raise ValueError(
-            f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one in a"
-            f' file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
+            f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one by"
+            f' --reference, or in a file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
         )
-    other = _Model(local_copy(place_of(a.reference)), a, model.dtype, model.config.attention)
-    if (size := other.config.vocab_size) != model.config.vocab_size:
-        raise ValueError(f"{other.place}: its vocabulary has {size} tokens, but {folder} has {model.config.vocab_size}")
-    return other
+    path, other = local_copy(place_of(a.base)) if a.base else folder, local_copy(place_of(a.reference))
+    computed = "bfloat16" if dtype == "bfloat16" else "float32"
+    fields = dict(head=of_channels(0), dtype=computed, attention=attention or suited("blocked"))
+    config, other_config = (base.model_config(model, **fields) for model in (path, other))
+    tokenizer = load_tokenizer(path, config.vocab_size, of_model=True)
+    check_one_tokenizer(tokenizer, load_tokenizer(other), other_config.vocab_size, path, a.reference)
+    if a.chat:
+        layout = native_layout(tokenizer)
+        with contextlib.suppress(ValueError):  # it has no chat template
+            layout = prompt_layout(tokenizer, prompt_of(path, "{problem}"), "".join(a.step).partition("{step}")[2])
+    else:
+        a = dataclasses.replace(a, tokens=control_tokens(tokenizer, "".join(a.problem)) | dict(a.tokens))
+        layout = layout_of(a, tokenizer, token_ids(a, tokenizer, config.vocab_size, folder))
+    grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
+    with jax.set_mesh(grid):
+        params, other_params = (
+            base.load_language_model(model, of_model, dtype)
+            for model, of_model in ((path, config), (other, other_config))
+        )
+    ratio = LogRatio(other_params, other_config, a.scale)
+    name = f"{place} ({a.name} {a.digest})"
+    return PRM(
+        params, config, layout, grid, a.semantics, name, 0,
+        ratio=ratio, context=context_of(a, path), aggregation=a.aggregation, scale=a.score_scale,
+    )  # fmt: skip
+
+
+_PROBE = "A probe of merges: 3 apples + 12.5 = 15.5, na\u00efve \u4f60\u597d\n\n\tdef f(x): return x  # (1/2)"
+
+
+def check_one_tokenizer(one: Tokenizer, other: Tokenizer, size: int, path: Any, other_path: Any) -> None:
+    """Raises ValueError, naming both models, unless both tokenizers give a text the same ids, which `size` holds.
+
+    A chat model may have more special tokens than its base, and more unused rows of its embedding.
+    """
+    shared = min(one.vocab_size, other.vocab_size)
+    same = one.encode(_PROBE) == other.encode(_PROBE) and one.vocab_size <= size
+    if not same or any(one.decode([i]) != other.decode([i]) for i in range(shared)):
+        raise ValueError(
+            f"{os.fspath(path)} and {os.fspath(other_path)} have different tokenizers, so their log-probabilities of a"
+            " token do not compare. Give two models of one family, such as a small and a large one"
+        )
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:

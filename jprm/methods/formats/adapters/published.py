@@ -211,6 +211,21 @@ _RECORDS = (
         semantics="implicit",
         context=4096,
     ),
+    # Any two language models of one tokenizer: `jprm score --model LARGE --reference SMALL`. Unless a record has a
+    # `problem`, the model's chat template writes it, or jprm's own layout if there is none.
+    Adapter(
+        name="contrast",
+        problem=(),
+        chat=True,
+        step="{step}\n",
+        head="lm_head",
+        channels=(),
+        activation="log_ratio",
+        score={},
+        threshold=0.0,
+        weight="sigmoid",
+        semantics="implicit",
+    ),
     # trl/experimental/prm/prm_trainer.py, which axolotl calls: ids are concatenated, no separator behind the prompt
     Adapter(
         name="trl",
@@ -412,6 +427,7 @@ def read(path: str | os.PathLike) -> Adapter:
             fields.setdefault("aggregation", "")
         if "problem" in fields or fields.get("chat"):  # the other record's place for a system message is not this one's
             fields.setdefault("system", ())
+            fields.setdefault("chat", False)
         return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error

@@ -1,0 +1,96 @@
+"""The contrast: a step's score is its log-probability under one language model less that under another."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from published import CASES, PROBLEM, STEPS, bytes_tokenizer, make, pieces_tokenizer
+from refusing import refused
+
+import jprm
+from jprm.apps import cli
+from jprm.methods.formats.adapters import load as loading
+from jprm.methods.formats.adapters.load import check_one_tokenizer
+from jprm.model.mesh import make_mesh
+from jprm.score import scorer
+from jprm.tokenizer import JsonTokenizer
+
+LARGE = dataclasses.replace(CASES["math-psa"], lora=False, name="large")
+SAMPLES = [STEPS, [*STEPS[:1], "So 30."]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small():
+    """One device and rows of one length: few programs are compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "make_mesh", lambda config, devices: make_mesh(config, jax.devices()[:1]))
+        patch.setattr(scorer, "SHORTEST", 512)
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contrast")
+    large, model = make(folder, LARGE)
+    small, other = make(folder, dataclasses.replace(LARGE, name="small"), seed="other")
+    return large, small, model, other
+
+
+def expected(prm, model, other, steps):
+    """The sum of log ratios up to each step's end, by the models in torch."""
+    ids, ends = list(prm.layout.problem(PROBLEM)), []
+    start = len(ids)
+    for number, step in enumerate(steps, start=1):
+        ids += prm.layout.step(step, number)
+        ends.append(len(ids))
+
+    def log_probs(reference):
+        with reference.torch.no_grad():
+            logits = reference.model(reference.torch.tensor([ids])).logits[0]
+        return logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]].numpy()
+
+    ratio = log_probs(model) - log_probs(other)
+    return [ratio[start - 1 : end - 1].sum() for end in ends]
+
+
+def test_a_contrast_is_the_log_ratio_of_two_models_with_prefixes_shared(models, tmp_path):
+    large, small, model, other = models
+    pool = tmp_path / "pool.jsonl"
+    pool.write_text(json.dumps({"problem": PROBLEM, "samples": [{"steps": steps} for steps in SAMPLES]}) + "\n")
+    command = ["score", "--model", str(large), "--reference", str(small), "--input", str(pool)]
+    assert cli.main([*command, "--output", str(tmp_path / "scored.jsonl")]) == 0
+    (scored,) = map(json.loads, (tmp_path / "scored.jsonl").read_text().splitlines())
+    prm = jprm.load(large, reference=str(small))
+    assert (prm.semantics, prm.rule, prm.scale.weight) == ("implicit", "last", "sigmoid")
+    for sample, steps in zip(scored["samples"], SAMPLES, strict=True):
+        np.testing.assert_allclose(sample["scores"], expected(prm, model, other, steps), atol=1e-4, rtol=0)
+    assert np.abs(scored["samples"][0]["scores"]).min() > 0.01
+    info = json.loads((tmp_path / "scored.jsonl.info.json").read_text())
+    assert info["scale"]["weight"] == "sigmoid"  # evaluations read the scores as log odds
+
+
+def test_a_folder_with_a_record_is_the_same_scorer_for_commands_that_take_one_name(models, tmp_path):
+    large, small, *_ = models
+    record = {"like": "contrast", "base": str(large), "reference": str(small)}
+    (tmp_path / "adapter.json").write_text(json.dumps(record))
+    both = jprm.load(tmp_path), jprm.load(large, reference=str(small))
+    assert str(both[0].layout) == str(both[1].layout)
+    assert jax.tree.all(jax.tree.map(np.array_equal, *((prm.params, prm.ratio.params) for prm in both)))
+    written = record | {"problem": "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"}
+    (tmp_path / "adapter.json").write_text(json.dumps(written))
+    ids = jprm.load(tmp_path).layout.problem("p")
+    assert ids[0] == both[0].layout.tokenizer.token_id("<|im_start|>")  # a control token, and not its characters
+
+
+def test_two_models_must_share_a_tokenizer(models):
+    (one, _), (other, _) = bytes_tokenizer(), pieces_tokenizer()
+    one, other = JsonTokenizer(one), JsonTokenizer(other)
+    check_one_tokenizer(one, one, one.vocab_size, "large", "small")
+    check_one_tokenizer(one, JsonTokenizer(one.inner, eos=one.vocab_size), 10_000, "chat", "base")
+    refused(ValueError, "large and small have different", check_one_tokenizer, one, other, 10_000, "large", "small")
+    refused(ValueError, "different tokenizers", check_one_tokenizer, one, one, 10, "large", "a small embedding")
+    large, *_ = models
+    refused(ValueError, "--reference has no use", jprm.load, large, adapter="trl", reference=str(large))
+    refused(FileNotFoundError, "absent", jprm.load, large, reference=str(large / "absent"))
