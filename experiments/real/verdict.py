@@ -25,6 +25,7 @@ from jprm.methods.evidence.ranker import (
     Chains,
     Ranker,
     auroc_in_problems,
+    best_correct,
     calibrated,
     fit_ranker,
     mixed_problems,
@@ -153,15 +154,6 @@ def arms(policy_pool: Pool, seed: int) -> dict[str, Arm]:
             lambda pool: [pool.chains.x_MF[:, :TEXT], *(pool.score(name, seed) for name in readers)]
         )
     return result
-
-
-def best_correct(chains: Chains, odds_M: np.ndarray) -> np.ndarray:
-    """Returns how correct each pool's best sample with an answer is; ties share."""
-    odds_M = np.where(chains.class_M >= 0, odds_M, -np.inf)
-    top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
-    np.maximum.at(top_P, chains.problem_M, odds_M)
-    leads_M = odds_M >= top_P[chains.problem_M] - 1e-12
-    return np.bincount(chains.problem_M, leads_M * chains.correct_M) / np.bincount(chains.problem_M, leads_M)
 
 
 def interval(value_SP: np.ndarray, seed: int = 0) -> dict[str, float]:

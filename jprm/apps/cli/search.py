@@ -117,6 +117,7 @@ class SearchOptions:
       model: The folder of the model that scores the steps. Give this or --judge; `best-of-n --choose majority` needs
         neither.
       judge: The JSON file of a judge, as for `jprm score`. The output has its critiques and their cost under `judge`.
+      reference: A smaller language model: scores are log ratios to it, as in `jprm score`.
       input: Records with `problem` and, where known, `answer`, one per line.
       budget: Generated tokens per problem, at most.
       output: One record per problem: everything sampled, its scores, and under `search` what was chosen. The same
@@ -139,6 +140,7 @@ class SearchOptions:
     budget: Annotated[int, arg(metavar="TOKENS")]
     output: Annotated[Path, arg(metavar="F.jsonl")]
     model: OneModel = None
+    reference: OneModel = None
     judge: JudgeFile = None
     choose: Choice = "best"
     by: Annotated[str, arg(metavar="OUTPUT")] = "score"
@@ -163,7 +165,10 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
         if options.by != "score" and (options.judge or unscored):
             raise ValueError("search: --by is for --model; a judge gives only scores, and a majority needs none")
 
-        model: Once[Any] = Once(lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge))
+        named = {"reference": options.reference} if options.reference else {}
+        model: Once[Any] = Once(
+            lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge, **named)
+        )
         loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
 
         def work(part: RunFiles) -> dict:
@@ -241,6 +246,9 @@ def fit(
     """Fit a verifier to pools of samples with known outcome, one file for each policy.
 
     The verifier is a linear ranker over the sources' numbers, calibrated to the probability that a chain is correct.
+    If a model's scores are among them, it is trained to vote, and a sample's score is its answer's share of the vote.
+    On held-out problems it is compared with each source that could choose alone, e.g. a PRM's product; if one of them
+    is better, the verifier is that one, and the command prints so.
     Give two policies or more: how far votes trust the evidence is chosen on policies that were left out. DIR then
     takes a model's place in `jprm score`, `eval`, `search`, `label teacher`, `serve` and `rl`.
 
@@ -274,6 +282,12 @@ def fit(
         kept = "" if row["incorrect_kept"] == 1 else f", {row['incorrect_kept']:.0%} of its incorrect chains kept"
         gain, error = 100 * row["gain"], 196 * row["standard_error"]
         print(f"left out {row['left_out']}{kept}: weighted vote less majority {gain:+.1f} ± {error:.1f} points")
+    chosen, held_out = verifier.measured["chosen"], verifier.measured["held_out"]
+    for name, (best, voted) in held_out.items():
+        taken = " (taken)" if name == chosen else ""
+        print(f"held-out problems, {name}: best of n {100 * best:.1f} %, vote {100 * voted:.1f} %{taken}")
+    if chosen != "fused":
+        print(f"{chosen} is enough by itself: the verifier is this number alone, since all sources together are worse")
     chains = verifier.measured["chains"]
     for name, cost in verifier.measured["cost"].items():
         spent = f", {cost['tokens'] / chains:.0f} tokens" if cost["tokens"] else ""

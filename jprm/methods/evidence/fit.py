@@ -3,6 +3,9 @@
 Every file of pools is one policy. Problems are split by a digest of their normalised text, the same for all policies:
 seven tenths train the ranker, one tenth chooses its regularisation, two tenths calibrate it. How far votes trust the
 evidence is chosen on policies that were left out of the training (`choose_vote`).
+
+A verifier must not be worse than its sources. `choose_verifier` compares it, on held-out problems, with every number
+that could choose by itself, such as a PRM's product or the answer's share, and takes that one if it is enough.
 """
 
 from __future__ import annotations
@@ -28,8 +31,12 @@ from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import (
     Chains,
+    Loss,
     Ranker,
     auroc_in_problems,
+    best_correct,
+    by_answers,
+    by_pairs,
     calibrated,
     fit_ranker,
     joined,
@@ -106,7 +113,11 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
     return PolicyPools(name, [tree.problem for tree in trees], chains, seconds, tokens)
 
 
-def fit_calibrated(policies: Sequence[PolicyPools], keep: Callable[[str], bool] = lambda problem: True) -> Ranker:
+def fit_calibrated(
+    policies: Sequence[PolicyPools],
+    keep: Callable[[str], bool] = lambda problem: True,
+    loss_of: Callable[[Chains], Loss] = by_pairs,
+) -> Ranker:
     """Returns the ranker of the policies' problems that `keep` chooses, calibrated on problems it was not trained on.
 
     Raises ValueError where one of the three parts has no problem with a correct and an incorrect chain.
@@ -123,7 +134,7 @@ def fit_calibrated(policies: Sequence[PolicyPools], keep: Callable[[str], bool] 
             raise ValueError(f"too few problems: {none}. Give more pools, fifty problems at the least")
         return chains
 
-    ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"))
+    ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"), loss_of)
     return calibrated(ranker, part([8, 9], "calibrate it"))
 
 
@@ -205,6 +216,86 @@ def choose_vote(
     return VOTES[chosen], rows
 
 
+HELD_OUT = 5
+ALONE = {"sum_log", "lowest", "mean", "last", "answer_share"}
+"""Numbers of sources that choose by themselves: a model's rules prod, min, mean and last, and the majority's."""
+Verifier = tuple[Ranker, Vote, str]
+"""A ranker, its vote, and what it chooses, "chains" or "answers"."""
+
+
+def candidates(
+    policies: Sequence[PolicyPools],
+    vote: Vote,
+    names: Sequence[str],
+    keep: Callable[[str], bool] = lambda problem: True,
+) -> dict[str, Verifier]:
+    """Returns the verifiers to choose from, by name: "fused", and each number that chooses by itself.
+
+    With a model's scores among the numbers, the fused verifier is trained to vote and chooses answers. Of text alone it
+    ranks chains, which carries over to other policies better, and votes as cautiously as `vote`.
+
+    Raises ValueError as `fit_calibrated`.
+    """
+    if any(name.endswith(".sum_log") for name in names):
+        ranker = fit_calibrated(policies, keep, by_answers)
+        found: dict[str, Verifier] = {"fused": (ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers")}
+    else:
+        found = {"fused": (fit_calibrated(policies, keep), vote, "chains")}
+    chains = joined([policy.chains_where(keep) for policy in policies])
+    blank = Ranker.standardising(chains.x_MF)
+    for number, name in enumerate(names):
+        if name.rpartition(".")[2] in ALONE:
+            found[name] = (calibrated(blank.of_one(number), chains), Vote(1.0, 0.0, 0.0), "chains")
+    return found
+
+
+def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
+    """Returns how correct the best of each pool and its vote are."""
+    ranker, vote, chooses = verifier
+    log_odds_M = ranker.log_odds(chains.x_MF)
+    voted_P = vote_correct(
+        chains, vote_weights(log_odds_M, vote.powers(*pool_signals(ranker, chains))[chains.problem_M])
+    )
+    return np.stack([voted_P if chooses == "answers" else best_correct(chains, log_odds_M), voted_P])
+
+
+def choose_verifier(
+    policies: Sequence[PolicyPools], vote: Vote, names: Sequence[str]
+) -> tuple[str, dict[str, list[float]]]:
+    """Returns the candidate to take, and the accuracy of each by best of n and by vote on held-out problems.
+
+    A fifth of the problems is held out at a time, and policies weigh the same. A number by itself, at the better of its
+    two ways, replaces the fused verifier if it is ahead of the worse of that one's by a standard error: the best of
+    several numbers is flattered. If the problems are too few to hold out any, the fused one is taken, unchecked.
+    """
+
+    def fold_of(problem: str) -> int:
+        return bucket(f"held out {problem}", HELD_OUT)  # of another digest than the tenths of `fit_calibrated`
+
+    right: dict[str, list[np.ndarray]] = {}
+    weights = []
+    try:
+        for fold in range(HELD_OUT):
+            found = candidates(policies, vote, names, lambda problem, fold=fold: fold_of(problem) != fold)
+            for policy in policies:
+                held = policy.chains_where(lambda problem, fold=fold: fold_of(problem) == fold)
+                weights.append(
+                    np.full(int(held.problem_M.max(initial=-1)) + 1, 1 / len(policy.problems) / len(policies))
+                )
+                for name, verifier in found.items():
+                    right.setdefault(name, []).append(right_of(verifier, held))
+    except ValueError:
+        return "fused", {}
+    weight_P = np.concatenate(weights)
+    right_2P = {name: np.concatenate(of_folds, axis=1) for name, of_folds in right.items()}
+    accuracy = {name: (of_both @ weight_P).tolist() for name, of_both in right_2P.items()}
+    best = max(accuracy, key=lambda name: max(accuracy[name]))
+    ahead_P = right_2P[best][int(np.argmax(accuracy[best]))] - right_2P["fused"][int(np.argmin(accuracy["fused"]))]
+    mean = weight_P @ ahead_P
+    error = np.sqrt(weight_P**2 @ (ahead_P - mean) ** 2)
+    return (best if mean > error else "fused"), accuracy
+
+
 def fit(
     paths: Sequence[str | os.PathLike],
     sources: Sequence[str] = evidence.DEFAULT,
@@ -230,8 +321,10 @@ def fit(
         tell(f"reading the evidence in {os.fspath(path)}")
         policies.append(read_policy(path, witnesses))
     tell("fitting")
-    ranker = fit_calibrated(policies)
+    fit_calibrated(policies)  # refuses pools that are too few before the longer fits
     vote, left_out = choose_vote(policies, seed)
+    chosen, held_out = choose_verifier(policies, vote, evidence.names(witnesses))
+    ranker, vote, chooses = candidates(policies, vote, evidence.names(witnesses))[chosen]
     cost = {
         source.name: {
             "needs": source.needs,
@@ -246,9 +339,12 @@ def fit(
         "cost": cost,
         "auroc_in_problems": {policy.name: _auroc(ranker, policy) for policy in policies},
         "policies_left_out": left_out,
+        "chosen": chosen,
+        "held_out": held_out,
     }
     name = str(path_of(out).resolve())
-    verifier = FusedVerifier(witnesses, ranker, vote, name, request_of(witnesses, ranker, vote), measured)
+    request = request_of(witnesses, ranker, vote, chooses)
+    verifier = FusedVerifier(witnesses, ranker, vote, name, request, measured, chooses)
     verifier.save(out)
     return verifier
 

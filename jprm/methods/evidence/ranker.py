@@ -1,5 +1,8 @@
 """A linear ranker of chains with few parameters: losses within problems, calibration, votes. All in numpy's float64.
 
+Two losses train it. `by_pairs` ranks every correct chain above every incorrect one. `by_answers` is the likelihood of a
+weighted vote: the share of the weights exp(s) that the correct answer gets.
+
 A chain's evidence is standardised by the training chains; a number that is absent (NaN) then counts as the mean and
 adds nothing. The score is linear in it, so every coefficient can be read, and a problem's difficulty, which all its
 chains share, cannot enter the loss.
@@ -8,7 +11,7 @@ chains share, cannot enter the loss.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +93,48 @@ def pair_loss(
     return loss, x_MF.T @ slope_M + strength * w_F
 
 
+def answer_loss(
+    w_F: Float[np.ndarray, " F"], x_MF: Float[np.ndarray, "M F"], chains: Chains, strength: float = 0.0
+) -> tuple[float, Float[np.ndarray, " F"]]:
+    """Returns the mean of -log(share of the correct answer in the weights exp(s)) over pools, and its gradient.
+
+    s = x w; strength |w|^2 / 2 is added. Chains without an answer have no weight. Pools whose answers are all correct
+    or all incorrect teach nothing and are left out. Pools of a policy weigh the same, and so do policies.
+    """
+    score_M = np.where(chains.class_M >= 0, x_MF @ w_F, -np.inf)
+    top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
+    np.maximum.at(top_P, chains.problem_M, score_M)
+    top_P = np.maximum(top_P, -1e300)  # of a pool without an answer
+    weight_M = np.exp(score_M - top_P[chains.problem_M])
+    total_P = np.bincount(chains.problem_M, weight_M)
+    right_P = np.bincount(chains.problem_M, weight_M * chains.correct_M)
+    some_P = np.bincount(chains.problem_M, (weight_M > 0) * chains.correct_M)
+    mixed_P = (some_P > 0) & (some_P < np.bincount(chains.problem_M, weight_M > 0))
+    policy_P = np.zeros(len(total_P), int)
+    policy_P[chains.problem_M] = chains.policy_M
+    count_L = np.bincount(policy_P, mixed_P)
+    share_P = mixed_P / np.maximum(count_L, 1)[policy_P] / max(np.count_nonzero(count_L), 1)
+    total_P, right_P = (np.where(mixed_P, np.maximum(sum_P, 1e-300), 1.0) for sum_P in (total_P, right_P))
+    slope_M = share_P[chains.problem_M] * weight_M
+    slope_M *= 1 / total_P[chains.problem_M] - chains.correct_M / right_P[chains.problem_M]
+    return float(share_P @ np.log(total_P / right_P)) + strength / 2 * float(
+        w_F @ w_F
+    ), x_MF.T @ slope_M + strength * w_F
+
+
+Loss = Callable[[np.ndarray, np.ndarray, float], tuple[float, np.ndarray]]
+"""(w, x, strength) to the loss and its gradient."""
+
+
+def by_pairs(chains: Chains) -> Loss:
+    pairs = pairs_of(chains)
+    return lambda w_F, x_MF, strength: pair_loss(w_F, x_MF, pairs, strength)
+
+
+def by_answers(chains: Chains) -> Loss:
+    return lambda w_F, x_MF, strength: answer_loss(w_F, x_MF, chains, strength)
+
+
 @dataclasses.dataclass(frozen=True)
 class Ranker:
     """What scores chains: s = ((x - mean) / scale) w, and the log odds that a chain is correct, slope s + intercept."""
@@ -120,18 +165,22 @@ class Ranker:
         """Returns the calibrated log odds of being correct."""
         return self.slope * self.score(x_MF) + self.intercept
 
+    def of_one(self, number: int) -> Ranker:
+        """Returns the ranker by one number alone, e.g. the sum of a PRM's log scores."""
+        return dataclasses.replace(self, weight_F=np.eye(len(self.mean_F))[number])
 
-def fit_ranker(train: Chains, valid: Chains) -> Ranker:
+
+def fit_ranker(train: Chains, valid: Chains, loss_of: Callable[[Chains], Loss] = by_pairs) -> Ranker:
     """Returns the ranker with the least loss on training problems; validation problems choose the regularisation."""
     blank = Ranker.standardising(train.x_MF)
-    x_MF, pairs = blank.standard(train.x_MF), pairs_of(train)
-    valid_x_MF, valid_pairs = blank.standard(valid.x_MF), pairs_of(valid)
+    x_MF, loss = blank.standard(train.x_MF), loss_of(train)
+    valid_x_MF, valid_loss = blank.standard(valid.x_MF), loss_of(valid)
     best, least, weight_F = blank, np.inf, blank.weight_F
     for strength in sorted(STRENGTHS, reverse=True):  # from the stiffest on, each starts where the last one ended
-        weight_F = scipy.optimize.minimize(pair_loss, weight_F, (x_MF, pairs, strength), method="L-BFGS-B", jac=True).x
-        loss, _ = pair_loss(weight_F, valid_x_MF, valid_pairs)
-        if loss < least:
-            best, least = dataclasses.replace(blank, weight_F=weight_F, strength=strength), loss
+        weight_F = scipy.optimize.minimize(loss, weight_F, (x_MF, strength), method="L-BFGS-B", jac=True).x
+        now, _ = valid_loss(weight_F, valid_x_MF, 0.0)
+        if now < least:
+            best, least = dataclasses.replace(blank, weight_F=weight_F, strength=strength), now
     return best
 
 
@@ -174,6 +223,23 @@ def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.
     leads_G = total_G >= top_P[pool_G] * (1 - 1e-12)
     leaders_P = np.bincount(pool_G, leads_G, size)
     return np.bincount(pool_G, leads_G * right_G, size) / np.maximum(leaders_P, 1)
+
+
+def best_correct(chains: Chains, score_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
+    """Returns how correct each pool's best chain with an answer is; ties share. 0 for a pool without an answer."""
+    score_M = np.where(chains.class_M >= 0, score_M, -np.inf)
+    top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
+    np.maximum.at(top_P, chains.problem_M, score_M)
+    leads_M = (score_M >= top_P[chains.problem_M] - 1e-12) & (chains.class_M >= 0)
+    leaders_P = np.bincount(chains.problem_M, leads_M)
+    return np.bincount(chains.problem_M, leads_M * chains.correct_M) / np.maximum(leaders_P, 1)
+
+
+def answer_shares(weight_N: Float[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Returns for each chain of one pool the share of its answer in the weights; 0 without an answer."""
+    answered_N = class_N >= 0
+    total_C = np.bincount(class_N[answered_N], weight_N[answered_N]) if answered_N.any() else np.ones(1)
+    return np.where(answered_N, total_C[class_N] / max(total_C.sum(), 1e-300), 0.0)
 
 
 def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:

@@ -239,33 +239,47 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
 
 
 POOL = ("answer_share", "answer_lead", "values_share", "least_value_share", "relative_length")
-SCORES = ("lowest", "mean", "last", "place_of_lowest")
+LOGS = ("sum_log", "lowest_log_odds", "last_log_odds", "mean_log_odds")
+SCORES = ("lowest", "mean", "last", "place_of_lowest", *LOGS)
+CLIP = 1e-5
+"""Of a score to [1e-5, 1 - 1e-5] before its log: scores are often written with four decimals, 1 among them."""
 
 
-def score_rows(score_P: Sequence[float]) -> Rows:
-    """Returns for every step the lowest, mean and last weight in [0, 1] up to it, and where the lowest is, in [0, 1].
+def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | None = None) -> Rows:
+    """Returns for every step the lowest, mean and last weight in [0, 1] up to it, and where the lowest is, in [0, 1];
+    then the sum of logs (the rule `prod`), and the lowest, last and mean log odds: near 1 these tell scores apart.
 
-    NaN, a step that a judge left open, counts for none of them.
+    NaN, a step that a judge left open, counts for none of them. `odds_P` are the log odds of scores that are written as
+    such, e.g. log ratios: as weights they are all 0 or 1.
     """
-    rows, low, place, total, count = [], math.nan, math.nan, 0.0, 0
-    for k, score in enumerate(score_P):
+    rows, low, least, place, total, count, sum_log, sum_odds = [], math.nan, math.nan, math.nan, 0.0, 0, 0.0, 0.0
+    for k, (score, odds) in enumerate(zip(score_P, log_odds(score_P) if odds_P is None else odds_P, strict=True)):
         if not math.isnan(score):
             total, count = total + score, count + 1
-            if math.isnan(low) or score < low:
-                low, place = score, float(k)
-        rows.append((low, total / count if count else math.nan, score, place / k if k else place))
+            sum_log, sum_odds = sum_log - float(np.logaddexp(0, -odds)), sum_odds + odds
+            if math.isnan(low) or odds < least:
+                low, least, place = score, odds, float(k)
+        mean, mean_odds = (total / count, sum_odds / count) if count else (math.nan, math.nan)
+        logs = sum_log if count else math.nan, least, odds, mean_odds
+        rows.append((low, mean, score, place / k if k else place, *logs))
     return rows
+
+
+def log_odds(score_P: Sequence[float]) -> list[float]:
+    inside_P = np.clip(np.asarray(score_P, float), CLIP, 1 - CLIP)
+    return np.log(inside_P / (1 - inside_P)).tolist()
 
 
 def _of_scores(scores: Callable[[Sequence[ReasoningTree]], Sequence[Any]], scale: Scale) -> Read:
     """Returns the `read` of a scorer of steps."""
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-        weights = (scale.weights(np.asarray(score_N, float)) for score_N in scores(trees))
-        return [
-            by_node(tree, [score_rows(weight_N[chain]) for chain in chains_of(tree)])
-            for tree, weight_N in zip(trees, weights, strict=True)
-        ]
+        arrays = []
+        for tree, score_N in zip(trees, scores(trees), strict=True):
+            weight_N = scale.weights(score_N := np.asarray(score_N, float))
+            odds_N = score_N if scale.weight == "sigmoid" else np.asarray(log_odds(weight_N))
+            arrays.append(by_node(tree, [score_rows(weight_N[chain], odds_N[chain]) for chain in chains_of(tree)]))
+        return arrays
 
     return read
 
@@ -331,7 +345,7 @@ SOURCES: dict[str, Source] = {
         version=2,
     ),
     "pool": Source("pool", POOL, _each(_pool), needs="pool", version=2),
-    "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record"),
+    "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record", version=2),
     "logprob": Source("logprob", ("by_step", "by_character"), _each(_logprob), needs="record"),
 }
 """The sources that need no model. `stored` takes scores that are probabilities."""
@@ -410,7 +424,7 @@ def of_judge(path: Given) -> Source:
 
 def _of_scorer(name: str, scorer: Any, scores: Callable[[Sequence[ReasoningTree]], Any], spent: list[int]) -> Source:
     read, request = _of_scores(scores, scorer.scale), identity(scorer)
-    return Source(name, SCORES, read, needs="model", request=request, tokens=lambda: spent[0])
+    return Source(name, SCORES, read, needs="model", version=2, request=request, tokens=lambda: spent[0])
 
 
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:

@@ -22,8 +22,9 @@ from jprm.io.jsonl import list_of, number_of, parse
 from jprm.io.outputs import atomic_write, differing
 from jprm.io.storage import Found, Place, mark_own, path_of, sha256_of
 from jprm.loading import VERIFIER
+from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.ranker import Ranker
+from jprm.methods.evidence.ranker import Ranker, answer_shares
 from jprm.methods.evidence.sources import Source, answers_of
 from jprm.options import ForeignCode, check_foreign, place_of
 from jprm.score.scale import PROBABILITY, Scale
@@ -76,6 +77,9 @@ class FusedVerifier:
 
     A step's score is the probability that the chain is correct if it ended with this step, as the semantics `value` has
     it: a chain's score is its last step's. The output `vote` is the chain's weight in a vote among its pool.
+
+    A verifier that `chooses` answers scores the last step of a pool's chain by its answer's share of these weights, so
+    that best of n and the vote choose the same answer.
     """
 
     sources: tuple[Source, ...]
@@ -84,6 +88,7 @@ class FusedVerifier:
     name: str  # the folder
     request: Mapping[str, Any]  # what the scores depend on
     measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    chooses: str = "chains"  # or "answers"
 
     semantics = "value"
     rule = "last"
@@ -160,6 +165,8 @@ class FusedVerifier:
             power = self.vote.powers(np.array([share]), np.array([distance]))
             log_odds_N = self.ranker.log_odds(x_NF)
             named = {"score": scipy.special.expit(log_odds_N), "vote": vote_weights(log_odds_N, power)}
+            if self.chooses == "answers" and tree.kind == "pool" and len(leaves) > 1:
+                named["score"][leaves] = answer_shares(named["vote"][leaves], answer_classes(answers_of(tree)))
             outputs.append({name: value_N.astype(np.float32) for name, value_N in named.items()})
         return outputs
 
@@ -179,6 +186,7 @@ class FusedVerifier:
             "calibration": {"slope": self.ranker.slope, "intercept": self.ranker.intercept},
             "strength": self.ranker.strength,
             "vote": dataclasses.asdict(self.vote),
+            "chooses": self.chooses,
             "measured": dict(self.measured),
         }
         atomic_write(place / FILE, json.dumps(text, indent=2) + "\n")
@@ -190,9 +198,10 @@ def _recorded(source: Source) -> dict[str, Any]:
     return known | {"request": dict(source.request)}
 
 
-def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote) -> dict[str, Any]:
+def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: str = "chains") -> dict[str, Any]:
     """Returns what scores depend on."""
-    return {
+    of_answers = {"chooses": chooses} if chooses != "chains" else {}
+    return of_answers | {
         "sources": {source.name: {"version": source.version, **source.request} for source in sources},
         "coefficients": [*ranker.weight_F.tolist(), *ranker.mean_F.tolist(), *ranker.scale_F.tolist()],
         "calibration": [ranker.slope, ranker.intercept],
@@ -232,8 +241,10 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
         _number(data, "strength", where, ""),
     )  # fmt: skip
     settings = Vote(**{field.name: _number(vote, field.name, where, "vote") for field in dataclasses.fields(Vote)})
-    name, request = str(place.resolve()), request_of(sources, ranker, settings)
-    return FusedVerifier(sources, ranker, settings, name, request, data.get("measured") or {})
+    if (chooses := data.get("chooses", "chains")) not in ("chains", "answers"):
+        raise RecordError(where, "chooses", "is neither chains nor answers", "Fit the verifier again.")
+    name, request = str(place.resolve()), request_of(sources, ranker, settings, chooses)
+    return FusedVerifier(sources, ranker, settings, name, request, data.get("measured") or {}, chooses)
 
 
 def _object(data: Mapping[str, Any], field: str, where: str) -> Mapping[str, Any]:

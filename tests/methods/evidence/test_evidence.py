@@ -19,10 +19,30 @@ from jprm.methods.evaluate.best_of_n import best_of_n_report, cut, drawn_pools, 
 from jprm.methods.evaluate.findings import verdict
 from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evidence import fit as fit_module
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
-from jprm.methods.evidence.fit import choose_vote, fit, fit_calibrated, gains, policy_of, pool_signals
-from jprm.methods.evidence.ranker import Chains, calibrated, fit_ranker, pair_loss, pairs_of, vote_correct
+from jprm.methods.evidence.fit import (
+    PolicyPools,
+    choose_verifier,
+    choose_vote,
+    fit,
+    fit_calibrated,
+    gains,
+    policy_of,
+    pool_signals,
+)
+from jprm.methods.evidence.ranker import (
+    Chains,
+    answer_loss,
+    answer_shares,
+    best_correct,
+    calibrated,
+    fit_ranker,
+    pair_loss,
+    pairs_of,
+    vote_correct,
+)
 from jprm.methods.evidence.sources import numbers, of_problem, results, value_of_step
 from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
 from jprm.methods.jobs.score import score_file
@@ -144,11 +164,19 @@ def test_a_row_does_not_depend_on_later_steps(name):
 
 
 def test_scores_as_evidence():
-    rows = np.array(evidence.score_rows([0.8, math.nan, 0.2, 0.5]))
-    np.testing.assert_allclose(rows[[0, 1, 3]], [[0.8, 0.8, 0.8, 0], [0.8, 0.8, math.nan, 0], [0.2, 0.5, 0.5, 2 / 3]])
+    rows, odds = np.array(evidence.score_rows([0.8, math.nan, 0.2, 0.5])), math.log(4)  # of 0.8, and minus that of 0.2
+    expected = [[0.8, 0.8, 0.8, 0], [0.8, 0.8, math.nan, 0], [0.2, 0.5, 0.5, 2 / 3]]
+    np.testing.assert_allclose(rows[[0, 1, 3], :4], expected)
+    logs = [math.log(0.8), math.log(0.8), math.log(0.08)]
+    expected = [[odds, odds, odds], [odds, math.nan, odds], [-odds, 0, 0]]
+    np.testing.assert_allclose(rows[[0, 1, 3], 4:], np.column_stack([logs, expected]), atol=1e-12)
+    assert len(rows[0]) == len(evidence.SCORES)
+    assert np.isfinite(evidence.score_rows([0.0, 1.0])).all()
+    (ratio,) = evidence.score_rows([1.0], [40.0])  # a log ratio: its weight is 1, and its log odds are kept
+    assert ratio[-3:] == (40.0, 40.0, 40.0)
     record = {"problem": "p", "samples": [{"steps": ["a", "b"], "scores": [0.5, 0.25], "logprob": -4.0}]}
     tree = tree_of(record)
-    np.testing.assert_allclose(evidence.find("stored").read([tree])[0][1], [0.25, 0.375, 0.25, 1])
+    np.testing.assert_allclose(evidence.find("stored").read([tree])[0][1, :4], [0.25, 0.375, 0.25, 1])
     np.testing.assert_allclose(evidence.find("logprob").read([tree])[0], [[math.nan] * 2, [-2, -2]])
 
 
@@ -178,6 +206,99 @@ def test_the_loss_is_that_of_all_pairs_and_its_gradient_that_of_differences():
     above, below = ([pair_loss(w_F + sign * d, chains.x_MF, pairs, 0.1)[0] for d in steps] for sign in (1, -1))
     numeric = np.subtract(above, below) / 2e-6
     np.testing.assert_allclose(slope_F, numeric, atol=1e-8)
+
+
+def test_answer_loss_is_the_share_of_the_correct_answer_in_the_weights():
+    chains, w_F = random_chains(0), np.array([0.3, -0.2, 0.7])
+    expected, score_M = np.zeros((2, 2)), chains.x_MF @ w_F
+    for p in range(40):
+        here = np.flatnonzero((chains.problem_M == p) & (chains.class_M >= 0))
+        weight, right = np.exp(score_M[here]), chains.correct_M[here] > 0
+        if 0 < right.sum() < len(here):
+            expected[p % 2] += -np.log(weight[right].sum() / weight.sum()), 1
+    loss, slope_F = answer_loss(w_F, chains.x_MF, chains, 0.1)
+    np.testing.assert_allclose(loss, (expected[:, 0] / expected[:, 1]).mean() + 0.05 * w_F @ w_F)
+    steps = 1e-6 * np.eye(3)
+    above, below = ([answer_loss(w_F + sign * d, chains.x_MF, chains, 0.1)[0] for d in steps] for sign in (1, -1))
+    np.testing.assert_allclose(slope_F, np.subtract(above, below) / 2e-6, atol=1e-8)
+    huge = answer_loss(1e4 * w_F, chains.x_MF, chains)
+    assert np.isfinite(huge[0]) and np.isfinite(huge[1]).all()
+
+
+def test_the_best_chain_and_the_shares_of_answers_by_brute_force():
+    chains = random_chains(5)
+    score_M = np.random.default_rng(5).integers(0, 3, 200).astype(float)
+    best_P = best_correct(chains, score_M)
+    for p in range(40):
+        here = np.flatnonzero((chains.problem_M == p) & (chains.class_M >= 0))
+        leaders = here[score_M[here] == score_M[here].max(initial=-1)]
+        assert best_P[p] == pytest.approx(chains.correct_M[leaders].mean() if len(leaders) else 0)
+    np.testing.assert_allclose(
+        answer_shares(np.array([1.0, 2, 3, 9]), np.array([0, 1, 0, -1])), [2 / 3, 1 / 3, 2 / 3, 0]
+    )
+    assert answer_shares(np.ones(2), np.array([-1, -1])).tolist() == [0, 0]
+
+
+def scored_pools(seed, know, n=80, samples=6):
+    """Pools of chains whose text says nothing; `know` are the log odds by which scores tell right from wrong."""
+    rng, records = np.random.default_rng(seed), []
+    for i in range(n):
+        chains = []
+        for _ in range(samples):
+            right = rng.random() < 0.45
+            score = 1 / (1 + np.exp(-rng.normal(know if right else -know)))
+            answer = 7 if right else int(rng.integers(8, 10))
+            chains.append({"steps": ["So."], "answer": answer, "correct": right, "scores": [float(score)]})
+        records.append({"problem": f"Problem {seed} {i}: what?", "answer": 7, "samples": chains})
+    return records
+
+
+def test_a_verifier_with_a_model_chooses_answers_and_is_not_below_it(tmp_path):
+    files = [written(tmp_path / f"{i}.jsonl", scored_pools(i, know=0.7)) for i in range(2)]
+    verifier = fit(files, ["form", "pool", "stored"], out=tmp_path / "verifier")
+    assert (verifier.chooses, verifier.measured["chosen"]) == ("answers", "fused")
+    held_out = verifier.measured["held_out"]
+    alone = [max(of_both) for name, of_both in held_out.items() if name != "fused"]
+    assert (
+        min(held_out["fused"]) >= max(alone) - 1e-9 > 0.5 and {"stored.sum_log", "pool.answer_share"} < held_out.keys()
+    )
+    (record,) = verifier.score_many(scored_pools(5, know=0.7, n=1))
+    score = {sample["answer"]: sample["scores"][-1] for sample in record["samples"]}
+    assert all(sample["scores"][-1] == score[sample["answer"]] for sample in record["samples"])
+    assert sum(score.values()) == pytest.approx(1)  # each answer's share of the vote
+    vote = {answer: 0.0 for answer in score}
+    for sample in record["samples"]:
+        vote[sample["answer"]] += sample["outputs"]["vote"][-1]
+    assert max(vote, key=vote.get) == max(score, key=score.get)
+    again = jprm.load(tmp_path / "verifier")
+    assert list(again.score_many([record])) == list(verifier.score_many([record]))
+    assert again.identity == verifier.identity and again.chooses == "answers"
+    alone = verifier.score(record["problem"], ["So."])  # a chain alone has no pool, so it has no share
+    assert 0 < alone[0] < 1
+
+
+def test_a_source_that_is_enough_by_itself_takes_the_place_of_a_worse_verifier():
+    names = ["stored.sum_log", "form.noise"]
+    rng, policies = np.random.default_rng(0), []
+    for name in ("a", "b"):
+        problems = [f"{name} {i}" for i in range(150)]
+        problem_M = np.repeat(np.arange(150), 6)
+        correct_M = (rng.random(900) < 0.5).astype(float)
+        x_MF = np.column_stack([np.where(correct_M > 0, 3.0, -3.0), rng.normal(size=900)])
+        class_M = np.arange(900)  # each answer once: a vote of weights that are nearly equal is a draw
+        policies.append(PolicyPools(name, problems, Chains(x_MF, correct_M, problem_M, 0 * problem_M, class_M), {}))
+    real = fit_module.candidates
+
+    def misled(*arguments, **options):
+        found = real(*arguments, **options)
+        ranker, vote, chooses = found["fused"]
+        return found | {"fused": (dataclasses.replace(ranker, weight_F=np.array([0.0, 1.0])), vote, chooses)}
+
+    assert choose_verifier(policies, Vote(), names)[0] == "fused"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_module, "candidates", misled)
+        chosen, held_out = choose_verifier(policies, Vote(), names)
+    assert chosen == "stored.sum_log" and held_out["stored.sum_log"][0] > 0.95 > 0.7 > held_out["fused"][0]
 
 
 def test_the_ranker_finds_the_direction_and_the_calibration_its_probabilities():
