@@ -15,12 +15,18 @@ class LocalHub:
     """Repositories as {OWNER/NAME: {FILE: bytes}}, each with the branch `main` at `COMMIT`.
 
     `cut` names a file of which every answer stops half way, `damaged` one whose bytes differ from its digest. `asked`
-    holds the requests, and `pushed` what was uploaded; `token` is what uploads were allowed by.
+    holds the requests, `tokens` what came as their Authorization, and `pushed` what was uploaded; `token` is what
+    uploads were allowed by.
+
+    `lies` replaces what is true: `sha` the commit of a branch, `headers` those of a file, `listing` a function of the
+    list of files, `link` where its next page is, `pages` makes it endless, `body` the parts of a file's content or of
+    any answer (`answer`), `slowly` apart, `redirect` where every POST is sent to.
     """
 
     def __init__(self):
         self.repositories, self.asked, self.pushed, self.token = {}, [], {}, None
         self.cut = self.damaged = ""
+        self.lies, self.tokens = {}, []
 
     def gets(self, path):
         """The files that were asked for in whole or part."""
@@ -40,15 +46,28 @@ def serving(hub):
         def answer(self, status, content=b"", **headers):
             content = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
+            if status == 200:
+                content = hub.lies.get("answer", content)
             sent = {"Content-Length": str(len(content)), "Content-Type": "application/json"} | headers
             for name, value in sent.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             if self.command != "HEAD":
+                self.drip(content)
+
+        def drip(self, content):
+            if not (pause := hub.lies.get("slowly")):
                 self.wfile.write(content)
+                return
+            with contextlib.suppress(OSError):  # who asked has gone
+                for i in range(len(content)):
+                    self.wfile.write(content[i : i + 1])
+                    self.wfile.flush()
+                    pause()
 
         def do_GET(self):
             hub.asked.append(f"{self.command} {self.path}")
+            hub.tokens.append(self.headers.get("Authorization"))
             path = self.path.partition("?")[0]
             name = re.match(r"/(?:api/models/)?([^/]+/[^/]+)", path)[1]
             if name not in hub.repositories:
@@ -57,11 +76,16 @@ def serving(hub):
             if revision and revision[1] not in ("main", COMMIT):
                 return self.answer(404, X_Error_Code="RevisionNotFound")
             if "/tree/" in path:
-                return self.answer(200, [listed(file, content) for file, content in files.items()])
+                listing = [listed(file, content) for file, content in files.items()]
+                if "pages" in hub.lies:
+                    hub.lies["link"] = f"http://{self.headers['Host']}{path}?cursor={len(hub.asked)}"
+                link = {"Link": f'<{hub.lies["link"]}>; rel="next"'} if "link" in hub.lies else {}
+                return self.answer(200, hub.lies.get("listing", lambda listing: listing)(listing), **link)
             if "/resolve/" in path:
                 return self.file(files, path.rpartition("/")[2])
             siblings = [{"rfilename": file} for file in files]
-            return self.answer(200, {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings})
+            sha = hub.lies.get("sha", COMMIT)
+            return self.answer(200, {"id": name, "modelId": name, "sha": sha, "siblings": siblings})
 
         do_HEAD = do_GET
 
@@ -71,20 +95,25 @@ def serving(hub):
             headers = {"ETag": f'"{listed(file, content)["etag"]}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             if file == hub.damaged:
                 content = content[:-1] + bytes([content[-1] ^ 1])
+            headers |= {name: text.format(file=file) for name, text in hub.lies.get("headers", {}).items()}
+            content = hub.lies.get("body", content)
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self.send_response(206 if start else 200)
-            for name, value in (headers | {"Content-Length": str(len(content) - start)}).items():
+            for name, value in ({"Content-Length": str(len(content) - start)} | headers).items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 end = (start + len(content)) // 2 if file == hub.cut else len(content)
-                self.wfile.write(content[start:end])
+                self.drip(content[start:end])
                 self.close_connection = end < len(content)
 
         def do_POST(self):
             hub.asked.append(f"{self.command} {self.path}")
+            hub.tokens.append(self.headers.get("Authorization"))
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if "redirect" in hub.lies:
+                return self.answer(hub.lies.get("status", 307), Location=hub.lies["redirect"] + self.path)
             if self.headers.get("Authorization") != f"Bearer {hub.token}":
                 return self.answer(401, {"error": "Invalid username or password."})
             if self.path == "/api/repos/create":
@@ -97,9 +126,11 @@ def serving(hub):
                 if line.get("key") == "file":
                     hub.pushed[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             url = f"http://{self.headers['Host']}/ana/mine/commit/{COMMIT}"
-            return self.answer(200, {"success": True, "commitUrl": url, "commitOid": COMMIT, "hookOutput": ""})
+            oid = hub.lies.get("sha", COMMIT)
+            return self.answer(200, {"success": True, "commitUrl": url, "commitOid": oid, "hookOutput": ""})
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *_: None  # of a client that has gone
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

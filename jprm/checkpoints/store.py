@@ -33,7 +33,7 @@ from jprm import data, multihost
 from jprm.experiment import ID, REMOVED, RUN, Experiment, read, run_id, to_json, written
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, differing, digest, text_of_module, write_json
-from jprm.io.storage import Found, Given, Place, Remote, cache_folder, mark_own, path_of
+from jprm.io.storage import Found, Given, Place, Remote, cache_folder, path_of
 from jprm.model import parameters, transformer
 from jprm.model.config import own_names, own_parts
 from jprm.model.parameters import join, new_parameters
@@ -246,7 +246,6 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     for name, text in {RUN: written(experiment, log_ratio, id), COPY: objective, **copies}.items():
         if text is not None:
             atomic_write(workdir / name, text)
-    mark_own(path)
     tokenizer.save(workdir)
     return id
 

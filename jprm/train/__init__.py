@@ -36,7 +36,7 @@ from jprm.checkpoints import store
 from jprm.experiment import ID, RUN, Experiment, ObjectiveConfig, read, to_json
 from jprm.io.folders import folder_lock
 from jprm.io.outputs import atomic_write
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Place, mark_own, path_of
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import model_flops, peak
 from jprm.model.transformer import check_model
@@ -132,6 +132,7 @@ class Trainer:
                     raise ValueError(
                         f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
                     )
+                mark_own(folder / RUN)  # on every host: each reads the base again that it names
                 self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
             with jax.set_mesh(self.mesh):
                 self.state = self._start()

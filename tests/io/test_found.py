@@ -6,18 +6,29 @@ import json
 import shutil
 import threading
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from refusing import refused
-from test_evidence import fused  # noqa: F401  (a fixture)
 
 import jprm
 from jprm.apps.report.runs import followed, training
 from jprm.experiment import RUN
-from jprm.io.storage import Found, path_of
-from jprm.methods.evidence.fit import fit
+from jprm.io.storage import Found, mark_own, path_of
+from jprm.methods.evidence import sources as evidence
+from jprm.methods.evidence.ranker import Ranker
+from jprm.methods.evidence.verifier import FusedVerifier, Vote
 from jprm.methods.formats import hub
 from jprm.options import ForeignCode, check_foreign, place_of
+
+
+def saved(folder, *names):
+    """Saves a verifier that weighs nothing, as the user's own."""
+    sources = tuple(map(evidence.find, names))
+    F = len(evidence.names(sources))
+    ranker = Ranker(np.zeros(F), np.ones(F), np.zeros(F), 1.0, 0.0, 1.0)
+    FusedVerifier(sources, ranker, Vote(), str(folder), {}).save(folder)
+
 
 CODE = "open({marker!r}, 'w').close()\nSOURCE = None\n"
 
@@ -71,7 +82,7 @@ VERIFIERS = {
 
 
 @pytest.mark.parametrize("name", VERIFIERS.values(), ids=VERIFIERS)
-def test_a_strangers_verifier_leads_nowhere(fused, asked, tmp_path, monkeypatch, name):  # noqa: F811
+def test_a_strangers_verifier_leads_nowhere(asked, tmp_path, monkeypatch, name):
     here, marker, address = tmp_path / "repository", tmp_path / "code has run", asked.pop()
     for folder in (here / "model", here / "other"):
         folder.mkdir(parents=True)
@@ -81,7 +92,8 @@ def test_a_strangers_verifier_leads_nowhere(fused, asked, tmp_path, monkeypatch,
     for file in (here / "judge.json", here / "model/judge.json"):
         file.write_text(json.dumps(judge))
     monkeypatch.chdir(here)
-    data = json.loads((fused[1] / "verifier.json").read_text())
+    saved(tmp_path / "own", "form")
+    data = json.loads((tmp_path / "own/verifier.json").read_text())
     digest = hashlib.sha256((here / "tools.py").read_bytes()).hexdigest()
     for folder, source in ((here / "model", name), (here / "other", "judge=/proc/self/cwd/judge.json")):
         entry = {"name": source.format(here=here, address=address), "version": 1, "numbers": ["x"]}
@@ -91,13 +103,29 @@ def test_a_strangers_verifier_leads_nowhere(fused, asked, tmp_path, monkeypatch,
     assert not asked and not marker.exists()
 
 
-def test_ones_own_verifier_names_code_and_models_and_its_copy_elsewhere_does_not(fused, tmp_path, monkeypatch):  # noqa: F811
-    inner = fit(fused[2], ["form"], out=tmp_path / "inner")
-    verifier = fit(fused[2], ["arithmetic", f"prm={tmp_path}/inner"], out=tmp_path / "outer")
-    assert inner.name == str(tmp_path / "inner")
-    assert jprm.load(tmp_path / "outer").identity == verifier.identity
+OWN_SOURCE = """
+from jprm.methods.evidence.sources import Source, of_chains
+LENGTH = Source("length", ("characters",), of_chains(lambda problem, steps: [(float(len(step)),) for step in steps]))
+"""
+
+
+def test_ones_own_verifier_names_judges_code_and_models(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN_SOURCE)
+    (tmp_path / "judge.json").write_text(json.dumps({"url": "http://127.0.0.1:9/v1", "model": "m", "judge": {}}))
+    saved(tmp_path / "inner", "form")
+    names = f"{tmp_path}/own.py:LENGTH", f"judge={tmp_path}/judge.json", f"prm={tmp_path}/inner"
+    saved(tmp_path / "outer", *names)
+    assert [source.name for source in jprm.load(tmp_path / "outer").sources] == list(names)
+    shutil.copytree(tmp_path / "outer", tmp_path / "copy")
+    assert [source.name for source in jprm.load(tmp_path / "copy").sources] == list(names)
+    (tmp_path / "own.py").write_text("changed = 1\n")
+    refused(ValueError, "own.py is absent or has changed", jprm.load, tmp_path / "outer")
+    saved(tmp_path / "local", "arithmetic", f"prm={tmp_path}/inner")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    assert jprm.load(tmp_path / "outer").identity == verifier.identity  # weights on this machine are read
+    refused(ForeignCode, "never run", jprm.load, tmp_path / "outer")
+    assert len(jprm.load(tmp_path / "local").sources) == 2  # weights on this machine are read
+    mark_own(tmp_path / "outer/verifier.json")
+    refused(ValueError, "own.py is absent or has changed", jprm.load, tmp_path / "outer")
 
 
 @pytest.mark.parametrize("base", ["{address}/bucket/base", "hf://evil/base@main", "hf://evil/base@" + "c" * 40])

@@ -21,9 +21,9 @@ import numpy as np
 
 from jprm import loading, multihost
 from jprm.checkpoints import store
-from jprm.experiment import ID, to_json
+from jprm.experiment import ID, RUN, to_json
 from jprm.io.outputs import write_json
-from jprm.io.storage import Place, path_of
+from jprm.io.storage import Place, mark_own, path_of
 from jprm.methods.policy.protocol import Prefix
 from jprm.methods.policy.sampler import Sampler
 from jprm.methods.rl import RESULT, refresh, rollout, sampling_hosts
@@ -353,6 +353,7 @@ class Loop:
         assert trainer.checkpoints is not None
         trainer.checkpoints.wait()
         id = multihost.first(store.claim, folder, trainer.experiment, trainer.tokenizer)
+        mark_own(folder / RUN)
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             parts = {"params": join(state.trained, state.frozen), "run": {ID: id}}
             best.save_checkpointables_async(int(state.step), store.savable(parts), overwrite=True)
