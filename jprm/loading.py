@@ -12,7 +12,7 @@ from jprm.checkpoints import base, store
 from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.experiment import RUN, Experiment, kind_of, read_record
 from jprm.io.storage import Found, Place
-from jprm.model.attention import suited
+from jprm.model.attention import check_softmax, suited
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -85,6 +85,9 @@ def load(
         if dtype is not None:
             params = params | {"decoder": held_decoder(params["decoder"], dtype)}
     computed = dtype if dtype in ("float32", "bfloat16") else model.dtype
+    if attention and attention != model.attention:
+        check_softmax(model.attention, f"--attention {attention}")
+        check_softmax(attention, "the trained model")
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
     fields = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)

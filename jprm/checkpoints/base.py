@@ -19,6 +19,7 @@ from jprm.checkpoints.decoder import placed
 from jprm.experiment import RUN, Experiment, kind_of, read
 from jprm.io.folders import local_copy
 from jprm.io.storage import Found, Given
+from jprm.model.attention import check_softmax
 from jprm.model.config import ModelConfig
 from jprm.model.heads import find
 from jprm.model.parameters import Dtype, held_decoder, merge
@@ -81,6 +82,9 @@ def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float
         ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
         if field.name not in FREE and ours != theirs:
             raise ValueError(f"{place}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
+    if config.attention != experiment.model.attention:
+        for name in (experiment.model.attention, config.attention):
+            check_softmax(name, "the other model")
     params, _ = store.load_params(place, experiment, jax.sharding.get_mesh(), new)
     return held_decoder(merge(params, experiment.lora)["decoder"], dtype)
 

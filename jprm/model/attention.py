@@ -3,7 +3,8 @@
 Query i sees key j if and only if j <= i < until[j]. In a layer with a sliding window the key must also be less than
 `window` positions before the query. Positions are depths in the tree, so a window follows the query's own path.
 
-All implementations are exact; `ModelConfig.attention` chooses one.
+All of these compute the same softmax; `ModelConfig.attention` chooses one. Another attention (sinks, ALiBi, ...) is a
+kind of layer: `jprm.methods.layers.attending`.
 
 | name | for | rows | memory |
 |---|---|---|---|
@@ -11,9 +12,9 @@ All implementations are exact; `ModelConfig.attention` chooses one.
 | `blocked` | everything | any | O(block x T) |
 | `paths` | CPUs | any, unsplit | O(block x T) |
 | `kernel` | TPUs; interpreted on a CPU, slowly, for tests | any | O(T) |
-| `gpu_kernel` | NVIDIA GPUs; compiled, not run on one yet; interpreted on a CPU for tests | any | O(T) |
+| `gpu_kernel` | NVIDIA GPUs; interpreted on a CPU for tests | any | O(T) |
 
-Decoding with a cache has attention of its own (`jprm.methods.decoding.decode`).
+Decoding with a cache computes the softmax itself (`jprm.methods.decoding.decode`).
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Implementation:
     flat: whether projections take rows and tokens as one axis, and queries, keys and values in one product. CPUs are
         faster so: XLA copies a weight's gradient that sums over two axes.
     flops: (config, rows, tokens, tensor, context) to FLOPs of every kernel's call on one device, for `jprm plan`.
+    softmax: of one of the user's own, whether it computes the softmax. If not, caches, export and `base` refuse it.
     """
 
     plan: Callable[[Array, Array, ModelConfig], Any]
@@ -66,11 +68,21 @@ class Implementation:
     chain_rows: bool = False
     flat: bool = False
     flops: Callable[[ModelConfig, int, int, int, int], dict[str, float]] = lambda *_: {}
+    softmax: bool = False
 
 
 def find(name: str) -> Implementation:
     """Returns the implementation of the name. Raises ValueError where there is none."""
     return find_part(name, ATTENTION, "attention", Implementation)
+
+
+def check_softmax(name: str, what: str) -> None:
+    """Raises ValueError if `what` computes a softmax and the implementation does not say that it does too."""
+    if name not in ATTENTION and not find(name).softmax:
+        raise ValueError(
+            f"model.attention={name!r} does not say that it computes the softmax, which {what} computes. If it does,"
+            " set softmax=True in its Implementation; if not, make it a kind (jprm.methods.layers.attending)"
+        )
 
 
 def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:

@@ -17,6 +17,7 @@ To add a kind, write a file with a `Kind` and name it in the pattern, `module:NA
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp", "S": "mlp", "E": "experts"}
 width of a vector."""
 
 KEYS = "keys"
-"""`Kind.cached` of a mixer that decodes as attention does, by attention's weights and settings: its keys and values."""
+"""`Kind.cached` of attention itself. Its keys and values are cached, and the softmax is computed over them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,27 @@ NORM = Weight("D", value=None)
 
 
 @dataclasses.dataclass(frozen=True)
+class Attending:
+    """`Kind.cached` of attention by another rule than the softmax (`jprm.methods.layers.attending`).
+
+    attend: (q (B, T, K, G, H), k and v (B, S, K, H), seen (B, T, S), behind (B, T, S), w, config) to (B, T, K, G, H).
+        `seen` are the visible keys, `behind` how many positions a key is before its query, `w` the `weights` by role.
+        Every device calls it with its own rows and heads.
+    """
+
+    attend: Callable[..., Array]
+    weights: Mapping[str, Weight]
+
+    def __call__(self, q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w: Mapping[str, Array], config: ModelConfig):
+        queries, keys, rows = ("batch", None, "kv_heads", None, None), ("batch", None, "kv_heads", None), ("batch",)
+        places = {role: weight.places[1:] for role, weight in self.weights.items()}
+        axes = [queries, keys, keys, rows, rows, places]
+        attend = local(functools.partial(self.attend, config=config), axes, queries)
+        y_BTKGH = attend(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, {role: w[role] for role in self.weights})
+        return y_BTKGH.astype(v_BSKH.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
     """One kind of mixer or MLP.
 
@@ -98,7 +120,7 @@ class Kind:
     flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
     kernels: (config, rows, tokens, the mesh's sizes) to FLOPs of every kernel's call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
-    cached: what decoding keeps of earlier tokens for a mixer: `KEYS` or a `Recurrent`; None: it cannot decode.
+    cached: what decoding keeps of earlier tokens: `KEYS`, an `Attending` or a `Recurrent`; None: it cannot decode.
     """
 
     weights: Mapping[str, Weight]
@@ -110,7 +132,7 @@ class Kind:
     flops: Callable[[ModelConfig, int, int], float] = lambda config, tokens, layer: 0.0
     kernels: Callable[[ModelConfig, int, int, Mapping[str, int]], dict[str, float]] = lambda *_: {}
     used: Callable[[ModelConfig, str], float] = lambda config, role: 1.0
-    cached: Literal["keys"] | Recurrent | None = None
+    cached: Literal["keys"] | Attending | Recurrent | None = None
 
 
 def find(name: str) -> Kind:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int8, Key
 
-from jprm.model import layers, transformer
+from jprm.model import attention, layers, transformer
 from jprm.model.attention import HIDDEN, capped
 from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm
@@ -117,6 +117,18 @@ def check(config: ModelConfig) -> None:
         raise NotImplementedError(
             f"model.mixers has {', '.join(unknown)}, which cannot go on from a cache: its Kind has no `cached`"
         )
+    own = [name for name in mixers if layers.find(name).cached == layers.KEYS and not _is_attention(name)]
+    if own:
+        raise NotImplementedError(
+            f"model.mixers has {', '.join(sorted(own))}, whose Kind has cached=KEYS and no `apply` of attention's."
+            " Give it an `Attending` (jprm.methods.layers.attending) or a `Recurrent`"
+        )
+    if any(map(_is_attention, mixers)):
+        attention.check_softmax(config.attention, "decoding with a cache")
+
+
+def _is_attention(mixer: str) -> bool:
+    return layers.find(mixer).apply is transformer.ATTENTION.apply
 
 
 def recurrent(config: ModelConfig) -> bool:
@@ -170,7 +182,10 @@ def forward(
             before = None if past is None else past.cache[group][name]
             own_part = of_group[name] if at is None else jax.tree.map(lambda x: x[at], of_group[name])
             if (recurrent := _recurrent(name)) is None:
-                y_BTD, new = _attention(y_BTD, w, settings, _read(past, before, at), own_part, where, config)
+                rule = layers.find(name).cached
+                attend = _attend_by(rule, w) if isinstance(rule, layers.Attending) else _attend
+                before = _read(past, before, at)
+                y_BTD, new = _attention(attend, y_BTD, w, settings, before, own_part, where, config)
             else:
                 y_BTD, new = recurrent.decode(y_BTD, w, _state(past, before, at, own_part, where), length_B, plain)
             if at is not None:
@@ -226,8 +241,8 @@ class NewTokens:
     age_B: Array | None = None
 
 
-def _attention(y_BTD, w: Mapping[str, Array], settings, before, fresh, place: NewTokens, config: ModelConfig):
-    """Returns attention's output, and the rows' keys and values."""
+def _attention(attend, y_BTD, w: Mapping[str, Array], settings, before, fresh, place: NewTokens, config: ModelConfig):
+    """Returns attention's output, and the rows' keys and values. `attend` is `_attend`, or another rule."""
     rotation = transformer.rotation_of(settings, place.rotations, config)
     q_BTKGH, *kv = transformer.project_heads(y_BTD, w, rotation, place.growth, config)
     kv = tuple(x.swapaxes(1, 2) for x in kv)
@@ -235,7 +250,7 @@ def _attention(y_BTD, w: Mapping[str, Array], settings, before, fresh, place: Ne
     # Blocks of queries, each against the keys up to its own end, limit the logits in memory.
     T = y_BTD.shape[1]
     y_BTKGH = [
-        _attend(
+        attend(
             q_BTKGH[:, a:b],
             before,
             *(x[:, :, : b + x.shape[2] - T] for x in kv),
@@ -268,11 +283,8 @@ def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig, age_B=None):
     """Returns attention over cached and new keys in float32: a partial softmax of each, then combined."""
-    (B, T, _, G, _), S = q_BTKGH.shape, k_BKSH.shape[2]
-    behind_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
-    if age_B is not None:
-        behind_TS %= S  # a ring
-    seen_TS = behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
+    B, T, _, G, _ = q_BTKGH.shape
+    behind_TS, seen_TS = _own_keys(T, k_BKSH.shape[2], start, window, age_B)
     if age_B is None:
         seen = jnp.repeat(seen_TS, G, axis=0)
     else:
@@ -291,6 +303,39 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config:
     y_BTKGH: Any = sum(a[..., None] * y for a, y in zip(share, y, strict=True))
     total_BTKG: Any = sum(a * t for a, t in zip(share, total, strict=True))
     return (y_BTKGH / total_BTKG[..., None]).astype(v_BKSH.dtype)
+
+
+def _own_keys(T: int, S: int, start, window, age_B) -> tuple[Array, Array]:
+    """Returns how far a row's own S keys are behind its T new queries, and which of them are in the past and window."""
+    behind_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
+    if age_B is not None:
+        behind_TS %= S  # a ring
+    return behind_TS, behind_TS >= 0 if window is None else (behind_TS >= 0) & (behind_TS < window)
+
+
+def _attend_by(rule: layers.Attending, w: Mapping[str, Array]) -> Callable[..., Array]:
+    """Returns `_attend` by another rule, which takes cached and new keys side by side."""
+
+    def attend_all(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig, age_B=None):
+        B, T = q_BTKGH.shape[:2]
+        behind_TS, seen_TS = _own_keys(T, k_BKSH.shape[2], start, window, age_B)
+        behind_BTS = behind_TS + jnp.zeros_like(position_BT)[..., None]  # split as the rows are
+        seen_BTS = seen_TS & (behind_BTS <= (jnp.inf if age_B is None else age_B[:, None, None]))
+        k, v, seen, behind = [k_BKSH], [v_BKSH], [seen_BTS], [behind_BTS]
+        for k_RKSH, v_RKSH, seen_RS in before:
+            R, K, S, H = k_RKSH.shape
+            behind_BTS = position_BT[..., None] - jnp.arange(S)
+            seen_BTS = reshape(jnp.broadcast_to(seen_RS[:, None], (R, B // R, S)), (B, S), "batch")[:, None]
+            seen.insert(0, seen_BTS & (True if window is None else behind_BTS < window) & (behind_BTS > 0))
+            behind.insert(0, behind_BTS)
+            for kept, x_RKSH in ((k, k_RKSH), (v, v_RKSH)):
+                x = jnp.broadcast_to(x_RKSH[:, None], (R, B // R, K, S, H))
+                kept.insert(0, reshape(x, (B, K, S, H), "batch", "kv_heads"))
+        k_BSKH, v_BSKH = (jnp.concatenate(parts, axis=2).swapaxes(1, 2) for parts in (k, v))
+        seen_BTS, behind_BTS = (jnp.concatenate(parts, axis=2) for parts in (seen, behind))
+        return rule(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config)
+
+    return attend_all
 
 
 def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):

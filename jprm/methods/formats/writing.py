@@ -23,6 +23,7 @@ from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
 from jprm.methods.formats.huggingface import DELTANET, LANGUAGE_HEAD, SIZES, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
+from jprm.model.attention import check_softmax
 from jprm.model.config import KINDS, ModelConfig
 from jprm.tokenizer import Tokenizer
 
@@ -106,6 +107,7 @@ def _family(name: str, c: ModelConfig) -> str:
     """Returns the family whose class computes a model. Raises ValueError where jprm knows none."""
     if foreign := sorted({*c.mixers, *c.mlps} - set(KINDS)):
         raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(foreign)}")
+    check_softmax(c.attention, "transformers")
     mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
     next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"
     for family, its_own, plain in (

@@ -1,0 +1,159 @@
+"""Attention by one's own rule: packed, alone, live, cached, sampled. Rules that are not declared are refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusing import refused
+from test_live import CLOSE, make
+from tiny import TINY, params, placed
+
+from jprm.checkpoints import base
+from jprm.methods.decoding import cache, decode
+from jprm.methods.decoding.cache import LiveTrees, PrefixCache
+from jprm.methods.formats.writing import _family
+from jprm.methods.layers.attending import attention_by, logits
+from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
+from jprm.model.layers import Weight
+from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.model.transformer import ATTENTION, hidden
+from jprm.rows import empty_rows
+from jprm.tree import Node, ReasoningTree
+
+
+def softmax(q, k, v, seen, behind, w, config):
+    return jnp.einsum("BKGTS,BSKH->BTKGH", jax.nn.softmax(logits(q, k, seen, config)).astype(v.dtype), v)
+
+
+def with_sink(logit_BKGTS, sink_BKGTS, v):
+    weight = jax.nn.softmax(jnp.concatenate([logit_BKGTS, sink_BKGTS], axis=-1))[..., :-1]
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weight, v)
+
+
+def sinks(q, k, v, seen, behind, w, config):
+    logit = logits(q, k, seen, config)
+    return with_sink(logit, jnp.broadcast_to(w["sink"][None, :, :, None, None], (*logit.shape[:-1], 1)), v)
+
+
+def softmax1(q, k, v, seen, behind, w, config):
+    logit = logits(q, k, seen, config)
+    return with_sink(logit, jnp.zeros((*logit.shape[:-1], 1)), v)
+
+
+def alibi(q, k, v, seen, behind, w, config):
+    logit = logits(q, k, seen, config) - 0.1 * behind[:, None, None]
+    return jnp.einsum("BKGTS,BSKH->BTKGH", jax.nn.softmax(logit), v)
+
+
+def sigmoid(q, k, v, seen, behind, w, config):
+    return jnp.einsum("BKGTS,BSKH->BTKGH", jax.nn.sigmoid(logits(q, k, seen, config) - 2), v)
+
+
+def chunked(q, k, v, seen, behind, w, config):
+    """Llama 4: a query sees the keys of its own chunk of eight positions; here the nearest eight."""
+    return jnp.einsum("BKGTS,BSKH->BTKGH", jax.nn.softmax(logits(q, k, seen & (behind < 8), config)), v)
+
+
+RULES = {
+    "SAME": attention_by(softmax),
+    "SINKS": attention_by(sinks, {"sink": Weight("KG", value=0.7)}),
+    "SOFTMAX1": attention_by(softmax1),
+    "ALIBI": attention_by(alibi),
+    "SIGMOID": attention_by(sigmoid),
+    "CHUNKED": attention_by(chunked),
+}
+globals().update(RULES)
+DISGUISED = dataclasses.replace(ATTENTION, apply=lambda *arguments: ATTENTION.apply(*arguments))
+UNDECLARED = Implementation(blocked_plan, attend_in_blocks)
+DECLARED = dataclasses.replace(UNDECLARED, softmax=True)
+
+
+def named(name):
+    return f"{__name__}:{name}"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in {"SLOTS": 16, "TOKENS": 64, "SHORTEST_STEP": 8, "SHORTEST_PATH": 32}.items():
+        monkeypatch.setattr(cache, name, value)
+
+
+def trees(count):
+    rng = np.random.default_rng(0)
+    word = lambda: "".join(rng.choice(list("abc"), 4))  # noqa: E731
+    return [
+        ReasoningTree(word(), tuple(Node(int(rng.integers(-1, i)), word()) for i in range(6))) for _ in range(count)
+    ]
+
+
+def path(tree, node):
+    return [*path(tree, tree.nodes[node].parent), node] if node >= 0 else []
+
+
+@pytest.mark.parametrize("mixers", [(name,) for name in RULES] + [("attention", "SINKS")], ids=str)
+def test_a_rule_scores_alike_packed_alone_live_and_from_the_prefix_cache(mixers):
+    prm = make(mixers=tuple(name if name == "attention" else named(name) for name in mixers))
+    grown = trees(2)
+    for tree, score_N in zip(grown, prm.score_trees(grown), strict=True):
+        alone = [prm.score(tree.problem, [tree.nodes[j].text for j in path(tree, i)])[-1] for i in range(6)]
+        np.testing.assert_allclose(score_N, alone, **CLOSE)
+        live, handles = LiveTrees(prm), {}
+        handles[-1] = live.open([tree.problem])[0]
+        for i, node in enumerate(tree.nodes):
+            (handles[i],), (score,) = live.extend([handles[node.parent]], [node.text])
+            np.testing.assert_allclose(score, score_N[i], **CLOSE)
+        kept = PrefixCache(prm, 512)
+        for _ in range(2):  # filled, then read
+            np.testing.assert_allclose(kept.outputs_of(tree, "me")[0]["score"], score_N, **CLOSE)
+
+
+def test_a_rule_that_is_the_softmax_scores_as_attention():
+    grown = trees(2)
+    for ours, theirs in zip(make(mixers=(named("SAME"),)).score_trees(grown), make().score_trees(grown), strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+def test_a_rule_decodes_token_by_token_and_in_windows():
+    config = dataclasses.replace(TINY, mixers=(named("SINKS"),), windows=(5, 0), attention="reference")
+    weights = jax.tree.map(jnp.asarray, params(config))
+    tokens = np.random.default_rng(1).integers(3, config.vocab_size, (2, 16)).astype(np.int32)
+    position = np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)
+    rows = dataclasses.replace(empty_rows(2, 16, 1), tokens=tokens, position=position, until=np.full_like(tokens, 16))
+    expected, kept, out = np.asarray(hidden(weights, config, rows)), decode.empty_cache(config, 2, 16), []
+    for t in range(16):
+        x, kept = decode.forward(weights, config, tokens[:, t : t + 1], position[:, t : t + 1], None, kept, t)
+        out.append(x)
+    np.testing.assert_allclose(np.concatenate(out, axis=1), expected, atol=1e-5)
+
+
+def test_a_rule_has_the_gradient_on_four_devices_that_it_has_on_one():
+    config = dataclasses.replace(TINY, mixers=(named("SINKS"),), attention="reference")
+    weights, tokens = params(config), np.random.default_rng(1).integers(3, config.vocab_size, (4, 16)).astype(np.int32)
+    position = np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)
+    rows = dataclasses.replace(empty_rows(4, 16, 1), tokens=tokens, position=position, until=np.full_like(tokens, 16))
+    gradients = []
+    for mesh in (MeshConfig(), MeshConfig(fsdp=2, tensor=2)):
+        grid = make_mesh(mesh, jax.devices()[: 1 if mesh == MeshConfig() else 4])
+        with jax.set_mesh(grid):
+            gradient = jax.grad(lambda p, rows: jnp.sum(hidden(p, config, rows) ** 3))
+            gradients.append(jax.tree.map(np.asarray, jax.jit(gradient)(placed(weights, grid), put_rows(rows, grid))))
+    assert np.abs(gradients[0]["decoder"]["layers_0"]["sink"]).max() > 1e-3
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), *gradients)
+
+
+def test_a_rule_that_is_not_declared_is_refused_where_the_softmax_is_computed():
+    disguised = dataclasses.replace(TINY, mixers=(named("DISGUISED"),))
+    refused(NotImplementedError, "Attending", decode.empty_cache, disguised, 1, 8)
+    undeclared = dataclasses.replace(TINY, attention=named("UNDECLARED"))
+    refused(ValueError, "softmax=True", decode.empty_cache, undeclared, 1, 8)
+    refused(ValueError, "transformers", _family, "m", undeclared)
+    decode.empty_cache(dataclasses.replace(TINY, attention=named("DECLARED")), 1, 8)
+    refused(ValueError, "SINKS", _family, "m", dataclasses.replace(TINY, mixers=(named("SINKS"),)))
+
+
+def test_a_base_of_another_attention_is_refused(tiny_run):
+    (config,) = [base.model_config(tiny_run.folder)]
+    refused(ValueError, "the other model", base.load_decoder, tiny_run.folder,
+            dataclasses.replace(config, attention=named("UNDECLARED")))  # fmt: skip
