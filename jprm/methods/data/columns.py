@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import shortened
-from jprm.methods.data.cells import OTHER_FILE, label_of, place_of, take, verdict_of
+from jprm.methods.data.cells import OTHER_FILE, label_of, literal, place_of, take, verdict_of
 from jprm.methods.data.reader import Record, others, until_error
 from jprm.methods.data.step_labels import TAGS, parted
 from jprm.methods.messages.free_text import are_solutions, prompt_of, sample_of
@@ -67,13 +67,15 @@ class ColumnOptions:
 _KINDS: dict[str, tuple[type, ...]] = {
     "problem": (str, list),
     "steps": (list, str),
-    "samples": (list,),
-    "labels": (list, type(None)),
+    "samples": (list, str),
+    "labels": (list, str, type(None)),
     "first_error": (int, float, str, list, type(None)),
-    "answer": (str, int, float, list),
+    "answer": (str, int, float, list, type(None)),
     "correct": (bool, int, float, str, list, type(None)),
-    "predictions": (list,),
+    "predictions": (list, str),
 }
+_LISTED = ("steps", "samples", "labels", "correct", "predictions")
+"""Fields whose value may be a list in a text, as Python writes it."""
 
 _MEANT = frozenset(
     "problem steps labels samples nodes semantics prompt completions messages response answer correct scores outputs"
@@ -97,11 +99,16 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
         columns.pop("steps", None)
     try:
         fields = {field: take(item, path, _KINDS[field], where) for field, path in columns.items()}
+        if fields.get("answer", "") is None and not _has_key(item, options.answer):
+            raise RecordError(where, options.answer, "is absent", OTHER_FILE)
     except RecordError as error:
         if error.remedy != OTHER_FILE:
             raise
         shown = ", ".join(f"{key}={value!r:.60}" for key, value in item.items())
         raise RecordError(where, error.field, error.reason, f"This record has {shortened(shown, 600)}.") from None
+    for field in _LISTED:
+        if isinstance(fields.get(field), str) and isinstance(value := literal(fields[field]), list):
+            fields[field] = value
     record = _problem(fields, columns, where)
     kept = _kept(item, columns.values())
     if options.samples:
@@ -125,9 +132,9 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
             raise RecordError(where, columns["problem"], reason, "Name the column that holds the messages themselves.")
         (problem,) = problem
     record = {"problem": problem} if isinstance(problem, str) else prompt_of(problem, where, columns["problem"])
-    if "answer" not in fields:
+    answer = fields.get("answer")
+    if answer is None:
         return record
-    answer = fields["answer"]
     if isinstance(answer, list):
         if len(answer) != 1 or isinstance(answer[0], bool) or not isinstance(answer[0], str | int | float):
             raise RecordError(
@@ -256,6 +263,8 @@ def _text(value: Any, where: str, field: str) -> str:
 def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: ColumnOptions, where: str) -> Record:
     """Returns a pool of the samples with what the other columns hold of each."""
     column, values = columns["samples"], fields["samples"]
+    if not isinstance(values, list):
+        raise RecordError(where, column, "is str, not list", "Name a column with a list of samples.")
     if len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list for each request, of which there is one
         values = values[0] if all(isinstance(text, str) for text in values[0]) else values
     samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
@@ -357,6 +366,10 @@ def _has(item: Any, path: str) -> bool:
     for key in path.split("."):
         item = item.get(key) if isinstance(item, Mapping) else None
     return item is not None
+
+
+def _has_key(item: Mapping[str, Any], path: str) -> bool:
+    return path in item or ("." in path and path.split(".")[0] in item)
 
 
 # ---- Columns that no option names.

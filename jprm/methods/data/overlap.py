@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jprm.io import jsonl
-from jprm.methods.data.reader import read_items
+from jprm.methods.data.cells import Row
+from jprm.methods.data.reader import is_csv, read_items
 from jprm.tree import RecordError
 
 _NOTHING = re.compile(r"\\?\$|\\!|\\(?:left|right)(?![a-z])")
@@ -95,7 +96,8 @@ def problems_in(path: str | os.PathLike) -> set[str]:
     texts: set[str] = set()
     for number, raw in read_items(path):
         where = f"{os.fspath(path)}:{number}"
-        problems = list(problems_of(jsonl.parse(raw, where)))
+        item = jsonl.parse(raw, where)
+        problems = list(problems_of(Row(item) if is_csv(path) else item))
         if not problems:
             raise RecordError(where, "problem", "is absent", "Give a file that a reader of jprm can read.")
         texts.update(map(normalise, problems))

@@ -255,12 +255,10 @@ def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tu
         yield number, text[at:].encode("utf-8", "surrogateescape")
 
 
-_LISTS = frozenset(
-    ("data", "examples", "instances", "items", "problems", "questions", "records", "results", "rows", "samples")
-)
+_LISTS = frozenset("data dataset entries examples instances items problems questions records results rows".split())
 """Names under which a file's one object holds the list of its items, beside e.g. a version."""
 
-_SPLIT = re.compile(r"(?:train|test|valid|validation|val|dev|eval|held_?out|holdout)(?:[_-]\w+)?", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:train|test|valid|validation|val|dev|eval|held_?out|holdout)\d*(?:[_-]\w+)?", re.IGNORECASE)
 
 _RECORD = _SOLUTIONS | {"problem", "question", "prompt", "history", "trajectory", "traj"}
 """Keys that make an object an item, whatever lists it has."""

@@ -126,16 +126,15 @@ def readers_of(item: Any) -> list[str]:
     for name in READERS:
         with contextlib.suppress(ValueError, Dropped):
             reader = find(name)
-            records = (
-                [] if reader.whole or name == "columns" else reader.parse(item, "", _first_options(reader.options))
-            )
+            records = [] if reader.whole or name == "columns" else reader.parse(item, "", options_of(reader))
             if [check_record(record, "") for record in records if not isinstance(record, LeftOut)]:
                 names.append(name)
     return sorted(names, key=lambda name: name in ("jsonl", "pools", "trl", "text"))
 
 
-def _first_options(kind: type) -> Any:
+def options_of(reader: Reader) -> Any:
     """Returns options of a reader, the first choice for each without a default."""
+    kind = reader.options
     hints = typing.get_type_hints(kind)
     needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
     return kind(**{name: typing.get_args(hints[name])[0] for name in needed})

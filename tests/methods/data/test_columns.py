@@ -3,16 +3,16 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
 
 from jprm.io import jsonl
 from jprm.io.jsonl import Rejects
-from jprm.methods.data.cells import label_of, literal, place_of, verdict_of
+from jprm.methods.data.cells import Row, label_of, literal, place_of, verdict_of
 from jprm.methods.data.columns import ColumnOptions, parse_columns
-from jprm.methods.data.reader import check_record
-from jprm.methods.data.readers import find, readers_of
+from jprm.methods.data.reader import Dropped, Event, LeftOut, check_record
+from jprm.methods.data.readers import READERS, find, options_of, readers_of
 from jprm.methods.messages.free_text import are_solutions
 from jprm.methods.policy.protocol import read_problems
 from jprm.tree import RecordError, chains_of, read_records, tree_of
@@ -383,6 +383,23 @@ def test_numbers_and_booleans_of_csv_are_typed_by_the_reader(tmp_path):
     assert {key: record[key] for key in chain} == chain and record["correct"] is True and record["id"] == 7
 
 
+def test_a_list_in_a_text_is_a_list(tmp_path):
+    """As tables of text columns have it, in Parquet and JSON Lines too."""
+    item = {"q": "p", "s": "['a', 'b']", "l": "[1, 0]", "r": "['x y', 'z']", "c": "[True, False]"}
+    (record,) = columns(tmp_path, item, labels="l")
+    assert (record["steps"], record["labels"]) == (["a", "b"], [1, 0])
+    (pool,) = columns(tmp_path, item, samples="r", correct="c")
+    assert [sample["correct"] for sample in pool["samples"]] == [True, False]
+    refused(RecordError, "l: is str, not list", columns, tmp_path, item | {"l": "1, 0"}, labels="l")
+    refused(RecordError, "r: is str, not list", columns, tmp_path, item | {"r": "x"}, samples="r")
+
+
+def test_a_null_answer_is_none_and_an_absent_column_is_refused(tmp_path):
+    item = {"q": "p", "s": ["a"], "gold": None}
+    assert "answer" not in columns(tmp_path, item, answer="gold")[0]
+    refused(RecordError, "gould: .*gold=None", columns, tmp_path, item, answer="gould")
+
+
 def test_the_index_of_pandas_is_no_column(tmp_path):
     (tmp_path / "f.csv").write_text(",problem,steps\n0,p,\"['a']\"\n")
     assert read(tmp_path / "f.csv") == [{"problem": "p", "steps": ["a"]}]
@@ -501,3 +518,25 @@ def test_any_cell_of_csv_gives_a_record_or_an_error(tmp_path_factory, cells):
     with Rejects(path.with_suffix(".rejects")) as rejects:
         records = list(find("columns").read(path, on_error="skip", rejects=rejects, correct="correct"))
     assert len(records) + rejects.count == bool(any(cells))
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(
+    cells=st.dictionaries(
+        st.sampled_from(
+            "problem steps labels samples question label input answer solution value text completions".split()
+        ),
+        st.sampled_from(
+            ["", "a", "1", "1.0", "True", "nan", "[]", "['a' 'b']", "[1. 0.]", "{'a': 1}", "[x, y]", "p ки"]
+        ),
+    )
+)
+@settings(max_examples=25)
+def test_any_row_gives_records_or_an_error(name, cells):
+    reader = find(name)
+    item = Row(cells)
+    try:
+        for record in reader.parse([Event("f:1", item)] if reader.whole else item, "f:1", options_of(reader)):
+            check_record(record, "f:1") if not isinstance(record, LeftOut) else None
+    except (RecordError, Dropped) as error:
+        assert str(error)
