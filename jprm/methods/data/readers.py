@@ -82,6 +82,7 @@ TEXT = Reader(parse_text, TextOptions)
 READERS: dict[str, Reader | str] = {
     "actprm": "jprm.methods.data.step_labels:ACTPRM",
     "agent_process_bench": "jprm.methods.data.agents.logs:AGENT_PROCESS_BENCH",
+    "agentrx": "jprm.methods.data.agents.published:AGENTRX",
     "anthropic": "jprm.methods.data.agents.logs:ANTHROPIC",
     "atif": "jprm.methods.data.agents.atif:ATIF",
     "big_bench_mistake": "jprm.methods.evaluate.mistakes_reader:BIG_BENCH_MISTAKE",
@@ -93,6 +94,7 @@ READERS: dict[str, Reader | str] = {
     "gsm8k": "jprm.methods.data.solutions:GSM8K",
     "gsm8k_solutions": "jprm.methods.data.solutions:GSM8K_SOLUTIONS",
     "hard2verify": "jprm.methods.evaluate.mistakes_reader:HARD2VERIFY",
+    "inspect": "jprm.methods.data.agents.inspect_ai:INSPECT",
     "jsonl": JSONL,
     "math": "jprm.methods.data.solutions:MATH",
     "math_aps": "jprm.methods.data.step_labels:MATH_APS",
@@ -109,6 +111,7 @@ READERS: dict[str, Reader | str] = {
     "programs": "jprm.methods.data.solutions:PROGRAMS",
     "rlhflow": "jprm.methods.data.step_labels:RLHFLOW",
     "swe_agent": "jprm.methods.data.agents.scaffolds:SWE_AGENT",
+    "tau2_bench": "jprm.methods.data.agents.published:TAU2_BENCH",
     "tau_bench": "jprm.methods.data.agents.published:TAU_BENCH",
     "text": TEXT,
     "trl": TRL,

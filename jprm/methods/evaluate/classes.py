@@ -33,9 +33,9 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
     nodes, labels, problems = [], [], []
     for i, tree in enumerate(trees, start=1):
         classes = tree.extra.get("classes")
-        if not isinstance(classes, list) or len(classes) != len(tree.nodes):
+        if not isinstance(classes, list) or len(classes) != len(tree.steps):
             raise ScoreError(f"record {i}: classes must be a list with one entry a step: a name, a list of names, null")
-        for j, (node, label) in enumerate(zip(tree.nodes, classes, strict=True)):
+        for j, (node, label) in enumerate(zip((tree.nodes[i] for i in tree.steps), classes, strict=True)):
             if label is None:
                 continue
             names = {label} if isinstance(label, str) else set(label) if isinstance(label, list) else {None}

@@ -25,7 +25,8 @@ ROLES = ("system", "user", "assistant", "tool")
 SEGMENTS = ("turn", "parts", "auto", *steps.RULES)
 """What a step is: a turn, one of the text parts that its content is given in, or what a rule of `jprm.steps` finds."""
 
-OWN_KEYS = ("label", "labels", "score", "scores", "outputs", "origin", "correct", "outcome", "parent")
+OWN_KEYS = ("label", "labels", "score", "scores", "outputs", "origin", "correct", "outcome", "parent",
+            "reward", "mc_return")  # fmt: skip
 """Keys of a message that are jprm's: no chat template sees them."""
 
 

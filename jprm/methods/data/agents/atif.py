@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io import jsonl
-from jprm.io.jsonl import RecordError, list_of, object_of, text_of
+from jprm.io.jsonl import RecordError, list_of, number_of, object_of, text_of
 from jprm.io.storage import path_of
 from jprm.methods.data.agents.logs import kept, trajectory_of
 from jprm.methods.data.reader import NoOptions, Reader, Record, take
@@ -34,8 +34,9 @@ def parse_atif(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
     The message of a step is its text. Results of calls are messages of tools; results of no call, and those of a step
     of the system or the user, are the user's. A result that only refers to a subagent's trajectory is no message. The
-    outcome is `extra.outcome` or `extra.reward` of the document, if there is one. `session_id` and `trajectory_id`
-    stay, and the agent's name, version and model as `agent`.
+    outcome is `extra.outcome` or `extra.reward` of the document, else its `total_reward` or `reward`. A turn keeps the
+    `mc_return` of its step, and the `reward` of its step or of steps of the environment after it, as google/tunix
+    writes them. `session_id` and `trajectory_id` stay, and the agent's name, version and model as `agent`.
     """
     for document, field in _documents(item, where, ""):
         yield _trajectory(document, where, field)
@@ -63,19 +64,40 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
         about["model_name"] = model
     tools = document["agent"].get("tool_definitions") or []
     messages: list[Record] = []
+    first, turn = 1, None
     for i, step in enumerate(take(document, "steps", list, where, field)):
         place = f"{field}steps[{i}]"
         step = object_of(step, where, place, "Write a step's object.")
-        if step.get("step_id") != i + 1 or isinstance(step.get("step_id"), bool):
-            raise RecordError(where, place + ".step_id", f"is {step.get('step_id')!r}", f"Steps count from 1: {i + 1}.")
-        messages += _messages(step, where, place)
+        step_id = step.get("step_id")
+        first = 0 if i == 0 and step_id == 0 else first  # google/tunix counts from 0
+        if step_id != i + first or isinstance(step_id, bool):
+            raise RecordError(where, place + ".step_id", f"is {step_id!r}", f"Steps count from {first}: {i + first}.")
+        new = _messages(step, where, place)
+        messages += new
+        turn = new[0] if new and new[0]["role"] == "assistant" else turn
+        _keep_rewards(step, turn, where, place)
     extra = held if isinstance(held := document.get("extra"), Mapping) else {}
     ids = {key: document[key] for key in ("session_id", "trajectory_id") if isinstance(document.get(key), str)}
     outcome = {key: value for key, value in kept(extra, where).items() if key in ("outcome", "problem", "answer")}
+    reward = next((key for key in ("total_reward", "reward") if document.get(key) is not None), None)
+    if reward is not None and "outcome" not in outcome:
+        outcome["outcome"] = number_of(document[reward], where, field + reward)
     record = {**ids, "agent": about, **outcome, "messages": messages}
     if tools:
         record["tools"] = list_of(tools, where, field + "agent.tool_definitions")
     return trajectory_of(record, where)
+
+
+def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, place: str) -> None:
+    """Adds the rewards of a step to the turn that earned them: its own, or the last one before it."""
+    rewards = {key: number_of(step[key], where, f"{place}.{key}") for key in ("reward", "mc_return")
+               if step.get(key) is not None}  # fmt: skip
+    if rewards and turn is None:
+        if any(rewards.values()):
+            raise RecordError(where, place, f"has {', '.join(rewards)} before any turn", "Rewards follow a turn.")
+    elif turn is not None:
+        for key, value in rewards.items():
+            turn[key] = turn.get(key, 0) + value
 
 
 def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
@@ -97,7 +119,11 @@ def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
         calls.append(call_of(take(call, "function_name", str, where, within),
                              take(call, "arguments", dict, where, within), call_id))  # fmt: skip
     message |= {"tool_calls": calls} if calls else {}
-    return [message, *_results(step.get("observation"), ids, where, place + ".observation")]
+    results = list(_results(step.get("observation"), ids, where, place + ".observation"))
+    texts = [result["content"] for result in results]
+    if source != "agent" and texts and text in (str(texts), texts[0] if len(texts) == 1 else None):
+        return results  # google/tunix writes the text of an observation as its step's message too
+    return [message, *results]
 
 
 def _results(observation: Any, ids: Mapping[str, None], where: str, place: str) -> Iterator[Record]:

@@ -1,14 +1,21 @@
-"""Published runs of agents as trajectories: tau-bench's results and Who&When."""
+"""Published runs of agents as trajectories: results of tau-bench and tau2-bench, Who&When and AgentRx."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jprm.io.jsonl import RecordError, object_of
+from jprm.io.jsonl import RecordError, list_of, number_of, object_of, parse
+from jprm.io.storage import path_of
 from jprm.methods.data.agents.logs import trajectory_of
-from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.data.agents.parts import Leftovers, SessionOptions
+from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, take
+from jprm.methods.messages.messages import THOUGHTS, WRAPPERS
 from jprm.methods.messages.records import read_message
 from jprm.tree import SEMANTICS
 
@@ -66,5 +73,143 @@ def _index(value: str | int, count: int, where: str) -> int:
     return int(text)
 
 
+def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
+    """Yields the simulations of tau2-bench (Barres et al. 2025, arXiv 2506.07982), their rewards as outcomes.
+
+    An item is a file of results, {"tasks", "simulations"}, or one simulation. The agent's greeting, which a script
+    says, is no turn, and calls of the user's own tools are left out, which the agent does not see. `reward_info`,
+    `task_id`, `trial` and `termination_reason` stay.
+    """
+    item, left = object_of(item, where, "record", "Is this file of tau2-bench?"), Leftovers(options)
+    tasks = {str(task.get("id")): task for task in item.get("tasks") or () if isinstance(task, Mapping)}
+    inside = "simulations" in item
+    for i, simulation in enumerate(take(item, "simulations", list, where) if inside else [item]):
+        field = f"simulations[{i}]." if inside else ""
+        simulation = object_of(simulation, where, field or "record", "Write a simulation.")
+        messages = list(_tau2_messages(simulation, where, field, left))
+        record: Record = {"messages": messages}
+        scenario = tasks.get(str(simulation.get("task_id")), {}).get("user_scenario")
+        if isinstance(scenario, Mapping) and (asked := scenario.get("instructions")):
+            record["problem"] = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
+        info = simulation.get("reward_info")
+        if isinstance(info, Mapping) and info.get("reward") is not None:
+            record["outcome"] = number_of(info["reward"], where, field + "reward_info.reward")
+        about = ("id", "task_id", "trial", "termination_reason", "reward_info")
+        record |= {key: simulation[key] for key in about if simulation.get(key) is not None}
+        yield trajectory_of(record, where)
+    yield from left
+
+
+_GREETING = "Hi! How can I help you today?"
+
+
+def _tau2_messages(item: Mapping[str, Any], where: str, field: str, left: Leftovers) -> Iterator[Record]:
+    messages = take(item, "messages", list, where, field)
+    for i, message in enumerate(messages):
+        message = object_of(message, where, f"{field}messages[{i}]", "Write a message.")
+        inner = list_of(message.get("tool_messages") or [message], where, f"{field}messages[{i}].tool_messages")
+        for said in (said for said in inner if isinstance(said, Mapping)):
+            role, calls = said.get("role"), said.get("tool_calls") or []
+            if i == 0 and role == "assistant" and said.get("content") == _GREETING and not calls:
+                left.skip("greeting that a script says")
+            elif role == "tool" and said.get("requestor") == "user" or role == "user" and said.get("content") is None:
+                left.skip("call of the user's own tools, or its result")
+            elif role == "tool":
+                yield {"role": "tool", "content": said.get("content") or "", "tool_call_id": said.get("id")}
+            elif role == "assistant":
+                raw = held if isinstance(held := said.get("raw_data"), Mapping) else {}
+                raw = held if isinstance(held := raw.get("message"), Mapping) else raw
+                thoughts = {key: raw[key] for key in (*THOUGHTS, *WRAPPERS) if raw.get(key)}
+                yield {**thoughts, "role": role, "content": said.get("content"), "tool_calls": calls}
+            else:
+                yield {"role": role, "content": said.get("content")}
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentRxOptions:
+    """Attributes:
+    runs: the runs that the file marks: a file of them (`tau_dataset_full.json`), or a folder (`magentic_dataset`).
+    """
+
+    runs: str = ""
+
+
+def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Record]:
+    """Yields a failed run of AgentRx (Microsoft 2026), all of whose failures are marked by people.
+
+    An item is one of `ground_truth/`. A turn with a failure has label 0, every other one 1. `classes` has the
+    categories of each turn's failures, `failures` every failure with its turn, agent, category and reason, and
+    `root_cause` the index of the message that is the root cause. `step_number` counts messages from 1.
+    """
+    name = take(item, "trajectory_id", (str, int), where)
+    run = _run_of(options.runs, str(name), where)
+    if isinstance(run, Mapping):  # of tau-bench
+        (record,) = parse_tau_bench(run, where, NoOptions())
+    else:
+        run = list_of(run, where, "run")
+        messages = [_turn(message, where, f"messages[{i}].") for i, message in enumerate(run)]
+        record = {"messages": messages, "outcome": 0}
+    messages, failures = record["messages"], []
+    root = str(take(item, "root_cause.failure_id", (str, int), where))
+    for j, failure in enumerate(take(item, "failures", list, where)):
+        within = f"failures[{j}]."
+        step = take(failure, "step_number", int, where, within)
+        if not 1 <= step <= len(messages):
+            reason = f"is {step}, and the run has {len(messages)} messages"
+            raise RecordError(where, within + "step_number", reason, "Is this the file of these runs?")
+        category = take(failure, "failure_category", str, where, within).lower()
+        category = re.sub(r"[^a-z0-9]+", "_", category).strip("_")
+        about = {"message": step - 1, "category": category, "agent": failure.get("failed_agent")}
+        about |= {"reason": failure.get("step_reason"), "root_cause": str(failure.get("failure_id")) == root}
+        failures.append(about)
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    categories: dict[int, list[str]] = {}
+    for failure in failures:
+        categories.setdefault(failure["message"], []).append(failure["category"])
+    for i in turns:
+        messages[i]["label"] = int(i not in categories)
+    record |= {"classes": [categories.get(i, []) for i in turns], "failures": failures, "semantics": "correctness"}
+    record |= {"root_cause": next((failure["message"] for failure in failures if failure["root_cause"]), None)}
+    summary = {"trajectory_id": name, "failure_summary": item.get("failure_summary")}
+    yield trajectory_of(record | summary, where)
+
+
+def _turn(message: Any, where: str, place: str) -> Record:
+    """Returns a message of a log of Magentic-One: a turn of the agent that its role names, or a human's message."""
+    role, content = (take(message, key, str, where, place) for key in ("role", "content"))
+    if role == "human":
+        return {"role": "user", "content": content}
+    return {"role": "assistant", "name": role, "content": f"[{role}]\n{content}"}
+
+
+def _run_of(runs: str, name: str, where: str) -> Any:
+    """Returns the run of a name. Raises Dropped if the published files lack it."""
+    if not runs or not path_of(runs).exists():
+        raise RecordError(
+            where, "runs", f"{runs or 'the option'} is no file and no folder", "Set runs=PATH of AgentRx's runs."
+        )
+    if not path_of(runs).is_dir():
+        run = _runs_of(runs).get(name)
+    else:  # a name that the file gives leads to a file of the folder alone
+        place = path_of(runs) / f"{name}.json"
+        known = re.fullmatch("[0-9A-Za-z-]+", name) and place.is_file()
+        run = parse(place.read_bytes(), os.fspath(place)) if known else None
+    if run is None:
+        raise Dropped("the run is not in the files of runs")
+    return run
+
+
+@functools.lru_cache(maxsize=2)
+def _runs_of(path: str) -> dict[str, Any]:
+    runs = list_of(parse(path_of(path).read_bytes(), path), path, "runs")
+    return {str(run.get("task_id")): run for run in runs if isinstance(run, Mapping)}
+
+
 TAU_BENCH = Reader(parse_tau_bench)
 WHO_AND_WHEN = Reader(parse_who_and_when)
+TAU2_BENCH = Reader(
+    parse_tau2_bench,
+    SessionOptions,
+    drops="the script's greeting, calls of the user's tools, costs, times and the environment's policy and tools",
+)
+AGENTRX = Reader(parse_agentrx, AgentRxOptions)

@@ -178,3 +178,43 @@ def test_the_command_scores_documents(tmp_path, monkeypatch, capsys):
         assert json.loads(output.read_text())["steps"][3]["extra"][atif.KEY] == {"score": 0.5}
     assert main([*command, "--on-error", "skip"]) == 2
     assert "all or none" in capsys.readouterr().err
+
+
+def step(number, source, message, **more):
+    return {"step_id": number, "source": source, "message": message, **more}
+
+
+def test_rewards_of_tunix_are_kept_at_their_turns():
+    """As its `converter.py` writes them: steps from 0, the environment's reward after the turn that earned it."""
+    steps = [
+        step(0, "user", "Where?"),
+        step(1, "agent", "I look.", mc_return=1.5, assistant_tokens=[1], logprobs=[-0.5], policy_version=3),
+        step(2, "system", "Here.", reward=0.5, done=False, observation={"results": [{"content": "Here."}]}),
+        step(3, "agent", "Here.", mc_return=1.0),
+        step(4, "system", "['a', 'b']", reward=1.0, observation={"results": [{"content": "a"}, {"content": "b"}]}),
+        step(5, "system", "", reward=0.25),
+    ]
+    document = {
+        "schema_version": "ATIF-v1.7",
+        "agent": {"name": "n", "version": "1"},
+        "steps": steps,
+        "total_reward": 1.75,
+    }
+    (record,) = atif.parse_atif(document, "f:1", NoOptions())
+    assert [(m["role"], m["content"]) for m in record["messages"]] == [
+        ("user", "Where?"), ("assistant", "I look."), ("user", "Here."), ("assistant", "Here."), ("user", "a"),
+        ("user", "b"), ("system", "")]  # fmt: skip
+    turns = [m for m in record["messages"] if m["role"] == "assistant"]
+    assert [(turn["reward"], turn["mc_return"]) for turn in turns] == [(0.5, 1.5), (1.25, 1.0)]
+    assert record["outcome"] == 1.75
+    for fields, outcome in (({"reward": 2}, 2), ({"extra": {"outcome": 1}}, 1), ({"total_reward": 0.5}, 0.5)):
+        (record,) = atif.parse_atif({**document, "total_reward": None, **fields}, "f:1", NoOptions())
+        assert record["outcome"] == outcome
+    with pytest.raises(RecordError, match="Steps count from 0: 1"):
+        list(atif.parse_atif({**document, "steps": [steps[0], steps[3]]}, "f:1", NoOptions()))
+    with pytest.raises(RecordError, match="before any turn"):
+        list(
+            atif.parse_atif(
+                {**document, "steps": [step(1, "user", "q", reward=1), step(2, "agent", "a")]}, "f:1", NoOptions()
+            )
+        )

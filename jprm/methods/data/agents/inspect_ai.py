@@ -1,0 +1,137 @@
+"""Logs of inspect-ai: JSON (`.json`), and its own format (`.eval`), which the package itself unpacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jprm.io.folders import local_copy
+from jprm.io.jsonl import RecordError, list_of, number_of, object_of
+from jprm.methods.data.agents.logs import trajectory_of
+from jprm.methods.data.agents.parts import Leftovers, SessionOptions
+from jprm.methods.data.reader import LeftOut, Reader, Record, read_items
+from jprm.methods.messages.messages import call_of
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectOptions(SessionOptions):
+    """Attributes:
+    images: parts that are no text, e.g. images: `drop` puts a placeholder such as "[image]", `error` refuses the item.
+    score: the scorer whose value is the outcome, e.g. `match`; needed where a log has several.
+    """
+
+    score: str = ""
+
+
+def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Record | LeftOut]:
+    """Yields the samples of a log of inspect-ai, or one sample, each with its score as the outcome.
+
+    C, P, I and N, as its scorers write them, are 1, 0.5, 0 and 0. The target is the answer, and all scores stay as
+    `rewards`. A tool's error stands in the place of its output, as inspect-ai sends it to the model.
+    """
+    item, left = object_of(item, where, "record", "Is this file of inspect-ai?"), Leftovers(options)
+    inside = "messages" not in item
+    if inside and not isinstance(item.get("samples"), list):
+        raise RecordError(where, "samples", "are absent", "The log has its header alone: log samples too.")
+    for i, sample in enumerate(item["samples"] if inside else [item]):
+        field = f"samples[{i}]." if inside else ""
+        sample = object_of(sample, where, field or "record", "Write a sample.")
+        attachments = held if isinstance(held := sample.get("attachments"), Mapping) else {}
+        messages = [
+            _message(message, attachments, where, f"{field}messages[{j}]", left)
+            for j, message in enumerate(list_of(sample.get("messages"), where, field + "messages"))
+        ]
+        if not any(message["role"] == "assistant" for message in messages):
+            left.skip("sample without a turn of the agent")
+            continue
+        record = {key: sample[key] for key in ("id", "epoch") if isinstance(sample.get(key), str | int)}
+        record |= {"messages": messages, **_tools(sample), **_outcome(sample, options.score, where, field)}
+        if isinstance(sample.get("target"), str) and sample["target"]:
+            record["answer"] = sample["target"]
+        yield trajectory_of(record, where)
+    yield from left
+
+
+def _message(message: Any, attachments: Mapping[str, Any], where: str, field: str, left: Leftovers) -> Record:
+    message = object_of(message, where, field, "Write a message.")
+    error, content = message.get("error"), message.get("content")
+    content = _attached(content, attachments)
+    if message.get("role") == "tool" and isinstance(error, Mapping):
+        content = f"Error: {error.get('message')}"
+    if isinstance(content, list):
+        held = ({**part, "text": _attached(part["text"], attachments)} if isinstance(part, Mapping) and "text" in part
+                else part for part in content)  # fmt: skip
+        content = left.plain(list(held))
+    record: Record = {"role": message.get("role"), "content": content}
+    calls = (call for call in message.get("tool_calls") or () if isinstance(call, Mapping))
+    if calls := [call_of(call.get("function"), call.get("arguments"), call.get("id")) for call in calls]:
+        record["tool_calls"] = calls
+    return record | {key: message[key] for key in ("tool_call_id", "reasoning") if message.get(key)}
+
+
+def _attached(text: Any, attachments: Mapping[str, Any]) -> Any:
+    """Returns the text that an attachment holds; other values as they are."""
+    prefix = "attachment://"
+    return attachments.get(text[len(prefix) :], text) if isinstance(text, str) and text.startswith(prefix) else text
+
+
+def _tools(sample: Mapping[str, Any]) -> Record:
+    """Returns the tools of the sample's first call of the model that has some."""
+    for event in sample.get("events") or ():
+        if isinstance(event, Mapping) and event.get("event") == "model" and event.get("tools"):
+            keys = ("name", "description", "parameters")
+            functions = [{key: tool[key] for key in keys if key in tool} for tool in event["tools"]]
+            return {"tools": [{"type": "function", "function": function} for function in functions]}
+    return {}
+
+
+_VALUES = {"C": 1, "P": 0.5, "I": 0, "N": 0}
+
+
+def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Record:
+    """Returns all scores as `rewards`, and the outcome, which is the named one, or the only one."""
+    scores = held if isinstance(held := sample.get("scores"), Mapping) else {}
+    rewards: Record = {}
+    for scorer, score in scores.items():
+        value = score.get("value") if isinstance(score, Mapping) else score
+        values = {f"{scorer}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {scorer: value}
+        rewards |= {key: _VALUES.get(v, v) if isinstance(v, str) else v for key, v in values.items()}
+    if name and name not in rewards:
+        raise RecordError(where, field + "scores", f"has no {name!r}", f"Set score to one of {', '.join(rewards)}.")
+    if not name and len(rewards) > 1:
+        raise RecordError(where, field + "scores", f"has {', '.join(rewards)}", "Set score=NAME to choose the outcome.")
+    chosen = rewards.get(name or next(iter(rewards), ""))
+    if isinstance(chosen, str | list | None):
+        return {"rewards": rewards} if rewards else {}
+    value = int(chosen) if isinstance(chosen, bool) else number_of(chosen, where, field + "scores")
+    return {"rewards": rewards, "outcome": value}
+
+
+def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
+    """Yields (number, JSON) for each log of a file of JSON, or each sample of an `.eval` file.
+
+    Raises RecordError for an `.eval` file if inspect-ai is not installed or cannot read it.
+    """
+    local = local_copy(path)
+    if not zipfile.is_zipfile(local):
+        yield from read_items(path)
+        return
+    remedy = f"Install inspect-ai, or write JSON with it: inspect log dump {os.fspath(path)} > log.json"
+    try:
+        log = importlib.import_module("inspect_ai.log")
+        samples = log.read_eval_log_samples(os.fspath(local), all_samples_required=False, resolve_attachments=True)
+        for number, sample in enumerate(samples, start=1):
+            yield number, sample.model_dump_json(exclude_none=True).encode()
+    except ImportError:
+        raise RecordError(
+            os.fspath(path), "file", "is an .eval file, and inspect-ai is not installed", remedy
+        ) from None
+    except Exception as error:  # of its own classes, of any kind
+        raise RecordError(os.fspath(path), "file", f"cannot be read by inspect-ai: {error}", remedy) from error
+
+
+INSPECT = Reader(parse_inspect, InspectOptions, drops="events, stores, usage, times and the plan", items=read_logs)

@@ -1,0 +1,141 @@
+"""tau2-bench, AgentRx and inspect-ai: turns, outcomes and labels as their files say."""
+
+import json
+
+import pytest
+
+from jprm.io.jsonl import RecordError
+from jprm.methods.data.readers import find
+
+
+def read(name, items, tmp_path, **options):
+    path, left, dropped = tmp_path / "f.jsonl", {}, []
+    path.write_text("\n".join(map(json.dumps, items)))
+    records = find(name).read(path, on_left_out=lambda part: left.update({part.what: part.count}),
+                              on_drop=dropped.append, **options)  # fmt: skip
+    return [record for _, record in records], left, dropped
+
+
+CALL = {"id": "t1", "name": "find_user", "arguments": {"email": "m@e.com"}, "requestor": "assistant"}
+SIMULATION = {
+    "id": "x", "task_id": 10, "trial": 1, "termination_reason": "user_stop",
+    "reward_info": {"reward": 1.0, "db_check": {"db_match": True}},
+    "messages": [
+        {"role": "assistant", "content": "Hi! How can I help you today?", "tool_calls": None},
+        {"role": "user", "content": "Return it."},
+        {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "t2"}],
+         "raw_data": {"thinking_blocks": [{"type": "thinking", "thinking": "Hm."}]}},
+        {"role": "tool", "tool_messages": [{"id": "t1", "role": "tool", "content": "mia", "requestor": "assistant"},
+                                           {"id": "t2", "role": "tool", "content": None, "requestor": "assistant"}]},
+        {"role": "user", "content": None, "tool_calls": [{"id": "u", "name": "toggle", "requestor": "user"}]},
+        {"role": "tool", "id": "u", "content": "on", "requestor": "user"},
+        {"role": "assistant", "content": "Done."},
+    ],
+}  # fmt: skip
+
+
+def test_tau2_bench_has_outcomes_thoughts_and_the_agents_own_turns(tmp_path):
+    tasks = [{"id": "10", "user_scenario": {"instructions": {"reason_for_call": "return"}}}]
+    for items in ([{"timestamp": "t", "tasks": tasks, "simulations": [SIMULATION]}], [SIMULATION]):
+        (record,), left, _ = read("tau2_bench", items, tmp_path)
+        assert [(m["role"], m["content"]) for m in record["messages"]] == [
+            ("user", "Return it."), ("assistant", None), ("tool", "mia"), ("tool", ""), ("assistant", "Done.")
+        ]  # fmt: skip
+        assert record["messages"][1]["reasoning_content"] == "Hm." and record["outcome"] == 1
+        assert record["reward_info"] == SIMULATION["reward_info"] and record["task_id"] == 10
+        assert left == {"greeting that a script says": 1, "call of the user's own tools, or its result": 2}
+    (record,), _, _ = read("tau2_bench", [{"info": 1, "tasks": tasks, "simulations": [SIMULATION]}], tmp_path)
+    assert json.loads(record["problem"]) == {"reason_for_call": "return"}
+
+
+def failure(step, category="Invention of new information", number=1):
+    return {"failure_id": number, "step_number": step, "failure_category": category, "failed_agent": "A",
+            "step_reason": "r"}  # fmt: skip
+
+
+def test_agentrx_labels_every_failure_and_names_the_root_cause(tmp_path):
+    run = [{"role": "human", "content": "q"}, {"role": "A", "content": "a"}, {"role": "B", "content": "b"},
+           {"role": "A", "content": "c"}]  # fmt: skip
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "r-1.json").write_text(json.dumps(run))
+    marked = {"trajectory_id": "r-1", "root_cause": {"failure_id": "2"},
+              "failures": [failure(2), failure(2, "System Failure"), failure(4, number=2)]}  # fmt: skip
+    lost = {**marked, "trajectory_id": "../r-1"}
+    (record,), _, dropped = read("agentrx", [marked, lost], tmp_path, runs=str(tmp_path / "runs"))
+    assert [m.get("label") for m in record["messages"]] == [None, 0, 1, 0]
+    assert record["classes"] == [
+        ["invention_of_new_information", "system_failure"],
+        [],
+        ["invention_of_new_information"],
+    ]
+    assert record["root_cause"] == 3 and [f["root_cause"] for f in record["failures"]] == [False, False, True]
+    assert record["messages"][2]["content"] == "[B]\nb" and len(dropped) == 1
+    for step in (0, 5):
+        with pytest.raises(RecordError, match="step_number"):
+            read("agentrx", [{**marked, "failures": [failure(step)]}], tmp_path, runs=str(tmp_path / "runs"))
+    with pytest.raises(RecordError, match="no file and no folder"):
+        read("agentrx", [marked], tmp_path, runs=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("truth", "runs", "figures"),
+    [("tau_ground_truth", "tau_dataset_full.json", (27, 452, 26, 37)),
+     ("magentic_one_ground_truth", "magentic_dataset", (44, 2157, 295, 295))],
+)  # fmt: skip
+def test_agentrx_is_read_whole(truth, runs, figures, shared_data):
+    """All marked turns are the agent's but 11 of tau-bench, which blame the user or repeat a message."""
+    folder = shared_data / "agents" / "agentrx"
+    records = [r for _, r in find("agentrx").read(folder / "ground_truth" / f"{truth}.json", runs=str(folder / runs))]
+    turns = [m for record in records for m in record["messages"] if m["role"] == "assistant"]
+    bad = sum(turn["label"] == 0 for turn in turns)
+    assert (len(records), len(turns), bad, sum(len(record["failures"]) for record in records)) == figures
+
+
+INSPECT = {
+    "id": 1, "epoch": 1, "target": "12", "scores": {"match": {"value": "C", "answer": "12"}},
+    "attachments": {"h": "A long question."},
+    "events": [{"event": "model", "tools": [
+        {"name": "bash", "description": "Runs.", "parameters": {}, "options": None}]}],
+    "messages": [
+        {"role": "user", "content": "attachment://h", "source": "input"},
+        {"role": "assistant", "content": [{"type": "reasoning", "reasoning": "EqQB", "redacted": True},
+                                          {"type": "text", "text": "I look."}],
+         "tool_calls": [{"id": "c", "function": "bash", "arguments": {"cmd": "ls"}, "type": "function"}]},
+        {"role": "tool", "tool_call_id": "c", "function": "bash", "content": "a",
+         "error": {"type": "timeout", "message": "Command timed out"}},
+        {"role": "assistant", "content": "12"},
+    ],
+}  # fmt: skip
+
+
+def test_inspects_samples_are_read_with_their_score(tmp_path):
+    for items in ([{"version": 2, "samples": [INSPECT]}], [INSPECT]):
+        (record,), _, _ = read("inspect", items, tmp_path)
+        texts = [m["content"] for m in record["messages"]]
+        assert texts == ["A long question.", [{"type": "text", "text": "I look."}], "Error: Command timed out", "12"]
+        assert "reasoning_content" not in record["messages"][1] and record["tools"][0]["function"]["name"] == "bash"
+        assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "bash", "arguments": {"cmd": "ls"}}
+        assert (record["outcome"], record["answer"], record["rewards"]) == (1, "12", {"match": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"), [("I", 0), ("P", 0.5), ("N", 0), (True, 1), (0.25, 0.25), ("text", None)]
+)
+def test_values_of_inspects_scorers(value, outcome, tmp_path):
+    (record,), _, _ = read("inspect", [{**INSPECT, "scores": {"match": {"value": value}}}], tmp_path)
+    assert record.get("outcome") == outcome
+
+
+def test_several_scorers_need_a_name(tmp_path):
+    several = {**INSPECT, "scores": {"match": {"value": "C"}, "rubric": {"value": {"style": 0.5, "length": 1}}}}
+    with pytest.raises(RecordError, match="score=NAME"):
+        read("inspect", [several], tmp_path)
+    (record,), _, _ = read("inspect", [several], tmp_path, score="rubric.style")
+    assert record["outcome"] == 0.5 and record["rewards"] == {"match": 1, "rubric.style": 0.5, "rubric.length": 1}
+
+
+def test_a_log_without_samples_or_turns_says_so(tmp_path):
+    with pytest.raises(RecordError, match="header alone"):
+        read("inspect", [{"version": 2, "status": "error"}], tmp_path)
+    _, left, _ = read("inspect", [{"samples": [{**INSPECT, "messages": INSPECT["messages"][:1]}]}], tmp_path)
+    assert left == {"sample without a turn of the agent": 1}
