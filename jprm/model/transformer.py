@@ -1,8 +1,8 @@
 """The decoder: Linen modules own names and initialisers, free functions hold the mathematics as einsums.
 
-Parameters are a plain dict, `{"embed", "layers_0": {...}, ..., "final_norm", "head": {...}}`, with the layers of a
-group stacked on a leading axis and scanned. Letters: B rows, T tokens, S step slots, D width, K key-value heads,
-G query heads a key-value head, H head size, F MLP width, V vocabulary, L layers, C classes.
+Parameters are a plain dict, `{"embed", "layers_0": {...}, ..., "final_norm", "head": {...}}`. The layers of a group are
+stacked on a leading axis and scanned. Letters: B rows, T tokens, S step slots, D width, K key-value heads, G query
+heads per key-value head, H head size, F MLP width, V vocabulary, L layers, C classes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ AXES: dict[str, tuple[str | None, ...]] = {
 
 
 def axes_of(role: str) -> tuple[str | None, ...]:
-    """Returns the logical axes of a parameter, a layer's first; () for one of the user's own kinds."""
+    """Returns the logical axes of a parameter, the layer axis first; () for a role that jprm does not define."""
     with contextlib.suppress(KeyError):
         return AXES.get(role) or layers.weight_of(role).places
     return ()
@@ -61,7 +61,7 @@ def _param(
     module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: Any = 0.0,
     places: tuple[str | None, ...] = (),
 ) -> Any:  # fmt: skip
-    """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if that is None."""
+    """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if `scale` is None."""
     if module.has_variable("params", name) and not isinstance(w := module.get_variable("params", name), Array):
         return w  # stored in another shape, which Flax would refuse
     place = sharding(*(places or axes_of(name)))
@@ -77,18 +77,17 @@ def _param(
 
 
 def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L D"]:
-    """Returns the factor of a norm with parameter `w`."""
     return w + 1 if config.centred_norms else w
 
 
 def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
-    """Returns the embeddings (B, T, D), which enter the first layer, in the computation's dtype."""
+    """Returns the embeddings (B, T, D) in the computation dtype."""
     x_BTD = jax.tree.map(lambda table: embedding_lookup(table, tokens_BT), embed_VD).astype(config.dtype)
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
 
 def cast_weights(layer: Mapping[str, Any], config: ModelConfig, index: int) -> dict[str, Array]:
-    """Returns the parameters of layer `index` in the computation's dtype, norms as factors in float32."""
+    """Returns the parameters of layer `index` in the computation dtype; norms become float32 factors."""
 
     def of_role(role: str, weight: Weight) -> Array:
         if weight.value is None:
@@ -110,10 +109,11 @@ REMAT = {
 
 
 def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: ModelConfig, index: int):
-    """Applies a layer: its mixer, then its MLP, each after a norm, before one, or both, and added to the stream.
+    """Applies one layer: the mixer, then the MLP. Each has a norm before, after, or both, and is added to the stream.
 
-    apply: (kind's name, x (B, T, D), w) to what the kind adds to the stream, and results by name; index: which layer of
-    the pattern. Returns the stream and the results of both.
+    apply: (kind name, x (B, T, D), w) to the addition to the stream, and results by name. index: the layer's place in
+        the
+    pattern. Returns the stream and the results of both.
     """
     w, sums, flat = cast_weights(layer, config, index), {}, attention.find(config.attention).flat
     B, T, D = x_BTD.shape
@@ -135,17 +135,17 @@ def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: 
 
 
 def normed(x_BTD, w: Mapping[str, Array], role: str, config: ModelConfig):
-    """Returns the stream after this norm, where the model has it."""
+    """Applies the norm `role` if the model has it."""
     return rms_norm(x_BTD, w[role], config.norm_eps) if role in w else x_BTD
 
 
 def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:
-    """Returns what each kind needs to know of the rows, by its name."""
+    """Returns `Kind.plan` of these rows, by kind name."""
     return {name: layers.find(name).plan(position_BT, until_BT, config) for name in layers.names(config)}
 
 
 def settings_of(config: ModelConfig, first: int, stop: int) -> dict[str, Any]:
-    """Returns the numbers in which the layers of a kind differ, by its name: arrays over those of a group, or None."""
+    """Returns the per-layer numbers (`Kind.settings`) of layers first..stop-1, stacked per kind, by kind name."""
     return {
         name: jax.tree.map(lambda x_L, at=at: jnp.asarray(x_L[np.array(at)]), layers.find(name).settings(config))
         for name, at in layers.places(config, first, stop).items()
@@ -154,12 +154,11 @@ def settings_of(config: ModelConfig, first: int, stop: int) -> dict[str, Any]:
 
 
 Part = tuple[int, int, Callable]
-"""A first layer, one past the last, and what applies those between: (x, what the layer has, which layer of the pattern)
-to x and numbers by name."""
+"""`(start, stop, apply)`: `apply(x, layer parameters, index)` returns x and named sums, for layers start..stop-1."""
 
 
 class Layers(nn.Module):
-    """The layers from `first` to `stop`, scanned and rematerialised: a parameter is stacked over those that have it."""
+    """Layers first..stop-1, scanned and rematerialised. Each parameter is stacked over the layers that have it."""
 
     config: ModelConfig
     first: int
@@ -167,7 +166,7 @@ class Layers(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD, plans: Mapping[str, Any]):
-        """Returns the residual stream, and the kinds' numbers summed over layers."""
+        """Returns the residual stream, and the named sums of the kinds, summed over layers."""
         c, stacks = self.config, layers.stacks(self.config, self.first, self.stop)
         stack = {role: _layer_param(self, role, c, *of_role) for role, of_role in stacks.items()}
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
@@ -186,7 +185,7 @@ def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, s
 
 
 def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, stop: int) -> list[Part]:
-    """Returns the parts of a group of layers, each with the `remat` that it has."""
+    """Splits a group into parts that each have one `remat` policy."""
     kept = min(config.product_layers, stop - first)
     plain = dataclasses.replace(config, product_layers=0)
     dots = dataclasses.replace(plain, remat="dots")
@@ -195,7 +194,7 @@ def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, s
 
 
 def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
-    """Returns what applies a layer to whole rows, for `walk`."""
+    """Returns the function that applies one layer to whole rows, for `walk`."""
 
     def body(x_BTD, layer: Mapping[str, Any], index: int):
         def apply(name: str, y_BTD, w):
@@ -209,11 +208,10 @@ def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
 
 
 def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]):
-    """Carries `x` through the layers of a group, in scans over the pattern of their kinds.
+    """Carries `x` through the layers of a group, in scans over the pattern of kinds. Returns x and the named sums.
 
-    stack: what layers have, by role and by kind's name, stacked over those of the group that have it.
-    parts: they follow one another and make the group.
-    Returns x, and the numbers summed over layers.
+    stack: parameters by role and settings by kind name, stacked over the layers of the group that have them.
+    parts: must follow one another and cover the group.
     """
     places, totals = layers.places(config, parts[0][0], parts[-1][1]), {}
     for first, stop, body in parts:
@@ -232,19 +230,19 @@ def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]
 
 
 def _cut(w, places: tuple[int, ...], kept: tuple[int, ...]):
-    """Returns the part over the layers `kept` of a stack over the layers `places`."""
+    """Returns the entries of a stack over the layers `places` that belong to the layers `kept`."""
     start = places.index(kept[0])
     return w if kept == places else jax.tree.map(lambda x: x[start : start + len(kept)], w)
 
 
 def _periods(x: Array, count: int) -> Array:
-    """Splits a stack of layers into periods."""
+    """Splits a stack of layers into `count` periods of the pattern."""
     place = None if sharding() is None else PartitionSpec(None, None, *jax.typeof(x).sharding.spec[1:])
     return jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:]), out_sharding=place)
 
 
 def _period(body: Callable, config: ModelConfig, first: int, length: int, x, stack: Mapping[str, Any]):
-    """Carries `x` through one period of the pattern, as `walk` does."""
+    """Carries `x` through one period of the pattern."""
     if length == 1:
         return body(x, stack, first)
     places, totals = layers.places(config, first, first + length), {}
@@ -256,13 +254,13 @@ def _period(body: Callable, config: ModelConfig, first: int, length: int, x, sta
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states after the final norm, in the computation's dtype."""
+    """Tokens to hidden states after the final norm, in the computation dtype."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, tokens_BT, position_BT, until_BT) -> tuple[Float[Array, "B T D"], Float[Array, "V D"]]:
-        """Returns hidden states, and the embedding table for a head that is tied to it."""
+        """Returns hidden states, and the embedding table (a tied head needs it)."""
         c = self.config
         embed_VD = _param(self, "embed", (c.vocab_size, c.width), scale=0.02)
         x_BTD, plans = embed(tokens_BT, embed_VD, c), plans_of(position_BT, until_BT, c)
@@ -275,10 +273,11 @@ class Decoder(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """Hidden states to the logits of `config.head`, in float32: the one projection of every head.
+    """Hidden states to the logits of `config.head`, in float32.
 
-    A step head is linear, with `head_hidden` applied to relu(x W + b) (Qwen2.5-Math-PRM). Its kernel starts at zero, or
-    as `Head.spread` says. A head over the vocabulary multiplies by the embedding table where the two are tied.
+    A step head is linear; with `head_hidden` it is applied to relu(x W + b), as in Qwen2.5-Math-PRM. Its kernel starts
+    at
+    zero, or normal if `Head.spread` is set. A head over the vocabulary uses the embedding table if the two are tied.
     """
 
     config: ModelConfig
@@ -305,10 +304,9 @@ class HeadLayer(nn.Module):
 
 
 def check_model(config: ModelConfig, backend: str | None = None, context: int = 1) -> None:
-    """Raises ValueError where a part that the config names does not exist, or does not fit the others.
+    """Raises ValueError if a part that the config names does not exist, or if the parts do not fit together.
 
-    Kinds of layers and attention are asked whether they take the model, the backend (None: any), and rows in `context`
-    parts.
+    Each kind of layer and the attention may refuse the model, the backend (None: any), or rows in `context` parts.
     """
     if not find(config.head).channels and config.steps:
         raise ValueError(f"steps={config.steps!r} changes states at step ends, and head {config.head!r} reads tokens")
@@ -321,7 +319,7 @@ def check_model(config: ModelConfig, backend: str | None = None, context: int = 
 
 
 class Model(nn.Module):
-    """Decoder, step layer and head: `Rows` to the logits of its steps, in float32."""
+    """Decoder, step layer and head: `Rows` to the logits of their steps, in float32."""
 
     config: ModelConfig
 
@@ -331,18 +329,18 @@ class Model(nn.Module):
             self.steps = step_layer(self.config.steps)(self.config)
 
     def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
-        """Gathers hidden states at step ends first, so that the head costs S and not T."""
+        """Gathers hidden states at step ends before the head, so that the head costs S tokens, not T."""
         x_BTD, embed_VD = self.decoder(rows.tokens, rows.position, rows.until)
         return self.logits_at(at_tokens(x_BTD, rows.step_end), rows.parent, embed_VD)
 
     def logits_at(
         self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"], embed_VD: Float[Array, "V D"]
     ) -> Float[Array, "B S C"]:
-        """Returns the logits of steps from the hidden states at their ends: all that scores steps goes through here."""
+        """Returns step logits from the hidden states at step ends. Everything that scores steps calls this."""
         return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
 
     def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """Returns the states that the head reads, from the hidden states at step ends."""
+        """Applies the step layer, if the model has one, to the hidden states at step ends."""
         if not self.config.steps:
             return x_BSD
         y_BSD = self.steps(x_BSD, parent_BS)
@@ -357,24 +355,22 @@ def _apply(module: nn.Module, params: Mapping, *inputs: Any, method: str | None 
 
 
 def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
-    """Returns the head's logits at hidden states, in float32. Steps are read by `logits_at_steps`."""
+    """Returns head logits at hidden states, in float32, without the step layer (`logits_at_steps` applies it)."""
     return _apply(HeadLayer(config), params.get("head", {}), x_BSD, params["decoder"]["embed"])
 
 
 def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:
-    """Returns the hidden states of every token."""
     return _apply(Decoder(config), params["decoder"], rows.tokens, rows.position, rows.until)[0]
 
 
 def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S C"]:
-    """Returns the model's logits, as a pure function of its parameters."""
     return _apply(Model(config), params, rows)
 
 
 def step_logits_and_sums(
     params: Mapping, config: ModelConfig, rows: Rows
 ) -> tuple[Float[Array, "B S C"], dict[str, Array]]:
-    """Returns the model's logits, and what its layers' kinds sum over tokens and layers, by name (`Kind.apply`)."""
+    """Returns step logits, and the named sums of the kinds over tokens and layers (`Kind.apply`)."""
     logit_BSC, state = cast(Any, Model(config).apply({"params": params}, rows, mutable=["sums"]))
     return logit_BSC, dict(state.get("sums", {}).get("decoder", {}))
 
@@ -382,7 +378,7 @@ def step_logits_and_sums(
 def logits_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S C"]:
-    """Returns what `step_logits` does, from the hidden states at step ends and the slot of the step before each."""
+    """Returns step logits from the hidden states at step ends and the slot of each step's parent."""
     return _apply(Model(config), params, x_BSD, parent_BS, params["decoder"]["embed"], method="logits_at")
 
 
@@ -394,7 +390,7 @@ def states_at_steps(
 
 
 def init(config: ModelConfig, key: Array) -> dict:
-    """Returns random parameters, each created in its place on the mesh that is set."""
+    """Returns random parameters, each created in its place on the current mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     shape = (1 if mesh.empty else row_parts(mesh), 1)
     zeros = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
@@ -434,7 +430,9 @@ Rotation = tuple[Array, Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What attention needs of the rows: rotations for layers without and with a window, and the implementation's."""
+    """The geometry of rows for attention: rotations for layers without and with a window, and the implementation's
+    plan.
+    """
 
     rotations: tuple[Rotation, Rotation]
     growth: Array | None  # (B, T), a factor of queries; None: 1
@@ -455,9 +453,9 @@ def positions(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[tupl
 
 
 def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = False) -> Rotation:
-    """Returns cos and sin of position x frequency, each (B, T, rotary_dim / 2), in float32 (Su et al. 2021).
+    """Returns cos and sin of position x frequency, each (B, T, rotary_dim / 2), float32 (Su et al. 2021).
 
-    `local`: for layers with a window, which may have a theta of their own.
+    `local`: for layers with a window, which may have their own theta.
     """
     theta, scaling = config.rope_theta, config.rope_scaling
     if local and config.rope_theta_local:
@@ -468,21 +466,21 @@ def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = Fa
 
 
 def windows(config: ModelConfig) -> np.ndarray | None:
-    """Returns (L,) int32, the window of every layer as scanned data; None if no layer has one."""
+    """Returns the window of each layer, (L,) int32, to be scanned; None if no layer has one."""
     if not config.windows:
         return None
     return np.array([config.windows[i % len(config.windows)] or UNBOUNDED for i in range(config.layers)], np.int32)
 
 
 def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
-    """Returns the window of every layer, and whether it rotates; None where all are alike."""
+    """Returns the window of each layer, and whether it rotates; None if all layers are alike."""
     rope = config.rope_layers
     turns_L = np.array([bool(rope[i % len(rope)]) for i in range(config.layers)]) if rope else None
     return {"window": windows(config), "turns": turns_L}
 
 
 def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
-    """Returns a layer's rotation, of those for layers without and with a window, or none."""
+    """Returns the rotation of a layer: with or without a window, or the identity."""
     cos_BTH, sin_BTH = rotations[0]
     if config.rope_theta_local:
         local = settings["window"] < UNBOUNDED
@@ -493,7 +491,7 @@ def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation
 
 
 def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "*T N H"]:
-    """Rotates the pairs (i, i + R/2) of the first R, the order of Hugging Face's checkpoints, in float32."""
+    """Rotates the pairs (i, i + R/2) of the first R dimensions, the order of Hugging Face checkpoints, in float32."""
     between = range(cos_BTH.ndim - 1, x.ndim - 1)
     cos, sin = jnp.expand_dims(cos_BTH, between), jnp.expand_dims(sin_BTH, between)
     size = 2 * cos_BTH.shape[-1]
@@ -504,10 +502,10 @@ def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[A
 
 
 def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
-    """Adds `qkv`, the weights of queries, keys and values side by side: CPUs are faster at one larger product.
+    """Adds `qkv`, the query, key and value weights side by side: CPUs are faster with one larger product.
 
-    (Gate and up are not: the MLP of SmolLM2-135M on 8,192 tokens, forward and backward, takes 1.60 s of processor time
-    apart and 1.65 s as one product.)
+    (Gate and up are not fused: the MLP of SmolLM2-135M on 8,192 tokens, forward and backward, takes 1.60 s of processor
+    time apart and 1.65 s as one product.)
     """
     return {**w, "qkv": jnp.concatenate([w["query"], w["key"][:, :, None], w["value"][:, :, None]], axis=2)}
 
@@ -535,7 +533,7 @@ def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, 
 
 
 def width_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Returns `rms_norm` over all heads together (OLMo 2 and 3); `scale` has the heads' axes."""
+    """Returns `rms_norm` over all heads together (OLMo 2 and 3). `scale` has the axes of the heads."""
     axes = tuple(range(x.ndim - scale.ndim, x.ndim))
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axes, keepdims=True) + eps)
@@ -543,14 +541,14 @@ def width_norm(x: Array, scale: Array, eps: float) -> Array:
 
 
 def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> Array:
-    """Returns the output of heads, gated by what they were projected from (Qwen3.5)."""
+    """Projects the heads back to the stream, gated by the layer's input if the model has gates (Qwen3.5)."""
     if config.attention_gate:
         y_BTKGH = y_BTKGH * jax.nn.sigmoid(product(y_BTD, w["query_gate"], config))
     return product(y_BTKGH, w["out"], config, 3, stream(y_BTD))
 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
-    """Returns the output of attention. CPUs take B and T as one axis, queries, keys and values as one product."""
+    """Returns the output of attention. On CPUs, B and T are one axis, and queries, keys and values one product."""
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
     w = fused_qkv(w) if implementation.flat else gathered_weights(w, ATTENTION_WEIGHTS, config)
@@ -576,13 +574,13 @@ def head_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
-    """Returns the pairs of query and key in a row that one chain fills: the most of any row."""
+    """Returns the number of (query, key) pairs in a row that one chain fills, the most for any row."""
     seen = min(window, tokens)
     return seen * tokens - seen * (seen - 1) // 2
 
 
 def attention_flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns the FLOPs of logits and of their use, 2 H each a pair and head."""
+    """Returns the FLOPs of logits and weighted values: 2 H each per pair and head."""
     window_L = windows(config)
     pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
     return 4.0 * config.heads * config.head_dim * pairs
