@@ -13,6 +13,7 @@ import pytest
 
 from jprm.io import jsonl
 from jprm.methods.data.agents import atif
+from jprm.methods.data.cells import literal
 from jprm.methods.data.reader import Event
 from jprm.methods.data.readers import find
 from jprm.tree import tree_of
@@ -251,3 +252,48 @@ def twice(n):
 ])  # fmt: skip
 def test_json_is_read_in_time_of_its_length(make):
     check(lambda line: jsonl.parse(line, "f:1"), make)
+
+
+TABLES = {
+    "columns": [
+        lambda n: {"problem": "p", "steps": ["a ки"] * n},
+        lambda n: {"problem": "p", "steps": "a ки " * n},
+        lambda n: {"problem": "p ки" * n, "steps": "p ки" * n},
+        lambda n: {"problem": "p", "steps": [["a"]] * n},
+        lambda n: {"problem": "p", "steps": ["a", "b"], **{f"k{i}": i for i in range(n)}},
+        lambda n: {"problem": "p", "steps": "['" + "a' '" * n + "']"},
+    ],
+    "pools": [
+        lambda n: {"problem": "p", "completions": ["a\n\nb"] * n},
+        lambda n: {"problem": "p", "samples": ["a"] * n},
+    ],
+    "math_shepherd": [
+        lambda n: {"input": "p Step 1: a ки" + " b ки" * n, "value": ["+"] * (n + 1)},
+        lambda n: {"input": "p Step 1: a ки" + " b ки" * n, "label": "p Step 1: a +" + " b +" * n},
+    ],
+    "math_aps": [
+        lambda n: {"question": "q", "reasoning_steps": [
+            {"solution_prefix": f"q\n\n{i}", "mc_value": 1.0} for i in range(n)]},
+        lambda n: {"question": "q", "reasoning_steps": {"text": "q", "children": [
+            {"text": "a", "mc_value": 1.0, "children": []} for _ in range(n)]}},
+    ],
+    "versaprm": [lambda n: {"question": "q", "chain_of_thoughts": str(["a"] * n), "labels": str([1] * n)}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, i) for name, makes in TABLES.items() for i in range(len(makes))])
+def test_tables_are_read_in_time_of_their_length(name, case):
+    reader = find(name)
+    check(lambda item: list(reader.parse(item, "f:1", reader.options())), TABLES[name][case])
+
+
+@pytest.mark.parametrize("make", [
+    lambda n: "[" + "'a' " * n + "]",
+    lambda n: "['" + "\\" * n + "]",
+    lambda n: "{" + "'a': 1, " * n + "}",
+    lambda n: "[" + "np.float64(1.0) " * n + "]",
+    lambda n: "[" + "a" * n + "]",
+    lambda n: "[" + " " * n + "x y]",
+])  # fmt: skip
+def test_cells_are_read_in_time_of_their_length(make):
+    check(literal, make)

@@ -134,7 +134,7 @@ class BestOfNOptions(ScoringOptions):
     """The folder of a trained model that scores the pools first, where they are not scored yet."""
     adapter: Adapter = None
     """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
-    stored scores mean; by default `jprm score` left that beside them."""
+    stored scores mean; by default `jprm score` left that beside them, or the records' `semantics` say it."""
     reference: Reference = None
     """A smaller language model: scores are log ratios to it, as in `jprm score`."""
 
