@@ -163,8 +163,8 @@ def _cell(value: Any) -> str:
 PLOTS = (
     ("loss", "Training loss", ("loss", "valid_loss")),
     ("auroc", "AUROC in training", ("auroc", "valid_auroc")),
-    ("goodput", "Goodput", ("goodput",)),
-    ("mfu", "MFU", ("mfu",)),
+    ("goodput", "Fraction of the time spent training (goodput)", ("goodput",)),
+    ("mfu", "Use of the devices (MFU)", ("mfu",)),
 )
 """Of every figure: name, title, and the metrics that it draws, the second one dashed."""
 

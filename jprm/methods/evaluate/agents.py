@@ -57,7 +57,7 @@ from jaxtyping import Float, Int
 
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, best_first, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import UNREAD, PathLike, by_name, load_and_score, source_of, stored_trees
@@ -557,7 +557,7 @@ def _tables(reports: dict[str, Report], first: Report) -> Iterator[Table]:
 
 
 def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Table]:
-    columns = {**reports, **{f"baseline: {name}": row for name, row in first["baselines"].items()}}
+    columns = {**reports, **best_first(first["baselines"], "auroc")}
     counts = ", ".join(f"{n} of class {c}" for c, n in first["n_by_class"].items())
     title = f"Turns: {first['n_turns']} ({counts}) of {first['n_trajectories']} trajectories, {first['n_problems']}"
     low, high = first["thresholds"]

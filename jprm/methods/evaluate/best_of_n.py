@@ -523,7 +523,7 @@ def _table(model: str, report: Report) -> Table:
     votes = report.get("baseline_votes", {})  # results of 0.1 have none
     rows += [
         [f"baseline: {words(name)}", last(curve), "", "", (vote := votes.get(name)) and last(vote)]
-        for name, curve in report["baselines"].items()
+        for name, curve in sorted(report["baselines"].items(), key=lambda item: -(item[1]["value"][-1] or 0.0))
     ]
     columns = (f"{model}, n = {report['n_max']}", "best of n, %", "less majority vote", "ahead in % of draws",
                "weighted vote, %")  # fmt: skip

@@ -7,6 +7,7 @@ terminal, into Markdown and into LaTeX.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,6 +103,16 @@ def left_out_words(report: Mapping[str, Any]) -> str:
     """`; 2 left out (too long)`, or nothing."""
     count = report.get("too_long", 0)
     return f"; {count} left out (too long)" if count else ""
+
+
+def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
+    """Returns a table's columns of baselines, the best by this figure first: the one that a model is measured by."""
+
+    def value(name: str) -> float:
+        value = (baselines[name].get(key) or {}).get("value")
+        return value if isinstance(value, int | float) else -math.inf
+
+    return {f"baseline: {words(name)}": baselines[name] for name in sorted(baselines, key=value, reverse=True)}
 
 
 def shown_n(n_max: int) -> list[int]:

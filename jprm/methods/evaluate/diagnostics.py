@@ -390,6 +390,8 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 
 def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
     rows = list(rows_of(results["diagnostics"]))
+    if not rows:
+        return
     flaws = [name for name, row in rows if row.get("finding")]
     of_rule = [name for name in flaws if name.startswith("length slopes") and name.rsplit(", ", 1)[1] not in SCORERS]
     flaws = [name for name in flaws if name not in of_rule]
@@ -401,7 +403,7 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
         sentence += f" Chains score by their length under {rules}, as such rules do with any scorer."
     if missing:
         sentence += f" Not computed: {'; '.join(missing)}."
-    kind = "bad" if flaws else "open" if missing or not rows else "good"
+    kind = "bad" if flaws else "open" if missing else "good"
     yield Finding("Diagnostics", None, note=sentence, kind=kind)
 
 

@@ -41,7 +41,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, best_first, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.mistakes_reader import TASKS
 from jprm.methods.evaluate.processbench import cross_fit
@@ -217,8 +217,8 @@ def _rows(report: Report) -> Iterator[list[Cell] | None]:
     yield None
     if "cross_fit" in report:
         yield ["cross-fitted", *(report["cross_fit"].get(key, "") for key in KEYS)]
-    for name, row in report["baselines"].items():
-        yield [f"baseline: {words(name)}", *(row.get(key, "") for key in KEYS)]
+    for label, row in best_first(report["baselines"], "f1").items():
+        yield [label, *(row.get(key, "") for key in KEYS)]
 
 
 def tables(report: Report) -> Iterator[Table]:

@@ -81,12 +81,28 @@ def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> None:
-    """Draws, for each panel, the counts [bin of score][step] as fractions of their step."""
+    """Draws, for each panel, the counts [bin of score][step] as fractions of their step.
+
+    Steps that no chain has are left out; the last column of a whole panel holds all later steps too.
+    """
+    from matplotlib.patches import Patch
+
+    most = len(next(iter(panels.values()))[0])
+    used = [j for rows in panels.values() for row in rows for j, count in enumerate(row) if count]
+    columns = max(used, default=0) + 1
+    panels = {name: [row[:columns] for row in rows] for name, rows in panels.items()}
     every = figure.subplots(1, len(panels), sharey=True)
+    fractions = [
+        count / total
+        for rows in panels.values()
+        for row in rows
+        for count, total in zip(row, map(sum, zip(*rows, strict=True)), strict=True)
+        if total
+    ]
+    darkest = max(fractions, default=0.0) or 1.0
     for axes, colour, (name, rows) in zip(every, COLOURS, panels.items(), strict=False):
         totals = [sum(column) for column in zip(*rows, strict=True)]
         shares = [[count / n if n else 0.0 for count, n in zip(row, totals, strict=True)] for row in rows]
-        darkest = max(map(max, shares)) or 1.0
         for b, row in enumerate(shares):
             for j, share in enumerate(row):
                 if totals[j]:
@@ -95,14 +111,19 @@ def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> Non
                     (box,) = axes.bar(j + 1, 0.94, 0.94, b + 0.03, color=colour, alpha=alpha, linewidth=0)
                     box.set_gid(NOTE + note)
         axes.set_title(f"{name} ({sum(totals)})", loc="left", fontsize="medium")
-        columns = len(totals)
-        ticks = [*range(1, columns - 1), columns]
-        axes.set_xticks(ticks, [*map(str, ticks[:-1]), f"{columns}+"])
+        ticks = list(range(1, columns + 1)) if columns <= 8 else [1, *range(2, columns - 1, 2), columns]
+        axes.set_xticks(ticks, [f"{tick}+" if tick == most else str(tick) for tick in ticks])
         axes.set_yticks(range(0, len(rows) + 1, 2), [f"{b / len(rows):g}" for b in range(0, len(rows) + 1, 2)])
         axes.set(xlabel="step", xlim=(0.5, columns + 0.5), ylim=(0, len(rows)))
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     every[0].set_ylabel("score")
+    keys = [
+        Patch(facecolor=INK, alpha=0.04 + 0.96 * share, label=f"{100 * share * darkest:.0f} %") for share in (0, 0.5, 1)
+    ]
+    every[-1].legend(
+        handles=keys, title="of a step's scores", loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False
+    )
 
 
 def short(label: str) -> str:

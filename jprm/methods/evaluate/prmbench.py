@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float
 
 from jprm.methods.data.step_labels import PRMBENCH as READER
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, best_first, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.score.scale import PROBABILITY, Scale
@@ -271,8 +271,8 @@ def section(name: str, models: Sequence[PageModel]) -> Iterator[Block]:
     rows = [["all", *(report["prm_score"] for report in reports.values())]]
     rows += [[words(key), *(r["groups"][key] for r in reports.values())] for key in first["groups"]]
     rows += [[words(key), *(r["classes"][key]["prm_score"] for r in reports.values())] for key in first["classes"]]
-    for key, row in first["baselines"].items():
-        rows.append([f"baseline: {words(key)}", *[row["prm_score"]] * len(reports)])
+    for label, row in best_first(first["baselines"], "prm_score").items():
+        rows.append([label, *[row["prm_score"]] * len(reports)])
     yield Table("PRMScore, %", ("", *reports), rows)
     yield Note("PRMScore is the mean of F1 over right steps and F1 over wrong steps, as published.")
 

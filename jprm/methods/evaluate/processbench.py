@@ -336,9 +336,11 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
     for model in models:
         rows += _own_rows(model, splits)
     of_models = range(len(rows))
+    trivial = []
     for key in next(iter(first.values()))["baselines"]:
         cells = [_f1(first[split]["baselines"][key]) if split in first else None for split in splits]
-        rows.append([f"baseline: {words(key)}", *cells, None, "this page"])
+        trivial.append([f"baseline: {words(key)}", *cells, None, "this page"])
+    rows += sorted(trivial, key=lambda row: -sum(cell["value"] or 0.0 for cell in row if isinstance(cell, Mapping)))
     for name, kind, values, average, source in published:
         cells = [f"{values[SPLITS.index(split)]:.1f}" if split in SPLITS else None for split in splits]
         rows.append([f"{name} ({kind})", *cells, f"{average:.1f}", source])

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
-from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, left_out_words, words
+from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, best_first, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, ahead, scores_of, weighted_f1
 from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, jsonable, weighted_mean
@@ -276,7 +276,7 @@ def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
             for key in first["ahead"]
         ]
         yield Table("Steps: less the best trivial baseline, points", ("", "baseline", *reports), rows)
-    columns = {**reports, **{f"baseline: {words(name)}": row for name, row in first["baselines"].items()}}
+    columns = {**reports, **best_first(first["baselines"], "auroc")}
     rows = [[words(key), *(column.get(key) for column in columns.values())] for key in KEYS]
     for key in ("accuracy", "f1"):
         rows.append([f"first error, {key}", *(column.get("first_error", {}).get(key) for column in columns.values())])

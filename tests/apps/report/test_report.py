@@ -292,7 +292,10 @@ def test_runs_that_are_still_there_show_how_they_trained(folders, tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "lo')
     drawn = [svg(figure) for figure in training([("here", tmp_path), ("gone", tmp_path / "gone")])]
-    assert [re.findall(r"<title [^>]*>(.*?)</title>", text)[0] for text in drawn] == ["Training loss", "Goodput"]
+    assert [re.findall(r"<title [^>]*>(.*?)</title>", text)[0] for text in drawn] == [
+        "Training loss",
+        "Fraction of the time spent training (goodput)",
+    ]
     assert "here" in drawn[0] and "gone" not in drawn[0]
     assert drawn[0].count("stroke-dasharray") == 1 and drawn[1].count("stroke-dasharray") == 0
     whole = collect(folders)
@@ -442,3 +445,41 @@ def test_fifty_megabytes_stay_usable(browser, tmp_path):
     took = browser.run("""const s = document.getElementById('sort'), t = performance.now();
         s.value = 'step'; s.dispatchEvent(new Event('change')); return performance.now() - t""")
     assert took < 3000  # a quarter of a second on a quiet machine
+
+
+def test_the_best_baseline_is_the_first_and_is_seen_on_a_phone(browser, folders, tmp_path):
+    """At 1,280 pixels nothing of the table of steps is cut; at 390 the model and its best baseline are whole."""
+    (model,) = collect([folders[0]]).models
+    best = model.results["steps"]["ahead"]["auroc"]["baseline"].replace("_", " ")
+    assert cli.main(["report", str(folders[0]), "--output", str(tmp_path / "report.html")]) == 0
+    browser.open((tmp_path / "report.html").as_uri())
+    for width, whole in ((1280, None), (390, 3)):
+        browser.size(width, 900)
+        browser.run("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+        heads, right, ends = browser.run("""
+            const tables = document.querySelectorAll('#steps table'), table = tables[tables.length - 1];
+            const cells = [...table.rows[0].cells], box = table.parentElement.getBoundingClientRect();
+            return [cells.map(e => e.textContent), box.right, cells.map(e => e.getBoundingClientRect().right)]""")
+        assert heads[2] == f"baseline: {best}"
+        assert all(end <= right + 1 for end in ends[:whole]), (width, ends, right)
+        assert browser.overflow() <= 0
+
+
+def test_the_heat_map_has_the_steps_that_chains_have_and_a_legend():
+    from matplotlib.figure import Figure
+
+    from jprm.apps.report.collect import BINS, COLUMNS
+    from jprm.methods.evaluate.plots import heat_maps
+
+    for longest, labels in ((3, ["1", "2", "3"]), (12, ["1", "2", "4", "6", "8", "10", "12+"])):
+        rows = [[int(j < longest) for j in range(COLUMNS)] for _ in range(BINS)]
+        figure = Figure()
+        heat_maps(figure, {"right steps": rows, "wrong steps": rows})
+        assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == labels
+        assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["0 %", "5 %", "10 %"]
+
+
+def test_diagnostics_that_nobody_asked_for_are_no_finding():
+    from jprm.methods.evaluate.diagnostics import BENCHMARK as DIAGNOSTICS
+
+    assert list(DIAGNOSTICS.findings({"diagnostics": {}})) == []
