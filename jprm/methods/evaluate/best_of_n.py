@@ -489,7 +489,9 @@ def tables(report: Report) -> Iterator[Table | str]:
     ]
     title = f"Best of n: {report['n_problems']} problems, mean accuracy {percent(report['mean_accuracy'])} %"
     title += left_out_words(report)
-    yield Table(title, ("", *(f"n = {n}" for n in shown[:-1]), f"n = {n_max} [95 %]"), rows)
+    hidden = any(curves["best_of_n"]["value"][-1] is None for curves in report["rules"].values())
+    caption = f"Not shown: {_of_unequal_pools(report)}." if hidden else ""
+    yield Table(title, ("", *(f"n = {n}" for n in shown[:-1]), f"n = {n_max} [95 %]"), rows, caption)
     if (base := report.get("best_baseline")) is None:  # a report of 0.1
         return
     rows = [
@@ -605,8 +607,7 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
             if use[kind] is None:
                 continue
             if use[kind]["value"][-1] is None:
-                sizes = f"scores depend on all samples of a pool, and pools have {n_max} to {report['largest_pool']}"
-                note = f"Not shown: {sizes}. Keep {n_max} samples of each, and score these."
+                note = f"Not shown: {_of_unequal_pools(report)}."
                 yield Finding(f"{name}, {wording.format(n_max)}", None, note=note, kind="open")
                 continue
             note, from_one = notes[kind], use.get(f"{kind}_minus_one_sample")
@@ -614,6 +615,12 @@ def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
                 note = f"It is {compared(from_one, 'one sample')}. {note}"
             less = use.get(f"{kind}_minus_best_baseline")
             yield Finding(f"{name}, {wording.format(n_max)}", last(use[kind]), base, less, note)
+
+
+def _of_unequal_pools(report: Report) -> str:
+    least, most = report["n_max"], report["largest_pool"]
+    sizes = f"scores depend on all samples of a pool, and pools have {least} to {most}"
+    return f"{sizes}. Keep {least} of each, and score these"
 
 
 def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -> str:

@@ -614,8 +614,8 @@ def test_scores_that_know_the_pool_are_not_shown_for_pools_of_unequal_size(fused
                 assert curve["value"][1:] == [None, pytest.approx(of_drawn[kind][name]["value"][-1])], name
     results = {"model": {"rule": "last"}, "best_of_n": {"pools": report}}
     notes = [finding.note for finding in findings(results)]
-    assert len(notes) == 2 and all("pools have 3 to 6. Keep 3 samples" in note for note in notes)
-    assert list(tables(report)) and list(verdict(list(findings(results))))
+    assert len(notes) == 2 and all("pools have 3 to 6. Keep 3 of each" in note for note in notes)
+    assert "Keep 3 of each" in next(iter(tables(report))).caption and list(verdict(list(findings(results))))
 
 
 def test_drawn_pools_hold_n_samples_of_each_pool_at_random():
