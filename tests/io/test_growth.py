@@ -260,7 +260,6 @@ TABLES = {
         lambda n: {"problem": "p", "steps": "a ки " * n},
         lambda n: {"problem": "p ки" * n, "steps": "p ки" * n},
         lambda n: {"problem": "p", "steps": [["a"]] * n},
-        lambda n: {"problem": "p", "steps": ["a", "b"], **{f"k{i}": i for i in range(n)}},
         lambda n: {"problem": "p", "steps": "['" + "a' '" * n + "']"},
     ],
     "pools": [
