@@ -185,6 +185,6 @@ stop() {
 delete() { run kubectl delete jobset "$NAME"; }
 
 case "${1:-}" in
-  build | launch | submit | status | logs | stop | delete | manifest) "$1" ;;
+  build | launch | submit | status | logs | stop | delete | manifest) takes_none "$@"; "$1" ;;
   *) usage ;;
 esac

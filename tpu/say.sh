@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the launchers: `run COMMAND ...` prints a command and runs it unless dry=1; `usage` prints the script's first
-# comment and exits; `forward` collects what every process of the run gets.
+# comment and exits; `takes_none` refuses options; `forward` collects what every process of the run gets.
 run() {
   local word line="+"
   for word in "$@"; do
@@ -13,6 +13,11 @@ run() {
 usage() {
   sed -n '2,/^set/p' "tpu/$(basename "$0")" | grep '^#' >&2
   exit 2
+}
+
+# Refuses words behind a command that takes none.
+takes_none() {
+  [ $# -le 1 ] || { echo "error: $1 takes no option, and was given ${*:2}" >&2; exit 2; }
 }
 
 # Fills `environment` with NAME=VALUE for every exported JPRM_* but the key of a server, for JAX_COMPILATION_CACHE_DIR, and

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Sets up a host for jprm: Python, the package in .venv, a shared folder where one is named. Safe to run again.
 #
-#   tpu/setup.sh [--dry-run] [--nfs SERVER:/SHARE] [--at /shared] [--extra tpu|cuda]
+#   tpu/setup.sh [--dry-run] [--nfs SERVER:/SHARE] [--at /shared] [--extra tpu|cuda] [--packages "A B"]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-dry=0 nfs="" at=/shared extra=tpu
+dry=0 nfs="" at=/shared extra=tpu packages=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --dry-run) dry=1; shift ;;
     --nfs) nfs=$2; shift 2 ;;
     --at) at=$2; shift 2 ;;
     --extra) extra=$2; shift 2 ;;
+    --packages) packages=$2; shift 2 ;;
     *) echo "error: $1: see the first lines of $0" >&2; exit 2 ;;
   esac
 done
@@ -45,4 +46,8 @@ if [ "$dry" = 1 ] || [ ! -x .venv/bin/python ]; then
   run "$python" -m venv .venv
 fi
 run .venv/bin/python -m pip install -q -c constraints.txt -e ".[train,gcs,$extra]"
+if [ -n "$packages" ]; then
+  read -ra words <<< "$packages"
+  run .venv/bin/python -m pip install -q --no-deps -c constraints.txt "${words[@]}"
+fi
 echo "ready: .venv/bin/jprm, for tpu/run.sh"

@@ -138,6 +138,6 @@ delete() { run scancel --name "$NAME" --me; }
 
 case "${1:-}" in
   launch | array) "$@" ;;
-  script | status | logs | stop | delete) "$1" ;;
+  script | status | logs | stop | delete) takes_none "$@"; "$1" ;;
   *) usage ;;
 esac

