@@ -58,11 +58,15 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
       OSError: `sandbox` is True and there is none.
     """
     tests = tests_of(tree.extra)
+    prelude = _ended(tree.extra.get("prelude", ""))
     codes = _codes([node.text for node in tree.nodes])
     children: dict[int, list[int]] = collections.defaultdict(list)
     for i, node in enumerate(tree.nodes):
         children[node.parent].append(i)
-    programs, over = {-1: _ended(tree.extra.get("prelude", ""))}, {-1: False}  # over: at or after an incorrect step
+    for i in children[-1]:
+        if not children[i]:  # a whole program, as a sample in one step
+            codes[i] = _ended(program_in(tree.nodes[i].text, prelude) or "")
+    programs, over = {-1: prelude}, {-1: False}  # over: at or after an incorrect step
     verdicts: list[Verdict] = []
     for i, node in enumerate(tree.nodes):
         programs[i], last = programs[node.parent] + codes[i], not children[i]

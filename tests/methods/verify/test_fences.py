@@ -9,6 +9,7 @@ from jprm.methods.evaluate.best_of_n import outcome_of
 from jprm.methods.label.jobs import label_outcomes
 from jprm.methods.verify import sandbox
 from jprm.methods.verify.fences import program_in
+from jprm.methods.verify.programs import check_python
 from jprm.tree import read_records, tree_of
 
 ADD = "def add(a, b):\n    return a + b"
@@ -148,6 +149,15 @@ def test_every_form_is_judged_and_prose_is_undecided(tmp_path, capsys):
     assert (right["correct"], wrong["correct"]) == (True, False)
     assert all("correct" not in sample and sample["undecided"] == "holds no program" for sample in prose)
     assert outcome_of(None, tree_of(judged).nodes[-1], "here") == 0
+
+
+@pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
+def test_steps_that_are_whole_programs_are_checked_in_every_form():
+    texts = [RIGHT[form] for form in ("opened by the prompt, words", "[BEGIN]", "prose around")] + [PROSE[3]]
+    tree = tree_of(
+        {"problem": "p", "tests": ["assert add(1, 2) == 3"], "samples": [{"steps": [text]} for text in texts]}
+    )
+    assert [verdict.label for verdict in check_python(tree)] == [1, 1, 1, None]
 
 
 @pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
