@@ -183,8 +183,9 @@ def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
     if not sent:
         return None
     settings = {"name": sent} if isinstance(sent, str) else sent
-    if settings.get("name") not in [*CREDITS]:
-        raise Refusal(400, f"credit.name is {settings.get('name')!r}: use {', '.join(CREDITS)}", "credit")
+    names = [name for name, credit in CREDITS.items() if credit.whole is None]  # the others pay no segment by itself
+    if settings.get("name") not in names:
+        raise Refusal(400, f"credit.name is {settings.get('name')!r}: use {', '.join(names)}", "credit")
     if unknown := sorted(settings.keys() - {"name", *OPTIONS}):
         raise Refusal(400, f"credit.{unknown[0]} is not known: options are {', '.join(OPTIONS)}", "credit")
     try:

@@ -14,6 +14,8 @@ a PRM faster than to be correct.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -205,6 +207,69 @@ BASELINES = {"to_go": less_return_to_go, "return": less_full_return, "step": les
 """What is subtracted from the returns of segments, by name."""
 
 
+# Advantages of whole methods, which have baselines of their own.
+
+States = Sequence[Sequence[object]]
+"""For each sample, what identifies the state before each segment: equal states are equal values."""
+
+
+def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
+    """Returns the advantages of returns among themselves; 0 for one alone, and where they are equal."""
+    if len(return_N) < 2 or equal(return_N):
+        return np.zeros(len(return_N))
+    baseline_N, scale = ADVANTAGES[name](return_N)
+    return (return_N - baseline_N) / scale
+
+
+def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
+    """A_i = norm(R)_i + w norm(S)_i, each component normalised in the group by itself (Liu et al. 2026, GDPO).
+
+    S is a sample's mean step score. Summed before they are normalised, components of unequal spread lose the smaller
+    one. The paper also divides by the deviation of the batch, which is one number for all samples of an update.
+    """
+    score_G = np.array([score_P.mean() if len(score_P) else 0.0 for score_P in score_GP])
+    total_G = normalised(reward_G, config.advantage) + config.weight * normalised(score_G, config.advantage)
+    return [np.full(len(score_P) + 1, total) for score_P, total in zip(score_GP, total_G, strict=True)]
+
+
+def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
+    """A_j = norm(sum_k r_k) + w norm(C_j | equal states) (Feng et al. 2025, GiGPO).
+
+    Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all segments
+    of the group that begin in the same state; a state that is there once gives 0.
+    """
+    reward_GP1 = [np.append(score_P, reward) for score_P, reward in zip(score_GP, reward_G, strict=True)]
+    total_G = normalised(np.array([reward_P1.sum() for reward_P1 in reward_GP1]), config.advantage)
+    places: dict[object, list[tuple[int, int]]] = {}
+    for i, of_sample in enumerate(states):
+        for j, state in enumerate(of_sample):
+            places.setdefault(state, []).append((i, j))
+    return_GP1 = [to_go(reward_P1, config.gamma) for reward_P1 in reward_GP1]
+    advantages = [np.full(len(return_P1), total) for return_P1, total in zip(return_GP1, total_G, strict=True)]
+    for equals in places.values():
+        step_N = normalised(np.array([return_GP1[i][j] for i, j in equals]), config.advantage)
+        for (i, j), advantage in zip(equals, step_N, strict=True):
+            advantages[i][j] += config.weight * advantage
+    return advantages
+
+
+def turn_gae(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
+    """A_j = sum_{k >= j} (gamma lam)^(k - j) (r_k + gamma V_k - V_(k-1)), a turn being one action.
+
+    Schulman et al. 2016; over turns: Li et al. 2025, Turn-PPO. The PRM's score after step k is V_k, V_0 the
+    mean of the group's first scores, and 0 the value after the end, where the verifier's reward arrives.
+    """
+    first = [score_P[0] for score_P in score_GP if len(score_P)]
+    start = float(np.mean(first)) if first else 0.0
+    advantages = []
+    for reward, score_P in zip(reward_G, score_GP, strict=True):
+        value = np.concatenate([[start], score_P, [0.0]])
+        delta_P1 = config.gamma * value[1:] - value[:-1]
+        delta_P1[-1] += reward
+        advantages.append(to_go(delta_P1, config.gamma * config.lam))
+    return advantages
+
+
 # Named credits.
 
 Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P1']"]
@@ -221,6 +286,7 @@ class Credit:
     tail: whether the form rewards the tail, which is no step.
     verifier: whether the verifier's reward counts.
     follows: whether a segment answers for the rewards that follow it. Progress is an advantage already.
+    whole: (rewards, scores, states, options) to the advantages of segments, of a method with baselines of its own.
     """
 
     source: str
@@ -229,11 +295,12 @@ class Credit:
     follows: bool = True
     scales: tuple[str, ...] = ("score", "half")
     tail: bool = False
+    whole: Callable[[Float[Array, " G"], Process, States, CreditConfig], Process] | None = None
 
     @property
     def prm(self) -> bool:
         """Whether the credit needs the scores of steps."""
-        return self.form is not None
+        return self.form is not None or self.whole is not None
 
 
 _WITH_VERIFIER = {
@@ -249,6 +316,11 @@ PRM_ALONE = "_prm_alone"
 CREDITS: dict[str, Credit] = {
     "verifier": Credit("outcome alone: RLVR, Lambert et al. 2024"),
     "shaping": Credit("Ng et al. 1999", lambda r, config, start: shaping(r, config.gamma), scales=WEIGHTS, tail=True),
+    "gdpo": Credit("Liu et al. 2026, GDPO, arXiv 2601.05242", whole=gdpo),
+    "gigpo": Credit("Feng et al. 2025, GiGPO, arXiv 2505.10978", whole=gigpo),
+    "turn_gae": Credit(
+        "Schulman et al. 2016; Li et al. 2025, Turn-PPO, arXiv 2512.17008", whole=turn_gae, scales=("score",)
+    ),
     **_WITH_VERIFIER,
     **{name + PRM_ALONE: dataclasses.replace(x, verifier=False) for name, x in _WITH_VERIFIER.items()},
 }
@@ -274,6 +346,7 @@ class CreditConfig:
     weight: of steps' rewards beside the verifier's.
     temperature: of the min-form.
     gamma: discount by segment.
+    lam: lambda of `turn_gae`: 1 is R - V before the turn, 0 the change of the value.
     offset: added to every score. -1 makes probabilities at most 0, so that an added step never pays.
     gate: apply `gate`.
     """
@@ -285,6 +358,7 @@ class CreditConfig:
     weight: float = 1.0
     temperature: float = 0.1
     gamma: float = 1.0
+    lam: float = 0.95
     offset: float = 0.0
     gate: bool = False
     baseline: Literal["to_go", "return", "step"] | None = None
@@ -309,6 +383,12 @@ class CreditConfig:
                 f"credit.baseline={self.baseline!r} does not fit advantage='grpo': it divides by the deviation of step"
                 " rewards. Leave baseline out, or choose another advantage"
             )
+        if not 0 <= self.lam <= 1:
+            raise ValueError(f"credit.lam={self.lam} must be in [0, 1]")
+        if credit.whole and self.baseline is not None:
+            raise ValueError(f"credit.baseline={self.baseline!r}: {self.name!r} has its own. Leave baseline out")
+        if credit.whole is turn_gae and self.advantage != "reinforce":
+            raise ValueError(f"credit.advantage={self.advantage!r}: turn_gae's baseline is the value. Set 'reinforce'")
         if credit.tail and self.of_steps:
             raise ValueError(
                 f"credit.name={self.name!r} rewards the tail, which a baseline of steps leaves out: choose"
@@ -319,9 +399,9 @@ class CreditConfig:
                 f"credit.offset={self.offset} does not fit {self.name!r}: it shifts probabilities, and a constant added"
                 " to log ratios or to a potential means nothing"
             )
-        if self.gate and (credit.tail or not credit.prm or not credit.verifier):
+        if self.gate and (credit.tail or not credit.form or not credit.verifier):
             raise ValueError(f"credit.gate does not fit {self.name!r}: it takes a PRM's credit beside the verifier's")
-        if self.norm == "last" and not credit.follows:
+        if self.norm == "last" and (not credit.follows or credit.whole not in (None, gdpo)):
             raise ValueError(f"credit.norm='last' needs one advantage a sample; {self.name!r} has one a step")
 
     @property
@@ -372,7 +452,10 @@ def segment_rewards(
 
 
 def segment_advantages(
-    reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
+    reward_G: Float[Array, " G"],
+    scores: Sequence[Float[Array, " P"]],
+    config: CreditConfig,
+    states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
     """Returns the advantages of the segments of every sample.
 
@@ -380,6 +463,7 @@ def segment_advantages(
         reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
             cut off, and counts under every credit.
         scores: the PRM's scores of every sample's steps. `verifier` looks only at their number.
+        states: what identifies the state before each segment, for `gigpo`; by default only the first ones are equal.
 
     Raises ValueError as `checked` does, and for a form that does not give P + 1 rewards.
     """
@@ -387,6 +471,11 @@ def segment_advantages(
     outcome_G = np.array([reward if credit.verifier or reward < 0 else 0.0 for reward in reward_G], np.float64)
     checked(outcome_G, config.advantage)
     checked(np.concatenate(process), "reinforce")
+    if credit.whole:
+        score_GP = [np.asarray(score_P, np.float64) + config.offset for score_P in scores]
+        checked(np.concatenate([*score_GP, [0.0]]), "reinforce")
+        apart = [[0, *((i, j) for j in range(len(score_P)))] for i, score_P in enumerate(score_GP)]
+        return credit.whole(outcome_G, score_GP, apart if states is None else states, config)
     arriving = [
         np.append(np.zeros(len(step_P1) - 1), reward) for step_P1, reward in zip(process, outcome_G, strict=True)
     ]
@@ -418,13 +507,28 @@ def token_advantages(
     for index, (sample, score_P) in enumerate(zip(samples, scores, strict=True)):
         if len(score_P) != len(sample.step_stop):
             raise ValueError(f"sample {index} has {len(sample.step_stop)} steps and {len(score_P)} scores")
-    advantages = segment_advantages(reward_G, scores, config)
+    states = [states_of(sample) for sample in samples] if find(config.name).whole is gigpo else None
+    advantages = segment_advantages(reward_G, scores, config, states)
     if config.norm == "last":
         return [np.append(np.zeros(len(x.ids) - 1), a[0]) for x, a in zip(samples, advantages, strict=True)]
     return [
         weight_T * np.repeat(advantage_P1, np.diff([0, *sample.step_stop, len(sample.ids)]))
         for sample, advantage_P1, weight_T in zip(samples, advantages, sampled_weights(samples, config), strict=True)
     ]
+
+
+def states_of(sample: Rollout) -> list[object]:
+    """Returns what identifies the state before each segment of a sample.
+
+    In an episode it is what the world wrote before the turn, which stands at the segment's beginning; else all tokens
+    before the segment. The first state of a group's samples is the problem.
+    """
+    states, prefix, spans = [], hashlib.sha256(), list(sample.observed)
+    for begin, stop in itertools.pairwise([0, *sample.step_stop, len(sample.ids)]):
+        seen = [spans.pop(0) for _ in range(len(spans)) if spans[0][0] < stop]
+        states.append(tuple(tuple(sample.ids[a:b]) for a, b in seen) if seen else prefix.hexdigest())
+        prefix.update(np.asarray(sample.ids[begin:stop], np.int64).tobytes())
+    return states
 
 
 def sampled_weights(samples: Sequence[Rollout], config: CreditConfig) -> list[Float[Array, " T"]]:

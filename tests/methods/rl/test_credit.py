@@ -267,7 +267,9 @@ def test_a_prm_alone_is_asked_for_by_name():
     for name, entry in CREDITS.items():
         assert entry.source
         one_way, other_way = (
-            np.concatenate(credit.segment_advantages(verdicts, SCORES, config(name)))
+            np.concatenate(
+                credit.segment_advantages(verdicts, SCORES, config(name, "reinforce" if name == "turn_gae" else "rloo"))
+            )
             for verdicts in (VERDICTS, 1 - VERDICTS)
         )
         assert np.allclose(one_way, other_way) == (name in alone), name
@@ -286,3 +288,73 @@ def test_a_penalty_counts_under_every_credit():
         settings = config(name, "dr_grpo", length=8)
         blank, free = (credit.segment_advantages(zero - [0, penalty, 0], scores, settings)[1][0] for penalty in (1, 0))
         assert blank == pytest.approx(free - 2 / 3)  # less the group's mean, which has a third of it
+
+
+# ---- Methods with baselines of their own, against sums written out.
+
+VALUED = [np.array([0.2, 0.9, 0.4]), np.array([0.5]), np.zeros(0), np.array([0.7, 0.1])]
+OUTCOMES = np.array([1.0, 0.0, 0.5, 1.0])
+
+
+def deviations(values):
+    return (np.array(values) - np.mean(values)) / np.std(values, ddof=1)
+
+
+def test_gdpo_normalises_each_component_by_itself():
+    means = [score_P.mean() if len(score_P) else 0.0 for score_P in VALUED]
+    wanted = deviations(OUTCOMES) + 0.5 * deviations(means)
+    given = credit.segment_advantages(OUTCOMES, VALUED, config("gdpo", "grpo", weight=0.5))
+    for advantage_P1, total, score_P in zip(given, wanted, VALUED, strict=True):
+        np.testing.assert_allclose(advantage_P1, np.full(len(score_P) + 1, total))
+    wide = credit.segment_advantages(
+        OUTCOMES, [1000 * score_P for score_P in VALUED], config("gdpo", "grpo", weight=0.5)
+    )
+    np.testing.assert_allclose(np.concatenate(wide), np.concatenate(given))  # the scale of a component does not count
+
+
+def test_gigpo_compares_returns_in_equal_states():
+    states = [["q", "a", "b", "c"], ["q", "a"], ["q"], ["q", "b", "a"]]
+    gamma, weight = 0.9, 0.3
+    rewards = [[*score_P, reward] for score_P, reward in zip(VALUED, OUTCOMES, strict=True)]
+    to_go = [[sum(gamma ** (k - j) * r[k] for k in range(j, len(r))) for j in range(len(r))] for r in rewards]
+    whole = deviations([sum(r) for r in rewards])
+    for i, of_sample in enumerate(
+        credit.segment_advantages(OUTCOMES, VALUED, config("gigpo", "grpo", gamma=gamma, weight=weight), states)
+    ):
+        for j, advantage in enumerate(of_sample):
+            same = [to_go[a][b] for a in range(4) for b in range(len(states[a])) if states[a][b] == states[i][j]]
+            step = 0.0 if len(same) == 1 else (to_go[i][j] - np.mean(same)) / np.std(same, ddof=1)
+            np.testing.assert_allclose(advantage, whole[i] + weight * step)
+
+
+def test_turn_gae_is_the_sum_of_discounted_errors():
+    start, gamma, lam = np.mean([0.2, 0.5, 0.7]), 0.9, 0.6
+    given = credit.segment_advantages(OUTCOMES, VALUED, config("turn_gae", "reinforce", gamma=gamma, lam=lam))
+    for advantage_P1, score_P, reward in zip(given, VALUED, OUTCOMES, strict=True):
+        value, count = [start, *score_P, 0.0], len(score_P) + 1
+        error = [(reward if k == count - 1 else 0.0) + gamma * value[k + 1] - value[k] for k in range(count)]
+        wanted = [sum((gamma * lam) ** (k - j) * error[k] for k in range(j, count)) for j in range(count)]
+        np.testing.assert_allclose(advantage_P1, wanted)
+    whole = credit.segment_advantages(OUTCOMES, VALUED, config("turn_gae", "reinforce", lam=1.0))
+    np.testing.assert_allclose(whole[0], 1.0 - np.array([start, *VALUED[0]]))  # R less the value before each turn
+
+
+def test_states_are_the_words_of_the_world_or_all_tokens_before():
+    def episode(ids, stops, observed=()):
+        return types.SimpleNamespace(ids=ids, step_stop=stops, observed=observed)
+
+    first = credit.states_of(episode([1, 2, 9, 8, 3], (2, 5), ((2, 4),)))
+    other = credit.states_of(episode([5, 9, 8, 3, 4], (1, 5), ((1, 3),)))
+    assert first[0] == other[0] and first[1] == other[1] and first[2] != other[2]
+    plain = [credit.states_of(episode(ids, (1, 2))) for ids in ([1, 2, 3], [1, 4, 3])]
+    assert plain[0][:2] == plain[1][:2] and plain[0][2] != plain[1][2]
+
+
+def test_settings_that_do_not_fit_a_method_are_refused():
+    for settings in (
+        {"name": "gigpo", "baseline": "to_go"}, {"name": "turn_gae", "advantage": "rloo"},
+        {"name": "gdpo", "gate": True},
+        {"name": "turn_gae", "advantage": "reinforce", "lam": 1.5}, {"name": "gigpo", "norm": "last"},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"credit"):
+            config(**settings)
