@@ -9,7 +9,7 @@
   // Who: `#name` or `#name:key` of the address, which no request and no log of a server holds.
   let me = null, store = null;
   // What the server said, and what was done since (`outbox`, oldest first, also in this browser's storage).
-  let tasks = [], previous = null, finished = 0, screening = null, outbox = [];
+  let tasks = [], previous = null, finished = 0, inStudy = 0, screening = null, outbox = [];
   let asked = null;        // an end of the task that waits for Enter
   let cursor = null;       // the alternative that is rated or chosen next
   let problem = "";        // what is wrong with the connection or the disk, in words
@@ -125,7 +125,7 @@
     if (got.status === 404) { ask(got.message); return false; }
     if (got.status !== 200) return later(got.message);
     const before = current(), open = before ? before.task + before.acts.length : "";
-    ({ tasks, previous, finished, screening } = got.made);
+    ({ tasks, previous, finished, in_study: inStudy, screening } = got.made);
     dry = tasks.length < 2;
     outbox.forEach(apply);  // done while the request was under way
     loaded = true; failures = 0; problem = "";
@@ -194,7 +194,7 @@
     at("chain").hidden = at("dock").hidden = !task;
     at("empty").hidden = !loaded || !!task;
     const part = screening && screening.done < screening.tasks ? ", screening" : "";
-    at("who").textContent = me ? `${me.name}: ${finished} task${finished === 1 ? "" : "s"} done${part}` : "";
+    at("who").textContent = me ? `${me.name}: ${finished} task${finished === 1 ? "" : "s"} done, ${inStudy} in the study${part}` : "";
     status();
     if (!task) { if (loaded) rest(); return; }
     const now = stand(task), { ratings, path, here, left, end, several } = now, number = path.length + 1;

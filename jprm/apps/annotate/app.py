@@ -190,6 +190,7 @@ async def _next(request: Request) -> Response:
             "tasks": [shown(tasks, task) for task in opened if not task.finish],
             "previous": shown(tasks, max(finished, key=lambda task: task.touched)) if finished else None,
             "finished": len(finished),
+            "in_study": len(tasks.study.trees["work"]),
             "screening": screening,
         }
     )

@@ -256,8 +256,8 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
         "screening": lambda row: (
             "{right:g} of {tasks}, {done} done".format_map(row["screening"]) if row["screening"] else ""
         ),
-        "known tasks, as known": lambda row: _percent(row["gold"], n=True),
-        "repeated tasks, as before": lambda row: _percent(row["repeats"], n=True),
+        "known tasks, labelled as known": lambda row: _percent(row["gold"], n=True),
+        "repeated tasks, labelled as before": lambda row: _percent(row["repeats"], n=True),
         "drift: seconds a step": lambda row: _number(row["drift"] and row["drift"]["seconds_a_step"], "+.1f"),
         "drift: steps rated wrong, points": lambda row: _points(row["drift"] and row["drift"]["rated_wrong"]),
         "skipped, given up, bad problem": lambda row: " / ".join(
@@ -270,11 +270,18 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
         where = {
             "state": lambda row: row["state"],
             "last event, ago": lambda row: _ago(row["minutes"]),
-            "is on": lambda row: f"step {row['on']['step']}: {row['on']['problem']}" if row["on"] else "",
+            "working on": lambda row: f"step {row['on']['step']}: {row['on']['problem']}" if row["on"] else "",
         }
         cells = [[what, *map(cell, standing.values())] for what, cell in where.items()] + cells
+    cells = [row for row in cells if any(row[1:])]  # what the study does not have, or not yet
     yield Table("", ("", *report["annotators"]), cells)
-    yield "Brackets are 95 % intervals over tasks. Drift is the second half of the tasks less the first."
+    words = {
+        "known": "Known tasks have labels that are known to be right: they measure the annotators.",
+        "repeated": "Repeated tasks come to one annotator twice.",
+        "drift": "Drift is the second half of the tasks less the first.",
+    }
+    said = [text for word, text in words.items() if any(row[0].startswith(word) for row in cells)]
+    yield " ".join(["Brackets are 95 % intervals over tasks.", *said])
 
 
 def _ago(minutes: float | None) -> str:

@@ -9,7 +9,7 @@
       const head = scope === "col" ? text : !i, cell = element(head ? "th" : "td", "", text);
       if (head) cell.scope = scope;
       else if (what === "state") cell.className = text.split(" ").at(-1);
-      else if (what === "is on") cell.className = "on";
+      else if (what === "working on") cell.className = "on";
       return cell;
     }));
     return made;
