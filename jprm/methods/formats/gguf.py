@@ -347,6 +347,9 @@ def _strings(values: Any) -> bool:
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
+_DIMENSIONS = 4
+"""The most that a tensor of ggml has."""
+
 AT_ONCE = 1 << 16
 """Numbers of a tensor that are dequantised together."""
 
@@ -384,10 +387,46 @@ class GGUF(NamedTuple):
 def open_gguf(path: str | os.PathLike) -> GGUF:
     """Returns the parsed file; the last one is cached while it does not change.
 
+    Any file of a split model (e.g. `m-00001-of-00002.gguf`) gives the whole: the first one's metadata, all tensors.
+
     Raises ValueError naming the file, whose content is incomplete or inconsistent; or OSError.
     """
+    parsed = _parsed(*_stamp(path))
+    count = parsed.fields.get(_COUNT, 1)
+    if count in (0, 1):
+        return parsed
+    named = _PART.fullmatch(os.path.abspath(path))
+    files = [f"{named[1]}-{i:05}-of-{named[2]}.gguf" for i in range(1, int(named[2]) + 1)] if named else []
+    if len(files) != count or not all(map(os.path.isfile, files)):
+        absent = next((file for file in files if not os.path.isfile(file)), "")
+        reason = f"is a part of a model in {count!r} files" + (f", and {absent} is not there" if absent else "")
+        raise ValueError(f"{path}: {reason}. Put the files together, or merge them: llama-gguf-split --merge FIRST OUT")
+    return _joined(*map(_stamp, files))
+
+
+def _stamp(path: str | os.PathLike) -> tuple[str, int, int]:
+    """Returns a file's path, time of change and size, by which it is cached."""
     stat = os.stat(path)
-    return _parsed(os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
+    return os.path.abspath(path), stat.st_mtime_ns, stat.st_size
+
+
+_COUNT, _PLACE = "split.count", "split.no"
+_PART = re.compile(r"(.+)-[0-9]{5}-of-([0-9]{5})\.gguf", re.DOTALL)
+"""Metadata of a model in several files, and their names as llama.cpp's gguf-split writes them."""
+
+
+@functools.lru_cache(maxsize=1)
+def _joined(*stamps: tuple[str, int, int]) -> GGUF:
+    """Returns the files of a split model as one. Raises ValueError for files of two models."""
+    tensors: dict[str, Tensor] = {}
+    parts = [_parsed.__wrapped__(*stamp) for stamp in stamps]
+    for i, ((file, _, _), part) in enumerate(zip(stamps, parts, strict=True)):
+        if (part.fields.get(_COUNT), part.fields.get(_PLACE)) != (len(parts), i) or tensors.keys() & part.tensors:
+            raise ValueError(f"{file}: is not part {i + 1} of {len(parts)} of one model; download the files again")
+        tensors |= part.tensors
+    if (total := parts[0].fields.get("split.tensors.count", len(tensors))) != len(tensors):
+        raise ValueError(f"{stamps[0][0]}: its parts have {len(tensors)} tensors, not {total!r}; download them again")
+    return GGUF(parts[0].fields, tensors)
 
 
 def packaged(package: str, name: str) -> pathlib.Path:
@@ -457,7 +496,9 @@ class _Cursor:
         for _ in range(tensors):
             if (name := self.text()) in places:
                 raise ValueError(f"tensor {name} is there twice")
-            shape = tuple(self.number("Q") for _ in range(self.number("I")))[::-1]
+            if (dimensions := self.number("I")) > _DIMENSIONS:
+                raise ValueError(f"tensor {name} has {dimensions:,} dimensions")
+            shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
             places[name] = shape, self.number("I"), self.number("Q")
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or step < 1:

@@ -262,3 +262,34 @@ def test_files_that_are_cut_or_of_another_kind_are_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     refused(ValueError, "bare.gguf: .*llama.attention.head_count", model_config, tmp_path / "bare.gguf")
+
+
+def in_parts(path, count, tensors=10):
+    """Writes a model of some tensors in several files, as llama.cpp's gguf-split names them; returns their paths."""
+    writer = gguf.GGUFWriter(path / "m.gguf", "llama", split_max_tensors=-(-tensors // count))
+    for i in range(tensors):
+        writer.add_tensor(f"blk.{i}.w", np.full((2, 32), i, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.glob("m*.gguf"))
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_model_in_several_files_is_read_by_any_of_them(tmp_path, count):
+    files = in_parts(tmp_path, count)
+    assert len(files) == count
+    for file in files:
+        whole = GgufFile(file)
+        assert whole.architecture == "llama" and len(whole.tensors) == 10
+        assert [whole.tensor(f"blk.{i}.w").max() for i in range(10)] == list(range(10))
+
+
+def test_a_part_of_a_model_names_what_is_missing_and_the_tool_that_merges(tmp_path):
+    first, second, third = in_parts(tmp_path, 3)
+    third.rename(tmp_path / "other.gguf")
+    refused(ValueError, "m-00003-of-00003.gguf is not there.*llama-gguf-split --merge", open_gguf, first)
+    refused(ValueError, "a model in 3 files.*llama-gguf-split --merge", open_gguf, tmp_path / "other.gguf")
+    third.write_bytes(second.read_bytes())
+    refused(ValueError, "is not part 3 of 3", open_gguf, first)
