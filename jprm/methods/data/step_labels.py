@@ -137,12 +137,12 @@ def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[
     if options.process == "modified" and not wrong and of_class != "multi_solutions":
         remedy = "Name the steps of the error that was written into this chain."
         raise RecordError(where, "error_steps", f"is empty, and the class is {of_class!r}", remedy)
+    inside = {number for number in wrong if type(number) is int and 1 <= number <= len(steps)}
     for number in wrong:
-        inside = isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= len(steps)
-        if not inside and options.outside == "error":
+        if options.outside == "error" and not (type(number) is int and number in inside):
             remedy = "Correct it, or ignore such numbers with the option outside=ignore."
             raise RecordError(where, "error_steps", f"names step {number!r} of {len(steps)}", remedy)
-    labels = [0 if number in wrong else 1 for number in range(1, len(steps) + 1)]
+    labels = [0 if number in inside else 1 for number in range(1, len(steps) + 1)]
     if options.prefix == "strip":
         bare = (step.strip() if isinstance(step, str) else step for step in steps)
         # "64." alone is a step that is a number

@@ -468,17 +468,19 @@ def _is_share(tokens: Sequence[Token]) -> bool:
 def _soft(tokens: Sequence[Token]) -> list[Token]:
     """Drops currency signs, formula delimiters and line ends inside an equation, and makes them breaks elsewhere."""
     kept: list[Token] = []
-    money = False
-    for i, token in enumerate(tokens):
+    money, after = False, ["B"]  # of the tokens from the last on: the next kind that is not of these
+    for token in reversed(tokens):
+        after.append(after[-1] if token.kind in _INSIDE else token.kind)
+    for token in tokens:
+        after.pop()
         if token.kind not in _INSIDE:
             kept.append(token._replace(text="$" + token.text) if money and token.kind == "N" else token)
             money = False
             continue
         before = kept[-1].kind if kept else "B"
-        after = next((t.kind for t in tokens[i + 1 :] if t.kind not in _INSIDE), "B")
-        money = after == "N" if token.kind == "$" else money
+        money = after[-1] == "N" if token.kind == "$" else money
         behind, ahead = _INSIDE[token.kind]
-        if before not in behind and after not in ahead:
+        if before not in behind and after[-1] not in ahead:
             kept.append(Token("B", token.text))
     return kept
 
