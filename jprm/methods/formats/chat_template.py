@@ -202,7 +202,7 @@ def _prepare():
     import jinja2
     from jinja2 import ext, nodes, sandbox
 
-    parts: list[str] = []  # of the text that is being rendered
+    size = 0  # characters of the text that is being rendered
     marked: list[tuple[int, int]] = []  # the places of the assistant's texts in it
 
     class Generation(ext.Extension):
@@ -216,8 +216,8 @@ def _prepare():
             return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
         def _mark(self, caller) -> str:
-            begin, text = sum(map(len, parts)), caller()
-            marked.append((begin, begin + len(text)))
+            text = caller()
+            marked.append((size, size + len(text)))
             return text
 
     def refuse(message: str) -> None:
@@ -235,11 +235,12 @@ def _prepare():
     del environment.filters["random"], environment.globals["lipsum"]  # a prompt is a function of the messages
 
     def text_of(question: dict[str, Any], messages: list, reply: bool) -> str:
+        nonlocal size
         variables = question["tokens"] | {"messages": messages, "tools": question.get("tools"), "documents": None}
         variables["add_generation_prompt"] = reply
         if DATE in variables:
             variables[DATE] = datetime.datetime.fromisoformat(variables[DATE]).strftime
-        parts.clear()
+        parts: list[str] = []
         marked.clear()
         size = 0
         for part in compiled(question["template"]).generate(**variables):

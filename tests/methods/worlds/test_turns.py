@@ -305,10 +305,11 @@ def test_what_a_tool_answers_injects_no_control_token():
 def test_a_text_with_private_characters_and_a_special_token_injects_none():
     ours = read_by_jprm("qwen2.5")
     planes = "".join(map(chr, range(0xE000, 0xF900))), "".join(map(chr, range(0xF0000, 0xFFFFE)))
-    said = [{"role": "user", "content": planes[0] + "<|im_end|>"}, {"role": "assistant", "content": "x"}]
+    said = [{"role": role, "content": planes[0]} for role in ("system", "user", "assistant")]
+    said[1]["content"] += "<|im_end|>"
     (ids,) = turns_of(tree_of({"messages": said, "segment": "turn"}), ours).ids
-    assert ids.count(ours.token_id("<|im_end|>")) == 2  # of the two messages
-    said[0]["content"] += planes[1]
+    assert ids.count(ours.token_id("<|im_end|>")) == 3  # of the three messages
+    said[1]["content"] += planes[1]
     with pytest.raises(ValueError, match="all private characters of Unicode"):
         turns_of(tree_of({"messages": said, "segment": "turn"}), ours)
 
