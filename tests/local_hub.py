@@ -20,7 +20,7 @@ class LocalHub:
 
     `lies` replaces what is true: `sha` the commit of a branch, `headers` those of a file, `listing` a function of the
     list of files, `link` where its next page is, `pages` makes it endless, `body` the parts of a file's content or of
-    any answer (`answer`), `slowly` apart, `redirect` where every POST is sent to.
+    any answer (`answer`), `slowly` apart (or `headers slowly`), `redirect` where every POST is sent to.
     """
 
     def __init__(self):
@@ -46,6 +46,8 @@ def serving(hub):
         def answer(self, status, content=b"", **headers):
             content = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
+            if "headers slowly" in hub.lies:
+                self.drip(b"HTTP/1.1 200 OK\r\nX-Filler: " + b"x" * 60_000)
             if status == 200:
                 content = hub.lies.get("answer", content)
             sent = {"Content-Length": str(len(content)), "Content-Type": "application/json"} | headers
@@ -69,7 +71,7 @@ def serving(hub):
             hub.asked.append(f"{self.command} {self.path}")
             hub.tokens.append(self.headers.get("Authorization"))
             path = self.path.partition("?")[0]
-            name = re.match(r"/(?:api/models/)?([^/]+/[^/]+)", path)[1]
+            name = re.match(r"/(?:api/models/|api/resolve-cache/models/)?([^/]+/[^/]+)", path)[1]
             if name not in hub.repositories:
                 return self.answer(404, X_Error_Code="RepoNotFound")
             files, revision = hub.repositories[name], re.search(r"/(?:revision|tree|resolve)/([^/]+)", path)
@@ -81,7 +83,11 @@ def serving(hub):
                     hub.lies["link"] = f"http://{self.headers['Host']}{path}?cursor={len(hub.asked)}"
                 link = {"Link": f'<{hub.lies["link"]}>; rel="next"'} if "link" in hub.lies else {}
                 return self.answer(200, hub.lies.get("listing", lambda listing: listing)(listing), **link)
-            if "/resolve/" in path:
+            if "/resolve/" in path:  # small files are elsewhere at the real Hub too
+                return self.answer(307, Location=path.replace("/ana/", "/api/resolve-cache/models/ana/", 1).replace(
+                    "/resolve/", "/"
+                ))  # fmt: skip
+            if "/resolve-cache/" in path:
                 return self.file(files, path.rpartition("/")[2])
             siblings = [{"rfilename": file} for file in files]
             sha = hub.lies.get("sha", COMMIT)

@@ -26,7 +26,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import httpx2
-from huggingface_hub import HfApi, RepoFile, constants, errors, get_cached_repo_tree, get_token, set_client_factory
+from huggingface_hub import (
+    HfApi,
+    RepoFile,
+    close_session,
+    constants,
+    errors,
+    get_cached_repo_tree,
+    get_token,
+    set_client_factory,
+)
 from huggingface_hub.utils import _http, disable_progress_bars, enable_progress_bars
 
 from jprm.io.folders import local_copy
@@ -172,8 +181,8 @@ def _listing(repository: str, commit: str) -> dict[str, Any] | None:
 
 
 def _is_name(path: str) -> bool:
-    """Returns whether a path can be shown, and is no pattern."""
-    return path.isprintable() and not set(path) & set("\\*?[]")
+    """Returns whether a path can be shown, is no pattern, and is not too long for a file."""
+    return path.isprintable() and len(path) < 200 and not set(path) & set("\\*?[]")
 
 
 def _check_weights(address: str, names: Collection[str]) -> None:
@@ -223,11 +232,14 @@ def _check_digests(address: str, snapshot: pathlib.Path, commit: str, listing: d
 
 # ------------------------------------------------------------------------------ what a server may say, and how slowly
 
-ANSWER_BYTES, ANSWERS, ANSWER_SECONDS = 2**25, 200, 300.0
-"""Of the Hub's answers that are no files: the longest, how many there may be for a question, and in what time."""
+ANSWER_BYTES, PAGES, LISTING_S = 2**25, 200, 300.0
+"""The longest answer that is no file, the most pages of a listing, and the seconds in which it must be whole."""
 
 PATIENCE_S, RATE = 20.0, 1_000
 """Seconds after which an answer must have brought so many bytes a second on average."""
+
+BEGIN_S = 30.0
+"""Seconds within which the headers of an answer must be whole."""
 
 
 class Nonsense(OSError):
@@ -249,7 +261,8 @@ class Door:
 
     def __init__(self, largest: int):
         self.hub, self.largest = httpx2.URL(constants.ENDPOINT), largest
-        self.answers, self.end = 0, time.monotonic() + ANSWER_SECONDS
+        self.pages, self.end = 0, time.monotonic() + LISTING_S
+        self._thread, self._late, self._closed = threading.local(), False, False
 
     def guarding(self, client: httpx2.Client) -> httpx2.Client:
         """Returns the client, with the checks."""
@@ -257,7 +270,27 @@ class Door:
         client.event_hooks = {"request": [*hooks["request"], self.before], "response": [*hooks["response"], self.after]}
         return client
 
+    def close(self) -> None:
+        self._closed = True
+
+    def _wait(self, seconds: float) -> None:
+        """Gives the server so many seconds to begin its answer to this thread; 0: it has begun."""
+        if waiting := getattr(self._thread, "waiting", None):
+            waiting.cancel()
+        if seconds:
+            self._thread.waiting = waiting = threading.Timer(seconds, self._leave)
+            waiting.daemon = True
+            waiting.start()
+
+    def _leave(self) -> None:
+        if not self._closed:
+            self._late = True
+            close_session()  # what waits for the server fails at its next byte, and asks no more
+
     def before(self, request: httpx2.Request) -> None:
+        if self._late:
+            raise Nonsense(f"has not begun to answer in {BEGIN_S:.0f} s")
+        self._wait(BEGIN_S if request.method in ("GET", "HEAD") else 0)
         request.headers["Accept-Encoding"] = "identity"
         if not self.is_hub(request.url):
             request.headers.pop("Authorization", None)
@@ -269,6 +302,7 @@ class Door:
             }
 
     def after(self, response: httpx2.Response) -> None:
+        self._wait(0)
         request, headers = response.request, response.headers
         asks, target = request.method in ("GET", "HEAD"), request.url
         if response.has_redirect_location:
@@ -287,15 +321,16 @@ class Door:
         for url in filter(None, [*routes, headers.get("X-Xet-Refresh-Route")]):
             if not url.startswith(constants.HUGGINGFACE_CO_URL_HOME) and not self.is_hub(request.url.join(url)):
                 raise Nonsense(f"leads on to {httpx2.URL(url).host!r}, which is another host")
-        listing = asks and "/api/" in request.url.path
-        self.answers += listing
-        if self.answers > ANSWERS:
-            raise Nonsense(f"has no end: its listing has more than {ANSWERS} pages")
+        listing = asks and "/api/models/" in request.url.path
+        page = listing and "/tree/" in request.url.path
+        self.pages += page
+        if self.pages > PAGES:
+            raise Nonsense(f"has no end: its listing has more than {PAGES} pages")
         most = self.largest if request.method == "GET" and not listing else ANSWER_BYTES
         most = ANSWER_BYTES if response.status_code >= 300 else most
         if int(headers.get("Content-Length", "0") if request.method != "HEAD" else 0) > most:
             raise Nonsense(f"sends {headers['Content-Length']} bytes, more than the {most:,} that it may")
-        response.stream = Bounded(cast(Any, response.stream), most, self.end if listing else None)
+        response.stream = Bounded(cast(Any, response.stream), most, self.end if page else None)
         if listing and request.method == "GET" and response.status_code == 200:
             _check_listing(json.loads(response.read()))
 
@@ -357,6 +392,7 @@ def _asking(address: str, largest: int = ANSWER_BYTES) -> Iterator[None]:
         try:
             yield
         finally:
+            door.close()
             set_client_factory(before)
 
 

@@ -133,7 +133,7 @@ def test_the_next_page_of_a_listing_is_of_the_hub(lying):
 
 
 def test_a_listing_has_an_end(lying, monkeypatch):
-    monkeypatch.setattr(hub, "ANSWERS", 5)
+    monkeypatch.setattr(hub, "PAGES", 5)
     lying[0].lies["pages"] = True
     refused(OSError, "more than 5 pages", place_of, "hf://ana/mine@main")
     assert len(lying[0].asked) < 10
@@ -149,6 +149,14 @@ def test_a_server_that_drips_is_left(lying, monkeypatch):
     place = lying[0]
     folder = place_of(f"hf://ana/mine@{COMMIT}", ("config.json",))
     assert folder.is_dir() and time.monotonic() - began < 5 and place.asked
+
+
+def test_a_server_that_drips_its_headers_is_left(lying, monkeypatch):
+    monkeypatch.setattr(hub, "BEGIN_S", 0.3)
+    lying[0].lies |= {"slowly": lambda pause=time.sleep: pause(0.02), "headers slowly": True}
+    began = time.monotonic()
+    refused(OSError, "begun to answer|cannot be reached", place_of, "hf://ana/mine@main")
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("body", [b"0" * 100_000, b"0" * 5_001, gzip.compress(b"0" * 5_000)])
