@@ -117,7 +117,10 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
     if "steps" not in fields:
         yield record | kept
         return
-    chains = [_chain(chain, record, columns, options, where) for chain in _chains(fields, columns, options, where)]
+    chains = [
+        _chain(chain, record, columns, options, where)
+        for chain in _chains(item, fields, columns, options.nested, where)
+    ]
     several = len(chains) > 1 and isinstance(kept.get("id"), str | int)
     for number, chain in enumerate(chains):  # an id is of one record
         yield chain | kept | ({"id": f"{kept['id']}.{number}"} if several else {})
@@ -147,7 +150,7 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
 # ---- Chains.
 
 
-def _chains(fields: Record, columns: Mapping[str, str], options: ColumnOptions, where: str) -> list[Record]:
+def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: str | None, where: str) -> list[Record]:
     """Returns the steps, labels, first error and outcome of every chain of an item."""
     steps = fields["steps"]
     own = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
@@ -156,7 +159,7 @@ def _chains(fields: Record, columns: Mapping[str, str], options: ColumnOptions, 
     for i, step in enumerate(steps):
         for j, text in enumerate(step):
             _text(text, where, f"{columns['steps']}[{i}][{j}]")
-    if options.nested == "steps" or (options.nested is None and _are_steps(steps, own, where, columns["steps"])):
+    if nested == "steps" or (nested is None and _are_steps(item, own, where, columns["steps"])):
         return [own | {"steps": ["\n".join(step) for step in steps]}]
     listed = [field for field in own if field != "steps" and own[field] is not None]
     for field in listed:
@@ -166,17 +169,20 @@ def _chains(fields: Record, columns: Mapping[str, str], options: ColumnOptions, 
     return [own | {"steps": chain} | {field: own[field][i] for field in listed} for i, chain in enumerate(steps)]
 
 
-def _are_steps(steps: list[list[str]], own: Record, where: str, column: str) -> bool:
-    """Whether each list is one step, in pieces: if there is one label for each list, or one text in each.
+def _are_steps(item: Mapping, own: Record, where: str, column: str) -> bool:
+    """Whether each list is one step, in pieces: if there is one label for each list, or one text in each. Lists of
+    objects of their own are chains.
 
     Raises RecordError if nothing tells.
     """
-    labels = own.get("labels")
-    if labels:
+    steps, labels = own["steps"], own.get("labels")
+    if labels and any(label is not None for label in labels):
         return not any(isinstance(label, list) for label in labels) and len(labels) == len(steps)
     told = [own[field] for field in ("first_error", "correct") if field in own]
     if told:
         return not any(isinstance(value, list) for value in told)
+    if isinstance(item.get(column.partition(".")[0]), list) and "." in column:
+        return False
     single = [len(step) == 1 for step in steps]
     if any(single) and not all(single):
         reason = f"holds {len(steps)} lists, of one text and of several: each may be a step or a chain"

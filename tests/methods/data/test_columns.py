@@ -64,7 +64,7 @@ NESTED = [["1. a"], ["2. b", "more"], ["3. c"]]
         ({"s": [["a", "b"], ["c", "d"]]}, {}, [["a", "b"], ["c", "d"]], [None, None]),
         ({"s": [["a"], ["b"]], "l": [[1], [0]]}, {"labels": "l"}, [["a"], ["b"]], [[1], [0]]),
         ({"s": "One. ки\nTwo. ки", "l": [1, 0]}, {"labels": "l"}, [["One.", "Two."]], [[1, 0]]),
-        ({"s": "One.<extra_0>Two.<extra_0>", "l": "+-"[:0] or [1, 0]}, {"labels": "l"}, [["One.", "Two."]], [[1, 0]]),
+        ({"s": "One.<extra_0>Two.<extra_0>", "l": ["+", "-"]}, {"labels": "l"}, [["One.", "Two."]], [[1, 0]]),
         ({"s": ["One. ки", "Two. ки"]}, {}, [["One.", "Two."]], [None]),
         (
             {"s": "p\nStep 1: a ки\nStep 2: b ки", "l": ["+", "-"]},
@@ -86,6 +86,12 @@ def test_steps_are_read_from_every_nesting(tmp_path, item, options, steps, label
     records = columns(tmp_path, {"q": "p"} | item, **options)
     assert [record["steps"] for record in records] == steps
     assert [record.get("labels") for record in records] == labels
+
+
+def test_objects_with_lists_of_steps_are_chains(tmp_path):
+    thoughts = [{"steps": ["a"], "labels": None}, {"steps": ["b", "c"], "labels": None}]
+    records = columns(tmp_path, {"q": "p", "t": thoughts}, steps="t.steps", labels="t.labels")
+    assert [record["steps"] for record in records] == [["a"], ["b", "c"]]
 
 
 def test_lists_that_may_be_steps_or_chains_need_a_word(tmp_path):

@@ -20,6 +20,7 @@ from jprm.data import load
 from jprm.methods.data.overlap import Texts, normalise, problems_in
 from jprm.methods.data.prepare import prepare
 from jprm.methods.data.readers import find
+from jprm.methods.policy.protocol import read_problems
 from jprm.tree import RecordError, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
@@ -170,6 +171,8 @@ def test_problems_without_solutions_are_prepared(tmp_path, console):
     source = lines(tmp_path / "s.jsonl", {"question": "p", "gold": 3}, {"question": "q", "gold": 4})
     prepare("columns", [source], tmp_path / "out", console=console, problem="question", steps="", answer="gold")
     assert list(load(tmp_path / "out")) == [{"problem": "p", "answer": 3}, {"problem": "q", "answer": 4}]
+    problems = [problem for _, problem in read_problems(tmp_path / "out")]  # as `jprm sample` and `search` do
+    assert [(problem.text, problem.answer) for problem in problems] == [("p", 3), ("q", 4)]
 
 
 def test_a_commit_needs_no_checksum(tmp_path, console, monkeypatch):
