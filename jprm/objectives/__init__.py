@@ -511,7 +511,7 @@ class ScoreSums:
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
         area = float(np.sum(right_N * (below_N + 0.5 * wrong_N)) / pairs) if pairs else None
-        return {"step_accuracy": float(self.right) / divisor(wrong_N.sum() + right_N.sum()), "auroc": area}
+        return {"step_accuracy": float(self.right / divisor(wrong_N.sum() + right_N.sum())), "auroc": area}
 
 
 @jax.tree_util.register_dataclass

@@ -222,14 +222,22 @@ class Engine:
             layout = self.prm.layout
             if tree.of_messages and layout.turns and isinstance(layout.tokenizer, JsonTokenizer):
                 if (least := least_tokens(tree, layout.tokenizer)) > most:
-                    raise ValueError(f"a chain has {least:,} tokens, and this server takes at most {most:,}")
+                    raise ValueError(self._too_long(least, f"{most:,}"))
             packed = token_tree(tree if alone or tree.of_messages else one_tree([tree])[0], self.prm.layout)
             longest = int(geometry(packed.length_R, packed.parent_R).depth_R.max(initial=0))
             if longest > most or 2 * int(chain_lengths(packed).max(initial=0)) > self.longest:
                 limit = f"{most:,} tokens and {self.longest // 2:,} steps"
-                raise ValueError(f"a chain has {longest:,} tokens, and this server takes at most {limit}")
+                raise ValueError(self._too_long(longest, limit))
             total += max(len(packed.tokens_N), 2 * len(packed.node_M))
         return total
+
+    def _too_long(self, tokens: int, limit: str) -> str:
+        context = self.prm.context
+        if context and context <= self.longest:
+            fix = f"The model reads no more than {context:,}: shorten the chain"
+        else:
+            fix = f"Shorten the chain, or start the server with a larger --longest (it is {self.longest:,})"
+        return f"a chain has {tokens:,} tokens, and this server takes at most {limit}. {fix}"
 
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False

@@ -33,6 +33,7 @@ def test_a_trajectory_that_is_too_long_is_refused_by_its_last_turn(engine, monke
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 100
     (got,) = call(engine, post("/v1/score", {"messages": turns}))
     assert got.status_code == 400 and "takes at most 256" in got.json()["error"]["message"], got.text
+    assert "larger --longest (it is 256)" in got.json()["error"]["message"]
 
 
 def test_short_chains_take_short_rows_on_a_cpu(prm):  # noqa: F811
