@@ -104,7 +104,8 @@ def prepare(
             programs, pools, trl, text, rlhflow, er_prm, math_aps, versaprm, actprm, genprm_math, ultra_interact,
             mr_ben, big_bench_mistake, hard2verify; jsonl for jprm's own records, and columns for those of other names.
             Of agents: openai, anthropic, otel, verifiers, atif, swe_agent, mini_swe_agent, openhands, claude_code,
-            codex, tau_bench, who_and_when, agent_process_bench. Or your own reader, module:NAME or FILE.py:NAME.
+            codex, tau_bench, tau2_bench, agentrx, inspect, who_and_when, agent_process_bench. Or your own reader,
+            module:NAME or FILE.py:NAME.
         input: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
             downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
             hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.

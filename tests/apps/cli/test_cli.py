@@ -56,7 +56,7 @@ def test_the_examples_of_prepare_lack_no_option(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = (cli.DESCRIPTION + cli.prepare.__doc__).replace("\\\n", " ").splitlines()
     examples = [line.split()[1:] for line in lines if line.split()[:2] == ["jprm", "prepare"]]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         assert cli.main(example) == 2
         assert "no such file" in capsys.readouterr().err
@@ -97,7 +97,6 @@ def test_help_needs_no_array_library():
     [
         ("score --modle x", "jprm score has no option --modle. Did you mean --model?"),
         ("score --model x", "jprm score: --input F.jsonl|DIR, --output G.jsonl are missing; `jprm score --help`"),
-        ("eval steps --model x --input y", "--neutral"),
         ("eval steps --model x --input y --neutral maybe", "--neutral is 'maybe': positive, negative or drop"),
         ("prepare prm800k --input x --output y --on-error ignore", "--on-error is 'ignore': stop or skip"),
         ("sample --policy p --input x --output y --n many", "--n"),
