@@ -129,7 +129,7 @@ class _Rollout:
     def executed(self, value: Any, where: str) -> None:
         """Adds a finished item of `codex exec --json`, whose calls hold their results."""
         item, conversation = object_of(value, where, "item", "Is this file of Codex?"), self.parts[-1]
-        kind, key = item.get("type"), conversation.inputs
+        kind, key = str(item.get("type")), conversation.inputs
         if kind in ("agent_message", "reasoning"):
             text = self.left.text(item.get("text"), where, "item.text")
             said, thought = ("", text) if kind == "reasoning" else (text, "")

@@ -67,7 +67,8 @@ def _message(message: Any, attachments: Mapping[str, Any], where: str, field: st
                 else part for part in content)  # fmt: skip
         content = left.plain(list(held))
     record: Record = {"role": message.get("role"), "content": content}
-    calls = (call for call in message.get("tool_calls") or () if isinstance(call, Mapping))
+    calls = list_of(message.get("tool_calls") or [], where, field + ".tool_calls")
+    calls = (call for call in calls if isinstance(call, Mapping))
     if calls := [call_of(call.get("function"), call.get("arguments"), call.get("id")) for call in calls]:
         record["tool_calls"] = calls
     return record | {key: message[key] for key in ("tool_call_id", "reasoning") if message.get(key)}
@@ -81,10 +82,13 @@ def _attached(text: Any, attachments: Mapping[str, Any]) -> Any:
 
 def _tools(sample: Mapping[str, Any]) -> Record:
     """Returns the tools of the sample's first call of the model that has some."""
-    for event in sample.get("events") or ():
-        if isinstance(event, Mapping) and event.get("event") == "model" and event.get("tools"):
+    events = sample.get("events")
+    for event in events if isinstance(events, list) else ():
+        tools = event.get("tools") if isinstance(event, Mapping) and event.get("event") == "model" else None
+        if isinstance(tools, list) and tools:
             keys = ("name", "description", "parameters")
-            functions = [{key: tool[key] for key in keys if key in tool} for tool in event["tools"]]
+            tools = [tool for tool in tools if isinstance(tool, Mapping)]
+            functions = [{key: tool[key] for key in keys if key in tool} for tool in tools]
             return {"tools": [{"type": "function", "function": function} for function in functions]}
     return {}
 

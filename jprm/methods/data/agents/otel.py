@@ -159,7 +159,8 @@ def _any_value(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     kind, held = next(iter(value.items()), ("", None))
-    values = (held.get("values") if isinstance(held, Mapping) else None) or []
+    values = held.get("values") if isinstance(held, Mapping) else None
+    values = values if isinstance(values, list) else []
     if kind == "kvlistValue":
         pairs = [pair for pair in values if isinstance(pair, Mapping)]
         return {str(pair.get("key")): _any_value(pair.get("value")) for pair in pairs}

@@ -81,7 +81,8 @@ def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator
     `task_id`, `trial` and `termination_reason` stay.
     """
     item, left = object_of(item, where, "record", "Is this file of tau2-bench?"), Leftovers(options)
-    tasks = {str(task.get("id")): task for task in item.get("tasks") or () if isinstance(task, Mapping)}
+    tasks = list_of(item.get("tasks") or [], where, "tasks")
+    tasks = {str(task.get("id")): task for task in tasks if isinstance(task, Mapping)}
     inside = "simulations" in item
     for i, simulation in enumerate(take(item, "simulations", list, where) if inside else [item]):
         field = f"simulations[{i}]." if inside else ""
