@@ -352,8 +352,9 @@ class OptimizerConfig:
     """Patterns are matched (re.search) against parameter paths such as `decoder/layers_0/query` or `head/kernel`."""
 
     learning_rate: float
+    name: str = "adamw"  # or muon, or FILE.py:NAME (`jprm.train.state.OPTIMIZERS`)
     warmup_steps: int = 0
-    decay: Literal["constant", "cosine", "linear"] = "cosine"  # to 0 after the last step
+    decay: str = "cosine"  # or linear, both to 0 after the last step; constant, or FILE.py:NAME
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
@@ -381,6 +382,12 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer.{field}={pattern!r} is no regular expression: {error}") from None
         if self.spike and not self.spike > 1:
             raise ValueError(f"optimizer.spike={self.spike} must be above 1, or 0 for never")
+
+    @property
+    def chosen_patterns(self) -> list[tuple[str, str]]:
+        """(field, pattern) for the patterns that a user set, each of which must match a parameter."""
+        own = [("no_decay", self.no_decay)] if self.no_decay not in ("", OptimizerConfig.no_decay) else []
+        return own + [("rate_factors", pattern) for pattern, _ in self.rate_factors]
 
     @property
     def guarded(self) -> bool:

@@ -30,11 +30,16 @@ def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
     flat = flatten_dict(params, sep="/")
     matched = {path for path in flat if freeze and re.search(freeze, path)}
     frozen = {path: value for path, value in flat.items() if path in matched or not re.search(only, path)}
-    if freeze and not matched:
-        raise ValueError(f"freeze={freeze!r} matches no parameter; paths are {', '.join(sorted(flat))}")
+    check_matches("freeze", freeze, flat)
     if len(frozen) == len(flat):
         raise ValueError(f"freeze={freeze!r} matches every parameter: nothing is left to train")
     return {path: value for path, value in flat.items() if path not in frozen}, frozen
+
+
+def check_matches(field: str, pattern: str, paths: Iterable[str]) -> None:
+    """Raises ValueError, listing the paths, if the pattern matches none of them."""
+    if not any(re.search(pattern, path) for path in paths):
+        raise ValueError(f"{field}={pattern!r} matches no parameter; paths are {', '.join(sorted(paths))}")
 
 
 def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[str]:

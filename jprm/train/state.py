@@ -3,8 +3,9 @@
     initial_state, reference_params, with_fitted_head -> State -> make_step(...)(state, rows, rate) -> State, Metrics
     saved_arrays -> a checkpoint -> restored, continued
 
-The optimizer is AdamW with clipping, weight-decay masks, and freezing and learning-rate factors by regular expression.
-The learning rate is an argument of every step, so that one compiled step serves every schedule.
+`optimizer.name` is the direction of an update, AdamW by default. Clipping, weight decay, freezing and learning-rate
+factors by regular expression are the same for all. The learning rate is an argument of every step, so that one compiled
+step serves every schedule.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from jprm.model.heads import find
 from jprm.model.parameters import (
     TRAINED,
     check_adapted,
+    check_matches,
     held_decoder,
     init_adapters,
     join,
@@ -177,6 +179,22 @@ def skipped(state: optax.OptState) -> Scalar | int:
     return state.skipped if isinstance(state, Guarded) else 0
 
 
+OPTIMIZERS = {"adamw": "jprm.train.state:adam", "muon": "jprm.methods.layers.muon:muon"}
+"""Name to (config) -> the optax transformation of gradients to directions, before weight decay and the rate. Gradients
+are a flat dict {path: array} with layers stacked on the first axis. `FILE.py:NAME` is one of the user's own."""
+
+DECAYS = {
+    "constant": lambda rate, steps: optax.constant_schedule(rate),
+    "cosine": optax.cosine_decay_schedule,
+    "linear": lambda rate, steps: optax.linear_schedule(rate, 0.0, steps),
+}
+"""Name to (learning rate, updates after the warmup) -> optax schedule. `FILE.py:NAME` is one of the user's own."""
+
+
+def adam(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(config.b1, config.b2, config.eps)
+
+
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Returns the rate of update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
 
@@ -184,11 +202,7 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """
     warmup = max(config.warmup_steps, 1)
     rest = max(steps - warmup + 1, 1)
-    after = {
-        "constant": optax.constant_schedule(config.learning_rate),
-        "cosine": optax.cosine_decay_schedule(config.learning_rate, rest),
-        "linear": optax.linear_schedule(config.learning_rate, 0.0, rest),
-    }[config.decay]
+    after = find_part(config.decay, DECAYS, "optimizer.decay", files=True)(config.learning_rate, rest)
     joined = optax.join_schedules([optax.linear_schedule(0.0, config.learning_rate, warmup), after], [warmup])
     return lambda count: joined(count + 1)
 
@@ -215,7 +229,7 @@ def _optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs
 
     plain = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        optax.scale_by_adam(config.b1, config.b2, config.eps),
+        find_part(config.name, OPTIMIZERS, "optimizer.name", files=True)(config),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
         optax.stateless(scaled),
         _scale_by_rate(),
@@ -287,6 +301,8 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
         check_adapted(params, freeze)
         adapters = jax.jit(init_adapters, static_argnums=(0, 1, 2))(lora, model, freeze, jax.random.fold_in(key, 1))
     trained, frozen = split(join(params, adapters), freeze, TRAINED if lora.rank else "")
+    for field, pattern in experiment.optimizer.chosen_patterns:
+        check_matches(field, pattern, [*trained, *frozen])
     small = [path for path in loaded or params if path in trained and path.startswith("decoder/")]
     if experiment.rereads and small:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""AdamW: the schedule's values, and what each parameter's path decides."""
+"""Optimizers: the schedule's values, and what each parameter's path decides."""
 
 import dataclasses
 
@@ -6,11 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from refusing import refused
+from tiny_run import lines, one_device
 
+from jprm import train as training
 from jprm.experiment import OptimizerConfig
+from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import join, split
-from jprm.train.state import make_optimizer, schedule
+from jprm.model.transformer import axes_of
+from jprm.train.state import initial_state, make_optimizer, schedule
 
 PARAMS = {
     "decoder": {"embed": jnp.ones((4, 2)), "layers_0": {"query": jnp.ones(3), "attention_norm": jnp.ones(3)}},
@@ -85,3 +90,73 @@ def test_frozen_parameters_are_set_apart():
     assert split(PARAMS, "")[1] == {}
     refused(ValueError, "freeze='hed'", split, PARAMS, "hed")
     refused(ValueError, "train", split, PARAMS, "/")
+
+
+# ---- Optimizers and schedules by name.
+
+OWN = """
+import optax
+
+
+def signs(config):
+    return optax.scale_by_sign()
+
+
+def stable(rate, steps):
+    last = max(steps // 4, 1)
+    parts = [optax.constant_schedule(rate), optax.linear_schedule(rate, 0.0, last)]
+    return optax.join_schedules(parts, [steps - last])
+"""
+
+
+def test_an_optimizer_and_a_schedule_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    config = dataclasses.replace(CONSTANT, name=f"{tmp_path}/own.py:signs", weight_decay=0.5)
+    updates = update(config, jax.tree.map(lambda x: -3.0 * x, FLAT))
+    np.testing.assert_allclose(updates["decoder/layers_0/query"], 0.1 - 0.1 * 0.5, rtol=1e-6)  # decay is jprm's
+    rate = schedule(OptimizerConfig(1.0, warmup_steps=2, decay=f"{tmp_path}/own.py:stable"), 10)
+    np.testing.assert_allclose([float(rate(i)) for i in (0, 1, 6, 9)], [0.5, 1.0, 1.0, 0.5])
+    refused(ValueError, "adamw, muon", make_optimizer, dataclasses.replace(CONSTANT, name="adam"))
+    refused(ValueError, "optimizer.decay", schedule, OptimizerConfig(1.0, decay="exp"), 10)
+
+
+def test_muon_makes_matrices_orthogonal_on_any_mesh_and_leaves_the_rest_to_adam():
+    rng = np.random.default_rng(0)
+    shapes = {"decoder/layers_0/gate": (2, 16, 24), "decoder/layers_0/query": (2, 16, 2, 2, 4), "head/bias": (3,)}
+    flat = {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+    tx, results = make_optimizer(dataclasses.replace(CONSTANT, name="muon")), []
+    for mesh, count in ((MeshConfig(), 1), (MeshConfig(fsdp=2, tensor=2), 4)):
+        with jax.set_mesh(make_mesh(mesh, jax.devices()[:count])):
+            params = {path: jax.device_put(x, sharding(*axes_of(path.rpartition("/")[2]))) for path, x in flat.items()}
+            step = jax.jit(lambda g, s, p: tx.update(g, s, p, rate=0.1))
+            state = jax.jit(tx.init)(params)
+            for _ in range(2):
+                updates, state = step(params, state, params)
+            results.append(jax.tree.map(np.asarray, updates))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *results)
+    gate = results[0]["decoder/layers_0/gate"][0] / 0.1
+    sizes = np.linalg.svd(gate, compute_uv=False)
+    assert sizes.max() / sizes.min() < 2.5  # Newton-Schulz leaves singular values near one another
+    np.testing.assert_allclose(np.abs(results[0]["head/bias"]), 0.1, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_muon_continues_bit_for_bit_on_eight_devices(tiny_run, tmp_path):
+    experiment = dataclasses.replace(
+        tiny_run.experiment, steps=6, checkpoint_every=3, log_every=1,
+        optimizer=OptimizerConfig(learning_rate=0.01, name="muon", decay="constant"),
+        mesh=MeshConfig(data=2, fsdp=2, tensor=2),
+    )  # fmt: skip
+    for folder, steps in (("whole", (6,)), ("parts", (3, 6))):
+        for last in steps:
+            training.train(dataclasses.replace(experiment, steps=last), tmp_path / folder)
+    whole, parts = ([row["loss"] for row in lines(tmp_path / folder) if "loss" in row] for folder in ("whole", "parts"))
+    assert whole[3:] == parts[-3:]
+
+
+def test_a_pattern_that_matches_no_parameter_is_refused(tiny_run):
+    for field, value in {"rate_factors": (("layers_3/", 0.5),), "no_decay": "layer_norm"}.items():
+        optimizer = dataclasses.replace(tiny_run.experiment.optimizer, **{field: value})
+        experiment = dataclasses.replace(tiny_run.experiment, optimizer=optimizer)
+        with one_device(), jax.set_mesh(make_mesh(experiment.mesh)):
+            refused(ValueError, f"{field}=.* matches no parameter", initial_state, experiment)

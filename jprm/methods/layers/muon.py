@@ -1,0 +1,53 @@
+"""Muon for matrices and Adam for the rest: `optimizer.name=muon` (Jordan et al. 2024, by optax.contrib).
+
+A parameter is a matrix if its kind says which axes its product sums over (`jprm.model.layers.Weight.inputs`). Layers
+are stacked on a leading axis, which is a batch of matrices. Orthogonalising a matrix takes all of it, so every device
+gathers the matrices that the mesh splits, and keeps its own part of the result.
+"""
+
+from __future__ import annotations
+
+import jax
+import optax
+from jax.sharding import PartitionSpec
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from jprm.experiment import OptimizerConfig
+from jprm.model import layers
+
+
+def muon(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Returns Muon with momentum `b1` for matrices, and Adam with `b1`, `b2` and `eps` for the rest."""
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    matrices = scale_by_muon(
+        beta=config.b1,
+        weight_dimension_numbers=lambda flat: {path: dimensions(path) or optax.MaskedNode() for path in flat},
+    )
+    kinds = {"muon": _gathered(matrices), "adam": adam}
+    return optax.partition(kinds, lambda flat: {path: "muon" if dimensions(path) else "adam" for path in flat})
+
+
+def dimensions(path: str) -> MuonDimensionNumbers | None:
+    """Returns the axes of a stacked matrix that its product sums over, and the others; None if it is no matrix."""
+    try:
+        weight = layers.weight_of(path.rpartition("/")[2])
+    except KeyError:
+        return None
+    summed = [i for i, axis in enumerate(weight.axes, start=1) if axis in weight.inputs]
+    rest = [i for i, axis in enumerate(weight.axes, start=1) if axis not in weight.inputs]
+    return MuonDimensionNumbers(tuple(summed), tuple(rest)) if summed else None
+
+
+def _gathered(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns the transformation of whole matrices. optax multiplies them, which split ones refuse."""
+
+    def whole(tree):
+        return jax.tree.map(lambda x: jax.sharding.reshard(x, PartitionSpec()), tree)
+
+    def update(updates, state, params=None):
+        places = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, updates)
+        split = lambda tree: jax.tree.map(jax.sharding.reshard, tree, places)  # noqa: E731
+        updates, after = inner.update(whole(updates), state._replace(mu=whole(state.mu)), params)
+        return split(updates), after._replace(mu=split(after.mu))
+
+    return optax.GradientTransformation(inner.init, update)
