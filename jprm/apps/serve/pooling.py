@@ -136,7 +136,9 @@ async def _outputs(
         return engine.run(lambda: engine.prm.token_logits(ids, places(engine.prm, ids)), tokens[ids])
 
     outputs = await call.in_turn([functools.partial(run, ids) for ids in places_of])
-    outputs = outputs if asked.raw else list(map(activated, outputs))
+    score = engine.prm.readout.score
+    several = isinstance(score, Weighted) and score.activation == "sigmoid"
+    outputs = outputs if asked.raw else [activated(logit_PC, several) for logit_PC in outputs]
     return engine, chains, [outputs[place] for place in place_of]
 
 
@@ -149,10 +151,13 @@ def labels_of(prm: PRM) -> list[str]:
     return names
 
 
-def activated(logit_PC: Float[np.ndarray, "P C"]) -> Float[np.ndarray, "P C"]:
-    """Returns what vLLM's classifiers give by default: the sigmoid of one logit, the softmax of several."""
-    if logit_PC.shape[1] == 1:
-        return 1 / (1 + np.exp(-logit_PC))
+def activated(logit_PC: Float[np.ndarray, "P C"], several: bool = False) -> Float[np.ndarray, "P C"]:
+    """Returns what vLLM's classifiers give by default: the sigmoid of one logit, the softmax of classes.
+
+    `several` labels may hold at once (`problem_type: multi_label_classification`): each has a sigmoid of its own.
+    """
+    if several or logit_PC.shape[1] == 1:
+        return np.exp(-np.logaddexp(0, -logit_PC))
     weight_PC = np.exp(logit_PC - logit_PC.max(axis=1, keepdims=True))
     return weight_PC / weight_PC.sum(axis=1, keepdims=True)
 
@@ -166,7 +171,7 @@ def _check(asked: PoolingRequest, prm: PRM) -> None:
     if prm.config.steps:
         raise Refusal(400, f"{prm.name} reads the ends of steps, which tokens do not tell: use /v1/score", "model")
     score = prm.readout.score
-    classes = isinstance(score, Weighted) and score.activation == ("softmax" if len(score.factors) > 1 else "sigmoid")
+    classes = isinstance(score, Weighted) and score.activation in ("softmax", "sigmoid")
     if len({asked.use_activation, asked.activation, asked.softmax} - {None}) > 1:
         raise Refusal(400, "use_activation, activation and softmax are one field, and differ", "use_activation")
     if not asked.raw and not classes:

@@ -9,6 +9,7 @@ from test_serve import CHAIN, call, engine, post, prm  # noqa: F401  (fixtures, 
 
 from jprm.apps.serve.engine import Engine
 from jprm.apps.serve.pooling import activated
+from jprm.model.heads import find, of_names
 from jprm.tokenizer import TemplateLayout
 
 
@@ -94,7 +95,23 @@ def test_a_layout_with_a_token_that_ends_steps_gives_these_rows_alone(marked):
     assert none["data"] == []
 
 
+def test_several_labels_at_once_have_a_sigmoid_each(prm):  # noqa: F811
+    """As vLLM answers for `problem_type: multi_label_classification`."""
+    names = find(prm.config.head).channels
+    running = Engine(dataclasses.replace(prm, readout=of_names("sigmoid", names).readout), 256, "tiny")
+    ids, _ = ids_of(prm)
+    (row,) = pool(running, input=ids)["data"]
+    logit_TC = prm.token_logits(ids, range(len(ids)))
+    np.testing.assert_allclose(row["data"], 1 / (1 + np.exp(-logit_TC)), atol=1e-6)
+    (got,) = call(running, post("/classify", {"input": ids}))
+    (answer,) = got.json()["data"]
+    np.testing.assert_allclose(answer["probs"], row["data"][-1], atol=1e-6)
+    assert answer["label"] == names[int(np.argmax(answer["probs"]))] and answer["num_classes"] == len(names)
+    running.close()
+
+
 def test_activation_is_softmax_or_the_sigmoid_of_one():
     np.testing.assert_allclose(activated(np.array([[0.0, np.log(3)]])), [[0.25, 0.75]])
     np.testing.assert_allclose(activated(np.array([[-np.log(3)]])), [[0.25]])
     np.testing.assert_allclose(activated(np.array([[1e4, 0.0, -1e4]])), [[1, 0, 0]])
+    np.testing.assert_allclose(activated(np.array([[1e4, 0.0, -1e4]]), several=True), [[1, 0.5, 0]])
