@@ -20,7 +20,7 @@ from starlette.requests import Request
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.pieces import InPieces, Work, started
-from jprm.apps.web.http import Refusal, worked
+from jprm.apps.web.http import Refusal, gone, worked
 from jprm.methods.policy.protocol import Policy
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.score.aggregate import chain_scores
@@ -170,11 +170,11 @@ class Call:
         Raises Refusal: 504 when late, 499 when the client has gone, 400 for a request that the model refuses, 500
         for anything else that fails.
         """
-        waiting, gone = asyncio.wrap_future(future), asyncio.ensure_future(_gone(self.request))
+        waiting, leaving = asyncio.wrap_future(future), asyncio.ensure_future(gone(self.request))
         seconds = self.config.answer_seconds
         left = seconds if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            done, _ = await asyncio.wait({waiting, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({waiting, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if waiting in done:
                 return waiting.result()
             raise Refusal(499, "the client has gone") if done else Refusal(504, f"no answer within {seconds:g} seconds")
@@ -188,7 +188,7 @@ class Call:
             logging.getLogger(__name__).error("%s while scoring a request", type(error).__name__)
             raise Refusal(500, f"{type(error).__name__} while scoring the request") from None
         finally:
-            gone.cancel()
+            leaving.cancel()
             waiting.cancel()
 
     async def in_turn(self, pieces: Sequence[Callable[[], concurrent.futures.Future]]) -> list[Any]:
@@ -314,11 +314,6 @@ def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
     """Returns the tokens of a request in OpenAI's form. A prefix that its chains share counts once."""
     counts: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     return counts if cached is None else counts | {"prompt_tokens_details": {"cached_tokens": cached}}
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 WAITING = 8

@@ -157,10 +157,33 @@ core."""
 
 
 async def worked(request: Request, work: Callable[[], T], items: int = 1) -> T:
-    """Returns what `work` does with a request whose body is read: in a thread where it may take long."""
-    if request.state.bytes <= SMALL and items <= FEW:
+    """Returns the result of `work` for a request whose body is read, from a thread if it may take long.
+
+    Raises Refusal (499) if the client has gone before the work begins: nobody waits for it.
+    """
+    leaving = asyncio.ensure_future(gone(request))
+
+    def begun() -> T:
+        if leaving.done():
+            raise Refusal(499, "the client has gone")
         return work()
-    return await asyncio.to_thread(work)
+
+    try:
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+        return begun() if request.state.bytes <= SMALL and items <= FEW else await asyncio.to_thread(begun)
+    finally:
+        leaving.cancel()
+
+
+ROUNDS = 3
+"""Rounds of the event loop in which it sees that a client has gone who sent a request and closed the connection."""
+
+
+async def gone(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def body_of(request: Request) -> bytes:
