@@ -193,13 +193,13 @@ class AsyncClient:
             places = [i for group in groups for i in group]
             try:
                 body = asked | {"samples": [dict(samples[i]) for i in places]}
-                answer = await self._post("/v1/rewards", body)
+                rewards = await self._post("/v1/rewards", body, lambda answer: _listed(answer["samples"], len(places)))
             except ServerError as error:
                 if error.status != 413 or len(groups) == 1:
                     raise
                 await _together(send(half) for half in (groups[: len(groups) // 2], groups[len(groups) // 2 :]))
                 return
-            rewarded.update(zip(places, answer["samples"], strict=True))
+            rewarded.update(zip(places, rewards, strict=True))
 
         await _together(map(send, batches))
         return [rewarded[i] for i in range(len(samples))]
@@ -213,8 +213,9 @@ class AsyncClient:
         ranked: list[tuple[int, float | None]] = []
         if places:
             body = {"query": problem, "documents": [solutions[i] for i in places], "rule": rule}
-            answer = await self._post("/v1/rerank", self._with(body))
-            ranked = [(places[result["index"]], result["relevance_score"]) for result in answer["results"]]
+            ranked = await self._post("/v1/rerank", self._with(body), lambda answer: [
+                (places[result["index"]], result["relevance_score"]) for result in answer["results"]
+            ])  # fmt: skip
         return [*ranked, *blank][: len(solutions) if top is None else top]
 
     async def continue_(
@@ -226,8 +227,8 @@ class AsyncClient:
         `until` is `step`, one step each, or `end`, the rest. A blank one has no steps and the score None.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
-        answer = await self._post("/v1/continue", self._with(body | {"rule": rule, "prompt_cache_key": caller}))
-        return answer["alternatives"]
+        asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})
+        return await self._post("/v1/continue", asked, lambda answer: _listed(answer["alternatives"], n))
 
     async def _scored(self, record: Mapping[str, Any], rule: str | None, caller: str | None) -> Scored:
         body, blank = dict(record), []
@@ -237,18 +238,27 @@ class AsyncClient:
         if _blank(body) or body.get("samples") == []:
             empty = [{**sample, "scores": []} for sample in record.get("samples", ())]
             return Scored({**record, **({"samples": empty} if "samples" in record else {"scores": []})}, [])
-        answer = await self._post("/v1/score", self._with(body | {"rule": rule, "prompt_cache_key": caller}))
-        scored = answer["record"]
-        for i in blank:  # from the first on, so that every later place is right
-            scored["samples"].insert(i, {**record["samples"][i], "scores": []})
-        return Scored(scored, answer["chains"])
+
+        def read(answer: Any) -> Scored:
+            scored = dict(answer["record"])
+            for i in blank:  # from the first on, so that every later place is right
+                scored["samples"].insert(i, {**record["samples"][i], "scores": []})
+            if "steps" in body:
+                _listed(scored["scores"], len(body["steps"]))
+            return Scored(scored, _listed(answer["chains"]))
+
+        asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})
+        return await self._post("/v1/score", asked, read)
 
     def _with(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a request's body with the model's name, without what is None."""
         return {name: value for name, value in {**body, "model": self.model}.items() if value is not None}
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the answer's JSON. Tries again what may pass, until patience ends."""
+    async def _post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+        """Returns what `read` makes of the answer's JSON. Tries again what may pass, until patience ends.
+
+        Raises ServerError, also for an answer of another form, of which `read` raises an error.
+        """
         loop, content = asyncio.get_running_loop(), _encoded(body, "")
         deadline, wait = loop.time() + self.patience_s, self.backoff_s
         async with self._slots:
@@ -258,11 +268,12 @@ class AsyncClient:
                     async with asyncio.timeout(limit):
                         status, headers, text = await self._attempt(path, content)
                     if 200 <= status < 300:
-                        return json.loads(text)
+                        answer = json.loads(text)
+                        break
                     error, after = _error(status, self._masked(text)), _retry_after(headers)
                 except TimeoutError:
                     error, after = ServerError(0, f"{self.url}: no answer in {limit:.3g} seconds"), 0.0
-                except (httpx2.TransportError, ValueError) as failure:  # no answer, or one that is no JSON
+                except (httpx2.TransportError, ValueError, RecursionError) as failure:  # none, or no JSON
                     error, after = ServerError(0, f"{self.url}: {type(failure).__name__}: {failure}"), 0.0
                 if error.status and error.status not in _PASSING:
                     raise error
@@ -271,6 +282,11 @@ class AsyncClient:
                     raise error
                 await asyncio.sleep(seconds)
                 wait = min(2 * wait, _LONGEST_WAIT_S)
+        try:
+            return read(answer)
+        except (LookupError, TypeError, ValueError, AttributeError) as failure:
+            reason = f"the answer has another form than jprm serve's ({type(failure).__name__}: {failure})"
+            raise ServerError(0, f"{self.url}{path}: {reason}"[:500]) from None
 
     async def _attempt(self, path: str, content: bytes) -> tuple[int, Mapping[str, str], str]:
         """Returns status, headers and text of one answer. Raises ServerError for a compressed or endless one."""
@@ -392,6 +408,13 @@ def _prompt(sample: Mapping[str, Any]) -> str:
     """Returns what tells the problem of a sample for a trainer: equal for those that may be compared."""
     messages = [message for message in sample.get("messages") or () if message.get("role") in ("system", "user")]
     return repr([sample.get("system"), sample.get("problem"), sample.get("prompt"), messages])
+
+
+def _listed(value: Any, count: int | None = None) -> list[Any]:
+    """Returns a list of so many items. Raises ValueError for anything else."""
+    if not isinstance(value, list) or count not in (None, len(value)):
+        raise ValueError(f"a list of {count or 'some'} items is due")
+    return value
 
 
 def _error(status: int, text: str) -> ServerError:

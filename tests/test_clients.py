@@ -214,3 +214,26 @@ def test_what_cannot_be_encoded_is_refused_at_once_with_its_place(serve, sample,
         with pytest.raises(ValueError, match=place.replace("samples", "records")):
             client.score_many([{"problem": "q", "response": "a"}, {"problem": "q", **sample}])
     assert not server.requests
+
+
+ANSWERS = [
+    b"null", b"5", b"[]", b"{}", b'"x"', b"[" * 5000 + b"]" * 5000, b'{"record": 5, "chains": []}',
+    b'{"record": {}, "chains": []}', b'{"record": {"scores": []}, "chains": []}', b'{"record": {"scores": [1]}}',
+    b'{"record": {"scores": 1}, "chains": 1}', b'{"samples": 5}', b'{"samples": []}', b'{"results": [5]}',
+    b'{"results": 5}',
+    b'{"results": [{"index": 9, "relevance_score": 1}]}', b'{"results": [{"index": "0"}]}', b'{"alternatives": {}}',
+    b'{"alternatives": []}', b"not JSON", b"\xff", b"",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ANSWERS)
+def test_an_answer_of_another_form_is_an_error_of_one_line(content):
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
+    with Client("http://localhost", transport=transport, patience_s=0.0) as client:
+        for ask in (
+            lambda: client.score("p", ["a"]), lambda: client.rewards([{"problem": "p", "response": "a"}]),
+            lambda: client.rerank("p", ["a"]), lambda: client.continue_("p", n=2),
+        ):  # fmt: skip
+            with pytest.raises(ServerError) as caught:
+                ask()
+            assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000

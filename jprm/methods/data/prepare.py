@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import shutil
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -392,6 +393,9 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
 # ---- Downloads of public releases, each with a checksum.
 
 _CHUNK = 1 << 20
+
+_PATIENCE_S, _SLOWEST = 60.0, 10_000
+"""A download that after so many seconds has sent fewer bytes a second is given up."""
 _HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?/(.+)")
 
 
@@ -448,14 +452,21 @@ def fetch(
     if path.is_file() and (pinned or sha256_of(path) in allowed):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    digest, done = hashlib.sha256(), 0
-    with only_run(path), atomic_file(path) as file, urllib.request.urlopen(address, timeout=60) as response:
-        total = response.headers.get("Content-Length")
-        while chunk := response.read(_CHUNK):
+    digest, done, begin = hashlib.sha256(), 0, time.monotonic()
+    with only_run(path), atomic_file(path) as file, urllib.request.urlopen(address, timeout=_PATIENCE_S) as response:
+        length = response.headers.get("Content-Length") or ""
+        total = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise OSError(f"{url}: the server compresses it, which was not requested")
+        while chunk := response.read1(_CHUNK):  # and not `read`, which waits for all of a chunk
             file.write(chunk)
             digest.update(chunk)
             done += len(chunk)
-            on_bytes(done, int(total) if total else None)
+            on_bytes(done, total)
+            if (seconds := time.monotonic() - begin) > _PATIENCE_S and done < _SLOWEST * seconds:
+                raise OSError(f"{url}: sent {done:,} bytes in {seconds:.0f} s. Run the same command again")
+        if total is not None and done != total:
+            raise OSError(f"{url}: ended after {done:,} of {total:,} bytes. Run the same command again")
         if not pinned and digest.hexdigest() not in allowed:
             reason = f"its SHA-256 is {digest.hexdigest()}, not {' or '.join(sorted(allowed))}"
             raise ValueError(f"{url}: {reason}. Check it; if you trust it, pass its checksum with --sha256")

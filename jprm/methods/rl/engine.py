@@ -44,7 +44,7 @@ from jprm.checkpoints.safetensors import Tensors
 from jprm.io.storage import Place, is_remote
 from jprm.methods.formats import writing
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD, name_of
-from jprm.methods.policy.protocol import Prefix, Until
+from jprm.methods.policy.protocol import LogProb, Prefix, Until
 from jprm.methods.policy.sampler import Drawn, Sampler, SamplerConfig, Wanted, load_sampler, text_hash
 from jprm.methods.policy.transfer import on_own_mesh
 from jprm.methods.rl import policy_gradient
@@ -118,6 +118,13 @@ class Dialect:
     drawn: Callable[[Any], Sampled]  # that call's reply
     force: Callable[[str, list[int]], Call]  # (model, ids) to the call that computes these ids' log-probabilities
     forced: Callable[[Any, list[int]], list[float]]  # its reply, and the ids, to one for each but the first
+
+
+def _checked(ids: Any, logprobs: Any, ended: bool) -> tuple[list[int], list[LogProb], bool]:
+    """Returns a sample's ids with their log-probabilities. Raises ValueError or TypeError for anything else."""
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise ValueError("a sample is no list of ids")
+    return ids, [value for _, value in zip(ids, map(LogProb, logprobs), strict=True)], ended
 
 
 def _sglang_drawn(reply: Any) -> Sampled:
@@ -341,7 +348,7 @@ class RemoteSampler(Sampler):
         prompt, sampled = kept
         ids = [*prompt, *sampled]
         path, body = self._calls.force(self.engine.model, ids)
-        logprobs = self._read(url, path, body, lambda reply: self._calls.forced(reply, ids))
+        logprobs = self._read(url, path, body, lambda reply: list(map(LogProb, self._calls.forced(reply, ids))))
         return np.array(logprobs[len(prompt) - 1 :], np.float32)
 
     def draw(
@@ -410,13 +417,12 @@ class RemoteSampler(Sampler):
     def _draw(self, url: str, job: tuple[list[int], int]) -> Drawn:
         eos = self.tokenizer.eos
         path, body = self._calls.draw(self.engine.model, job[0], self.options.max_tokens, job[1], eos)
-        ids, logprobs, ended = self._read(url, path, body, self._calls.drawn)
+        ids, logprobs, ended = self._read(url, path, body, lambda reply: _checked(*self._calls.drawn(reply)))
         where = url + path
-        if ended and not (ids and (ids[-1] == eos or self._is_control(ids[-1]))):
+        if not all(0 <= i < len(self._stop_V) for i in ids):
+            raise ValueError(f"{where}: a sample has ids that the model does not have")
+        if ended and ids[-1] != eos and not self._is_control(ids[-1]):
             raise ValueError(f"{where}: a sample that ended lacks the end of text ({eos}), or another control token")
-        known = all(type(i) is int and 0 <= i < len(self._stop_V) for i in ids)
-        if not ids or len(ids) != len(logprobs) or not known or not all(map(math.isfinite, logprobs)):
-            raise ValueError(f"{where}: a sample is no list of ids with their log-probabilities")
         return Drawn(tuple(ids), np.array(logprobs, np.float32), sum(logprobs), "stop" if ended else "length")
 
     def _is_control(self, token: int) -> bool:
@@ -446,8 +452,8 @@ class RemoteSampler(Sampler):
                 reason = f"status {status}: {(text.replace(self._key, '***') if self._key else text)[:200]!r}"
             except httpx2.TimeoutException as error:  # it has waited long
                 raise ConnectionError(f"{url}{path}: {type(error).__name__}: {error}") from error
-            except httpx2.HTTPError as error:
-                reason = f"{type(error).__name__}: {error}"
+            except (httpx2.HTTPError, ValueError, RecursionError) as error:  # none, or no JSON
+                reason = f"{type(error).__name__}: {str(error)[:200]}"
             time.sleep(wait)
         raise ConnectionError(f"{url}{path}: {reason}")
 

@@ -10,6 +10,7 @@ import pickle
 import random
 import subprocess
 import sys
+import types
 
 import pytest
 import rich.console
@@ -18,7 +19,7 @@ from refusing import bad, refused
 from jprm.apps import cli
 from jprm.data import load
 from jprm.methods.data.overlap import Texts, normalise, problems_in
-from jprm.methods.data.prepare import prepare
+from jprm.methods.data.prepare import fetch, prepare
 from jprm.methods.data.readers import find
 from jprm.methods.policy.protocol import read_problems
 from jprm.tree import RecordError, tree_of
@@ -327,7 +328,7 @@ def test_tensorflow_is_never_imported(tmp_path):
 import sys
 from jprm.data import load
 from jprm.apps import cli
-from jprm.methods.data.prepare import prepare
+from jprm.methods.data.prepare import fetch, prepare
 prepare("jsonl", [sys.argv[1]], sys.argv[2])
 print(load(sys.argv[2])[0]["problem"], "tensorflow" in sys.modules)
 """
@@ -377,3 +378,20 @@ def test_near_texts_are_found_by_what_they_share(tmp_path, console):
 @pytest.mark.parametrize("near", [0.0, 1.5, -1.0])
 def test_a_similarity_is_a_fraction(near):
     refused(ValueError, "near", Texts, near=near)
+
+
+@pytest.mark.parametrize(("pieces", "headers", "said"), [
+    ([b"x"] * 10, {}, "sent 1 bytes in"),
+    ([b"x" * 100], {"Content-Length": "200"}, "ended after 100 of 200 bytes"),
+    ([b"x"], {"Content-Encoding": "gzip"}, "compresses it"),
+])  # fmt: skip
+def test_a_download_that_drips_or_is_cut_or_compressed_is_given_up(tmp_path, monkeypatch, pieces, headers, said):
+    if not headers:
+        monkeypatch.setattr("jprm.methods.data.prepare._PATIENCE_S", 0.0)
+        monkeypatch.setattr("jprm.methods.data.prepare._SLOWEST", 10**12)
+    parts = iter([*pieces, b""])
+    response = types.SimpleNamespace(headers=headers, read1=lambda size: next(parts), close=lambda: None)
+    monkeypatch.setattr("urllib.request.urlopen", lambda address, timeout: contextlib.closing(response))
+    with pytest.raises(OSError, match=said):
+        fetch("https://a/b/f.jsonl", tmp_path, ["0" * 64])
+    assert not (tmp_path / "f.jsonl").exists()
