@@ -15,7 +15,9 @@ from jprm.apps import cli
 from jprm.apps.report import runs
 from jprm.apps.report.table import table_of, tables
 from jprm.experiment import load, to_json
+from jprm.io import storage
 from jprm.io.outputs import write_json
+from jprm.methods.formats import hub
 from jprm.statistics import difference_of_runs, draws, interval, mean_of_runs, weighted_mean
 
 
@@ -180,3 +182,17 @@ def test_settings_that_differ_in_the_last_digit_differ_in_the_table():
     entries = [entry | {"folder": f"runs/{rate}", "settings": {"rate": rate, "s": "x" * 90}} for rate in rates]
     (table,) = runs.tables({"differ": ["rate", "s"], "runs": entries, "left_out": []})
     assert [row[1:] for row in table.rows] == [[str(r), "x" * 90, "1/1", "0.1235", "123457"] for r in rates]
+
+
+@pytest.mark.parametrize("folder", ["http://127.0.0.1:9/secretbucket/run", "hf://evil/run", "gs://evil/run"])
+def test_results_at_an_address_are_of_a_run_that_is_not_known(evaluated, tmp_path, monkeypatch, capsys, folder):
+    """Nothing is asked there: a stranger's results would learn who reads them."""
+    monkeypatch.setattr(storage, "_store", lambda remote: pytest.fail(f"asked {remote}"))
+    monkeypatch.setattr(hub, "_asking", lambda *arguments: pytest.fail(f"asked {arguments}"))
+    suite = tmp_path / "suite"
+    shutil.copytree(next((evaluated / "results").iterdir()), suite)
+    results = json.loads((suite / "results.json").read_text())
+    results["model"]["folder"] = folder
+    (suite / "results.json").write_text(json.dumps(results))
+    assert cli.main(["table", str(suite)]) == 0
+    assert cli.main(["report", str(suite), "--output", str(tmp_path / "page.html")]) == 0
