@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Self, cast
@@ -83,7 +84,11 @@ class PreparedRecords(Sequence):
         import tensorflow_datasets as tfds  # a machine that only scores JSON Lines need not have it
 
         records_file(folder)
-        builder = tfds.builder_from_directory(local_copy(folder))
+        folder = local_copy(folder)
+        for file in (folder / "features.json", folder / "dataset_info.json"):
+            if file.is_file() and _NAMES.search(_OWN.sub("", file.read_text())):
+                raise ValueError(f"{file}: names code or files that `jprm prepare` does not. Prepare the data again")
+        builder = tfds.builder_from_directory(folder)
         self._source: Any = builder.as_data_source(split="train")  # pyright: ignore[reportCallIssue]  # it is decorated
 
     def __len__(self) -> int:
@@ -92,6 +97,10 @@ class PreparedRecords(Sequence):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return json.loads(self._source[range(len(self))[index]]["record"])
 
+
+_NAMES = re.compile(r"class_?name|\"type\"|path_?template|\\u", re.IGNORECASE)
+_OWN = re.compile(r'"pythonClassName": "tensorflow_datasets\.core\.features\.\w+\.\w+"|"filepathTemplate": "{[^"/\\]*"')
+"""Names that TFDS follows, importing classes and reading files anywhere, and those that `jprm prepare` writes."""
 
 LINE_BYTES, WHOLE_BYTES = 2**28, 2**30
 """The longest line, and the largest file that is read at once: three megabytes of gzip can stand for gigabytes."""

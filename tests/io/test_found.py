@@ -14,7 +14,9 @@ from refusing import refused
 import jprm
 from jprm.apps.report.runs import followed, training
 from jprm.experiment import RUN
+from jprm.io.jsonl import PreparedRecords
 from jprm.io.storage import Found, mark_own, path_of
+from jprm.methods.data.prepare import write_folder
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import Ranker
 from jprm.methods.evidence.verifier import FusedVerifier, Vote
@@ -181,3 +183,27 @@ def test_a_name_of_the_hub_in_a_file_leads_to_the_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["antigravity:X", "os:system", "subprocess.run:X", ".:X", ":X"])
 def test_no_module_of_python_is_a_part(name, tmp_path):
     refused(ForeignCode, "model.attention", check_foreign, name, tmp_path, "model.attention")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("features.json", '{"pythonClassName": "inner.FeaturesDict"}'),
+        ("features.json", '{"type": "inner.FeaturesDict", "content": {}}'),
+        ("features.json", '{"python_class_name": "inner.FeaturesDict"}'),
+        ("features.json", '{"\\u0070ythonClassName": "inner.FeaturesDict"}'),
+        ("features.json", '{"pythonClassName": "tensorflow_datasets.core.features.x.Y", "pythonClassName": "inner.X"}'),
+        ("dataset_info.json", '{"splits": [{"filepathTemplate": "/gs/evil/{SPLIT}"}]}'),
+        ("dataset_info.json", '{"splits": [{"filepath_template": "/etc/{SPLIT}"}]}'),
+        ("dataset_info.json", '{"splits": [{"filepathTemplate": "{SPLIT}/../../x"}]}'),
+    ],
+)
+def test_a_prepared_folder_names_no_code_and_no_other_file(tmp_path, monkeypatch, file, text):
+    (tmp_path / "inner.py").write_text(CODE.format(marker=str(tmp_path / "code has run")))
+    monkeypatch.syspath_prepend(tmp_path)
+    write_folder(tmp_path, [("a", {"problem": "p", "steps": ["s"]})])
+    (tmp_path / "report.json").write_text("{}")
+    assert len(PreparedRecords(tmp_path)) == 1
+    (tmp_path / file).write_text(text)
+    refused(ValueError, f"{file}: names code or files", PreparedRecords, tmp_path)
+    assert not (tmp_path / "code has run").exists()
