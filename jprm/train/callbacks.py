@@ -152,7 +152,7 @@ class Log:
             )
         if (seconds := self.goodput.step(counts=not left_out)) is not None:
             self._times.append(seconds)
-        self.bar.add()
+        self.bar.add(1, "" if self.bar.tasks[0].description == "compiling" else None)
         if left_out:
             self.skipped += 1
         else:

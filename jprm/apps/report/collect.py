@@ -71,7 +71,11 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
         dataclasses.replace(node, extra={**node.extra, AROUND: shown})
         for node, shown in zip(only.nodes, around(tree), strict=True)
     ]
-    return dataclasses.replace(only, nodes=tuple(nodes))
+    extra, place = dict(only.extra), {node: i for i, node in enumerate(tree.steps)}
+    if critiques := _of_judge(only):  # whose nodes are the messages
+        moved = [one | {"nodes": [place[node] for node in one["nodes"] if node in place]} for one in critiques]
+        extra[KEY] = {**extra[KEY], "critiques": moved}
+    return dataclasses.replace(only, nodes=tuple(nodes), extra=extra)
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:

@@ -52,7 +52,7 @@
     if (score !== null) tint(row, weight(m)(score));
     if (item.d) row.style.marginLeft = Math.min(item.d[i], 12) * 0.75 + "rem";
     words.append(element("span", "", said(score)));
-    if (i === lowestOf(item.c[m])) { row.classList.add("lowest"); words.append(element("b", "", "lowest")); }
+    if (i === lowestOf(item.c[m]) && item.t.length > 1 && weight(m)(score) < 0.5) { row.classList.add("lowest"); words.append(element("b", "", "lowest")); }
     const [mark, label] = verdict(item.l[i]);
     if (item.l.some((one) => one !== null)) words.append(element("span", mark, label));
     if (item.c.length > 1)

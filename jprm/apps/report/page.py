@@ -79,6 +79,11 @@ def report(
 
     Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
     """
+    for folder in folders:
+        if not path_of(folder).exists():
+            raise FileNotFoundError(
+                f"{folder}: does not exist. Give a folder of `jprm eval suite`, a run of `jprm rl`, or a scored file"
+            )
     check_output(out, *(file for folder in folders for file in path_of(folder).files() if ".json" in file.name))
     if folders and all(map(is_records, folders)):
         page, said = collect_scored(folders)

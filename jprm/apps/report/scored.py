@@ -14,6 +14,7 @@ from jprm.methods.data.agents.atif import is_atif
 from jprm.methods.evaluate.blocks import PageModel
 from jprm.methods.evaluate.run import is_scored
 from jprm.methods.jobs.score import stored_scale
+from jprm.methods.judge.critiques import KEY
 from jprm.tree import ReasoningTree, read_trees
 
 
@@ -49,6 +50,8 @@ def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]
         trees[_name(file, files)] = read = list(map(only_turns, read_trees(file)))
         if all(node.score is None for tree in read for node in tree.nodes):
             fix = "Score it first: jprm score --model DIR --input FILE --output SCORED.jsonl, and give SCORED.jsonl"
+            if any(KEY in tree.extra for tree in read):
+                fix = "None of the judge's critiques could be read: they are in the file under `judge`"
             raise ValueError(f"{file}: no step has a score. {fix}")
     by = {name: stored_request(file).get("model") for name, file in zip(trees, files, strict=True)}
     scored_by = ", ".join(dict.fromkeys(str(model) for model in by.values() if model))

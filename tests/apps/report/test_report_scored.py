@@ -81,6 +81,30 @@ def test_a_file_without_scores_or_with_scores_of_two_scales_is_refused(tmp_path,
     refused(ValueError, "different meaning", collect_scored, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
 
+def test_a_critique_stands_at_the_turn_that_it_is_about(tmp_path):
+    """Nodes of a critique are messages; the page's are turns."""
+    critiques = [{"nodes": [node], "status": "read", "tokens": 5, "text": f"of message {node}"} for node in (1, 3, 4)]
+    write_records(tmp_path / "judged.jsonl", [RUN | {"judge": {"name": "j", "critiques": critiques}}])
+    _, data = page_of(tmp_path / "judged.jsonl", tmp_path)
+    ((of_model,),) = [item["j"] for item in data["items"]]
+    assert [(at, text) for at, _, _, text in of_model] == [
+        (0, "of message 1"),
+        (1, "of message 3"),
+        (2, "of message 4"),
+    ]
+
+
+def test_critiques_that_could_not_be_read_are_named_and_so_is_a_file_that_is_not_there(tmp_path, capsys):
+    unread = {"problem": "p", "steps": ["a"], "judge": {"asked": 1, "read": 0, "critiques": []}}
+    write_records(tmp_path / "judged.jsonl", [unread])
+    for name, said in (
+        ("judged.jsonl", "None of the judge's critiques could be read"),
+        ("gone.jsonl", "does not exist"),
+    ):
+        assert cli.main(["report", str(tmp_path / name), "--output", str(tmp_path / "page.html")]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_the_browser_shows_the_lowest_turn_first(browser, tmp_path):
     other = RUN | {"id": "ok", "messages": [*RUN["messages"][:2], {"role": "assistant", "content": "x", "score": 0.6}]}
     write_records(tmp_path / "judged.jsonl", [other, RUN])
