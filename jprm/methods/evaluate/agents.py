@@ -40,6 +40,8 @@ below the threshold, else the lowest; and without a model the `first`, `second` 
 `any` turn at random, whose figures are expectations. `any agent` is the chance of an agent at random among those of the
 trajectory. Who&When is of Zhang et al. 2025, arXiv 2505.00212.
 
+`interventions` are what a critic costs that stops the agent at turns of low scores (`interventions.py`).
+
 Trials and first bad turns need no model, and have figures of a model where there are scores.
 """
 
@@ -59,6 +61,7 @@ from jprm.methods.evaluate import baselines
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request
 from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, best_first, left_out_words, words
 from jprm.methods.evaluate.findings import Finding
+from jprm.methods.evaluate.interventions import RunOfTurns, interventions_report
 from jprm.methods.evaluate.options import Agents
 from jprm.methods.evaluate.run import UNREAD, PathLike, by_name, load_and_score, source_of, stored_trees
 from jprm.methods.evaluate.scored import ScoreError
@@ -492,9 +495,23 @@ def agents_report(
     report = {key: figures for key, figures in {"trials": trials, "first_bad": first}.items() if figures}
     if scored and (labelled or not report):
         report |= _turns_report(trees, thresholds, seed, fitted)
+        if (costs := interventions_report(_turns_of_runs(trees), seed)) is not None:
+            report["interventions"] = costs
     if not report:
         raise ScoreError("nothing to judge by: give turns `label`, or two trajectories of each `problem` an `outcome`")
     return report
+
+
+def _turns_of_runs(trees: Sequence[ReasoningTree]) -> list[RunOfTurns]:
+    runs = []
+    for tree, nodes, of_turns, where in runs_of(trees):
+        classes = [None if node.label is None else _class(node.label, tree.semantics, where) for node in nodes]
+        bad_T = np.array([np.nan if of_turn is None else of_turn == -1 for of_turn in classes], float)
+        place_T = np.arange(len(nodes))
+        telemetry = np.column_stack([place_T, np.log1p(place_T), np.cumsum(of_turns.repeats), of_turns.errors])
+        score_T = np.array([node.score for node in nodes], float)
+        runs.append(RunOfTurns(str(tree.problem), score_T, bad_T, telemetry, nodes[-1].correct is True))
+    return runs
 
 
 def run(options: Agents) -> Report:
@@ -551,6 +568,8 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 def _tables(reports: dict[str, Report], first: Report) -> Iterator[Table]:
     if "n_turns" in first:
         yield from _tables_of_turns(reports, first)
+    if "interventions" in first:
+        yield from _tables_of_interventions({name: report["interventions"] for name, report in reports.items()})
     for key, tables_of in (("first_bad", _tables_of_first_bad), ("trials", _tables_of_trials)):
         if key in first:
             yield from tables_of({name: report[key] for name, report in reports.items()})
@@ -576,6 +595,17 @@ def _tables_of_turns(reports: dict[str, Report], first: Report) -> Iterator[Tabl
     for name, report in reports.items():
         rows = [[row["turns"], row["n"], row["score"], row["not_bad"]] for row in report["calibration"]]
         yield Table(f"Calibration by turn: {name}", ("turns", "number", "mean score", "not bad"), rows)
+
+
+def _tables_of_interventions(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
+    first = next(iter(reports.values()))
+    rows = {f"{model}: scores" if len(reports) > 1 else "scores": report["figures"]["scores"]
+            for model, report in reports.items()}  # fmt: skip
+    rows |= {name: figures for name, figures in first["figures"].items() if name != "scores"}
+    keys = {"over": "good turns stopped", "under": "bad turns passed", "false": "solved runs stopped"}
+    keys = {key: title for key, title in keys.items() if key in first["figures"]["scores"]}
+    title = f"Interventions: {first['n_good']} good turns, {first['n_bad']} bad ones, {first['n_solved']} solved runs"
+    yield Table(title, ("by", *keys.values()), [[name, *(row.get(key) for key in keys)] for name, row in rows.items()])
 
 
 def _tables_of_trials(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
