@@ -15,7 +15,7 @@ from jprm.methods.formats.adapters import load as loading
 from jprm.methods.formats.adapters.load import check_one_tokenizer
 from jprm.model.mesh import make_mesh
 from jprm.score import scorer
-from jprm.tokenizer import JsonTokenizer
+from jprm.tokenizer import JsonTokenizer, prompt_layout
 
 LARGE = dataclasses.replace(CASES["math-psa"], lora=False, name="large")
 SAMPLES = [STEPS, [*STEPS[:1], "So 30."]]
@@ -94,3 +94,13 @@ def test_two_models_must_share_a_tokenizer(models):
     large, *_ = models
     refused(ValueError, "--reference has no use", jprm.load, large, adapter="trl", reference=str(large))
     refused(FileNotFoundError, "absent", jprm.load, large, reference=str(large / "absent"))
+
+
+def test_a_contrast_reads_the_tokens_that_a_policy_with_the_same_prompt_writes(models, tmp_path):
+    large, small, *_ = models
+    prompt = "<|im_start|>user\n{problem}\nThink.<|im_end|>\n<|im_start|>assistant\n"
+    (tmp_path / "written.json").write_text(json.dumps({"like": "contrast", "problem": prompt}))
+    layout = jprm.load(large, adapter=str(tmp_path / "written.json"), reference=str(small)).layout
+    sampled = prompt_layout(layout.tokenizer, prompt, "\n")
+    assert layout.problem(PROBLEM) == sampled.problem(PROBLEM)
+    assert [layout.step(s, 1) for s in STEPS] == [sampled.step(s, 1) for s in STEPS]

@@ -181,13 +181,13 @@ def _log_ratio(
     config, other_config = (base.model_config(model, **fields) for model in (path, other))
     tokenizer = load_tokenizer(path, config.vocab_size, of_model=True)
     check_one_tokenizer(tokenizer, load_tokenizer(other), other_config.vocab_size, path, a.reference)
-    if a.chat:
+    if a.joined:
+        layout = layout_of(a, tokenizer, token_ids(a, tokenizer, config.vocab_size, folder))
+    else:
         layout = native_layout(tokenizer)
         with contextlib.suppress(ValueError):  # it has no chat template
-            layout = prompt_layout(tokenizer, prompt_of(path, "{problem}"), "".join(a.step).partition("{step}")[2])
-    else:
-        a = dataclasses.replace(a, tokens=control_tokens(tokenizer, "".join(a.problem)) | dict(a.tokens))
-        layout = layout_of(a, tokenizer, token_ids(a, tokenizer, config.vocab_size, folder))
+            prompt = "".join(a.problem) or prompt_of(path, "{problem}")
+            layout = prompt_layout(tokenizer, prompt, "".join(a.step).partition("{step}")[2])  # as a policy samples
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
     with jax.set_mesh(grid):
         params, other_params = (
