@@ -440,7 +440,7 @@ def page(shared: pathlib.Path) -> Iterator[str]:
     yield f"By `python -m experiments.studies.published`; answers are judged by `jprm.methods.answers` of {commit}.\n"
     for pool, ways in zip(pools, of_ways, strict=True):
         yield from choosing(pool, ways)
-        yield "Which rule? The best of a verifier's 16 ways on one half of the problems, tested on the other, in turn:\n"
+        yield "Which rule? Of a verifier's 16 ways the best on one half of the problems, tested on the other half:\n"
         yield from rule_to_take(pool, ways)
         yield "Calibration of a sample's score as the probability that its answer is right (ECE debiased):\n"
         yield from calibration(pool)
