@@ -28,7 +28,7 @@ from jprm.methods.evaluate.blocks import Table, interval, points, show
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import PROMPTS
 from jprm.methods.judge.judge import Judge
-from jprm.methods.policy.protocol import Prefix, Sample, Until
+from jprm.methods.policy.protocol import LogProb, Prefix, Sample, Until
 from jprm.statistics import Draws, difference, draws, weighted_mean
 from jprm.statistics import interval as interval_of
 from jprm.tree import tree_of
@@ -82,9 +82,9 @@ def _by_tokens(number: float) -> Sample:
     """Returns a rating by the likelier of the two whole numbers around it, with the probabilities of both."""
     below = int(number)
     of_token = {str(below): 1 - (number - below), str(below + 1): number - below}
-    logprob = {token: float(np.log(p)) for token, p in of_token.items() if p > 0}
+    logprob = {token: LogProb(np.log(p)) for token, p in of_token.items() if p > 0}
     written = max(logprob, key=lambda token: logprob[token])
-    tokens = (("\\boxed{", 0.0), (written, logprob[written]), ("}", 0.0))
+    tokens = (("\\boxed{", LogProb(0)), (written, logprob[written]), ("}", LogProb(0)))
     steps = (f"\\boxed{{{written}}}",)
     return Sample(steps, WRITTEN, "stop", token_logprobs=tokens, alternatives=({}, logprob, {}))
 
