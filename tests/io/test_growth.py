@@ -205,6 +205,12 @@ def atif_document(n, one=False):
     return about | {"steps": steps}
 
 
+def nested(n):
+    """An ATIF document with those of n subagents inside it."""
+    inside = [atif_document(1) | {"trajectory_id": str(i)} for i in range(n)]
+    return atif_document(1) | {"subagent_trajectories": inside}
+
+
 def spans(n):
     """n spans of a trace."""
     asked, answered = ([{"role": role, "parts": [{"type": "text", "content": "x"}]}] for role in ("user", "assistant"))
@@ -220,11 +226,13 @@ def span(n):
     return {"attributes": {"gen_ai.input.messages": said, "gen_ai.output.messages": said[-1:]}}
 
 
+ASKED = {"role": "user", "content": "q"}
+THOUGHT = [{"type": "thinking", "thinking": "x" * 50}]
 LOGS = {
     "agent_process_bench": [lambda n: {"messages": turns(n), "step_labels": {str(2 * i + 1): 1 for i in range(n)},
                                        "final_label": 1, "question": "q"}],
     "anthropic": [blocks, lambda n: {"messages": turns(n)}],
-    "atif": [atif_document, lambda n: atif_document(n, one=True)],
+    "atif": [atif_document, nested, lambda n: atif_document(n, one=True)],
     "claude_code": [lambda n: claude(n, lambda _: [{"type": "text", "text": "x" * 200}]),
                     lambda n: claude(n, lambda _: [{"type": "thinking", "thinking": "x" * 200}]),
                     claude_results, claude_prompts],
@@ -232,7 +240,10 @@ LOGS = {
     "inspect": [lambda n: {"messages": turns(n)}, lambda n: {"samples": [{"messages": turns(1)}] * n}],
     "mini_swe_agent": [lambda n: {"messages": turns(n), "info": {}}, lambda n: {"messages": one_turn(n)}],
     "openai": [lambda n: {"messages": one_turn(n)}, lambda n: {"messages": one_turn(n, named=False)},
-               lambda n: {"input": codex(n, codex_calls)}, lambda n: {"input": codex(n, codex_texts)}],
+               lambda n: {"input": codex(n, codex_calls)}, lambda n: {"input": codex(n, codex_texts)},
+               lambda n: {"messages": [ASKED, {"role": "assistant", "content": [{"type": "text", "text": "x"}] * n}]},
+               lambda n: {"messages": [ASKED, {"role": "assistant", "content": "x", "thinking_blocks": THOUGHT * n}]},
+               lambda n: {"messages": turns(1), "tools": json.dumps([{"name": f"t{i}"} for i in range(n)])}],
     "openhands": [openhands_0, openhands_1],
     "otel": [spans, span],
     "swe_agent": [swe],
@@ -563,9 +574,14 @@ class Untrained(PRM):
     """A model without parameters."""
 
     layout: Any = None
-    context = ratio = None
-    rule, semantics, step, scale = "min", "correctness", 0, PROBABILITY
-    tokenizer = config = readout = types.SimpleNamespace(steps=False, score=None)
+    context: Any = None
+    ratio: Any = None
+    rule: Any = "min"
+    semantics: Any = "correctness"
+    step: Any = 0
+    scale: Any = PROBABILITY
+    config: Any = types.SimpleNamespace(steps=False)
+    readout: Any = types.SimpleNamespace(score=None)
 
     def __init__(self, layout):
         self.__dict__ |= {"layout": layout, "tokenizer": layout.tokenizer}  # it is frozen

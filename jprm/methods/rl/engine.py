@@ -130,7 +130,7 @@ def _checked(ids: Any, logprobs: Any, ended: bool) -> tuple[list[int], list[LogP
 def _sglang_drawn(reply: Any) -> Sampled:
     meta = reply["meta_info"]
     pairs = meta["output_token_logprobs"]
-    return [int(pair[1]) for pair in pairs], [pair[0] for pair in pairs], meta["finish_reason"]["type"] == "stop"
+    return [pair[1] for pair in pairs], [pair[0] for pair in pairs], meta["finish_reason"]["type"] == "stop"
 
 
 def _sglang_forced(reply: Any, ids: list[int]) -> list[float]:

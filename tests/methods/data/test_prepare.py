@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import types
+from typing import Any
 
 import pytest
 import rich.console
@@ -390,7 +391,7 @@ def test_a_download_that_drips_or_is_cut_or_compressed_is_given_up(tmp_path, mon
         monkeypatch.setattr("jprm.methods.data.prepare._PATIENCE_S", 0.0)
         monkeypatch.setattr("jprm.methods.data.prepare._SLOWEST", 10**12)
     parts = iter([*pieces, b""])
-    response = types.SimpleNamespace(headers=headers, read1=lambda size: next(parts), close=lambda: None)
+    response: Any = types.SimpleNamespace(headers=headers, read1=lambda size: next(parts), close=lambda: None)
     monkeypatch.setattr("urllib.request.urlopen", lambda address, timeout: contextlib.closing(response))
     with pytest.raises(OSError, match=said):
         fetch("https://a/b/f.jsonl", tmp_path, ["0" * 64])

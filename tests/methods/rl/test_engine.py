@@ -1,8 +1,12 @@
 """Policies on a server: the files of a push, draws, and the refusal of a server that goes on with its old weights."""
 
+import contextlib
+import copy
 import dataclasses
 import gzip
+import itertools
 import json
+import math
 import shutil
 import threading
 import types
@@ -258,3 +262,39 @@ def test_overlaps_are_found_before_anything_is_pushed(tmp_path):
     config = experiment(data, prm="", credit=credit, engine=EngineConfig("http://localhost:1"))
     with one_device(), pytest.raises(ValueError, match="problems are in problems and in held_out"):
         loop.train(config, tmp_path / "run")
+
+
+ODD = [None, True, -1, 0.5, 10**400, math.nan, math.inf, 3.0, "a", [], {}, [[]], [None], {"a": 1}, [3, "a"]]
+
+
+@pytest.mark.parametrize("kind", engines.DIALECTS)
+def test_a_sample_of_another_form_is_refused(kind):
+    """Each value in each place of a reply is taken, or raises an error that `_read` puts into one line."""
+    whole = {
+        "sglang": {"meta_info": {"output_token_logprobs": [[-0.5, 7, None]], "finish_reason": {"type": "stop"}}},
+        "vllm": {"choices": [{"token_ids": [7], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "stop"}]},
+    }[kind]
+    assert engines._checked(*engines.DIALECTS[kind].drawn(whole)) == ([7], [-0.5], True)
+    for path, odd in itertools.product(list(places(whole)), ODD):
+        reply = mutated(whole, path, odd)
+        with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
+            ids, logprobs, ended = engines._checked(*engines.DIALECTS[kind].drawn(reply))
+            assert (
+                all(type(i) is int for i in ids) and all(value <= 0 for value in logprobs) and len(ids) == len(logprobs)
+            )
+
+
+def places(value, path=()):
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def mutated(value, path, odd):
+    """The value, with another one in a place."""
+    if not path:
+        return odd
+    copied = copy.copy(value)
+    copied[path[0]] = mutated(value[path[0]], path[1:], odd)
+    return copied
