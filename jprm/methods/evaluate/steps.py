@@ -274,12 +274,14 @@ def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
         rows = [
             [words(key), words(first["ahead"][key]["baseline"]), *(report["ahead"][key] for report in reports.values())]
             for key in first["ahead"]
+            if any(report["ahead"][key]["value"] is not None for report in reports.values())
         ]
         yield Table("Steps: less the best trivial baseline, points", ("", "baseline", *reports), rows)
     columns = {**reports, **best_first(first["baselines"], "auroc")}
     rows = [[words(key), *(column.get(key) for column in columns.values())] for key in KEYS]
     for key in ("accuracy", "f1"):
         rows.append([f"first error, {key}", *(column.get("first_error", {}).get(key) for column in columns.values())])
+    rows = [row for row in rows if any(cell and cell["value"] is not None for cell in row[1:])]  # not without pairs
     title = f"Steps: {first['n_right']} right, {first['n_wrong']} wrong, {first['n_problems']} problems;"
     thresholds = dict.fromkeys(f"{report.get('threshold', 0.5):g}" for report in reports.values())
     title += f" threshold {', '.join(thresholds)}; neutral: {first['neutral'] or 'none'}{left_out_words(first)}"
