@@ -97,7 +97,7 @@ def test_a_killed_run_continues_exactly(tmp_path, request, one_device):
     data, killed, whole = make_data(tmp_path / "data"), tmp_path / "killed", tmp_path / "whole"
     # Checkpoints lie between lines of the log and in the middle of a window of packed trees.
     changes = dict(steps=12, log_every=3, checkpoint_every=2, valid_every=5)
-    code = [sys.executable, "-c", CHILD, str(request.path.parent), str(data), repr(changes), str(killed)]
+    code = [sys.executable, "-c", CHILD, str(request.config.rootpath / "tests"), str(data), repr(changes), str(killed)]
     child = subprocess.run(code, capture_output=True, text=True, timeout=600)
     assert child.returncode == -signal.SIGKILL, child.stderr
     assert 2 in steps_of(killed) and max(steps_of(killed)) <= 4 and not (killed / "result.json").exists()

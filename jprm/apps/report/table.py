@@ -18,7 +18,7 @@ import numpy as np
 
 from jprm.apps.report.collect import drawn_figures, read_suites
 from jprm.apps.report.runs import METRICS, differing, flat, followed, last_metrics, names_of, setting
-from jprm.experiment import RUN, read, to_json
+from jprm.experiment import RUN, read, run_id, to_json
 from jprm.io.storage import Found, Place, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Table
 from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs
@@ -121,6 +121,9 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         if (folder := named.text) in runs:
             raise ValueError(f"{folder}: two of the folders evaluate this model. Name one of them")
         run = followed(named)
+        theirs, now = result["model"].get("run"), run_id(run) if run is not None else ""
+        if theirs and now and theirs != now:
+            raise ValueError(f"{named.file}: is of the run {theirs}, and {folder} is the run {now}. Evaluate it again")
         settings = flat(to_json(read(run / RUN))) if run is not None and (run / RUN).is_file() else None
         runs[folder] = Run(folder, settings, drawn_figures(result, of_model))
     for place in dict.fromkeys(trained):

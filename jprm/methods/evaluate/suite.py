@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import jprm
+from jprm.experiment import run_id
 from jprm.io.jsonl import parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, mark_own, named_in, path_of
@@ -211,6 +212,7 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
         results = results_of(suite, scores, scale=prm.scale) | {"model": about, "unread": left_out}
     else:
         about = {"name": path_of(prm.name).name, "folder": prm.name, "step": prm.step}
+        about |= {"run": id} if (id := run_id(path_of(prm.name))) else {}
         results = results_of(suite, scores, scorer(prm, out / "scores"), prm.scale, left_out)
         results |= {"model": about | _meaning(prm)}
     if seen := trained_on(model, [path for path, _ in files.values()]):

@@ -175,7 +175,7 @@ def experiment():
 @pytest.fixture
 def file(tmp_path, request):
     path = tmp_path / "small.py"
-    path.write_text(FILE.format(tests=str(request.path.parent)))
+    path.write_text(FILE.format(tests=str(request.config.rootpath / "tests")))
     return path
 
 

@@ -196,3 +196,18 @@ def test_results_at_an_address_are_of_a_run_that_is_not_known(evaluated, tmp_pat
     (suite / "results.json").write_text(json.dumps(results))
     assert cli.main(["table", str(suite)]) == 0
     assert cli.main(["report", str(suite), "--output", str(tmp_path / "page.html")]) == 0
+
+
+def test_results_of_another_run_in_the_same_folder_are_refused(evaluated, tmp_path):
+    suite, run = tmp_path / "suite", tmp_path / "run"
+    shutil.copytree(next((evaluated / "results").iterdir()), suite)
+    shutil.copytree(next((evaluated / "runs").iterdir()), run)
+    results = json.loads((suite / "results.json").read_text())
+    for id, good in (("a" * 16, True), ("b" * 16, False)):
+        results["model"] |= {"folder": str(run), "run": id}
+        write_json(suite / "results.json", results)
+        write_json(run / "experiment.json", json.loads((run / "experiment.json").read_text()) | {"id": "a" * 16})
+        if good:
+            assert table_of([suite])
+        else:
+            refused(ValueError, f"run {'b' * 16}, .* is the run {'a' * 16}", table_of, [suite])
