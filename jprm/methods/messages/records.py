@@ -88,8 +88,38 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[st
         records.append(message)
     if not any(message["role"] == "assistant" for message in records):
         raise RecordError(where, "messages", "have no turn of the assistant", "There is nothing to score without one.")
-    checked = {**record, "messages": records}
+    checked = {**record, "messages": records, **_classes_of_turns(record, records, segment, where)}
     return known(checked) | checked
+
+
+def _classes_of_turns(
+    record: Mapping[str, Any], messages: Sequence[dict[str, Any]], segment: str, where: str
+) -> dict[str, Any]:
+    """Moves the `classes` that stand beside turns into the record's list, which has an entry a turn.
+
+    A turn's are an object of named outcomes, e.g. `{"loop": 1, "wrong_tool": 0}`, of which those from 0.5 on hold, a
+    name, a list of names, or null. Raises RecordError for others.
+    """
+    if not any("classes" in message for message in messages):
+        return {}
+    if "classes" in record or segment != "turn":
+        remedy = "Write one of the two; classes of steps inside turns go into the record's list."
+        raise RecordError(where, "classes", "stand beside turns, and the record has its own or a `segment`", remedy)
+    classes: list[list[str] | None] = []
+    for i, message in enumerate(messages):
+        field, given = f"messages[{i}].classes", message.pop("classes", None)
+        if message["role"] != "assistant":
+            if given is not None:
+                raise RecordError(where, field, f"is of the {message['role']}", "Only turns of the assistant have it.")
+            continue
+        if isinstance(given, Mapping):
+            flags = {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
+            values = {name: number_of(value, where, f"{field}.{name}") for name, value in flags.items()}
+            given = [name for name, value in values.items() if value >= 0.5]
+        names = [given] if isinstance(given, str) else given
+        names = None if names is None else [text_of(name, where, field) for name in list_of(names, where, field)]
+        classes.append(names)
+    return {"classes": classes}
 
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:

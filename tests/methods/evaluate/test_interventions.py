@@ -15,11 +15,17 @@ def run(task, quality, solved, turns=6):
     return RunOfTurns(f"task {task}", score_T, bad_T, np.column_stack([place_T, place_T % 2]), solved)
 
 
+def reported(runs):
+    report = interventions_report(runs, 0)
+    assert report is not None
+    return report
+
+
 RUNS = [run(task, 0.8, solved) for task in range(30) for solved in (False, True)]
 
 
 def test_rates_are_those_of_a_count():
-    figures = interventions_report(RUNS, 0)["figures"]["scores"]
+    figures = reported(RUNS)["figures"]["scores"]
     tasks = sorted({run.problem for run in RUNS})
     over, under, false = [], [], []
     for fold in range(FOLDS):
@@ -34,10 +40,10 @@ def test_rates_are_those_of_a_count():
 
 
 def test_random_turns_stop_as_often_and_a_perfect_critic_never_errs():
-    random = interventions_report(RUNS, 0)["figures"]["random"]
+    random = reported(RUNS)["figures"]["random"]
     rate = random["over"]["value"]
     assert np.isclose(random["under"]["value"], 1 - rate) and np.isclose(random["false"]["value"], 1 - (1 - rate) ** 6)
-    perfect = interventions_report([r._replace(score_T=1 - r.bad_T) for r in RUNS], 0)["figures"]["scores"]
+    perfect = reported([r._replace(score_T=1 - r.bad_T) for r in RUNS])["figures"]["scores"]
     assert [perfect[key]["value"] for key in ("over", "under", "false")] == [0, 0, 0]
 
 
@@ -50,7 +56,7 @@ def test_no_threshold_sees_its_own_task():
 
 def test_runs_without_labels_count_if_they_are_solved_and_too_few_tasks_give_nothing():
     unlabelled = [r._replace(bad_T=np.full(6, np.nan)) if r.solved else r for r in RUNS]
-    report = interventions_report(unlabelled, 0)
+    report = reported(unlabelled)
     assert report["n_solved"] == 30 and "false" in report["figures"]["scores"]
     assert interventions_report(RUNS[:1], 0) is None and interventions_report([], 0) is None
     assert interventions_report([r._replace(score_T=np.full(6, np.nan)) for r in RUNS], 0) is None

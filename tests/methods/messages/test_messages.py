@@ -293,3 +293,25 @@ def test_exports_of_otlp_are_read_as_exporters_write_them(write):
     assert read("otel", {"traceId": "t", "attributes": [], "events": [{"attributes": attributes}]}) == [wanted]
     with pytest.raises(RecordError, match=r"gen_ai\.output\.messages"):
         read("otel", {"resourceSpans": [{"scopeSpans": [{"spans": [other]}]}]})
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [({"loop": True, "wrong_tool": 0, "late": 0.7}, ["loop", "late"]), ("loop", ["loop"]),
+     (["loop", "late"], ["loop", "late"]), ([], []), (None, None), ({}, [])],
+)  # fmt: skip
+def test_classes_beside_turns_are_the_records_list(given, wanted):
+    record = record_of(tree_of(talk(ASK, turn() | {"classes": given}, TOLD, LAST)))
+    assert record["classes"] == [wanted, None] and all("classes" not in message for message in record["messages"])
+    assert record_of(tree_of(record)) == record
+
+
+@pytest.mark.parametrize(
+    "record",
+    [talk(ASK, LAST | {"classes": {"a": 1}}, ASK, LAST, classes=[["a"], None]), talk(ASK | {"classes": "a"}, LAST),
+     talk(ASK, LAST | {"classes": {"a": "yes"}}), talk(ASK, LAST | {"classes": [1]}),
+     talk(ASK, LAST | {"classes": 3}), talk(ASK, LAST | {"classes": "a"}, segment="sentences")],
+)  # fmt: skip
+def test_classes_that_say_nothing_are_refused(record):
+    with pytest.raises(RecordError, match="classes"):
+        tree_of(record | {"outcome": 1})

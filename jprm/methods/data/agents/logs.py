@@ -172,6 +172,8 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
     """Returns what a log says about a trajectory beside its messages, its outcome under the record's name."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
+    info = held if isinstance(held := item.get("reward_info"), Mapping) else {}  # of tau2-bench
+    item = {"reward": info.get("reward"), **item}
     if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
         value = item[name]
         kept["outcome"] = int(value) if isinstance(value, bool) else number_of(value, where, name)
