@@ -1,7 +1,7 @@
 """Types of cells and columns: the one place where a value of a source becomes a number, a list or a text of a record.
 
-A table in CSV has only texts. `Row` keeps them, so that the field that a reader asks for decides the type: `"18"` is
-text for a problem and a number for a place.
+A table in CSV has only texts. `TextRow` keeps them, so that the field that a reader asks for decides the type: `"18"`
+is text for a problem and a number for a place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     """
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     value, whole = item, True
-    if isinstance(item, Row) and path in item.cells:
+    if isinstance(item, TextRow) and path in item.cells:
         value = _cell_as(item.cells[path], kinds, where, within + path)
     else:
         for key in path.split("."):
@@ -75,7 +75,7 @@ _FLOAT = re.compile(r"-?(?:0|[1-9]\d{0,17})\.\d{1,18}(?:e[+-]?\d{1,3})?", re.IGN
 _BOOLEANS = {"true": True, "false": False}
 
 
-class Row(dict):
+class TextRow(dict):
     """A row of CSV: its values as the texts suggest them, and `cells`, the texts."""
 
     def __init__(self, cells: Mapping[str, str]):

@@ -153,32 +153,32 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
 def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: str | None, where: str) -> list[Record]:
     """Returns the steps, labels, first error and outcome of every chain of an item."""
     steps = fields["steps"]
-    own = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
+    values = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
     if isinstance(steps, str) or not steps or not all(isinstance(step, list) for step in steps):
-        return [own]
+        return [values]
     for i, step in enumerate(steps):
         for j, text in enumerate(step):
             _text(text, where, f"{columns['steps']}[{i}][{j}]")
-    if nested == "steps" or (nested is None and _are_steps(item, own, where, columns["steps"])):
-        return [own | {"steps": ["\n".join(step) for step in steps]}]
-    listed = [field for field in own if field != "steps" and own[field] is not None]
+    if nested == "steps" or (nested is None and _are_steps(item, values, where, columns["steps"])):
+        return [values | {"steps": ["\n".join(step) for step in steps]}]
+    listed = [field for field in values if field != "steps" and values[field] is not None]
     for field in listed:
-        if not isinstance(own[field], list) or len(own[field]) != len(steps):
+        if not isinstance(values[field], list) or len(values[field]) != len(steps):
             reason = f"is not one for each of the {len(steps)} lists of steps"
             raise RecordError(where, columns[field], reason, "Each list of steps is a chain with its own.")
-    return [own | {"steps": chain} | {field: own[field][i] for field in listed} for i, chain in enumerate(steps)]
+    return [values | {"steps": chain} | {field: values[field][i] for field in listed} for i, chain in enumerate(steps)]
 
 
-def _are_steps(item: Mapping, own: Record, where: str, column: str) -> bool:
+def _are_steps(item: Mapping, values: Record, where: str, column: str) -> bool:
     """Whether each list is one step, in pieces: if there is one label for each list, or one text in each. Lists of
     objects of their own are chains.
 
     Raises RecordError if nothing tells.
     """
-    steps, labels = own["steps"], own.get("labels")
+    steps, labels = values["steps"], values.get("labels")
     if labels and any(label is not None for label in labels):
         return not any(isinstance(label, list) for label in labels) and len(labels) == len(steps)
-    told = [own[field] for field in ("first_error", "correct") if field in own]
+    told = [values[field] for field in ("first_error", "correct") if field in values]
     if told:
         return not any(isinstance(value, list) for value in told)
     if isinstance(item.get(column.partition(".")[0]), list) and "." in column:
@@ -280,9 +280,9 @@ def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: 
             continue
         listed = [listed] if not isinstance(listed, list) and len(samples) == 1 else listed
         if not isinstance(listed, list) or len(listed) != len(samples):
-            found = f"has {len(listed)} entries" if isinstance(listed, list) else f"is {type(listed).__name__}"
+            shown = f"has {len(listed)} entries" if isinstance(listed, list) else f"is {type(listed).__name__}"
             remedy = "Give a list with an entry for each sample."
-            raise RecordError(where, columns[field], f"{found} for {len(samples)} samples", remedy)
+            raise RecordError(where, columns[field], f"{shown} for {len(samples)} samples", remedy)
         for i, (sample, value) in enumerate(zip(samples, listed, strict=True)):
             sample |= _of_sample(key, value, sample, options, where, f"{columns[field]}[{i}]")
     pool = problem | {"samples": samples}

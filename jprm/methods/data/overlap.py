@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jprm.io import jsonl
-from jprm.methods.data.cells import Row
+from jprm.methods.data.cells import TextRow
 from jprm.methods.data.reader import is_csv, read_items
 from jprm.tree import RecordError
 
@@ -97,7 +97,7 @@ def problems_in(path: str | os.PathLike) -> set[str]:
     for number, raw in read_items(path):
         where = f"{os.fspath(path)}:{number}"
         item = jsonl.parse(raw, where)
-        problems = list(problems_of(Row(item) if is_csv(path) else item))
+        problems = list(problems_of(TextRow(item) if is_csv(path) else item))
         if not problems:
             raise RecordError(where, "problem", "is absent", "Give a file that a reader of jprm can read.")
         texts.update(map(normalise, problems))

@@ -217,8 +217,8 @@ def _request(name, source, exclude, on_error, options) -> PrepareRequest:
     split = options.get("split")
     if split is not None and not isinstance(split, str):
         raise ValueError(f"split is {split!r}: give the name of a split")
-    own = {key: value for key, value in options.items() if key != "split"}
-    chosen = dataclasses.asdict(choose(reader.options, own)) | ({} if split is None else {"split": split})
+    reading = {key: value for key, value in options.items() if key != "split"}
+    chosen = dataclasses.asdict(choose(reader.options, reading)) | ({} if split is None else {"split": split})
     if not source:
         known = "".join(f"\n  {url}" for url in reader.releases) or " none"
         raise ValueError(f"no source: give the files of {name}, or the URLs of its public release:{known}")

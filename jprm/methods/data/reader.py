@@ -28,7 +28,7 @@ from jprm.io import jsonl
 from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
 from jprm.io.storage import path_of
-from jprm.methods.data.cells import OTHER_FILE, Row, take
+from jprm.methods.data.cells import OTHER_FILE, TextRow, take
 from jprm.options import OptionError, described, from_json
 from jprm.tree import ReasoningTree, RecordError, tree_of
 
@@ -122,7 +122,7 @@ class Reader:
             try:
                 places = [f"{os.fspath(path)}:{line}" for line, _ in lines]
                 values = [jsonl.parse(line, place) for (_, line), place in zip(lines, places, strict=True)]
-                values = list(map(Row, values)) if is_csv(path) else values
+                values = list(map(TextRow, values)) if is_csv(path) else values
                 item = list(map(Event, places, values)) if self.whole else values[0]
                 parsed = list(self.parse(item, where, options))
                 records = [record for record in parsed if not isinstance(record, LeftOut)]

@@ -64,8 +64,8 @@ def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
     if "steps" in sample or not key:
         return sample
     text = text_of(sample.pop(key), where, f"{field}.{key}", blank=True)
-    found = _steps(text, sample, where) if text.strip() else {"steps": []}
-    return {**found, **sample, "response": text}
+    chain = _steps(text, sample, where) if text.strip() else {"steps": []}
+    return {**chain, **sample, "response": text}
 
 
 def prompt_of(messages: Any, where: str, field: str) -> dict[str, Any]:

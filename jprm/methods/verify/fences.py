@@ -62,26 +62,26 @@ def blocks(text: str, inside: bool = False) -> list[Block]:
     >>> blocks("1. First:\\n   ~~~python\\n   x = 1\\n   ~~~\\nDone.")
     [Block(kind=0, code='x = 1')]
     """
-    found: list[Block] = []
+    fenced: list[Block] = []
     current: _Open | None = None
     for line in text.split("\n"):
         match = _FENCE.match(line) if "```" in line or "~~~" in line else None
         if match:
             quote, lead, fence, info = match.groups()
             if current and not info.strip() and current.closed_by(fence, len(lead)):
-                found += current.blocks(inside)
+                fenced += current.blocks(inside)
                 current = None
                 continue
             opens = info.strip() and current and current.closed_by(fence, len(lead))
             if (opens or not current) and not ("`" in fence and "`" in info):
-                found += current.blocks(inside) if current else []
+                fenced += current.blocks(inside) if current else []
                 current = _Open(fence, len(lead), info.strip(), [])
                 continue
         elif "```" in line:
             before, fence, info = _late(line)
             if current and fence and not info and current.closed_by(fence, 0):  # the last line of code, and the fence
                 current.lines.append(before)
-                found += current.blocks(inside)
+                fenced += current.blocks(inside)
                 current = None
                 continue
             if not current and fence and "`" not in before:
@@ -89,7 +89,7 @@ def blocks(text: str, inside: bool = False) -> list[Block]:
                 continue
         if current:
             current.lines.append(re.sub(r"^[ \t]*>[ ]?", "", line) if line.lstrip().startswith("> ") else line)
-    return found + (current.blocks(inside) if current else [])
+    return fenced + (current.blocks(inside) if current else [])
 
 
 def _late(line: str) -> tuple[str, str, str]:
@@ -148,19 +148,19 @@ def program_in(text: str, prelude: str = "") -> str | None:
     """
     text = without_tokens(text)
     text = _between_marks(text[end_of_thoughts(text) :]).replace("\r\n", "\n")
-    found = blocks(text)
-    if not found:
+    fenced = blocks(text)
+    if not fenced:
         return _bare(text, prelude)
     first = re.search(r"^[ \t]*(?:```+|~~~+)[ \t]*$", text, re.MULTILINE)
     before = text[: first.start()] if first else ""
     if "```" not in before and "~~~" not in before and _is_program(before, prelude):  # the prompt opened the fence
         return before
-    return _joined(programs_of(found), prelude)
+    return _joined(programs_of(fenced), prelude)
 
 
-def programs_of(found: Iterable[Block]) -> list[str]:
+def programs_of(fenced: Iterable[Block]) -> list[str]:
     """Returns the code of the fences that are most likely the program."""
-    codes = [block for block in found if block.code.strip() and not _SESSION.match(block.code)]
+    codes = [block for block in fenced if block.code.strip() and not _SESSION.match(block.code)]
     kind = min((block.kind for block in codes), default=PYTHON)
     return [block.code.rstrip() + "\n" for block in codes if block.kind == kind]
 

@@ -89,11 +89,11 @@ def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
 
 def _codes(texts: Sequence[str]) -> list[str]:
     """Returns the code of each step: its fences if any step has one, else its text."""
-    found = [blocks(without_tokens(text)) for text in texts]
-    if not any(found):
+    fenced = [blocks(without_tokens(text)) for text in texts]
+    if not any(fenced):
         return [_ended(without_tokens(text)) for text in texts]
-    chosen = programs_of(block for parts in found for block in parts)
-    return [_ended("\n".join(code for code in programs_of(parts) if code in chosen)) for parts in found]
+    chosen = programs_of(block for parts in fenced for block in parts)
+    return [_ended("\n".join(code for code in programs_of(parts) if code in chosen)) for parts in fenced]
 
 
 def _ended(text: str) -> str:

@@ -9,7 +9,7 @@ from refusing import refused
 
 from jprm.io import jsonl
 from jprm.io.jsonl import Rejects
-from jprm.methods.data.cells import Row, label_of, literal, place_of, verdict_of
+from jprm.methods.data.cells import TextRow, label_of, literal, place_of, verdict_of
 from jprm.methods.data.columns import ColumnOptions, parse_columns
 from jprm.methods.data.reader import Dropped, Event, LeftOut, check_record
 from jprm.methods.data.readers import READERS, find, options_of, readers_of
@@ -540,7 +540,7 @@ def test_any_cell_of_csv_gives_a_record_or_an_error(tmp_path_factory, cells):
 @settings(max_examples=25)
 def test_any_row_gives_records_or_an_error(name, cells):
     reader = find(name)
-    item = Row(cells)
+    item = TextRow(cells)
     try:
         for record in reader.parse([Event("f:1", item)] if reader.whole else item, "f:1", options_of(reader)):
             check_record(record, "f:1") if not isinstance(record, LeftOut) else None
