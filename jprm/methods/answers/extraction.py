@@ -121,7 +121,7 @@ def _inner(inside: str) -> str:
     """Returns what is in a box without boxes in it."""
     while m := re.match(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*\Z", inside, re.DOTALL):
         inside = m[1]
-    return inside.strip().strip("$").strip()
+    return re.sub(r"\A\\(?=\d)", "", inside.strip().strip("$").strip())
 
 
 def _ends_of_braces(text: str) -> dict[int, int]:

@@ -167,7 +167,7 @@ _TOKEN = re.compile(
 _NAMES = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?\Z|(?:log|ln|sqrt|pi|exp|max|min|mod|gcd|lcm|infinity|det)\Z"
 )
-_COMPOUND = re.compile(r"-[A-Za-z]{2,}")
+_COMPOUND = re.compile(r"-[A-Za-z]{2,}|(?<!\d{3}) [a-z]{3,}")
 _OF_THINGS = re.compile(r"&[A-Za-z]|[-‑][A-Za-z]{2,}|(?<=[A-Z]) [a-z]{3,}")
 _PRIME = re.compile(r"(?<=[A-Za-z'])'(?!s\b|\s|\Z)")
 _BREAKS = set(r"\boxed \fbox \implies \therefore \because \blacksquare \square \Box \qed \checkmark".split())
@@ -184,11 +184,13 @@ def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
     while end < len(text) and (token := _TOKEN.match(text, end)):
         kind, piece = token.lastgroup, token[0]
         if kind == "dollar" and is_money(piece[1:-1]) or kind == "sign" and piece == "$":
-            if not re.match(r"\$\s?[\d.]", text[end:]):
+            if not re.match(r"\$\s?-?[\d.]", text[end:]):
                 break
             end += 1
             continue
-        if kind == "number" and solid and not depth and _COMPOUND.match(text, token.end()):  # 12 7-Ups
+        if (
+            kind == "number" and solid and text[last:end].isspace() and _COMPOUND.match(text, token.end())
+        ):  # 12 7-Ups, 5 8 point bucks
             break
         if kind in ("math", "dollar", "number", "environment", "words"):
             solid, last = True, token.end()
@@ -227,7 +229,7 @@ def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
                 depth
                 or (piece == "!" and re.match(r"!\s*[-+*/=^)\]}\d(\\]", text[end:]))
                 or (piece == ":" and re.match(r":\s?\d", text[end:]))
-                or (lists and piece in ",，、" and _continues(text, token.end()))
+                or (lists and piece in ",，、" and _continues(text, token.end(), "=" in text[at:end]))
             )
             if solid and _PRIME.match(text, end):
                 last = token.end()
@@ -276,7 +278,7 @@ def _is_symbol(text: str, token: re.Match[str], solid: bool, inside: bool) -> bo
         return True
     before, after = text[at - 1 : at] if at else "", text[end : end + 1]
     if len(word) == 1:
-        article = word in "aAI" and re.match(r"[^\S\n]+[a-zA-Z]{2,}", text[end:])
+        article = word in "aAI" and re.match(r"[^\S\n]+(?:[a-zA-Z]{2,}|\$?\d)", text[end:])
         prose = article or re.match(r"['’](?:s|m|ll|d|ve)\b", text[end:])
         if solid and not inside and before == " " and (word == "k" or _OF_THINGS.match(text, end)):
             return False  # 3 T-shirts, 7 C batteries, 20 k
@@ -309,9 +311,11 @@ def _is_formula(text: str, at: int) -> bool:
 _SHORT = set("or in is as so we to at by mm cm km kg".split())  # words that no product of symbols is
 
 
-def _continues(text: str, at: int) -> bool:
-    """Returns whether a list of formulas goes on behind a comma."""
+def _continues(text: str, at: int, equations: bool) -> bool:
+    """Returns whether a list of formulas, or of equations, goes on behind a comma. "Solving for x, x = 2" has none."""
     rest = text[at:].lstrip(" ")
+    if not equations and re.match(r"[A-Za-z]\s*=", rest):
+        return False
     if re.match(r"(?:and|or)\s+[$\\\d(\[-]", rest):
         return True
     words = re.match(r"(?![A-Za-z]{1,2}\s*=|(?:sin|cos|tan|log|ln|sqrt|pi)\b)[^\W\d_]{2,}", rest)
@@ -356,8 +360,10 @@ class Value(NamedTuple):
 
 
 LABEL = re.compile(r"\s*(?:[A-Z]\d{1,3}\s*:|step\s+\d{1,3}\s*[:.]|\d{1,3}[.)])\s+(?=\S)", re.IGNORECASE)
-_START = re.compile(r"[$\\\d√π∞½¼¾(\[.+−-]|(?<![a-zA-Z'’])[a-zA-Z](?![a-zA-Z'’])")
+_START = re.compile(r"[$\\\d√π∞½¼¾(\[.+−-]|(?<![a-zA-Z'’&])[a-zA-Z](?![a-zA-Z'’&])")
 _DIGITS = re.compile(r"-?\d+(?:[.,]\d+)*")
+_SEVERAL = re.compile(r"[,;](?!\d{3})|\b(?:and|or)\b")  # x = 1 and x = 2
+_TIMES = re.compile(r"(?:(?<=[\d)])|\A)\s*[xX]\s*(?=[\d($])")
 _GLUED = re.compile(r"(-?\d[\d.,]*)([gmLlshWJNVK])\Z")
 _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 
@@ -378,7 +384,7 @@ def values(line: str) -> list[Value]:
         formula = line[m.start()] in "$\\" or re.search(r"\d", piece) or re.search(r"[A-Za-z]\s*[-+*/^=]\s*\S", piece)
         if formula and re.search(r"\w|\\", piece):
             unit = _UNITY.match(line, end)
-            side = _last_side(piece + (unit[0].strip() if unit else ""))
+            side = last_side(piece + (unit[0].strip() if unit else ""))
             found.append(Value(m.start(), end, side if line[m.start()] in "$\\" else _GLUED.sub(r"\1 \2", side)))
         at = end
     if not found:
@@ -394,10 +400,13 @@ def formula_at(text: str, at: int) -> str:
     return _tidy(text[at:end])
 
 
-def _last_side(formula: str) -> str:
+def last_side(formula: str) -> str:
     """Returns the last side of an equation of numbers or of words, `\\text{Total} = 3 + 4 = 7`; else the formula."""
     first, *_, last = formula.split("=") if "=" in formula else (formula, "")
-    names = set(re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", _NAME_IN_WORDS.sub("", first)))
+    names = set(re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", _NAME_IN_WORDS.sub("", _TIMES.sub("*", first))))
+    chain = formula.count("=") > 1 and not _SEVERAL.search(formula)
+    if chain and not re.search("[a-zA-Z]", _NAME_IN_WORDS.sub("", last)):  # 4x - 13 = 160 - 13 = 147
+        names = set()
     if (unit := _GLUED.fullmatch(last.strip())) and re.search(rf"\d{unit[2]}", first):  # 2 * 40g = 80g
         names.discard(unit[2])
     return formula if names or not last.strip() else _tidy(last)

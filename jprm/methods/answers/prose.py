@@ -75,6 +75,7 @@ def prose_of(text: str) -> Prose:
     text = text.replace("\x08oxed", "\\boxed").replace("\x0crac", "\\frac")
     if "<" in text or "[" in text:
         text = _BREAK.sub("\n", _HTML.sub("", _TOKENS.sub(" ", _CALCULATOR.sub("", text))))
+    text = text.replace("\\*", "×") if "\\*" in text else text
     if not any(mark in text for mark in "*_`~"):
         return Prose(text)
     formulas = [m.span() for m in MATH.finditer(text) if not _is_of_money(m[0])]

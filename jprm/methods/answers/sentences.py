@@ -68,12 +68,14 @@ def stated_value(prose: Prose, sentence: Span) -> str | None:
         main = max([_main_clause(text, start), *(m.end() for m in _SO.finditer(text, start))])
         left = [v for v in left if v.start >= main] or left
         if again := [v for v in left if _AGAIN.search(text, max(start, v.start - 60), v.start)]:
-            return again[-1].text
-        if counted := [v for v in left if _THERE_ARE.search(text, start, v.start)]:
-            return counted[-1].text
-        for result in _results(text):
+            left = [v for v in left if v.start >= again[-1].start]
+        counted = [v for v in left if _THERE_ARE.search(text, start, v.start)]
+        for at, result in _results(text):
+            if at < start and (counted or again):
+                break
             if same := [v for v in left if _equal(v.text, result)]:
                 return same[-1].text
+        left = counted or left
         left = [v for v in left if _IS.search(text, start, v.start)] or left
         left = [v for v in left if not _GIVEN.search(text, start, v.start)] or left
     return left[0].text if left else None
@@ -100,7 +102,7 @@ def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
     tests = (
         lambda v: not _NAME.fullmatch(v.text),
         lambda v: not text.count("(", start, v.start) - text.count(")", start, v.start) > 0 or text[v.start] == "(",
-        lambda v: not _COMPARED.search(text, max(start, v.start - 200), v.start),
+        lambda v: "=" in text[v.start : v.end] or not _COMPARED.search(text, max(start, v.start - 200), v.start),
         lambda v: not _REASON.search(text, start, v.start),
         lambda v: not ("=" in v.text and _CONDITION.search(text, max(start, v.start - 40), v.start)),
     )
@@ -110,10 +112,11 @@ def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
     return left
 
 
+_SAME = any_of("also, the same as, equal to, equivalent to, about, approximately, up, down, to, or, just")
+_NEAREST = r"(?:\s+(?:up|down|off))?(?:\s+to)?(?:\s+the\s+nearest\s+\w+(?:\s+\w+)?)?(?:\s+(?:is|gives|to))?"
 _AGAIN = re.compile(
-    r"\bwhich\s+(?:is|equals|gives|means|makes|rounds)(?:\s+(?:also|the\s+same\s+as|equal\s+to|equivalent\s+to|about|approximately|up|down|to))*"
-    r"\s+[\\($]*\Z|\brounded(?:\s+(?:up|down|off))?(?:\s+to)?(?:\s+the\s+nearest\s+\w+(?:\s+\w+)?)?(?:\s+(?:is|gives|to))?\s+[\\($]*\Z"
-    r"|\d[\d.,%]*(?:\s+\w+)?,?\s+or\s+(?:about\s+|just\s+)?[\\($]*\Z",
+    rf"(?:\bwhich\s+{any_of('is, equals, gives, means, makes, rounds')}(?:\s+{_SAME})*|\brounded{_NEAREST}"
+    r"|\d[\d.,%]*(?:\s+\w+)?,?\s+or(?:\s+(?:about|just))?)\s+[\\($]*\Z",
     re.IGNORECASE,
 )
 """What stands before a value that says the one before it again: "0.25 dollars, which is 25 cents"."""
@@ -161,14 +164,13 @@ _UNSOLVED = re.compile(
 """A side of an equation that is not its result: x + y = 5."""
 
 
-def _results(text: str) -> Iterator[str]:
-    """Yields the values behind the signs of equality of a text, from the last."""
-    text = text[-4 * LONGEST :]
+def _results(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the signs of equality of a text, from the last, and the values behind them."""
     for sign in reversed([*_EQUALS.finditer(text)][-_EQUATIONS:]):
         formula = formula_at(text, sign.end())
         before = re.split(r"[=≈\n$(\[,:]|\\approx", text[max(0, sign.start() - 80) : sign.start()])[-1]
         if formula and not _EQUALS.search(formula) and not _UNSOLVED.search(re.sub(r"\\[a-zA-Z]+", "", before)):
-            yield formula
+            yield sign.start(), formula
 
 
 def _equal(text: str, result: str) -> bool:
@@ -206,7 +208,8 @@ _SO = re.compile(
 )
 _AT_VALUE = r"[:$\\(]*\Z"
 _TO_BE = any_of(
-    "is, are, was, were, be, equal, equals, cost, costs, total, totals, become, becomes, comes to, amounts to"
+    "is, are, was, were, be, equal, equals, cost, costs, total, totals, become, becomes, comes to, amounts to,"
+    "we get, we obtain, gives"
 )
 _ABOUT = any_of(
     "only, just, now, still, exactly, about, approximately, around, roughly, indeed, also, already, therefore, thus,"
@@ -216,7 +219,8 @@ _IS = re.compile(
     rf"(?:(?<!that )(?<!which )(?<!who )\b{_TO_BE}|total\s+of)\s+(?:{_ABOUT}\s+)*{_AT_VALUE}", re.IGNORECASE
 )
 _THERE_ARE = re.compile(
-    rf"\bthere\s+{any_of('is, are, were, was, will be, would be')}\s+(?:{_ABOUT}\s+)*{_AT_VALUE}", re.IGNORECASE
+    rf"(?:\bthere\s+{any_of('is, are, were, was, will be, would be')}|\ba\s+total\s+of)\s+(?:{_ABOUT}\s+)*{_AT_VALUE}",
+    re.IGNORECASE,
 )
 _GIVEN = re.compile(
     rf"\b{any_of('the, these, those, all, both, each, every, per')}\s+(?:(?:first|last|other)\s+)?{_AT_VALUE}",

@@ -11,7 +11,8 @@ import contextlib
 import json
 import re
 
-from jprm.methods.answers.formulas import LONGEST, first_item, values
+from jprm.methods.answers.forms import number_of
+from jprm.methods.answers.formulas import LONGEST, first_item, last_side, values
 from jprm.methods.answers.prose import Mark, Prose
 from jprm.methods.answers.sentences import is_clause, last_statement, sentences, stated_value
 
@@ -85,13 +86,23 @@ _VERB = re.compile(
 """What stands before "answer" as a verb: "questions Mark can answer", "the tests that students answer"."""
 
 
+_STEP = re.compile(r"^[A-Z]\d{1,3}:", re.MULTILINE)  # A3: of answers to subquestions; only the last one's counts
+
+
 def statements(prose: Prose) -> list[Mark]:
     """Returns what a text says the answer, the result or the solution is."""
     text, out = prose.text, []
+    steps = [m.start() for m in _STEP.finditer(text)]
     for kind, pattern in (("result", _RESULT), ("phrase", _PHRASE), ("abroad", _ABROAD)):
         for mark in list(pattern.finditer(text))[-_MARKS:]:
             before = text[max(0, mark.start() - 60) : mark.start()].rsplit("\n", 1)[-1]
-            if _HYPOTHETICAL.search(before) or kind == "phrase" and _VERB.search(before):
+            if (
+                steps
+                and mark.start() < steps[-1]
+                or _HYPOTHETICAL.search(before)
+                or kind == "phrase"
+                and _VERB.search(before)
+            ):
                 continue
             rest = text[mark.end() : mark.end() + LONGEST]
             if kind == "result" and "\n" in rest.strip():  # of an intermediate step
@@ -158,19 +169,24 @@ def _stated(prose: Prose, at: int, mark: str, colon: bool) -> tuple[str, bool] |
     if letter := _LEFT.match(rest.partition("\n")[0]):
         return letter[1], True
     answer, kind, end = first_item(rest)
+    if _OPERATES.match(rest, end) and (value := stated_value(prose, last_statement(prose.text, at))):
+        return value, True
     if not re.search(r"\w|\\|∞|∅", answer) or _WRONG.match(rest, end):
         return None
     if '"' in mark and "\\\\" in answer:  # of JSON
         with contextlib.suppress(ValueError):
             answer = json.loads(f'"{answer}"')
     if kind != "words":
-        return answer, True
+        side = last_side(answer)
+        return side if number_of(side) else answer, True
     adjective = _ADJECTIVES.match(answer)
     if adjective and ("\\boxed" in answer or not re.fullmatch(r"not? \w+|correct|wrong|positive|negative", answer)):
         return None
     return answer, "\\boxed" not in answer and colon and len(answer.split()) <= 5
 
 
+_OPERATES = re.compile(r"\s+[a-zA-Z][a-zA-Z ]*[-+*/×÷]\s*[\d$(][^\n=]*=")
+"""What stands behind the first number of an equation with words: 6 cards / 12 cards = 0.5."""
 _LEFT = re.compile(
     r"[^\d.\n]*?\b(?:is|be|leaving|leaves|choose|pick|select|with|option|choice|think|believe|say)\s+(?:the\s+)?"
     r"(?:option\s+|choice\s+)?(\(?[A-J]\)?)\s*[.!]?\s*\Z"

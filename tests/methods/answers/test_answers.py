@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from experiments.studies import answers as study
 from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, extract_answer
 
 HERE = pathlib.Path(__file__).parent
@@ -18,6 +19,7 @@ SENTENCES = json.loads((HERE / "answer_sentences.json").read_text(encoding="utf-
 ENDINGS = json.loads((HERE / "answer_endings.json").read_text(encoding="utf-8"))
 
 
+LABELS = json.loads((HERE / "answer_labels.json").read_text(encoding="utf-8"))
 SPACES = " " * 30_000
 
 
@@ -164,6 +166,18 @@ def test_extract_answer_finds_no_letter_that_is_not_chosen(text):
 @pytest.mark.parametrize(("truth", "text"), SENTENCES["choose"])
 def test_extract_answer_finds_small_letters_and_the_text_of_a_choice(truth, text):
     assert equivalent(truth, extract_answer(text))
+
+
+def test_responses_that_were_read_are_judged_as_their_reader_did(shared_data):
+    """Labels of responses whose ending does not say by itself what they answer; `unclear` ones are left out."""
+    wrong = []
+    for name, labels in LABELS.items():
+        words = {tuple(at): word for word, places in labels.items() for at in places if word != "unclear"}
+        for i, j, truth, text in study.pool(name, shared_data):
+            if (word := words.pop((i, j), None)) and equivalent(truth, extract_answer(text)) is not (word == "right"):
+                wrong.append((name, i, j))
+        assert not words, name
+    assert wrong == []
 
 
 WORST = [
