@@ -18,7 +18,7 @@ STOREYS = ("io", "core", "methods", "apps")
 FLOORS = (
     ("decoding", "kernels", "implicit", "worker"),
     ("formats", "answers"),
-    ("messages", "layers"),
+    ("messages", "layers", "optimizers"),
     ("policy",),
     ("verify",),
     ("judge", "data"),

@@ -179,7 +179,7 @@ def skipped(state: optax.OptState) -> Scalar | int:
     return state.skipped if isinstance(state, Guarded) else 0
 
 
-OPTIMIZERS = {"adamw": "jprm.train.state:adam", "muon": "jprm.methods.layers.muon:muon"}
+OPTIMIZERS = {"adamw": "jprm.train.state:adam", "muon": "jprm.methods.optimizers.muon:muon"}
 """Name to (config) -> the optax transformation of gradients to directions, before weight decay and the rate. Gradients
 are a flat dict {path: array} with layers stacked on the first axis. `FILE.py:NAME` is one of the user's own."""
 

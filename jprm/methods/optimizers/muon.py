@@ -7,6 +7,8 @@ gathers the matrices that the mesh splits, and keeps its own part of the result.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import jax
 import optax
 from jax.sharding import PartitionSpec
@@ -18,13 +20,15 @@ from jprm.model import layers
 
 def muon(config: OptimizerConfig) -> optax.GradientTransformation:
     """Returns Muon with momentum `b1` for matrices, and Adam with `b1`, `b2` and `eps` for the rest."""
-    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
-    matrices = scale_by_muon(
-        beta=config.b1,
-        weight_dimension_numbers=lambda flat: {path: dimensions(path) or optax.MaskedNode() for path in flat},
-    )
-    kinds = {"muon": _gathered(matrices), "adam": adam}
-    return optax.partition(kinds, lambda flat: {path: "muon" if dimensions(path) else "adam" for path in flat})
+
+    def axes(flat: Any) -> Any:
+        return {path: dimensions(path) or optax.MaskedNode() for path in flat}
+
+    def kind(flat: Any) -> Any:
+        return {path: "muon" if dimensions(path) else "adam" for path in flat}
+
+    matrices = _gathered(scale_by_muon(beta=config.b1, weight_dimension_numbers=axes))
+    return optax.partition({"muon": matrices, "adam": optax.scale_by_adam(config.b1, config.b2, config.eps)}, kind)
 
 
 def dimensions(path: str) -> MuonDimensionNumbers | None:
@@ -44,10 +48,10 @@ def _gathered(inner: optax.GradientTransformation) -> optax.GradientTransformati
     def whole(tree):
         return jax.tree.map(lambda x: jax.sharding.reshard(x, PartitionSpec()), tree)
 
-    def update(updates, state, params=None):
+    def update(updates: Any, state: Any, params: Any = None):
         places = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, updates)
         split = lambda tree: jax.tree.map(jax.sharding.reshard, tree, places)  # noqa: E731
-        updates, after = inner.update(whole(updates), state._replace(mu=whole(state.mu)), params)
-        return split(updates), after._replace(mu=split(after.mu))
+        updates, new = inner.update(whole(updates), state._replace(mu=whole(state.mu)), params)
+        return split(updates), cast(Any, new)._replace(mu=split(cast(Any, new).mu))
 
     return optax.GradientTransformation(inner.init, update)
