@@ -42,7 +42,7 @@ def _of_openhands(events: Sequence[Event], about: Record, where: str, left: Left
         if isinstance(event.get("kind"), str):
             tools = _event_1(event, conversation, place, field) or tools
         elif "action" in event or "observation" in event:
-            tools = _event_0(event, conversation, place, field) or tools
+            tools = _event_0(_with_arguments(event), conversation, place, field) or tools
         else:
             raise RecordError(place, field, "has no `kind`, `action` or `observation`", "Is this file of OpenHands?")
     return trajectory_of({**about, "messages": conversation.messages, **({"tools": tools} if tools else {})}, where)
@@ -73,6 +73,24 @@ _ADDED_0 = {
     "user_rejected": ("OBSERVATION:\n", "\n[Last action has been rejected by the user]"),
 }
 """Texts around the content of an observation."""
+
+
+_FLAGS_0 = ("action", "action_risk", "is_confirmed", "confirmation_state", "keep_prompt", "kernel_init_code",
+            "images_urls", "wait_for_response", "source", "timestamp", "id")  # fmt: skip
+
+
+def _with_arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns an event with `args`, `extras` and `source`: before 0.9 their fields stood at the event itself.
+
+    A message is the agent's if it waits for an answer, else the user's.
+    """
+    if "args" in event or "extras" in event or "source" in event:
+        return event
+    if "observation" in event:
+        return {**event, "extras": {"exit_code": event.get("exit_code")}}
+    users = event.get("action") == "message" and not event.get("wait_for_response")
+    arguments = {key: value for key, value in event.items() if key not in _FLAGS_0}
+    return {"action": event.get("action"), "source": "user" if users else "agent", "args": arguments}
 
 
 def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:

@@ -139,6 +139,21 @@ def test_an_error_that_answers_no_call_is_the_users(tmp_path):
         {"role": "tool", "tool_call_id": "c", "content": "a.py"}, {"role": "user", "content": told}]  # fmt: skip
 
 
+def test_events_before_0_9_have_their_arguments_at_the_event(tmp_path):
+    events = [
+        {"action": "message", "content": "Fix.", "images_urls": None, "wait_for_response": False, "action_risk": None},
+        {"action": "run", "command": "ls", "thought": "I look.", "keep_prompt": True, "is_confirmed": "confirmed"},
+        {"observation": "run", "content": "a.py", "command_id": -1, "command": "ls", "exit_code": 2},
+        {"action": "message", "content": "Which one?", "wait_for_response": True},
+        {"action": "finish", "outputs": {}, "thought": "Done."},
+    ]
+    (record,), _ = read(events, tmp_path)
+    assert [(m["role"], m["content"]) for m in record["messages"]] == [
+        ("user", "Fix."), ("assistant", "I look."), ("tool", "a.py\n[Command finished with exit code 2]"),
+        ("assistant", "Which one?"), ("assistant", "Done.")]  # fmt: skip
+    assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "run", "arguments": {"command": "ls"}}
+
+
 def test_a_rejection_and_a_command_of_the_user_are_told_as_the_model_read_them(tmp_path):
     rejected = observed_0("user_rejected", "No.") | {"tool_call_metadata": META}
     run = [{"source": "user", "action": "run", "args": {"command": "pwd"}}, observed_0("run", "/w")]
