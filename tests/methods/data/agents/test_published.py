@@ -1,6 +1,9 @@
 """tau2-bench, AgentRx and inspect-ai: turns, outcomes and labels as their files say."""
 
 import json
+import sys
+import types
+import zipfile
 
 import pytest
 
@@ -139,3 +142,18 @@ def test_a_log_without_samples_or_turns_says_so(tmp_path):
         read("inspect", [{"version": 2, "status": "error"}], tmp_path)
     _, left, _ = read("inspect", [{"samples": [{**INSPECT, "messages": INSPECT["messages"][:1]}]}], tmp_path)
     assert left == {"sample without a turn of the agent": 1}
+
+
+def test_an_eval_file_is_read_by_the_package_or_names_its_command(tmp_path, monkeypatch):
+    """Ten real files of inspect-ai's tests were read by 0.3.285; here a stub stands for it."""
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", "{}")
+    sample = types.SimpleNamespace(model_dump_json=lambda exclude_none: json.dumps(INSPECT))
+    log = types.SimpleNamespace(read_eval_log_samples=lambda path, **options: iter([sample, sample]))
+    monkeypatch.setitem(sys.modules, "inspect_ai", types.SimpleNamespace(log=log))
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", log)
+    assert [record["outcome"] for _, record in find("inspect").read(path)] == [1, 1]
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
+    with pytest.raises(RecordError, match=r"inspect log dump .*log\.eval > log\.json"):
+        list(find("inspect").read(path))
