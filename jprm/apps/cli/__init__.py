@@ -574,10 +574,11 @@ def _lost_output() -> OSError | None:
 
 
 def _line(error: BaseException) -> str:
-    """Returns the message as one line of bounded length."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return shortened(f"{error.filename}: {error.strerror}", 2000)
-    return shortened(" ".join(str(error).split()), 2000) or type(error).__name__
+    """Returns the message as one line of bounded length, with control characters escaped: a terminal obeys them."""
+    named = isinstance(error, OSError) and error.filename is not None
+    text = f"{error.filename}: {error.strerror}" if named else " ".join(str(error).split())
+    text = shortened(text, 2000) or type(error).__name__
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def extra_hint(error: ModuleNotFoundError) -> str | None:

@@ -311,3 +311,11 @@ def test_a_server_on_a_port_that_is_taken_says_so_before_it_loads_anything(comma
         assert cli.main([*words, "--port", str(port)]) != 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: port {port} of 127.0.0.1: ") and "--port" in line
+
+
+def test_an_error_gives_the_terminal_no_control_characters(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name = "\x1b]0;title\x07\x1b[2J\n\u202eb"
+    assert cli.main(["score", "--model", name, "--input", name, "--output", "o.jsonl"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.rstrip("\n").isprintable() and "\\x1b]0;title" in err
