@@ -27,7 +27,7 @@ EXPERIMENT = Experiment(
 
 
 @pytest.mark.parametrize(
-    ("place", "told"), [("nowhere.heads:HEAD", "No module named 'nowhere'"), ("json:HEAD", "HEAD")]
+    ("place", "told"), [("nowhere.heads:HEAD", "No module named 'nowhere'"), ("jprm.model:HEAD", "HEAD")]
 )
 def test_a_run_whose_module_is_not_here_names_it_and_is_not_damaged(tmp_path, place, told):
     path = tmp_path / "experiment.json"
