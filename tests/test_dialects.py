@@ -216,6 +216,11 @@ def test_a_server_that_read_a_part_of_its_prompt_is_not_believed(serve, endpoint
     assert (error is None) == believed and (believed or "OLLAMA_CONTEXT_LENGTH" in str(error))
 
 
+def test_no_server_cuts_a_short_prompt(serve):
+    server = serve(lambda number, body: answer("x", prompt_tokens=5))
+    assert draw(server, endpoint="chat", problem="How many apples are left of them? " * 20).error is None
+
+
 @pytest.mark.parametrize("text", [" " * 80_000, "\n" * 80_000, "-" * 80_000])
 def test_runs_of_one_character_are_few_tokens(serve, text):
     server = serve(lambda number, body: answer("x", prompt_tokens=700))

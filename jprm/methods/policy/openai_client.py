@@ -316,7 +316,7 @@ class ServerPolicy:
         counted = _counted(reply, "prompt_tokens")
         texts = [body["prompt"]] if "prompt" in body else [message["content"] for message in body["messages"]]
         least = sum(len(_RUNS.sub(r"\1", text).encode()) for text in texts) // _BYTES_OF_A_TOKEN
-        if counted and counted < least:  # 0 is no count
+        if counted and counted < least and least > _SHORTEST_CONTEXT:  # 0 is no count
             reason = f"usage.prompt_tokens is {counted:,}, and the prompt has at least {least:,}: the server cut it"
             raise ValueError(f"{reason}. Start it with a longer context (Ollama: OLLAMA_CONTEXT_LENGTH)")
         if sent is not None and counted is not None and counted != (expected := len(sent(body["prompt"], False))):
@@ -409,6 +409,9 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 
 _BYTES_OF_A_TOKEN, _RUNS = 16, re.compile(r"(.)\1+", re.DOTALL)
 """No tokenizer has so many bytes of text a token, if equal characters in a row count once."""
+
+_SHORTEST_CONTEXT = 256
+"""Tokens to which no server cuts a prompt."""
 
 _ENDS: dict[str | None, Literal["stop", "end", "step", "length"]] = {
     "stop": "stop", "complete": "stop", "finished": "stop", None: "stop",  # llama.cpp, Gemini, Cohere, Ollama
