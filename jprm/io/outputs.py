@@ -382,7 +382,7 @@ class Bar(Progress):
         if self._logs:
             print(self.line(), flush=True)
 
-    def add(self, count: int = 1, note: str | None = None) -> None:
+    def add(self, count: float = 1, note: str | None = None) -> None:
         self.update(self._task, advance=count, description=note)
 
     def follow(self, items: Iterable[Any]) -> Iterator[Any]:

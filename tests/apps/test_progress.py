@@ -73,3 +73,15 @@ def test_lines_are_short_and_without_long_numbers(tiny_run, tmp_path, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tiny:")]
     assert lines[0] == "tiny: 0 of 2, compiling" and lines[-1].startswith("tiny: 2 of 2, ")
     assert all(len(line) < 120 and not re.search(r"\d\.\d{6}", line) for line in lines)
+
+
+def test_prepare_says_how_far_it_is_in_a_long_file(tmp_path, monkeypatch, capsys):
+    from jprm.methods.data import prepare
+
+    (tmp_path / "a.jsonl").write_text(
+        "".join(f'{{"problem": "{i}{"x" * 2000}", "steps": ["a"]}}\n' for i in range(800))
+    )
+    for least, lines in ((10, 0), (1, 1)):
+        monkeypatch.setattr(prepare, "SHOWN_MB", least)
+        prepare.prepare("jsonl", [tmp_path / "a.jsonl"], tmp_path / f"out{least}")
+        assert capsys.readouterr().out.count("MB read: 1 of 1, a.jsonl") == lines

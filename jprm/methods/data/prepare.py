@@ -28,7 +28,7 @@ import tensorflow_datasets as tfds
 from jprm.io import jsonl
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
 from jprm.io.jsonl import RecordError, Rejects, dump, shortened
-from jprm.io.outputs import atomic_file, check_input, code_of, differing, stamp_of
+from jprm.io.outputs import Bar, atomic_file, check_input, code_of, differing, stamp_of
 from jprm.io.storage import REPORT, Place, cache_folder, is_remote, only_run, path_of, records_file, sha256_of
 from jprm.methods.data import readers
 from jprm.methods.data.overlap import Texts, normalise, problems_in, problems_of
@@ -329,15 +329,15 @@ def _write(
 ) -> PrepareReport:
     """Writes the kept records of all files into `work` and returns the report."""
     tally = _Tally(request, problems)
+    megabytes = sum(stamp_of(path)["bytes"] for path in files) / 1e6
 
-    def records(rejects: Rejects, progress: rich.progress.Progress) -> Iterator[tuple[str, Record]]:
+    def records(rejects: Rejects, bar: Bar) -> Iterator[tuple[str, Record]]:
+        def advance(count: int) -> None:
+            tally.counts["read"] += 1
+            bar.add(count / 1e6)
+
         for index, path in enumerate(files):
-            task = progress.add_task(path.name, total=stamp_of(path)["bytes"])
-
-            def advance(count: int, task: rich.progress.TaskID = task) -> None:
-                tally.counts["read"] += 1
-                progress.advance(task, count)
-
+            bar.add(0, path.name)
             read = reader.read(
                 path,
                 on_error=request.on_error,
@@ -352,9 +352,14 @@ def _write(
                 if tally.keeps(record):
                     yield f"{index}.{key}", record
 
-    with Rejects(work / "rejects.jsonl") as rejects, _progress(console) as progress:
-        kept = write_folder(work, records(rejects, progress))
+    bar = Bar("MB read", int(megabytes), shown=megabytes >= SHOWN_MB)
+    with Rejects(work / "rejects.jsonl") as rejects, bar:
+        kept = write_folder(work, records(rejects, bar))
     return tally.report(request, kept, rejects)
+
+
+SHOWN_MB = 10
+"""Megabytes of files from which on progress is shown: fewer take a moment."""
 
 
 def _progress(console: rich.console.Console) -> rich.progress.Progress:
