@@ -150,7 +150,7 @@ def _words(prose: Prose, sentence: Span) -> str | None:
     words = bold[0] if len(bold) == 1 else ending[1] if ending else ""
     words = words.strip(" .,:!")
     words = words.lower() if number_of(words.lower()) else words  # three Treeks
-    return words if 0 < len(words.split()) <= 3 and not _NO_ANSWER.match(words) else None
+    return words if re.match(r"[^\W\d]+(?: \S+){0,2}\Z", words) and not _NO_ANSWER.match(words) else None
 
 
 # ---- Results of equations.
