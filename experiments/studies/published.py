@@ -298,7 +298,7 @@ def fused(pools: Sequence[Pool], of_ways: Sequence[Mapping[Way, np.ndarray]]) ->
         ])  # fmt: skip
     yield (
         f"Fitted to three quarters of both files' problems, tested on the rest, four times (taken: {', '.join(taken)})."
-        f" Its best of 32 and its vote choose the same answers.\n"
+        " Best of 32; the vote of a fused one chooses the same answers.\n"
     )
     head = ["", "fused, %", "less the majority", "7B by `prod`, %", "fused less it"]
     head += ["7B, the best of its 16 ways on these problems, %", "fused less it"]
