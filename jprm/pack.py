@@ -1,14 +1,14 @@
-"""Packs trees into `Rows`: many trees to a row. A tree that is too long for one row is split at its branches.
+"""Packs trees into `Rows`, many trees per row. A tree too long for one row is split at its branches.
 
 A part of a split tree repeats the prefix that its chains need. Repeated steps keep their slots, labels and tree
-weights, which objectives read that look at the steps before a step, but have weight 0, so that every step counts
-once. In a row with too few slots, a part repeats only the ancestors of its own steps: of alternatives with equal text,
-the one that continues.
+weights, because some objectives look at earlier steps, but have weight 0, so that every step counts once. If a row has
+too few slots, a part repeats only the ancestors of its own steps: among alternatives with equal text, only the one that
+continues.
 
-For attention that needs it (`jprm.model.attention.chain_rows`), a row holds one chain: a tree is split at every leaf.
+If attention needs it (`jprm.model.attention.chain_rows`), a row holds one chain: a tree is split at every leaf.
 
-A split separates alternatives, which objectives that compare them (`bradley_terry`) then cannot. With `siblings` the
-cuts separate as few labelled pairs of them as possible, and only then repeat as few tokens as possible.
+A split separates alternatives, and objectives that compare them (e.g. `bradley_terry`) lose those pairs. With
+`siblings` the cuts separate as few labelled pairs as possible, and only then repeat as few tokens as possible.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PackReport:
 
     @property
     def saved(self) -> int:
-        """Tokens saved by sharing prefixes, over packing every root-to-leaf chain."""
+        """Tokens saved by sharing prefixes, compared with packing every root-to-leaf chain."""
         return self.leaf_tokens - self.tokens
 
     def __str__(self) -> str:
@@ -81,10 +81,8 @@ class PackReport:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Rows of numpy arrays, and for every slot its tree (index into the packed sequence) and node.
-
-    Both are -1 for a slot that is unused or not owned. Every step kept is owned by one slot.
-    """
+    """Rows of numpy arrays, and for every slot its tree (index into the packed sequence) and node, or -1 if the slot
+    is unused or not owned. Every packed step is owned by one slot."""
 
     rows: Rows
     tree_BS: Int32[np.ndarray, "B S"]
@@ -94,7 +92,7 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A tree that fits a row, or a part of a tree."""
+    """A tree that fits in a row, or such a part of a tree."""
 
     index: int  # of its tree, in the packed sequence
     tree: TokenTree
@@ -107,18 +105,16 @@ def pack(
     trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False,
     siblings: bool = False,
 ) -> Packed:  # fmt: skip
-    """Packs trees into rows of exactly `tokens` tokens and `slots` step slots. The result depends on nothing else.
+    """Packs trees into rows of exactly `tokens` tokens and `slots` step slots, deterministically.
 
     A tree that fits is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
 
     Args:
-        chains: a row holds one root-to-leaf chain. The first chain of a step owns it.
-        too_long: what happens to steps whose own chain exceeds a row: "error", or "truncate", which drops and counts
-            them.
-        siblings: a tree is cut where that separates the fewest pairs of labelled alternatives.
+        chains: put one root-to-leaf chain in each row. The first chain of a step owns it.
+        too_long: handles steps with a chain longer than a row: "error", or "truncate" to drop and count them.
+        siblings: cut trees so that the fewest pairs of labelled alternatives are separated.
 
-    Raises:
-        ValueError: a chain that exceeds a row under "error"; a problem that leaves no room for a step under either.
+    Raises ValueError for a chain longer than a row under "error", and always if a problem leaves no room for a step.
     """
     if tokens < 1 or slots < 1:
         raise ValueError(f"a row of {tokens} tokens and {slots} slots holds no step; both must be positive")
@@ -139,7 +135,7 @@ def pack(
 def split(
     tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool, siblings: bool = False
 ) -> tuple[list[Part], PackReport]:
-    """Returns the parts of one tree and their counts, by the rules of `pack` and with its errors."""
+    """Returns the parts of one tree and their counts, with the rules and errors of `pack`."""
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
     if chains:  # the end of a policy's chain, at which no slot is read, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
@@ -148,7 +144,7 @@ def split(
 
 
 def _extras(trees: Sequence[TokenTree]) -> tuple[str, ...]:
-    """Returns the names of the trees' extras. Raises ValueError where trees have different ones."""
+    """Returns the names of the extras. Raises ValueError if trees have different ones."""
     for index, tree in enumerate(trees):
         if set(tree.extras) != set(trees[0].extras):
             raise ValueError(
@@ -159,7 +155,7 @@ def _extras(trees: Sequence[TokenTree]) -> tuple[str, ...]:
 
 
 def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong) -> tuple[TokenTree, Geometry]:
-    """Returns the tree without the steps whose own chain exceeds a row, and its geometry."""
+    """Drops the steps whose own chain is longer than a row; returns the tree and its geometry."""
     shape = geometry(tree.length_R, tree.parent_R)
     if len(tree.run_M) == 0:
         return tree, shape
@@ -183,7 +179,7 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
 
 
 def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"]) -> tuple[TokenTree, Geometry]:
-    """Returns the tree with these steps, which must include their ancestors, and without runs that lead to none."""
+    """Keeps these steps, which must include their ancestors, and only the runs that lead to them."""
     ends_R = np.bincount(tree.run_M[step_L], minlength=len(tree.length_R))
     before_R = np.concatenate([[0], np.cumsum(ends_R)])
     needed_R = before_R[shape.last_R + 1] > before_R[:-1]
@@ -195,10 +191,10 @@ def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"])
 def _split(
     tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool, siblings: bool
 ) -> Iterable[Part]:
-    """Yields the parts of a tree, each no more than a row.
+    """Yields the parts of a tree, each at most a row.
 
     A part is the path to its first step and all runs from there to the run of its last step. Runs between two parts,
-    such as the end of a policy's chain, are in neither: no slot is read at them, and no step continues them.
+    such as the end of a policy's chain, are dropped: no slot is read there, and no step continues them.
     """
     count = len(tree.run_M)
     if count == 0:
@@ -223,7 +219,7 @@ def _split(
 
 
 def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
-    """Returns the steps before `begin` that are ancestors of the steps from `begin` to `end`."""
+    """Returns the steps before `begin` that are ancestors of steps begin..end-1."""
     above = set()
     for step in tree.above_M[begin:end].tolist():
         while 0 <= step < begin and step not in above:
@@ -233,9 +229,9 @@ def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
 
 
 def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
-    """Returns where to cut the M steps so that every part is one chain: 0, the end of each leaf's steps, M.
+    """Returns the cuts 0, ..., M of the M steps that give one chain per part: the end of each leaf's steps.
 
-    A chain with more steps than a row has slots, which many equal steps can make, is cut into several rows.
+    A chain with more steps than slots (many steps may be equal) is cut into several rows.
     """
     following_M = np.append(tree.run_M[1:], len(tree.length_R))
     seen_M, steps_J = _steps_on_path(tree, shape), np.concatenate([[0], np.cumsum(chain_lengths(tree))])
@@ -249,7 +245,7 @@ def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
 
 
 def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: bool) -> list[int]:
-    """Returns where to cut the M steps so that every part fits a row and all parts take the fewest tokens: 0, ..., M.
+    """Returns the cuts 0, ..., M of the M steps so that every part fits a row and the total of tokens is minimal.
 
     Let new_j be the number of tokens of the tree up to the end of step j - 1. A part of the steps i <= k < j takes the
     chain of step i and the tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The
@@ -298,14 +294,14 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
 
 
 def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, " M"]:
-    """Returns how many earlier steps end on the path from the root to each step's last token."""
+    """Returns the number of earlier steps that end on the path from the root to each step's last token."""
     index_M = np.arange(len(tree.run_M))
     closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
     return index_M - np.cumsum(closed_R)[tree.run_M]
 
 
 def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list[list[int]]:
-    """Returns the parts of each row, by best-fit decreasing: the longest part first, to the fullest row with room."""
+    """Assigns parts to rows by best-fit decreasing: the longest part first, to the fullest row with room."""
     bins: list[list[int]] = []
     slots_left: list[int] = []
     room: list[tuple[int, int]] = []  # (tokens left, row), ascending
@@ -329,7 +325,7 @@ def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list
 def lay_out(
     bins: list[list[Part]], tokens: int, slots: int, extras: tuple[str, ...] = ()
 ) -> tuple[Rows, np.ndarray, np.ndarray]:
-    """Packs each list of parts, which must fit, into a row; returns also the tree and node of every slot: `Packed`."""
+    """Writes each list of parts, which must fit, to a row; returns rows, tree and node per slot as in `Packed`."""
     rows = empty_rows(len(bins), tokens, slots, extras)
     tree_BS, node_BS = (np.full((len(bins), slots), -1, np.int32) for _ in range(2))
     for row, members in enumerate(bins):
@@ -377,13 +373,13 @@ def _count(tree: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part])
 
 
 def _leaves(tree: TokenTree) -> Bool[np.ndarray, " M"]:
-    """Marks the steps that no step continues."""
+    """Marks the steps without a following step."""
     leaf_M = np.ones(len(tree.above_M), bool)
     leaf_M[tree.above_M[tree.above_M >= 0]] = False
     return leaf_M
 
 
 def _pairs(tree: TokenTree, some_M: Bool[np.ndarray, " M"] | bool = True) -> int:
-    """Returns the number of pairs of labelled alternatives among the marked steps."""
+    """Counts the pairs of labelled alternatives among the marked steps."""
     siblings = np.bincount(tree.above_M[(tree.weight_M > 0) & some_M] + 1)
     return int((siblings * (siblings - 1) // 2).sum())

@@ -1,7 +1,7 @@
 """`Rows`: the one array layout that carries trees through jit.
 
-Trees are stored depth first, many to a row. Visibility is one comparison: query i sees key j if and only if
-`j <= i < until[j]`. Plain causal attention, packed documents, padding and trees are this rule with different `until`.
+Trees are stored depth first, many per row. Visibility is one comparison: query i sees key j if and only if `j <= i <
+until[j]`. Plain causal attention, packed documents, padding and trees differ only in `until`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rows:
     Slots of a row are ordered by `step_end` (depth first). An unused slot has `step_end`, `weight` and `problem` 0,
     `tree` and `parent` -1. A padding token sees only itself (`until[j] == j + 1`) and has position 0.
 
-    A tree that is split over rows repeats the steps that its parts continue. A repeated slot is not `owned` and has
+    If a tree is split over rows, each part repeats the steps that it continues. A repeated slot is not `owned` and has
     weight 0, but keeps its label, tree, parent and `tree_weight`: every step is owned by one slot.
     """
 
@@ -47,7 +47,7 @@ class Rows:
 
 
 def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns `count` rows of padding, as numpy arrays: each token sees itself, no slot is used."""
+    """Returns `count` rows of padding as numpy arrays, without used slots."""
     none = np.full((count, slots), -1, np.int32)
     zero = np.zeros((count, slots), np.float32)
     return Rows(
@@ -68,15 +68,13 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
 
 
 def padded_size(count: int, least: int = 1, factor: int = 2) -> int:
-    """Returns the smallest of least, factor x least, factor^2 x least, ... that is at least `count`.
-
-    The one ladder of sizes that arrays are padded to: few sizes, so that few shapes are compiled.
-    """
+    """Returns the smallest of least, factor x least, factor^2 x least, ... that is at least `count`. All arrays are
+    padded to such sizes, so that few shapes are compiled."""
     return padded_sizes(count, least, factor)[-1]
 
 
 def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
-    """Returns the sizes that counts of up to `most` are padded to."""
+    """Returns all padded sizes for counts of up to `most`."""
     sizes = [least]
     while sizes[-1] < most:
         sizes.append(factor * sizes[-1])
@@ -84,7 +82,7 @@ def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
 
 
 def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[Array, "B N *X"]:
-    """Returns x at N slots, or tokens, of each row."""
+    """Returns x at N slots (or tokens) of each row."""
     if x_BSX.shape[1] == 1:
         return jnp.repeat(x_BSX, slot_BN.shape[1], axis=1)
     alone = slot_BN.shape == (1, 1)  # taken twice: JAX could not tell how one number of a split axis is split
@@ -96,8 +94,8 @@ def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[A
 def siblings(rows: Rows) -> Bool[Array, "B S S"]:
     """Marks the pairs (i, j) of alternatives: two steps of one tree that continue the same step, or the problem.
 
-    The relation is symmetric, and no slot is its own sibling. Over all rows of a split tree every pair occurs at most
-    once: a pair of which both slots are repeated belongs to an earlier row.
+    The relation is symmetric and irreflexive. Over all rows of a split tree every pair occurs at most once: if both
+    slots of a pair are repeated, it belongs to an earlier row.
     """
     same = (rows.tree[:, :, None] == rows.tree[:, None, :]) & (rows.parent[:, :, None] == rows.parent[:, None, :])
     owned = rows.owned[:, :, None] | rows.owned[:, None, :]
@@ -105,9 +103,9 @@ def siblings(rows: Rows) -> Bool[Array, "B S S"]:
 
 
 def ancestors(rows: Rows) -> Bool[Array, "B S S"]:
-    """Marks the pairs (i, j) in which step j comes before step i on its chain; no slot is its own ancestor.
+    """Marks the pairs (i, j) with step j before step i on its chain; no slot is its own ancestor.
 
-    Every round doubles the distance in steps at which ancestors are found.
+    Each round doubles the distance at which ancestors are found.
     """
     slots = rows.parent.shape[1]
     jump_BS = jnp.asarray(rows.parent)

@@ -1,7 +1,7 @@
-"""Splits free text into steps by a named rule, without losing a character: `"".join(split(text)) == text`.
+"""Splits free text into steps by a named rule, losslessly: `"".join(split(text)) == text`.
 
-Every rule proposes places where a step may begin. Places inside code fences, LaTeX environments and displayed formulas
-are dropped. A step keeps the white space that follows it, and no step is blank.
+Every rule proposes places at which a step may begin. Places inside code fences, LaTeX environments and displayed
+formulas are dropped. A step includes the white space that follows it, and is never blank.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _THOUGHTS = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
 
 
 def split(text: str, rule: str = "auto") -> list[str]:
-    """Returns the steps of a text; joined they are the text, and each holds more than white space.
+    r"""Splits a text into steps, each with more than white space; joined they are the text.
 
-    A text without a place to cut is one step. Only a text that is white space gives a blank step.
+    A text without a place to cut is one step. Only a text of white space gives a blank step.
 
     Args:
-      rule: a name in `RULES`, or `auto` for the rule that `rule_of` names.
+      rule: a name in `RULES`, or `auto` for the result of `rule_of`.
 
     >>> split("We add: 3.5 + 4 = 7.5. So it is 7.5.\\n")
     ['We add: 3.5 + 4 = 7.5. ', 'So it is 7.5.\\n']
@@ -59,10 +59,10 @@ def split(text: str, rule: str = "auto") -> list[str]:
 
 
 def rule_of(text: str) -> str:
-    """Returns the rule that `auto` takes: the first of `RULES` that fits the text, else `sentences`.
+    """Returns the rule that `auto` uses: the first of `RULES` that fits the text, else `sentences`.
 
-    A rule fits if it finds two steps. Paragraphs must also be a sixth of the lines: a single blank line in a text of
-    many lines does not make two paragraphs its steps.
+    A rule fits if it finds two steps. `paragraphs` also needs a sixth as many breaks as `lines`: one blank line in a
+    text of many lines does not make two paragraphs its steps.
     """
     inside = _spans(_OPENING, text)
     count = {name: _count(places(text), text, inside) for name, places in RULES.items()}
@@ -77,12 +77,12 @@ def _count(places: Iterator[int], text: str, inside: tuple[list[int], list[int]]
 
 
 def _markers(text: str) -> Iterator[int]:
-    """Lines that open with "Step n", in Markdown or not, where n counts up from 1 or 0."""
+    """Lines that open with "Step n", in Markdown or not; n must count up from 1 or 0."""
     return _counted(_MARKER, text)
 
 
 def _numbered(text: str) -> Iterator[int]:
-    """Lines that open with "n." or "n)", where n counts up from 1 or 0."""
+    """Lines that open with "n." or "n)"; n must count up from 1 or 0."""
     return _counted(_NUMBER, text)
 
 
@@ -95,7 +95,7 @@ def _lines(text: str) -> Iterator[int]:
 
 
 def _sentences(text: str) -> Iterator[int]:
-    """Ends of sentences and lines, but for decimals, abbreviations, initials, and places inside formulas in a line."""
+    """Ends of sentences and lines, except decimals, abbreviations, initials, and places inside inline formulas."""
     inside = _spans(_OPENING_INLINE, text)
     yield from _lines(text)
     for match in _SENTENCE.finditer(text):
@@ -122,7 +122,7 @@ RULES: dict[str, Callable[[str], Iterator[int]]] = {
 
 
 def _counted(pattern: re.Pattern[str], text: str) -> Iterator[int]:
-    """Yields where numbered lines begin, if there are two or more and their numbers count up from 0 or 1."""
+    """Yields the beginnings of numbered lines, if there are at least two and they count up from 0 or 1."""
     matches = list(pattern.finditer(text))
     numbers = [int(match[1]) for match in matches]
     if len(matches) > 1 and numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
@@ -132,7 +132,7 @@ def _counted(pattern: re.Pattern[str], text: str) -> Iterator[int]:
 def _spans(opening: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
     """Returns the first and the last place inside each closed span, in order; spans do not overlap.
 
-    A fence that is never closed reaches to the end, as in Markdown.
+    As in Markdown, an unclosed fence extends to the end of the text.
     """
     begins, ends, at = [], [], 0
     stops = collections.defaultdict(list)  # where each environment ends, so that none is searched for twice

@@ -3,7 +3,7 @@
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16", "int8", "nf4", "gguf"]
-"""How parameters are stored; `gguf` is as they are in a GGUF file."""
+"""How parameters are stored. `gguf` keeps the blocks of a GGUF file."""
 
 FileDtype = Literal["float32", "bfloat16", "float16"]
-"""What numbers are written as."""
+"""The number type of written weights."""

@@ -1,10 +1,10 @@
-"""Attention: what an implementation is, which there are, and what several of them share.
+"""Attention: the `Implementation` record, the registered implementations, and their shared code.
 
 Query i sees key j if and only if j <= i < until[j]. In a layer with a sliding window the key must also be less than
 `window` positions before the query. Positions are depths in the tree, so a window follows the query's own path.
 
-All of these compute the same softmax; `ModelConfig.attention` chooses one. Another attention (sinks, ALiBi, ...) is a
-kind of layer: `jprm.methods.layers.attending`.
+All implementations compute the same softmax; `ModelConfig.attention` chooses one. Attention by another rule (sinks,
+ALiBi, ...) is a kind of layer: `jprm.methods.layers.attending`.
 
 | name | for | rows | memory |
 |---|---|---|---|
@@ -39,26 +39,25 @@ ATTENTION = {
     "kernel": "jprm.methods.kernels.tpu:KERNEL",
     "gpu_kernel": "jprm.methods.kernels.gpu:GPU_KERNEL",
 }
-"""Name to implementation, imported when it is asked for. A config may also name one of the user's own module, as
-`module:NAME`."""
+"""Implementations by name, imported on first use. A config may also name the user's own, e.g. `mymodule:NAME`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """One way to compute attention. To add one, write a file with such a record and a line of `ATTENTION`.
+    """One way to compute attention. To add one, write a file with such a record and a line in `ATTENTION`.
 
-    plan: (until (B, T), position (B, T), config) to what attention needs to know of the rows. It is computed once for
-        all layers, and raises ValueError for rows of a length that is not supported.
+    plan: (until (B, T), position (B, T), config) to anything that `attend` needs of the rows. It is computed once for
+        all layers. It should raise ValueError if the row length is not supported.
     attend: (q (B, T, K, G, H), k (B, S, K, H), v (B, S, K, H), plan, config, window) to (B, T, K, G, H): grouped-query
-        attention with a softmax in float32. `window` is the layer's, in positions; None is none.
-    refuses: (config, backend, context) to why the model, the backend (None: any) or rows in `context` parts are not
-        supported; None where they are.
-    backend: where it is fast; "" for everywhere. Elsewhere `suited` replaces it.
-    chain_rows: whether a row must hold one chain. The packer then packs no others.
-    flat: whether projections take rows and tokens as one axis, and queries, keys and values in one product. CPUs are
-        faster so: XLA copies a weight's gradient that sums over two axes.
-    flops: (config, rows, tokens, tensor, context) to FLOPs of every kernel's call on one device, for `jprm plan`.
-    softmax: of one of the user's own, whether it computes the softmax. If not, caches, export and `base` refuse it.
+        attention with a softmax in float32. `window` is in positions; None means no window.
+    refuses: (config, backend, context) to the reason why the model, the backend (None: any) or rows in `context` parts
+        are not supported, or None.
+    backend: the platform on which it is fast, e.g. "tpu"; "" for all. Elsewhere `suited` replaces it.
+    chain_rows: whether a row must hold one chain; the packer then packs single chains.
+    flat: whether projections merge rows and tokens into one axis, and queries, keys and values into one product. That
+        is faster on CPUs: XLA copies a weight gradient that sums over two axes.
+    flops: (config, rows, tokens, tensor, context) to FLOPs per kernel call on one device, for `jprm plan`.
+    softmax: whether the user's own implementation computes the softmax. If not, caches, export and `base` refuse it.
     """
 
     plan: Callable[[Array, Array, ModelConfig], Any]
@@ -72,12 +71,11 @@ class Implementation:
 
 
 def find(name: str) -> Implementation:
-    """Returns the implementation of the name. Raises ValueError where there is none."""
     return find_part(name, ATTENTION, "attention", Implementation)
 
 
 def check_softmax(name: str, what: str) -> None:
-    """Raises ValueError if `what` computes a softmax and the implementation does not say that it does too."""
+    """Raises ValueError if `what` computes a softmax and the implementation does not declare the same."""
     if name not in ATTENTION and not find(name).softmax:
         raise ValueError(
             f"model.attention={name!r} does not say that it computes the softmax, which {what} computes. If it does,"
@@ -86,7 +84,7 @@ def check_softmax(name: str, what: str) -> None:
 
 
 def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:
-    """Returns the implementation. Raises ValueError where it refuses the model, the backend (None: any) or parts."""
+    """Returns the implementation. Raises ValueError if it refuses the model, the backend (None: any) or `context`."""
     implementation = find(name)
     if reason := implementation.refuses(config, backend, context):
         raise ValueError(reason)
@@ -94,30 +92,29 @@ def check(name: str, config: ModelConfig, backend: str | None = None, context: i
 
 
 def chain_rows(config: ModelConfig) -> bool:
-    """Returns whether attention needs rows of one chain each; the packer then packs no others."""
+    """Returns whether the packer must put one chain in each row."""
     return find(config.attention).chain_rows
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:
-    """Returns what `config.attention` needs to know of the rows. Raises ValueError where it refuses them, or this
-    backend."""
+    """Returns `config.attention`'s plan of the rows. Raises ValueError if it refuses them or this backend."""
     implementation = check(config.attention, config, jax.default_backend(), parts(until_BT))
     return implementation.plan(until_BT, position_BT, config)
 
 
 def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: ModelConfig, window=None) -> Float[Array, "B T K G H"]:
-    """Returns grouped-query attention by `config.attention`, as `Implementation.attend`."""
+    """Calls `Implementation.attend` of `config.attention`."""
     return find(config.attention).attend(q_BTKGH, k_BSKH, v_BSKH, plan, config, window)
 
 
 FAST = {"cpu": "paths", "gpu": "gpu_kernel"}
-"""The fastest implementation by backend; `blocked` on others."""
+"""The fastest implementation by backend; `blocked` on other backends."""
 
 
 def suited(name: str) -> str:
-    """Returns the name of the implementation, or of the fastest one here if it is for other machines.
+    """Returns `name`, or the fastest implementation here if `name` is for another backend.
 
-    On a GPU, `gpu_kernel` also takes the place of `blocked`, which published models and old runs name.
+    On a GPU, `gpu_kernel` also replaces `blocked`, which published models and old runs name.
     """
     here = jax.default_backend()
     fast = FAST.get(here, "blocked") if here != "gpu" or ampere_or_later() else "blocked"
@@ -125,12 +122,12 @@ def suited(name: str) -> str:
 
 
 def capability() -> str:
-    """Returns the compute capability of this machine's GPU, such as 9.0; for AMD a name."""
+    """Returns the compute capability of this machine's GPU, e.g. "9.0"; a name on AMD."""
     return jax.local_devices()[0].compute_capability
 
 
 def ampere_or_later() -> bool:
-    """Returns whether this machine's GPU runs the kernels; True where there is none, as when a plan is compiled."""
+    """Returns whether this machine's GPU can run the kernels; True if there is no GPU, e.g. for `jprm plan`."""
     if jax.default_backend() != "gpu":
         return True
     major = capability().split(".")[0]
@@ -140,18 +137,17 @@ def ampere_or_later() -> bool:
 # What several implementations share.
 
 HIDDEN = -1e30
-"""The logit of a hidden key. It is finite, so that a row of hidden logits has no NaN; exp(-1e30 - max) is exactly 0 in
-float32."""
+"""The logit of a hidden key. It is finite, so that a fully hidden row has no NaN; exp(-1e30 - max) is 0 in float32."""
 
 SAVED = "attention"
-"""The name of what `remat="dots"` keeps, beside products."""
+"""Checkpoint name of the attention output, which `remat="dots"` keeps beside products."""
 
 PROJECTED = "projected"
-"""The name of what `remat="attention"` keeps beside SAVED: queries, keys, values, and the residual stream after."""
+"""Checkpoint name of queries, keys, values and the stream after attention, which `remat="attention"` keeps too."""
 
 
 def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
-    """Returns `attend` of a forward pass, (q, k, v, plan, config) to (output, saved), and its gradient's function."""
+    """Returns an `attend` with a custom gradient; `forward` maps (q, k, v, plan, config) to (output, saved)."""
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
     def attention(q_BTKGH, k_BTKH, v_BTKH, plan, config):
@@ -164,12 +160,12 @@ def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]
 
 
 def capped(logit, softcap: float):
-    """Returns softcap x tanh(logit / softcap), or the logit where softcap is 0 (Gemma 2; Bello et al. 2016)."""
+    """Returns softcap x tanh(logit / softcap), or the logit if softcap is 0 (Gemma 2; Bello et al. 2016)."""
     return softcap * jnp.tanh(logit / softcap) if softcap else logit
 
 
 def unsplit_only(name: str, context: int) -> str | None:
-    """Returns why an implementation refuses rows in `context` parts, None for one part."""
+    """Returns the reason for `Implementation.refuses` if rows are split into `context` > 1 parts."""
     if context == 1:
         return None
     return (
@@ -189,7 +185,7 @@ def unsplit_only(name: str, context: int) -> str | None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unsplit:
-    """The rows with all their tokens on every device."""
+    """Plan of rows that have all their tokens on every device."""
 
     until: Int[Array, "B S"]
     position: Int[Array, "B S"]
@@ -201,7 +197,7 @@ def blocked_plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], co
 
 
 def unsplit(*arrays: Array) -> list[Array]:
-    """Returns arrays (B, T) with all tokens of a row on every device."""
+    """Gathers arrays (B, T), so that every device has all tokens of its rows."""
     return [jax.sharding.reshard(x, spec("batch", None)) if parts(x) > 1 else x for x in arrays]
 
 
@@ -226,7 +222,7 @@ def attend_in_blocks(
 
 
 def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
-    """Attends where tokens are split: each device gathers all keys and values of its rows for its own queries."""
+    """Attends if tokens are split: each device gathers the keys and values of its rows for its own queries."""
 
     def on_device(q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
         k_BKSH, v_BKSH = (jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in (k_BKTH, v_BKTH))
@@ -239,9 +235,9 @@ def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
 
 
 def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once: bool, first=0):
-    """Attends a block of queries at a time, and rematerialises it in the backward pass: only its logits are in memory.
+    """Attends one block of queries at a time, rematerialised, so that only one block's logits are in memory.
 
-    `first` is the index, in its row, of the first query.
+    first: the index of the first query in its row.
     """
     T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
     # At most 64 blocks, which bounds the size of the compiled program.
@@ -279,4 +275,4 @@ def _softmax(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"], softcap: f
 BLOCKED = Implementation(blocked_plan, attend_in_blocks)
 
 REFERENCE = Implementation(blocked_plan, functools.partial(attend_in_blocks, at_once=True))
-"""The rule written out, with memory O(T^2): what the other implementations are tested against."""
+"""The rule in one softmax with O(T^2) memory; tests compare the other implementations with it."""

@@ -1,4 +1,4 @@
-"""The model's configuration: one frozen record for all decoders that jprm computes."""
+"""`ModelConfig`: one frozen record for every decoder that jprm computes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ KINDS = {
     "dense": "jprm.model.transformer:DENSE",
     "experts": "jprm.methods.layers.experts:EXPERTS",
 }
-"""Name to kind of layer (`jprm.model.layers`), imported when it is asked for. A config may also name one of the user's
-own module, `module:NAME`."""
+"""Kinds of layers (`jprm.model.layers`) by name, imported on first use. A config may also name the user's own, e.g.
+`mymodule:NAME`."""
 
 NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
 """Before the mixer, before the MLP, after the mixer, after the MLP."""
 
 MOST_LAYERS = 10_000
-"""So that a damaged count fills no memory; published models have 126 at most."""
+"""A limit, so that a damaged file cannot fill the memory; published models have at most 126."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How the frequencies differ from theta^(-2i / head_dim). Fields that a kind does not use keep their defaults.
+    """How the frequencies differ from theta^(-2i / head_dim). Unused fields of a kind keep their defaults.
 
     linear: divides all by `factor` (Chen et al. 2023).
     llama3: divides long wavelengths by `factor`, keeps short ones, blends between (Llama 3.1's `apply_scaling`).
@@ -59,7 +59,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DeltaNetConfig:
-    """Layers of kind `deltanet` (`jprm.methods.layers.deltanet`); value heads share key heads in order."""
+    """Options of `deltanet` layers (`jprm.methods.layers.deltanet`). Value heads share key heads in order."""
 
     key_heads: int = 0
     value_heads: int = 0
@@ -78,7 +78,7 @@ class DeltaNetConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExpertsConfig:
-    """MLPs of kind `experts` (`jprm.methods.layers.experts`)."""
+    """Options of `experts` MLPs (`jprm.methods.layers.experts`)."""
 
     count: int = 0
     used: int = 0  # for each token
@@ -109,20 +109,20 @@ class ModelConfig:
     qk_width_norm: bool = False  # OLMo 2 and 3: RMSNorm of all query heads together, and of all key heads
     attention_gate: bool = False  # Qwen3-Next, Qwen3.5: heads' outputs are multiplied by the sigmoid of a projection
     design: Literal["llama", "gemma", "olmo", "qwen3_next"] = "llama"
-    """gemma: norms multiply by 1 + w, two more norms follow attention and MLP, the gate is GELU (by tanh) in place of
-    SiLU, and the embedding is multiplied by the root of `width`. olmo: norms follow attention and MLP, and none precede
-    them. qwen3_next: norms multiply by 1 + w."""
+    """gemma: norms multiply by 1 + w, two more norms follow attention and MLP, the gate is GELU (by tanh) instead of
+        SiLU, and the embedding is multiplied by sqrt(width). olmo: norms follow attention and MLP, and none precede
+        them. qwen3_next: norms multiply by 1 + w."""
     mixers: tuple[str, ...] = ()
-    """Kinds of mixers by layer, names in `KINDS` or module:NAME, repeated if there are more layers;
-    () is attention everywhere."""
+    """Mixer per layer, repeated over the layers: names in `KINDS` or `module:NAME`, e.g. three `deltanet` and one
+    `attention`. () is attention everywhere."""
     mlps: tuple[str, ...] = ()  # the same for MLPs; (): dense everywhere
     deltanet: DeltaNetConfig = DeltaNetConfig()
     experts: ExpertsConfig = ExpertsConfig()
     windows: tuple[int, ...] = ()
-    """Sliding windows by layer, repeated if there are more layers. A query sees keys less than n positions before it; 0
-    is no window, and () is none anywhere."""
+    """Sliding window per layer, repeated over the layers, e.g. (4096, 0). A query sees keys less than n positions
+    before it; 0 is no window, () no window in any layer."""
     rope_layers: tuple[int, ...] = ()
-    """SmolLM3: 0 for layers that rotate nothing, repeated as windows are; (): all rotate."""
+    """SmolLM3: 0 for each layer without rotation, repeated as windows are; () rotates in all layers."""
     rotary_dim: int = 0  # Qwen3-Next, Phi-4-mini: of a head, that are rotated; 0: all of head_dim
     query_growth: tuple[float, ...] = ()  # Ministral 3: beta, and positions after which queries grow; () is none
     rope_theta_local: float = 0.0  # Gemma 3: of layers with a window, unscaled; 0: rope_theta
@@ -135,15 +135,16 @@ class ModelConfig:
     head_hidden: bool = False  # Qwen2.5-Math-PRM: a layer of the decoder's width and a ReLU precede the head
     steps: str = ""  # a layer of states at step ends before the head, module:NAME (`step_layer`); "": none
     layer_groups: tuple[int, ...] = ()
-    """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group. A freezing rule can
-    name a group, and frozen groups below the first trained one cost no backward pass. A single group always has all
-    `layers`."""
+    """Layers are stacked and scanned in these groups, `layers_0`, `layers_1`, ...; () is one group. A freezing rule
+    can name a group, and frozen groups below the first trained one need no backward pass. A single group always has
+    all `layers`."""
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     remat: Literal["nothing", "dots", "attention", "full"] = "full"
-    """What the backward pass recomputes: nothing, what is no product, the MLP (all of attention is kept), everything
-    but the layers' inputs. Memory falls in this order."""
+    """The backward pass recomputes: nothing; everything but products; the MLP (attention is kept); everything but
+    layer inputs. Memory falls in this order."""
     product_layers: int = 0
-    """Layers, the last of every group, that keep their products as `remat="dots"` does: as many as fit in memory."""
+    """Number of layers, the last of each group, that keep their products as `remat="dots"` does: as many as fit in
+    memory."""
     attention: str = "blocked"  # a name in `jprm.model.attention.ATTENTION`, or module:NAME
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
@@ -177,7 +178,7 @@ class ModelConfig:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
 
     def _check_kinds(self) -> None:
-        """Normalises the patterns of layers: equal models have equal configs. Raises ValueError for wrong ones."""
+        """Normalises the layer patterns, so that equal models have equal configs; refuses invalid ones."""
         short = {place: name for name, place in KINDS.items()}  # so that one kind has one name
         for field, plain in (("mixers", "attention"), ("mlps", "dense")):
             pattern = tuple(short.get(name, name) for name in getattr(self, field))
@@ -200,12 +201,11 @@ class ModelConfig:
 
     @property
     def centred_norms(self) -> bool:
-        """Whether norms multiply by 1 + w."""
         return self.design in ("gemma", "qwen3_next")
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of a layer, of `NORMS`."""
+        """The names in `NORMS` that each layer has."""
         first, count = {"gemma": (0, 4), "olmo": (2, 2)}.get(self.design, (0, 2))
         return NORMS[first : first + count]
 
@@ -216,12 +216,12 @@ class ModelConfig:
 
     @property
     def query_scale(self) -> float:
-        """The factor of attention's logits."""
+        """Factor of the attention logits."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling()) -> np.ndarray:
-    """Returns (head_dim / 2,) float32, radians a position, computed in float32 as in the models' own training code."""
+    """Returns (head_dim / 2,) radians per position, in float32 as in the models' own training code."""
     H = head_dim
     power_H = np.float32(theta) ** (np.arange(0, H, 2, dtype=np.float32) / np.float32(H))
     plain_H = np.float32(1) / power_H
@@ -236,7 +236,7 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling(
     else:
 
         def pair(turns: float) -> float:
-            """Returns the pair, as a real number, that turns so often over the old context."""
+            """Returns the (fractional) pair index that makes `turns` turns over the old context."""
             return H * math.log(scaling.positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         first, last = pair(scaling.high), pair(scaling.low)
@@ -250,16 +250,16 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling(
 
 
 def step_layer(name: str) -> type[nn.Module]:
-    """Returns the module that `ModelConfig.steps` names, `module:NAME`: it changes the hidden states at step ends.
+    """Returns the module that `ModelConfig.steps` names (`module:NAME`); it changes the hidden states at step ends.
 
-    It is a Linen module with one field, `config`, called with states x_BSD (B, S, D), in the computation's dtype, and
-    with the slot of the step before each, parent_BS (B, S), which is -1 at a first step. It returns states of the same
-    shape. Its parameters are `params["steps"]`: they start as it says, train with the head, and stay float32.
+    It must be a Linen module with one field, `config`, called with states x_BSD (B, S, D) in the computation dtype and
+    parent_BS (B, S), the slot of the previous step (-1 at a first step). It returns states of the same shape. Its
+    parameters are `params["steps"]`: trained with the head, always float32.
 
-    A step's state may depend on the steps before it on its own chain and on nothing else. Slots hold whole trees in
-    training, one chain in a live search, and padding, whose parent is -1.
+    A step's state must depend only on earlier steps of its own chain. Slots hold whole trees in training, one chain in
+    a live search, and padding with parent -1.
 
-    Raises ValueError where there is no such module.
+    Raises ValueError if there is no such module.
     """
     layer = find_part(name, {}, "model.steps", type)
     if not issubclass(layer, nn.Module):
@@ -268,12 +268,12 @@ def step_layer(name: str) -> type[nn.Module]:
 
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
-    """Returns the user's own parts of a model, `module:NAME` in its config, by the config's field."""
+    """Returns the parts that the config names as `module:NAME`, by field."""
     return {field: find_part(name, {}, f"model.{field}") for field, name in own_names(config).items()}
 
 
 def own_names(config: ModelConfig) -> dict[str, str]:
-    """Returns the names `module:NAME` in a config, by field; of a pattern of layers by field and place."""
+    """Returns the `module:NAME` values of a config by field, e.g. `mixers.0` for the first of a pattern."""
     named: dict[str, Any] = {}
     for field, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config)):
         named |= {f"{field}.{i}": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field: value}
@@ -281,7 +281,7 @@ def own_names(config: ModelConfig) -> dict[str, str]:
 
 
 def _repeats(pattern: tuple) -> int:
-    """Returns the length of the shortest part whose repetition begins with the pattern."""
+    """Returns the length of the shortest prefix that generates the pattern by repetition."""
     return next((n for n in range(1, len(pattern)) if pattern[n:] == pattern[: len(pattern) - n]), len(pattern))
 
 

@@ -1,20 +1,20 @@
-"""Heads: what the logits of a step or a token mean, one `Head` record each in `HEADS`.
+"""Heads: the meaning of the logits of a step or a token, one `Head` record each in `HEADS`.
 
-Only the head knows how many logits there are and what they mean. Everything else asks the record:
+Only the head knows how many logits there are and what they mean. Other code reads the record:
 
     head = find(config.head)                     # a name in HEADS, or "module:NAME" of the user's own module
     head.size(config.vocab_size)                 # logits
     head.readout(logit_BSC)                      # {"score": (B, S), ...}: scores and further named outputs
-    head.log_likelihood(logit_BSC, target_BS)    # (B, S): what likelihood losses sum
+    head.log_likelihood(logit_BSC, target_BS)    # (B, S): the terms of likelihood losses
     head.judge(logit_BSC, target_BS)             # scores and correct steps, for metrics
-    head.target                                  # which labels it takes
+    head.target                                  # the labels that it takes
 
-A published model brings its own `Readout` in place of the record's. To add a head, write a record. One of named
-outputs, such as kinds of errors, needs none: `sigmoid=correct,wrong_sum,copied` gives each a probability of its own,
-and `softmax=correct,wrong_sum,copied` one of each that sum to 1. The first is the score.
+A published model replaces the record's `Readout` by its own. To add a head, write a record. A head of named outputs,
+such as kinds of errors, needs none: `sigmoid=correct,wrong_sum,copied` gives each a probability of its own, and
+`softmax=correct,wrong_sum,copied` gives probabilities that sum to 1. The first is the score.
 
-Outputs beyond the score go with it into records, under `outputs`. `quantile` and `ensemble` give `low` and `high`,
-which a search can go by in place of the score (`jprm.score.scorer.PRM.by`).
+Outputs other than the score are written to records under `outputs`. `quantile` and `ensemble` give `low` and `high`,
+which a search can use as the score (`jprm.score.scorer.PRM.by`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from jaxtyping import Array, Float
 from jprm.options import find_part
 
 Output = Callable[[Float[Array, "*B C"]], Float[Array, "*B"]]
-"""A function of logits that gives one number a step. It must be hashable: programs are compiled for it."""
+"""Maps logits to one number per step. It must be hashable, because it is a static argument of compiled programs."""
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, init=False)
 class Readout:
-    """Named outputs of a step's logits: `score`, and others that accompany it, such as an uncertainty or the
-    probabilities of classes of errors."""
+    """Named functions of a step's logits: `score` and others, e.g. an uncertainty or error class probabilities."""
 
     outputs: tuple[tuple[str, Output], ...]
 
@@ -50,22 +49,20 @@ class Readout:
         return {name: output(logit_BSC) for name, output in self.outputs}
 
     def __getitem__(self, name: str) -> Output:
-        """Returns the function of one output."""
         return dict(self.outputs)[name]
 
     @property
     def score(self) -> Output:
-        """Logits (..., C) to scores (...)."""
         return self["score"]
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Weighted:
-    """An output: the sum of factor x activation over the channels, in float32.
+    """An output: sum of factor x activation over the channels, in float32.
 
     After a softmax, (0, 1) is the probability of the second of two classes, (0, 1, 1) one minus the probability of the
-    first of three, and (-1, 1) a difference. After a sigmoid, (1,) is the probability of one log-odds.
+    first of three, and (-1, 1) a difference. After a sigmoid, (1,) is the probability of a log-odds.
     """
 
     activation: Literal["softmax", "sigmoid", "none"]
@@ -86,7 +83,7 @@ class Weighted:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Unless:
-    """An output: a probability, and 0 where another output is above a limit."""
+    """An output that becomes 0 if another output is above a limit."""
 
     output: Output
     other: Output
@@ -98,7 +95,7 @@ class Unless:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A kind of target, and the fields of an experiment that give it."""
+    """A kind of training target, and the experiment fields that produce it."""
 
     name: str
     supervise: tuple[str, ...]  # values of data.supervise
@@ -112,52 +109,50 @@ PROBABILITY = Target("probability", _STEPS, ("positive", "negative", "drop", "no
 CLASS = Target("class", ("step",), ("third",), 1.0)
 """0, 1 or 2: negative, neutral, positive."""
 NAMED = Target("named outputs", ("step",), ("positive", "negative", "drop", "none"), 0.5)
-"""Whether a step has each of several named properties: its label for the first, `data.extras` for the others."""
+"""Several named properties per step: the label for the first, `data.extras` for the others."""
 TOKEN = Target("token", ("token",), ("none",), -math.inf)
-"""The id of the token that comes next; every token counts as correct."""
+"""The id of the next token; every token counts as correct."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What the logits of a step or a token mean."""
+    """The meaning of the logits of a step or a token."""
 
     channels: tuple[str, ...]
-    """Names of the logits, in order; () for one logit a token of the vocabulary."""
+    """Names of the logits, in order; () means one logit per vocabulary entry."""
     readout: Readout | None
-    """Logits to named outputs; None for a head that scores no steps."""
+    """Logits to named outputs; None if the head scores no steps."""
     target: Target
     log_likelihood: Callable[[Array, Array], Array] | None = None
-    """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant; None where there is none."""
+    """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant, or None."""
     log_odds: tuple[float, ...] = ()
-    """The channels' logits for log-odds of 1, by which `jprm.methods.layers.head_init` multiplies the log-odds that it
-    fits; () for a head whose score is no function of log-odds, which is not fitted before training."""
+    """The channel logits that mean log-odds of 1. `jprm.methods.layers.head_init` scales its fitted log-odds by
+    them. () if the score is no function of log-odds; such a head is not fitted before training."""
     bias: tuple[float, ...] = ()
-    """Initial bias of every channel; () is 0."""
+    """Initial bias per channel; () is 0."""
     spread: float = 0.0
-    """Standard deviation of the logits at the start, of kernels at random; at 0 kernels start at 0. Channels of equal
+    """Standard deviation of the initial logits, from a random kernel; 0 starts the kernel at 0. Channels of equal
     meaning need it to become different."""
 
     def size(self, vocab_size: int) -> int:
-        """Returns the number of logits for a step or token."""
         return len(self.channels) or vocab_size
 
     @property
     def classifier(self) -> bool:
-        """Whether the channels are classes of one softmax, or labels of a sigmoid each, as other libraries' token
-        classifiers have them."""
+        """Whether channels are softmax classes or independent sigmoids, like other libraries' classifiers."""
         score = self.readout.score if self.readout else None
         return isinstance(score, Weighted) and (score.activation == "softmax" or self.target == NAMED)
 
     def likelihood(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """Returns the logarithm of the targets' likelihood. Raises ValueError where the head has none."""
+        """Returns the log-likelihood of the targets. Raises ValueError if the head has none."""
         if self.log_likelihood is None:
             raise ValueError(f"a head with channels {self.channels} has no log_likelihood")
         return self.log_likelihood(logit_BSC, target_BS)
 
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
-        """Returns scores and which steps count as correct, both (...): what metrics are made of.
+        """Returns (score, is correct) per step for metrics, both (...).
 
-        A policy's score is the probability of the token that came next.
+        A policy's score is the probability of the next token.
         """
         if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
@@ -167,34 +162,34 @@ class Head:
 
 
 def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B S"]:
-    """Returns the natural logarithm of the softmax at one token a slot."""
+    """Returns log softmax(logits)[token] per slot."""
     chosen_BS1 = jnp.take_along_axis(logit_BSV, token_BS.astype(jnp.int32)[..., None], axis=-1)
     return chosen_BS1[..., 0] - jax.nn.logsumexp(logit_BSV, axis=-1)
 
 
 def class_log_probability(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns log p[class], with p the softmax and the target the class."""
+    """Returns log softmax(logits)[class]."""
     log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
     chosen_BSC = jax.nn.one_hot(target_BS.astype(jnp.int32), logit_BSC.shape[-1], dtype=log_BSC.dtype)
     return jnp.sum(chosen_BSC * log_BSC, axis=-1)
 
 
 def two_class_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns t log p + (1 - t) log(1 - p), with t the target and p the softmax's second class."""
+    """Returns t log p + (1 - t) log(1 - p) for target t, with p the softmax of the second class."""
     log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
     return target_BS * log_BSC[..., 1] + (1.0 - target_BS) * log_BSC[..., 0]
 
 
 def log_odds_log_likelihood(logit_BS1: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns t log p + (1 - t) log(1 - p), with t the target and p the logit's sigmoid."""
+    """Returns t log p + (1 - t) log(1 - p) for target t, with p = sigmoid(logit)."""
     return two_class_log_likelihood(jnp.concatenate([jnp.zeros_like(logit_BS1), logit_BS1], axis=-1), target_BS)
 
 
 LEVELS = (0.05, 0.95)
-"""Of the quantiles `low` and `high`: nine labels of ten are between them."""
+"""Quantile levels of `low` and `high`: nine labels in ten lie between them."""
 
 MEMBERS, NORMAL = 5, 1.645
-"""Of an ensemble; and the standard deviations around the mean that hold nine tenths of a normal distribution."""
+"""Ensemble size; and the standard deviations that enclose 90% of a normal distribution."""
 
 
 def _mean(logit_BSC: Array) -> Float[Array, "*B"]:
@@ -214,8 +209,8 @@ def _upper(logit_BSC: Array) -> Float[Array, "*B"]:
 def quantile_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
     """Returns the mean's t log p + (1 - t) log(1 - p), less the pinball losses of the quantiles.
 
-    Those are the log-likelihoods of asymmetric Laplace distributions (Koenker and Machado 1999). They teach how far the
-    quantiles are from the mean, and the mean nothing.
+    Pinball losses are negative log-likelihoods of asymmetric Laplace distributions (Koenker and Machado 1999). They
+    train the distances of the quantiles from the mean, and leave the mean alone.
     """
     around_BSC = jnp.concatenate([jax.lax.stop_gradient(logit_BSC[..., :1]), logit_BSC[..., 1:]], axis=-1)
     loss_BS = sum(
@@ -226,8 +221,10 @@ def quantile_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, 
 
 
 def ensemble_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns the mean of the members' t log p + (1 - t) log(1 - p): each learns alone (Lakshminarayanan et al. 2017,
-    arXiv 1612.01474), and all train one decoder."""
+    """Returns the mean over members of t log p + (1 - t) log(1 - p).
+
+    Each member learns alone; all share and train one decoder (Lakshminarayanan et al. 2017, arXiv 1612.01474).
+    """
     log_BSC = target_BS[..., None] * jax.nn.log_sigmoid(logit_BSC) + (1 - target_BS[..., None]) * jax.nn.log_sigmoid(
         -logit_BSC
     )
@@ -273,7 +270,7 @@ HEADS: dict[str, Head] = {
         log_odds=(1.0,) * MEMBERS, spread=1.0,
     ),
 }  # fmt: skip
-"""Name to head. An experiment may also name a `Head` of the user's own module, as `module:NAME`."""
+"""Heads by name. An experiment may also name the user's own `Head` as `module:NAME`."""
 
 
 def _unread(logit_BSC: Array) -> Float[Array, "*B"]:
@@ -284,10 +281,10 @@ UNREAD = Readout(score=_unread)
 
 
 def find(name: str) -> Head:
-    """Returns the registered head, or the one that `module:NAME` names. Raises ValueError where there is none.
+    """Returns the head of this name, or of `module:NAME`. Raises ValueError if there is none.
 
-    `channels=N` is a head of N channels without a meaning: that of a published model, whose adapter reads them.
-    `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have an output of each name; the first is the score.
+    `channels=N` is a head with N uninterpreted channels, e.g. for a published model, whose adapter reads them.
+    `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have one output per name; the first is the score.
     """
     if match := re.fullmatch(r"(sigmoid|softmax)=(\w+(?:,\w+)+)", name):
         return of_names(cast(Any, match[1]), tuple(match[2].split(",")))
@@ -297,7 +294,7 @@ def find(name: str) -> Head:
 
 
 def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) -> Head:
-    """Returns the head of named outputs. Raises ValueError for a name twice, or `score`, which is the first's."""
+    """Returns a head of named outputs. Raises ValueError if a name repeats or is `score`."""
     if len(set(names)) < len(names) or "score" in names:
         raise ValueError(f"head {activation}={','.join(names)}: names must differ, and `score` is that of the first")
     one_hot = {name: tuple(float(name == other) for other in names) for name in names}
@@ -306,7 +303,7 @@ def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) 
 
 
 def of_channels(count: int) -> str:
-    """Returns the name of a head of one output with so many channels, a registered one if possible; 0: a vocabulary."""
+    """Returns the name of a one-output head with `count` channels, registered if possible; 0 means vocabulary."""
     plain = {name: head for name, head in HEADS.items() if head.readout is None or len(head.readout.outputs) == 1}
     for name, head in plain.items():
         if len(head.channels) == count:

@@ -1,17 +1,18 @@
-"""Layers: what a kind is, which kinds there are, and what several of them share.
+"""Layers: the `Kind` record, the registered kinds, and their shared code.
 
-A layer is two kinds in turn, a mixer of tokens and an MLP. Each takes the residual stream after an RMSNorm and returns
-what is added to it. A model is a pattern of kinds (`ModelConfig.mixers`, `ModelConfig.mlps`), which repeats over its
-layers. Parameters of a kind are stacked over those layers of a group that have it.
+A layer is a mixer of tokens, then an MLP. Each takes the residual stream after an RMSNorm and returns its addition to
+the stream. A model is a pattern of kinds (`ModelConfig.mixers`, `ModelConfig.mlps`), repeated over its layers. The
+parameters of a kind are stacked over the layers of a group that have it.
 
-| name | what |
+| name | kind |
 |---|---|
 | `attention` | grouped-query attention: full, or in a sliding window; with rotary positions or without |
 | `deltanet` | gated DeltaNet: a recurrent state along each token's own path in its tree |
 | `dense` | the gated MLP |
-| `experts` | a mixture of gated MLPs, of which a router chooses some for each token |
+| `experts` | a mixture of gated MLPs; a router chooses some for each token |
 
-To add a kind, write a file with a `Kind` and name it in the pattern, `module:NAME`, or in `jprm.model.config.KINDS`.
+To add a kind, write a file with a `Kind` and name it in the pattern, e.g. `mymodule:NAME`, or in
+`jprm.model.config.KINDS`.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
 
 SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp", "S": "mlp", "E": "experts"}
-"""Letters of a parameter's axes to the logical axes that `jprm.model.mesh` splits. Others are not split, nor is the
-width of a vector."""
+"""Axis letters of parameters to the logical axes that `jprm.model.mesh` splits. Other letters, and the width of a
+vector, are not split."""
 
 KEYS = "keys"
-"""`Kind.cached` of attention itself. Its keys and values are cached, and the softmax is computed over them."""
+"""`Kind.cached` of attention: keys and values are cached, and decoding computes the softmax over them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recurrent:
-    """`Kind.cached` of a mixer that goes on from arrays of each row, its state; they are zeros before the first token.
+    """`Kind.cached` of a recurrent mixer: a state per row, zero before the first token.
 
-    empty: (config, rows) to the shape and dtype of each array. Axes begin with rows and heads, which a mesh splits.
-    decode: (x (B, T, D), w, state, length (B,), config) to what is added to the residual stream, and the state after
-        the first `length` new tokens of each row. Rows are chains: token t follows t - 1, and padding follows them.
+    empty: (config, rows) to the shape and dtype of each array. The first axes must be rows and heads, which a mesh
+        splits.
+    decode: (x (B, T, D), w, state, length (B,), config) to the addition to the residual stream, and the state after the
+        first `length` new tokens of each row. Rows must be chains: token t follows t - 1, padding comes last.
     """
 
     empty: Callable[[ModelConfig, int], tuple[tuple[tuple[int, ...], Any], ...]]
@@ -56,10 +58,10 @@ class Recurrent:
 class Weight:
     """A parameter of one layer.
 
-    axes: a letter each; `Kind.sizes` has their sizes.
-    inputs: the axes that its product sums over. It starts normal, of variance 1 / their size, and takes adapters and
-        int8. A vector or table that multiplies elements has none, and starts at `value`.
-    value: a number, a function of a key and a shape, or None: the parameter of a norm with factor 1.
+    axes: one letter per axis, e.g. "DKGH"; `Kind.sizes` has the sizes.
+    inputs: the axes that its product sums over. A matrix starts normal with variance 1 / (their size), and takes
+        adapters and int8. A vector or elementwise table has no inputs and starts at `value`.
+    value: a number, a function of (key, shape), or None for a norm that starts with factor 1.
     wide: stays float32 in every dtype, as norms do.
     when: whether a model has it.
     """
@@ -75,7 +77,7 @@ class Weight:
 
     @property
     def places(self) -> tuple[str | None, ...]:
-        """Logical axes, the layer's first."""
+        """Logical axes, the layer axis first."""
         return (None, *(SPLIT.get(axis) if len(self.axes) > 1 or axis != "D" else None for axis in self.axes))
 
 
@@ -84,10 +86,10 @@ NORM = Weight("D", value=None)
 
 @dataclasses.dataclass(frozen=True)
 class Attending:
-    """`Kind.cached` of attention by another rule than the softmax (`jprm.methods.layers.attending`).
+    """`Kind.cached` of attention with another rule than the softmax (`jprm.methods.layers.attending`).
 
     attend: (q (B, T, K, G, H), k and v (B, S, K, H), seen (B, T, S), behind (B, T, S), w, config) to (B, T, K, G, H).
-        `seen` are the visible keys, `behind` how many positions a key is before its query, `w` the `weights` by role.
+        `seen` marks the visible keys, `behind` is the number of positions from key to query, `w` the `weights` by role.
         Every device calls it with its own rows and heads.
     """
 
@@ -107,20 +109,21 @@ class Attending:
 class Kind:
     """One kind of mixer or MLP.
 
-    weights: role to parameter. Roles are unique among the kinds of a model; a norm's ends with "norm".
+    weights: parameters by role. Roles must be unique among the kinds of a model; the role of a norm must end with
+        "norm".
     sizes: (config) to the sizes of the letters in `weights`.
-    apply: (x (B, T, D), w, plan, settings, config) to what is added to the residual stream, and numbers to be summed
-        over layers and tokens, by name ({} for most). `w`: the layer's parameters in the computation's dtype;
-        `settings`: the layer's entry of what the field `settings` returns.
-    plan: (position (B, T), until (B, T), config) to what the kind needs to know of the rows, computed once for all
-        layers. `apply` ties what follows only from the plan and is large, such as masks, to the layer by
-        `jax.lax.optimization_barrier`, as attention does: else the loop over layers keeps it.
+    apply: (x (B, T, D), w, plan, settings, config) to the addition to the residual stream, and named numbers to sum
+        over layers and tokens ({} for most). `w`: the layer's parameters in the computation dtype; `settings`: the
+        layer's entry of the field `settings`.
+    plan: (position (B, T), until (B, T), config) to anything that `apply` needs of the rows, computed once for all
+        layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the layer by
+        `jax.lax.optimization_barrier`, as attention does: otherwise the loop over layers keeps them.
     settings: (config) to arrays (L, ...) of numbers that differ between layers, or None.
-    refuses: (config, context) to why the model, or rows in `context` parts, are not supported; None where they are.
-    flops: (config, tokens, layer) to the FLOPs of a row's forward pass beyond those of its matrices.
-    kernels: (config, rows, tokens, the mesh's sizes) to FLOPs of every kernel's call on one device, for `jprm plan`.
+    refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None.
+    flops: (config, tokens, layer) to the forward FLOPs of a row beyond its matrix products.
+    kernels: (config, rows, tokens, mesh sizes) to FLOPs per kernel call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
-    cached: what decoding keeps of earlier tokens: `KEYS`, an `Attending` or a `Recurrent`; None: it cannot decode.
+    cached: the decoding state: `KEYS`, an `Attending` or a `Recurrent`; None if the kind cannot decode.
     """
 
     weights: Mapping[str, Weight]
@@ -136,25 +139,25 @@ class Kind:
 
 
 def find(name: str) -> Kind:
-    """Returns the kind of the name. Raises ValueError where there is none."""
     return find_part(name, KINDS, "model.mixers or model.mlps", Kind)
 
 
 def kinds_of(config: ModelConfig, layer: int) -> tuple[str, str]:
-    """Returns the names of a layer's mixer and MLP."""
+    """Returns the mixer and the MLP of a layer, by name."""
     mixers, mlps = config.mixers or ("attention",), config.mlps or ("dense",)
     return mixers[layer % len(mixers)], mlps[layer % len(mlps)]
 
 
 def names(config: ModelConfig) -> tuple[str, ...]:
-    """Returns the names of all kinds of a model, each once."""
+    """Returns the kinds that a model uses, each once."""
     return tuple(dict.fromkeys(name for layer in range(config.layers) for name in kinds_of(config, layer)))
 
 
 def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, int]]]:
-    """Returns a layer's parameters by role, each with the sizes of its letters.
+    """Returns the parameters of a layer by role, each with the sizes of its letters.
 
-    Flax draws them in this order: a norm and its kind's matrices, for mixer and MLP, then what starts at a value.
+    Flax initialises them in this order: a norm and the matrices of its kind, for mixer and MLP, then the other
+    parameters.
     """
     matrices, rest, width = {}, {}, {"D": config.width}
     for norm, name in zip(NORMS[:2], kinds_of(config, layer), strict=True):
@@ -167,7 +170,7 @@ def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, 
 
 
 def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
-    """Yields the first layer of every group and one past its last."""
+    """Yields (first, stop) of the layers of each group."""
     first = 0
     for layers in config.layer_groups:
         yield first, first + layers
@@ -175,7 +178,7 @@ def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
 
 
 def places(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[int, ...]]:
-    """Returns the layers from `first` to `stop` that have a parameter, by role, and that are of a kind, by its name."""
+    """Returns the layers in first..stop-1 that have each parameter, by role, and each kind, by name."""
     having: dict[str, tuple[int, ...]] = {}
     for layer in range(first, stop):
         for name in (*roles(config, layer), *kinds_of(config, layer)):
@@ -184,19 +187,19 @@ def places(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[int, .
 
 
 def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]]:
-    """Returns the parameters of the layers from `first` to `stop`: role to (weight, sizes, the layers that have it)."""
+    """Returns role to (weight, sizes, layers that have it) for layers first..stop-1."""
     at = places(config, first, stop)
     return {role: (*kept, at[role]) for layer in range(first, stop) for role, kept in roles(config, layer).items()}
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns the FLOPs of a call of each kernel that a model's layers use (`Kind.kernels`)."""
+    """Returns the FLOPs per call of each kernel that the model's layers use (`Kind.kernels`)."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
 
 def weight_of(role: str) -> Weight:
-    """Returns the parameter of the role, of those that jprm has. Raises KeyError where there is none."""
+    """Returns jprm's own parameter of this role. Raises KeyError if there is none."""
     if role in NORMS:
         return NORM
     for name in ("attention", "dense", *KINDS):  # the others are imported for a role that these two have not
@@ -206,24 +209,24 @@ def weight_of(role: str) -> Weight:
 
 
 def builtin() -> dict[str, Weight]:
-    """Returns the parameters of all kinds that jprm has, by role."""
+    """Returns the parameters of all registered kinds, by role."""
     return dict.fromkeys(NORMS, NORM) | {role: x for name in KINDS for role, x in find(name).weights.items()}
 
 
 def product_of(weight: Weight) -> str:
-    """Returns the einsum of a low-rank matrix A B; L is the layer, R the rank, and E, experts, an axis of both."""
+    """Returns the einsum of a low-rank matrix A B. L is the layer, R the rank; E (experts) is an axis of both."""
     batch = "E" if weight.axes[0] == "E" and "E" not in weight.inputs else ""
     outputs = "".join(axis for axis in weight.axes if axis not in weight.inputs + batch)
     return f"L{batch}{weight.inputs}R,L{batch}R{outputs}->L{weight.axes}"
 
 
 def summed(weight: Weight) -> tuple[int, ...]:
-    """Returns the axes that a matrix's product sums over, counted from the last."""
+    """Returns the axes that the matrix product sums over, as negative indices."""
     return tuple(i - len(weight.axes) for i, axis in enumerate(weight.axes) if axis in weight.inputs)
 
 
 def period(config: ModelConfig, first: int, stop: int) -> int:
-    """Returns after how many layers the pattern of kinds repeats, from `first` to `stop`."""
+    """Returns the period of the pattern of kinds over layers first..stop-1."""
     pattern = [kinds_of(config, layer) for layer in range(first, stop)]
     return next(n for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[: len(pattern) - n])
 
@@ -232,31 +235,31 @@ def period(config: ModelConfig, first: int, stop: int) -> int:
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
-    """Returns x / sqrt(mean(x^2) + eps) * scale, in float32 (Zhang and Sennrich 2019)."""
+    """Returns x / sqrt(mean(x^2) + eps) * scale, computed in float32 (Zhang and Sennrich 2019)."""
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * scale).astype(x.dtype)
 
 
 def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | None = None) -> Array:
-    """Contracts the last axes of `x` with the first of `w`, in the computation's dtype.
+    """Contracts the last axes of `x` with the first of `w`, in the computation dtype.
 
-    Where attention is made for CPUs the product is float32 and then rounded: XLA multiplies bfloat16 twice as fast to
-    float32 as to bfloat16 there. An einsum would contract in the order of its letters, and copy transposed weights.
+    If attention is `flat` (CPUs), the product is float32 and then rounded: there XLA multiplies bfloat16 into float32
+    twice as fast as into bfloat16. (An einsum would contract in the order of its letters and copy transposed weights.)
     """
     wide = jnp.float32 if find_attention(config.attention).flat else None
     return jnp.tensordot(x, w, axes, preferred_element_type=wide, out_sharding=place).astype(x.dtype)
 
 
 def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "*B F"]:
-    """Returns the gate's activation: GELU (by tanh) for Gemma, SiLU for the others."""
+    """Applies the gate activation: GELU (by tanh) for Gemma, else SiLU."""
     return jax.nn.gelu(gate, approximate=True) if config.design == "gemma" else jax.nn.silu(gate)
 
 
 def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], config: ModelConfig) -> dict[str, Array]:
-    """Gathers a kind's weights on every device.
+    """Gathers the weights of a kind on every device.
 
-    Without rematerialisation nothing is gathered here: all layers' gathered weights would wait for the backward pass.
+    Without rematerialisation it gathers nothing: the gathered weights of all layers would wait for the backward pass.
     """
     if config.remat == "nothing":
         return dict(w)
@@ -265,10 +268,10 @@ def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], conf
 
 
 def local(function: Callable, axes: list, out: Any, check: bool = True) -> Callable:
-    """Returns the function of arrays whose axes are named, computed by every device on its own rows and heads.
+    """Wraps `function` in a shard_map, so that every device computes its own rows and heads.
 
-    `axes` and `out` are trees of logical axes, up to the last that is split, for arguments and results. `check`: JAX
-    infers along which axes of the mesh numbers differ; Pallas kernels that do not say so need it off.
+    axes, out: trees of logical axes of the arguments and the results, up to the last split axis.
+    check: whether JAX infers how values vary over the mesh. Must be False for Pallas kernels without that information.
     """
     if sharding() is None:
         return function

@@ -1,8 +1,8 @@
 """The device mesh, and the one table from logical array axes to mesh axes.
 
 Mesh axes: `data` (replicas of the weights), `fsdp` (splits rows and weights), `tensor` (splits heads and the MLP),
-`context` (splits the tokens of a row, and weights: for rows that are too long for one device), `expert` (splits rows
-and experts). Shardings are explicit: part of an array's type, and a contraction that JAX cannot place is an error.
+`context` (splits weights and the tokens of a row, for rows too long for one device), `expert` (splits rows and
+experts). Shardings are explicit: they are part of an array's type, and a contraction that JAX cannot place is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices per axis; -1, for one axis at most, takes the remaining devices."""
+    """Devices per axis. One axis may be -1, to take the remaining devices."""
 
     data: int = 1
     fsdp: int = -1
@@ -50,9 +50,9 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
-    """Returns the mesh over `devices`, by default those of the group.
+    """Returns the mesh over `devices`, by default the devices of the process group.
 
-    Raises ValueError where the sizes do not fit them.
+    Raises ValueError if the sizes do not fit.
     """
     devices = multihost.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in MESH_AXES]
@@ -70,7 +70,7 @@ def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
 
 
 def _arranged(sizes: list[int], devices) -> np.ndarray:
-    """Returns the devices in this shape. On TPUs neighbours are linked, and only `data` crosses slices."""
+    """Reshapes the devices. On TPUs neighbours are linked, and only `data` crosses slices."""
     if devices[0].platform != "tpu":
         return np.array(devices).reshape(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
@@ -88,9 +88,9 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
     """Returns the PartitionSpec of an array with these logical axes. None and unknown names are not split.
 
-    `context` and `expert` are omitted where the mesh (by default the one that is set) has one device along them.
+    `context` and `expert` are omitted if the mesh (by default the current one) has size 1 along them.
 
-    Raises ValueError where one mesh axis would split two axes of the array.
+    Raises ValueError if one mesh axis would split two axes of the array.
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     left_out = [axis for axis in ("context", "expert") if dict(mesh.shape).get(axis, 1) == 1]
@@ -102,23 +102,23 @@ def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
 
 
 def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Returns the mesh axes that split one axis of an array, from its entry in a PartitionSpec."""
+    """Returns the mesh axes in one entry of a PartitionSpec."""
     return (place,) if isinstance(place, str) else place or ()
 
 
 def without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> str | tuple[str, ...] | None:
-    """Returns an entry of a PartitionSpec without some axes of the mesh."""
+    """Removes mesh axes from one entry of a PartitionSpec."""
     names = tuple(name for name in _names(place) if name not in left_out)
     return names if len(names) > 1 else next(iter(names), None)
 
 
 def sharding(*axes: str | None) -> P | None:
-    """Returns `spec`, or None without an explicit mesh, so that model code also runs without one and in a shard_map."""
+    """Returns `spec`, or None without an explicit mesh, so that model code also runs in a shard_map."""
     return spec(*axes) if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types else None
 
 
 def parts(x_BT: jax.Array) -> int:
-    """Returns the number of parts into which `context` splits the tokens, the second axis, by the array's type."""
+    """Returns the number of parts into which `context` splits the tokens (axis 1), by the array's type."""
     place = jax.typeof(x_BT).sharding
     return place.mesh.shape["context"] if tuple(place.spec)[1:2] == ("context",) else 1
 
@@ -129,17 +129,17 @@ def row_parts(mesh: Mesh | AbstractMesh) -> int:
 
 
 def stream(x_BT: jax.Array) -> P | None:
-    """Returns the spec of hidden states (B, T, D), or (B x T, D), whose tokens are split as in `x_BT`."""
+    """Returns the spec of hidden states (B, T, D), or (B x T, D), split like the tokens in `x_BT`."""
     return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
 
 
 def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Array:
-    """Reshapes `x` to a shape with these logical axes. Without them JAX forgets how an axis of size 1 is split."""
+    """Reshapes `x` to a shape with these logical axes. (Without them JAX forgets how a size-1 axis is split.)"""
     return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
 
 
 def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
-    """Returns the sharding of every field of `Rows`, one for all extras, with `lead` unsplit axes before the rows."""
+    """Returns the sharding of each field of `Rows`, one for all extras. `lead` unsplit axes precede the rows."""
     before = (None,) * lead
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
     places: dict[str, Any] = {f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)}
@@ -147,14 +147,14 @@ def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):
-    """Puts host arrays on the mesh: `Rows` by `row_places`, others split over their rows, which follow `lead` axes."""
+    """Puts host arrays on the mesh: `Rows` by `row_places`, others split over their rows, after `lead` axes."""
     if isinstance(rows, Rows):
         return jax.tree.map(lambda place, arrays: put(arrays, place), row_places(mesh, lead), rows)
     return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
 
 
 def put(arrays, place: NamedSharding):
-    """Puts host arrays, equal in every process, on the mesh. A process sends only what its own devices need.
+    """Puts host arrays, equal in every process, on the mesh. Each process sends only the parts of its own devices.
 
     (`jax.device_put` would make the processes compare the arrays first.)
     """
@@ -162,18 +162,18 @@ def put(arrays, place: NamedSharding):
 
 
 def gathered(arrays):
-    """Returns arrays of the mesh as complete numpy arrays in every process."""
+    """Returns arrays on the mesh as whole numpy arrays in every process."""
     return jax.tree.map(
         lambda x: np.asarray(x) if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True), arrays
     )
 
 
 def mesh_by_heads(config, devices=None) -> Mesh:
-    """Returns a mesh of this process's devices, or of `devices`, in which sampling sends no weights.
+    """Returns a mesh of `devices` (by default this process's) in which sampling sends no weights.
 
-    `tensor` is as many devices as divide heads, MLP and vocabulary, `data` the rest. Where there are fewer key-value
-    heads than that, each is repeated (`jprm.methods.policy.sampler.repeats`), so that every device has the keys of
-    its queries.
+    `tensor` is the largest number of devices that divides heads, MLP and vocabulary; `data` is the rest. If there are
+    fewer key-value heads, each is repeated (`jprm.methods.policy.sampler.repeats`), so that every device has the keys
+    of its queries.
     """
     devices = jax.local_devices() if devices is None else devices
     tensor = max(n for n in range(1, len(devices) + 1) if len(devices) % n == 0 and _divides(config, n))
@@ -189,12 +189,12 @@ def _divides(config, tensor: int) -> bool:
 
 
 def own_mesh(mesh: Mesh) -> Mesh:
-    """Returns a mesh of only this process's devices; `mesh` where it is the only process of the group."""
+    """Returns a mesh of only this process's devices; `mesh` itself if there is one process."""
     return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
 
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
-    """Raises ValueError, naming what to change, where the mesh does not divide the rows, their tokens or the model."""
+    """Raises ValueError if the mesh does not divide the rows, their tokens or the model; names the field to change."""
     _, fsdp, tensor, context, expert = (mesh.shape[axis] for axis in MESH_AXES)
     if expert > 1 and not config.experts.count:
         raise ValueError(f"mesh.expert={expert} splits experts, and the model has none; set mesh.expert=1")
@@ -218,11 +218,11 @@ def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
 
 
 def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Returns the table's rows of the tokens, (B, T, D). Every device looks all tokens up in its own part of the table.
+    """Returns the embeddings of the tokens, (B, T, D). Every device looks up all tokens in its own part of the table.
 
-    The result is resharded from columns to rows over one mesh axis and, where tokens are split, to tokens over the
-    other. XLA would copy everything to all devices if it did both at once. With several parts of `data`, XLA by itself
-    could give every device the gradient of the full table.
+    The result is then resharded from columns to rows over one mesh axis and, if tokens are split, to tokens over the
+    other; doing both at once would make XLA copy everything to all devices. With several parts of `data`, XLA alone
+    might give every device the gradient of the full table.
     """
     place, table = stream(tokens_BT), jax.typeof(table_VD).sharding
     mesh, whole = table.mesh, not any(table.spec)
@@ -247,8 +247,8 @@ def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
 def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
     """Returns `x_BTX` at the tokens `index_BS` of each row, (B, S, ...), replicated on all devices of a row.
 
-    Where tokens are split, each device contributes its own tokens and zeros for the others, and the sum is taken: no
-    other hidden state leaves its device.
+    If tokens are split, each device contributes its own tokens and zeros elsewhere, and the sum is taken: no other
+    hidden state leaves its device.
     """
     rest = range(2, x_BTX.ndim)
     if parts(x_BTX) == 1:
@@ -268,10 +268,10 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
 
 
 def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
-    """Gathers a weight along `axis`, which the mesh may split. The gradient, summed over tokens, is scattered there.
+    """Gathers a weight along `axis`, if the mesh splits it. The gradient, summed over tokens, is scattered back.
 
-    The sum is scattered along a new first axis, the parts. Along the weight's own axis XLA's compiler for TPUs would
-    have every device compute the full sum and slice it, where the devices make more than one ring.
+    The sum is scattered along a new first axis, the parts. Along the weight's own axis XLA's TPU compiler would make
+    every device compute the full sum and slice it, if the devices form more than one ring.
     """
     place = jax.typeof(w).sharding
     if all(place.mesh.shape[name] == 1 for name in _names(tuple(place.spec)[axis])):
@@ -280,7 +280,7 @@ def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
 
 
 def _over() -> tuple[str, ...]:
-    """Returns the mesh axes that split rows and tokens, over which a weight's gradient is summed."""
+    """Returns the mesh axes that split rows and tokens; weight gradients are summed over them."""
     return tuple(name for place in spec("batch", "tokens") for name in _names(place))
 
 
@@ -313,10 +313,10 @@ _gathered.defvjp(_gather_forward, _gather_backward)
 
 
 def split_in_chunks(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:
-    """Splits `w` into equal chunks along `axis`, each sharded as `w` is. The chunks become the first axis.
+    """Splits `w` into equal chunks along `axis`, each sharded like `w`. The chunks become the first axis.
 
-    `axis` becomes two: the mesh's parts, and one device's part of a chunk. `count` returns the number of chunks for the
-    size that a device has.
+    `axis` becomes two axes: the mesh parts, and one device's part of a chunk. `count` maps the size per device to the
+    number of chunks.
     """
     place = jax.typeof(w).sharding
     before, (name, *after) = tuple(place.spec)[:axis], tuple(place.spec)[axis:]

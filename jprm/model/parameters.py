@@ -1,4 +1,4 @@
-"""Parameters as flat dicts {path: array}: trained or frozen, stored in a smaller type, adapted by LoRA. And FLOPs."""
+"""Parameters as flat dicts {path: array}: trained or frozen, quantised, adapted by LoRA. And FLOPs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from jprm.options import find_part
 
 
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
-    """Returns the trained and the frozen parameters as flat dicts {path: array}.
+    """Splits parameters into trained and frozen flat dicts {path: array}.
 
-    `freeze` and `only` are patterns; parameters that `only` does not match are frozen too.
+    `freeze` and `only` are regular expressions. A parameter is frozen if `freeze` matches it or `only` does not.
     """
     flat = flatten_dict(params, sep="/")
     matched = {path for path in flat if freeze and re.search(freeze, path)}
@@ -43,9 +43,9 @@ def check_matches(field: str, pattern: str, paths: Iterable[str]) -> None:
 
 
 def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[str]:
-    """Returns the parameters without weights, which start at random: `lacking`, as far as the pattern matches them.
+    """Returns the parameters without weights, which start at random: all of `lacking`, which `pattern` must match.
 
-    Raises ValueError, naming `path`, for parameters that it does not match, and where it matches none.
+    Raises ValueError, naming `path`, if `pattern` misses one of `lacking` or matches no parameter.
     """
     new = {name for name in lacking if pattern and re.search(pattern, name)}
     if rest := sorted(set(lacking) - new):
@@ -59,7 +59,7 @@ def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[st
 
 
 def join(*flat: dict) -> dict:
-    """Returns the nested dict of flat dicts."""
+    """Merges flat dicts into one nested dict."""
     return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")
 
 
@@ -72,13 +72,13 @@ def join(*flat: dict) -> dict:
 
 @functools.cache
 def summed_axes() -> dict[str, tuple[int, ...]]:
-    """Returns the matrices, and the axes that their products sum over, counted from the last. Others are channels."""
+    """Returns the matrices by role, with the (negative) axes that their products sum over. Other axes are channels."""
     return {"embed": (-1,)} | {r: layers.summed(weight) for r, weight in layers.builtin().items() if weight.inputs}
 
 
 @functools.cache
 def wide() -> set[str]:
-    """Returns the roles that are float32 whatever the others are."""
+    """Returns the roles that stay float32 in every dtype."""
     return {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
 
 
@@ -95,7 +95,7 @@ class Int8:
 
 
 def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
-    """Rounds to multiples of 1/127 of the largest magnitude along `axes`, with an error of at most half of one."""
+    """Rounds to multiples of 1/127 of the largest magnitude along `axes`."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / 127
     values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
@@ -103,11 +103,12 @@ def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
 
 
 def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
-    """Returns a decoder parameter as it is stored. Norms are float32, other vectors float32 unless dtype is bfloat16.
+    """Returns a decoder parameter as it is stored; quantised matrices are objects with `astype`.
 
-    What is no array has `astype`. Of a model in nf4 the embedding has bfloat16, as bitsandbytes leaves it.
+    Norms are float32; other vectors are too, unless dtype is bfloat16. In an nf4 model the embedding is bfloat16, as in
+    bitsandbytes.
 
-    Raises ValueError for another type, for gguf, and in int8 and nf4 for a role whose summed axes are not known.
+    Raises ValueError for an unknown dtype, for gguf, and if int8 or nf4 meets a role without known summed axes.
     """
     if dtype not in get_args(Dtype):
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(get_args(Dtype))}")
@@ -131,13 +132,13 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
 
 
 def widened(decoder: dict) -> dict:
-    """Returns the parameters that a stored decoder stands for, in float32."""
+    """Dequantises the decoder to float32."""
     return jax.tree.map(lambda w: w.astype(jnp.float32), decoder, is_leaf=lambda w: hasattr(w, "astype"))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def held_decoder(decoder: dict, dtype: Dtype) -> dict:
-    """Returns all parameters of a decoder as they are stored, each in its place on the mesh."""
+    """Returns all decoder parameters as they are stored (`held`), each in its place on the mesh."""
     return jax.tree_util.tree_map_with_path(lambda path, x: held(path[-1].key, x, dtype), decoder)
 
 
@@ -150,17 +151,17 @@ def held_decoder(decoder: dict, dtype: Dtype) -> dict:
 
 A, B = "_lora_a", "_lora_b"
 TRAINED = rf"({A}|{B})$|^(head|steps)/"
-"""Matches what is trained with adapters: the adapters, and the head and the step layer, which are new."""
+"""Matches the parameters trained with adapters: the adapters themselves, the new head and the step layer."""
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """rank 0: no adapters, every parameter is trained.
+    """Rank 0 means no adapters: every parameter is trained.
 
     alpha: A B is scaled by alpha / rank, or alpha / sqrt(rank) with `rslora` (Kalajdzievski 2023).
-    targets: pattern, matched (re.search) against paths such as `decoder/layers_0/query`. Matrices
-        that `optimizer.freeze` matches get no adapter. There is no dropout.
+    targets: regular expression, searched in paths, e.g. `decoder/layers_0/query`. Matrices that `optimizer.freeze`
+        matches get no adapter. There is no dropout.
     """
 
     rank: int = 0
@@ -179,14 +180,14 @@ class LoraConfig:
 
 @functools.cache
 def products() -> dict[str, str]:
-    """Returns A B by the matrix's name; letters as in `jprm.model.layers`, L, the layer, and R, the rank."""
+    """Returns the einsum of A B by role. Letters are those of `jprm.model.layers`; L is the layer, R the rank."""
     return {role: layers.product_of(weight) for role, weight in layers.builtin().items() if weight.inputs}
 
 
 def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
     """Returns adapters as a flat, sharded dict {path: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
 
-    Raises ValueError where `targets` matches no matrix, or `freeze` matches them all.
+    Raises ValueError if `targets` matches no matrix, or `freeze` matches all of them.
     """
     stacks = [layers.stacks(model, *span) for span in layers.spans(model)]
     matrices = {  # a group's in the order of `products`: they are numbered for random keys
@@ -215,9 +216,9 @@ def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Arra
 
 
 def check_adapted(paths: Iterable[str], freeze: str) -> None:
-    """Raises ValueError naming parameters that are neither trained with adapters nor known to stay as they are.
+    """Raises ValueError for parameters that are neither trained with adapters nor known to stay unchanged.
 
-    A new layer's parameters would be frozen in silence. What `freeze` matches is meant to be frozen.
+    Otherwise a new layer's parameters would be frozen silently. Parameters that `freeze` matches are fine.
     """
     plain = "|".join(layers.builtin().keys() - products().keys())
     kept = rf"^decoder/(embed|final_norm|layers_\d+/({plain}))$"  # never gets an adapter and stays as it is
@@ -236,7 +237,7 @@ def check_adapted(paths: Iterable[str], freeze: str) -> None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """W + scale A B of a matrix that is stored in a smaller type: summed, in float32, when its layer is computed."""
+    """W + scale A B of a quantised matrix, summed in float32 when its layer is computed."""
 
     role: str = dataclasses.field(metadata=dict(static=True))
     w: Any
@@ -251,7 +252,7 @@ class Adapted:
 def merge(params: Mapping, config: LoraConfig) -> dict:
     """Returns the plain model's parameters: each matrix W with an adapter becomes W + scale A B, in float32.
 
-    One that is stored in a smaller type becomes `Adapted`.
+    A quantised matrix becomes `Adapted`.
     """
     if not config.rank:
         return dict(params)
@@ -264,7 +265,6 @@ def merge(params: Mapping, config: LoraConfig) -> dict:
 
 
 def without_adapters(decoder: Mapping) -> dict:
-    """Returns the decoder's parameters as they are without A and B."""
     return {
         name: {role: w for role, w in part.items() if not role.endswith((A, B))} if isinstance(part, Mapping) else part
         for name, part in decoder.items()
@@ -272,15 +272,14 @@ def without_adapters(decoder: Mapping) -> dict:
 
 
 def with_adapter(role: str, w: Any, stack: Mapping[str, Array], scale: float) -> Array | Adapted:
-    """Returns W + scale A B; see `merge`."""
     whole = getattr(w, "dtype", None) == jnp.float32
     return (_sum if whole else Adapted)(role, w, stack[role + A], stack[role + B], scale)
 
 
 def _sum(role: str, w: Array, a: Array, b: Array, scale: float) -> Array:
-    """Returns W + scale A B in full float32 precision, which is not the default of a TPU's matrix products.
+    """Returns W + scale A B, for a stack of layers or for one.
 
-    Of a stack of layers, or of one.
+    The product has full float32 precision, which is not the default on TPUs.
     """
     product, places = products()[role], layers.weight_of(role).places
     if w.ndim < len(places):
@@ -299,18 +298,18 @@ PEAK = {
     "TPU v6e": 918e12, "TPU7x": 2307e12 / 2, "NVIDIA A100": 312e12, "NVIDIA H100": 989.5e12, "NVIDIA H200": 989.5e12,
     "NVIDIA B200": 2250e12,
 }  # fmt: skip
-"""Published FLOPs a second in bfloat16 of a device, by the beginning of jax's name for it, with the sources in
+"""Published bfloat16 FLOPs per second and device, by the prefix of jax's device kind. Sources:
 `jprm.apps.plan.topologies`. A TPU7x chip is two devices."""
 
 
 def peak(device_kind: str) -> float | None:
-    """Returns a device's published FLOPs a second, None where they are not known, as a CPU's."""
+    """Returns a device's published FLOPs per second, or None if unknown, e.g. for a CPU."""
     kinds = [name for name in PEAK if device_kind.startswith(name)]
     return PEAK[max(kinds, key=len)] if kinds else None
 
 
 def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
-    """Returns the number of parameters of each matrix of a layer, by name, as far as a token meets them."""
+    """Returns parameters per matrix of a layer, by role, times the fraction that a token uses."""
     kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
     return {
         name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)
@@ -321,7 +320,7 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
     """Returns the FLOPs of one update on `rows` rows, or of scoring them if `trained` (parameter paths) is empty.
 
-    The adapters' own products are not counted: they are thousands of times smaller than their matrices'.
+    Adapter products are left out: they are thousands of times smaller than the matrix products.
     """
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]

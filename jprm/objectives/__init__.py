@@ -1,13 +1,13 @@
-"""Objectives: what training minimises, as functions `objective(params, rows, config) -> (loss_sum, count, metrics)`.
+"""Objectives: functions `objective(params, rows, config) -> (loss_sum, count, metrics)` that training minimises.
 
-`params["model"]` are the model's parameters, adapters merged; `params["reference"]` those of the frozen second model,
-where the experiment has one. `rows` is a micro-batch; `config` is an `ObjectiveConfig`. The loss is the mean: all sums
-over micro-batches and devices, divided by all counts. `metrics` are sums too (below).
+`params["model"]` are the model's parameters, adapters merged; `params["reference"]` belong to the frozen second model,
+if the experiment has one. `rows` is a micro-batch; `config` is an `ObjectiveConfig`. The loss is the sum over all
+micro-batches and devices divided by the summed count. `metrics` are sums too (see below).
 
-An objective may have a method `check(config)` that raises ValueError where it does not fit, before anything is loaded.
-A model scores by its head, unless its objective has a number `log_ratio`: then scores are that number times the sum of
-log(p / p_reference) over a chain's tokens (`jprm.methods.implicit`), p_reference being the experiment's `reference`.
-The run records the number, so that loading it does not need the objective.
+An objective may have a method `check(config)`, called before loading, that raises ValueError if the two do not fit. A
+model scores by its head, unless its objective has a number `log_ratio`: then a score is that number times the sum of
+log(p / p_reference) over a chain's tokens (`jprm.methods.implicit`), with the experiment's `reference`. The run records
+the number, so that loading it does not need the objective.
 
 Hyperparameters are fields of a frozen dataclass, with defaults. An experiment sets them in `objective_options`:
 
@@ -19,7 +19,7 @@ Hyperparameters are fields of a frozen dataclass, with defaults. An experiment s
 
     hinge = Hinge()  # register or name this instance; or name the class, whose fields may then lack defaults
 
-Options are the fields of type bool, int, float, str or Literal; other fields are no options.
+Fields of type bool, int, float, str or Literal are options; other fields are not.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scal
 
 
 class OfSteps:
-    """An objective of the logits at step ends. A subclass is a frozen dataclass with a method `of_logits`."""
+    """An objective of the logits at step ends. A subclass must be a frozen dataclass with a method `of_logits`."""
 
     target: Target | None = PROBABILITY  # what the head must predict; None: anything
     supervise: tuple[str, ...] = ()  # values of data.supervise; (): all that the head takes
 
     @property
     def pairs(self) -> bool:
-        """Whether it compares alternatives: training then counts those that splitting separates."""
+        """Whether it compares alternatives; training then logs the pairs that splitting separates."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
-        """Returns what `of_logits` does; of a mixture of experts also their load, and the loss that balances it."""
+        """Calls `of_logits`; for a mixture of experts adds the balancing loss and the experts' load."""
         experts = config.model.experts
         if not experts.count:
             return self.of_logits(step_logits(params["model"], config.model, rows), rows, config)
@@ -73,11 +73,11 @@ class OfSteps:
     def of_logits(
         self, logit_BSC: Float[Array, "B S C"], rows: Rows, config: ObjectiveConfig
     ) -> tuple[Scalar, Scalar, dict]:
-        """Returns the sum of the loss, its count and the metrics."""
+        """Returns (loss sum, count, metrics)."""
         raise NotImplementedError
 
     def check(self, config: ObjectiveConfig) -> None:
-        """Raises ValueError where the objective does not fit the head, or the head the labels."""
+        """Raises ValueError if the objective does not fit the head, or the head does not fit the labels."""
         name, neutral, supervise = config.model.head, config.target.neutral, config.supervise
         head = heads.find(name)
         if supervise not in head.target.supervise:
@@ -95,8 +95,8 @@ class OfSteps:
 
 
 def balance(sums: Mapping[str, Array]) -> Array:
-    """Returns N sum_n (choices of n / tokens) (probability of n), as transformers does over all layers (Fedus et al.
-    2021, eq. 4 to 6): the number of experts a token uses where all are used alike."""
+    """Returns N sum_n (choices of n / tokens) (mean probability of n), the number of experts per token if all are
+    used alike. As in transformers, over all layers (Fedus et al. 2021, eq. 4 to 6)."""
     tokens = jnp.maximum(sums["tokens"], 1)
     return len(sums["chosen"]) * jnp.sum(sums["chosen"] / tokens * sums["probability"] / tokens)
 
@@ -110,10 +110,7 @@ Loss = Callable[[Head, Float[Array, "B S C"], Float[Array, "B S"], Float[Array, 
 
 @dataclasses.dataclass(frozen=True)
 class Pointwise(OfSteps):
-    """One labelled slot at a time: a loss of its logits and its target, times its weight.
-
-    For heads of one kind of target, or of any (None).
-    """
+    """One labelled slot at a time: a loss of logits and target, times the weight. `target` None takes any head."""
 
     loss: Loss
     target: Target | None = None
@@ -132,32 +129,32 @@ class Pointwise(OfSteps):
 
 
 def likelihood(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
-    """Returns the sum of -log p(target), by the head's own likelihood."""
+    """Returns the weighted sum of -log p(target), by the head's likelihood."""
     return -jnp.sum(weight_BS * head.likelihood(logit_BSC, target_BS))
 
 
 def brier(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
-    """Returns the sum of (p - t)^2, the Brier score of the head's score p."""
+    """Returns the weighted sum of (p - t)^2, the Brier score of the head's score p."""
     assert head.readout is not None  # only heads of tokens have none
     return jnp.sum(weight_BS * jnp.square(head.readout.score(logit_BSC) - target_BS))
 
 
 cross_entropy = Pointwise(likelihood, PROBABILITY)
-"""Of the probability p that a step is correct: -t log p - (1 - t) log(1 - p), t in [0, 1]."""
+"""-t log p - (1 - t) log(1 - p), with t in [0, 1] and p the probability that the step is correct."""
 
 ternary_cross_entropy = Pointwise(likelihood, CLASS)
-"""Of three classes: -log p[class], classes 0, 1, 2 being negative, neutral, positive."""
+"""-log p[class], with classes 0, 1, 2 for negative, neutral, positive."""
 
 squared_error = Pointwise(brier, PROBABILITY)
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedOutputs(OfSteps):
-    """Cross-entropy of a head of named outputs (`sigmoid=` or `softmax=` names), such as kinds of errors.
+    """Cross-entropy of named outputs (head `sigmoid=...` or `softmax=...`), e.g. kinds of errors.
 
-    The first output learns the labels, by `TargetConfig`; the others learn the numbers in [0, 1] of `data.extras` with
-    their names, such as the `classes` of records, wherever a step has one. Of a softmax the first is what is left: a
-    step with several classes has an equal share of each. The count is the number of steps with any of these.
+    The first output learns the labels, by `TargetConfig`. The others learn the numbers in [0, 1] in `data.extras` under
+    their names, e.g. the `classes` of records, at every step that has one. In a softmax the first is the remainder, and
+    a step with several classes gives each an equal share. Counts the steps with any target.
     """
 
     target = NAMED
@@ -200,7 +197,7 @@ class NamedOutputs(OfSteps):
 
 
 next_token = Pointwise(likelihood, TOKEN)
-"""Language modelling: -log p[token], targets being the ids of tokens."""
+"""Language modelling: -log p[token], with token ids as targets."""
 
 
 # -------------------------------------------------------------------------------------------------------------- ranking
@@ -208,15 +205,14 @@ next_token = Pointwise(likelihood, TOKEN)
 
 @dataclasses.dataclass(frozen=True)
 class BradleyTerry(OfSteps):
-    """Ranking of alternatives: -log sigmoid(s_i - s_j) where step i is labelled better than its alternative j.
+    """Ranking: -log sigmoid(s_i - s_j) if step i is labelled better than its alternative j.
 
     s are the head's log-odds (Bradley and Terry 1952). Alternatives continue the same step; with `among` "problem" all
-    labelled steps of a tree are compared, such as the ends of its chains, as reward models of whole answers are
-    trained. Each pair counts once, with the product of their weights. Pairs that the packer separates, by splitting a
-    tree, are lost: `data.siblings` makes it separate the fewest alternatives, and training logs how many
-    (`pairs_lost`).
+    labelled steps of a tree are compared, e.g. the ends of its chains, as for outcome reward models. Each pair counts
+    once, with the product of the two weights. Splitting a tree loses pairs: `data.siblings` makes the packer separate
+    as few alternatives as possible, and training logs the number (`pairs_lost`).
 
-    The count is the number of pairs; the metric `pair_accuracy` is the fraction in the right order.
+    Counts pairs; the metric `pair_accuracy` is the fraction in the right order.
     """
 
     among: Literal["alternatives", "problem"] = "alternatives"
@@ -254,16 +250,14 @@ class PQM(OfSteps):
 
     and a chain with incorrect steps has one more, of the problem: -log( 1 / (1 + sum_{w in W} e^(Q_w + zeta)) ).
 
-    `mean` says what is averaged. With `chains`, as in the published code, a chain's loss is the mean of its terms, and
-    the loss is the mean over chains: a tree gives what its root-to-leaf chains give, each alone, also where it is
-    split. With `steps` the loss is the mean over all terms, so that long chains weigh more. There a correct step of a
-    tree has one term, however many chains share it: its i are the correct steps before it, its w the incorrect steps
-    before it and after it on any of its chains, each once. The problem has one term a tree, and a split tree is
-    compared within each row.
+    With `mean` "chains", as in the published code, the loss is the mean over chains of the mean over their terms; a
+    tree gives the same as its root-to-leaf chains alone, even if it is split. With "steps" the loss is the mean over
+    all terms, so that long chains weigh more. A correct step of a tree then has one term, however many chains share it:
+    its i are the correct steps before it, its w the incorrect steps before it and after it on any of its chains, each
+    once. The problem has one term per tree, and a split tree is compared within each row.
 
-    The terms are those of the paper's equation 10. The published code differs in two places: it adds 1e-5 to
-    denominators, and from a chain's second step on its running sum also has e^Q_t itself, which is then in its
-    denominator twice.
+    Terms follow equation 10 of the paper. The published code adds 1e-5 to denominators, and from a chain's second step
+    on its running sum includes e^Q_t itself, which its denominator then has twice.
 
     Q is the head's log-odds. The weight of a correct step multiplies its term. Counts chains or terms.
     """
@@ -279,7 +273,8 @@ class PQM(OfSteps):
         return *total(log_odds(head, logit_BSC), rows, config), metrics
 
     def _of_chains(self, q_BS: Array, rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar]:
-        """Every chain is in the row that owns its leaf, with all its steps: axis 1 of (B, S, S) is of leaves."""
+        """Computes chain by chain; axis 1 of (B, S, S) is leaves. A chain's steps are all in the row that owns its
+        leaf."""
         target_BS, weight_BS = targets(dataclasses.replace(rows, weight=rows.tree_weight), config.target)
         right_BS, wrong_BS = (weight_BS > 0) & (target_BS >= 0.5), (weight_BS > 0) & (target_BS < 0.5)
         before_BSS = ancestors(rows)
@@ -313,7 +308,7 @@ class PQM(OfSteps):
 
 
 def _log_sum(x_BS, some_BSS):
-    """Returns log sum_j e^x_j over the marked j of every i."""
+    """Returns log sum_j e^x_j over the marked j of each i."""
     return jax.nn.logsumexp(jnp.where(some_BSS, x_BS[:, None, :], _NONE), axis=-1)
 
 
@@ -321,9 +316,9 @@ pqm = PQM()
 
 
 def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"]:
-    """Returns log(p / (1 - p)) of a head of probabilities: of `scalar` its logit, of `binary` their difference.
+    """Returns the log-odds of a probability head: the logit of `scalar`, the difference for `binary`.
 
-    Of an ensemble it is the members' mean.
+    For an ensemble it is the mean over members.
     """
     if head.log_odds:
         factor_C = jnp.array(head.log_odds) / sum(factor * factor for factor in head.log_odds)
@@ -333,9 +328,9 @@ def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"
 
 
 def pair_loss(s_BS: Float[Array, "B S"], pair_BSS: Float[Array, "B S S"]) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns sums over the pairs (i, j) in which i is better, with their weights: Bradley-Terry, all, those correct.
+    """Returns weighted sums over pairs (i, j) with i better: Bradley-Terry loss, count, pairs in the right order.
 
-    Bradley and Terry (1952): -log sigmoid(s_i - s_j), s being log-odds.
+    The loss of a pair is -log sigmoid(s_i - s_j), with s the log-odds.
     """
     margin_BSS = s_BS[:, :, None] - s_BS[:, None, :]
     loss = -jnp.sum(pair_BSS * jax.nn.log_sigmoid(margin_BSS))
@@ -347,18 +342,18 @@ def pair_loss(s_BS: Float[Array, "B S"], pair_BSS: Float[Array, "B S S"]) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class TemporalDifference(OfSteps):
-    """TD(lambda): values learned from the outcomes of chains and from the values of the steps after them.
+    """TD(lambda): values learned from chain outcomes and from the values of later steps.
 
     On a chain of steps 1 to n with outcome y, step t learns the lambda-return (Sutton and Barto 2018, chapter 12)
 
         G_n = y,    G_t = (1 - lambda) V_(t+1) + lambda G_(t+1)
 
-    by cross-entropy; V are the head's scores, without gradient. A shared step learns the mean return of the chains
-    through it, and weighs as many: as cross-entropy is linear in its target, that is the sum over the chains, each
-    alone. With lambda = 1 it is `data.supervise="outcome_steps"`. Every chain of known outcome is in one row with all
-    its steps, so a split changes nothing.
+    by cross-entropy; V are the head's scores, without gradient. A shared step learns the mean return of its chains,
+    weighted by their number: cross-entropy is linear in its target, so this equals the sum over separate chains. lambda
+    = 1 is `data.supervise="outcome_steps"`. Every chain with a known outcome has all its steps in one row, so splitting
+    changes nothing.
 
-    The count is the number of pairs of a chain and a step on it. Metrics are of the ends of chains.
+    Counts (chain, step) pairs. Metrics cover the chain ends.
     """
 
     supervise = ("outcome",)
@@ -384,10 +379,10 @@ def returns(
     weight_BS: Float[Array, "B S"],
     decay: float,
 ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """Returns every step's mean lambda-return over the chains through it, and their weight.
+    """Returns each step's mean lambda-return over its chains, and the chains' weight.
 
-    Chains end where the weight is above 0. A chain's return at i is the sum of lambda^d y over its end, d steps after
-    i, and of (1 - lambda) lambda^(d - 1) V over the steps d after i.
+    Chains end where the weight is positive. A chain's return at i is lambda^d y, with its end d steps after i, plus the
+    sum of (1 - lambda) lambda^(d - 1) V over the steps d after i.
     """
     before_BSS = ancestors(rows)  # (later, earlier)
     depth_BS = jnp.sum(before_BSS, axis=-1)
@@ -410,9 +405,9 @@ td_lambda = TemporalDifference()
 
 
 def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """Returns the target and the weight of every slot.
+    """Returns (target, weight) per slot.
 
-    A target is the probability in [0, 1] that the step is correct; with neutral='third' it is the class 0, 1 or 2
+    A target is the probability in [0, 1] that the step is correct, or with neutral='third' the class 0, 1 or 2
     (negative, neutral, positive).
     """
     label, weight = rows.label, rows.weight
@@ -436,7 +431,7 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
 
 
 def _of_probability(rows: Rows, config: TargetConfig) -> tuple[Array, Array, Array]:
-    """Returns targets, which steps are incorrect, and weights, by `TargetConfig.soft`."""
+    """Returns (target, is incorrect, weight) per slot, by `TargetConfig.soft`."""
     value, weight, soft = rows.label, rows.weight, config.soft
     right = value > (0.0 if soft == "relative" else config.threshold)
     if soft in ("relative", "progress"):
@@ -453,18 +448,18 @@ def _of_probability(rows: Rows, config: TargetConfig) -> tuple[Array, Array, Arr
 
 
 def _before(rows: Rows) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
-    """Returns the label of the step before each step, and where there is one, also where a split repeats that step."""
+    """Returns the previous step's label, and whether there is one (also if a split repeats that step)."""
     at_BS = jnp.maximum(rows.parent, 0)
     label_BS, weight_BS = (at_slots(x_BS, at_BS) for x_BS in (rows.label, rows.tree_weight))
     return label_BS, (rows.parent >= 0) & (weight_BS > 0)
 
 
 def after_error(rows: Rows, wrong_BS: Array) -> Array:
-    """Marks the steps that follow an incorrect one: an incorrect step ends at an earlier token that they see.
+    """Marks the steps that follow an incorrect step on their chain.
 
     Slots are in depth-first order, so an earlier slot leads to this one if and only if its subtree extends past this
     step's end. The farthest extent among incorrect slots that end earlier decides. Alternatives with equal text end at
-    one token: none follows another, and what follows one of them follows all.
+    one token: they do not follow each other, and their continuations follow all of them.
     """
     until_BS = at_tokens(rows.until, rows.step_end)
     reach_BS = jax.lax.cummax(jnp.where(wrong_BS, until_BS, 0), axis=1)
@@ -482,13 +477,13 @@ def after_error(rows: Rows, wrong_BS: Array) -> Array:
 # `NAME_step_accuracy`, `NAME_auroc`.
 
 BINS = 512
-"""Score bins of the training AUROC: two classes' histograms add up over steps, devices and micro-batches."""
+"""Score bins of the training AUROC: class histograms add up over steps, devices and micro-batches."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A sum and what it is divided by; both add up. Of nothing, the mean is None."""
+    """A sum and its divisor; both add up. The mean is None if the divisor is 0."""
 
     total: Scalar
     weight: Scalar
@@ -500,13 +495,13 @@ class Mean:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoreSums:
-    """Sums of judged scores, which add up."""
+    """Sums of `Judged` scores, which add up."""
 
     right: Scalar  # weight of steps on the correct side of one half
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
     def means(self) -> dict[str, float | None]:
-        """Returns accuracy and AUROC, which is None where all steps are of one class."""
+        """Returns accuracy and AUROC; AUROC is None if all steps are of one class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
@@ -517,7 +512,7 @@ class ScoreSums:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """Scores, which steps count as correct, and weights. Training sums them; validation sorts them, exactly."""
+    """Scores, correct steps and weights. Training sums them into bins; validation computes the exact AUROC."""
 
     score_BS: Float[Array, "B S"]
     positive_BS: Bool[Array, "B S"]
@@ -535,35 +530,35 @@ class Judged:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """How often each expert was chosen, over layers and real tokens; adds up."""
+    """Choices per expert, over layers and real tokens; adds up."""
 
     chosen_N: Float[Array, " N"]
 
     def means(self) -> dict[str, float | None]:
-        """Returns the largest load over the mean one, and the fraction of experts that no token chose."""
+        """Returns the largest load over the mean load, and the fraction of unused experts."""
         chosen_N = np.asarray(self.chosen_N).astype(np.float64)
         largest = float(chosen_N.max() / chosen_N.mean()) if chosen_N.any() else None
         return {"expert_load": largest, "experts_idle": float((chosen_N == 0).mean())}
 
 
 def divisor(count: float) -> float:
-    """Returns what sums over `count` labels are divided by: the count, and 1 for none, where all sums are 0."""
+    """Returns the count, or 1 if it is 0 (all sums are then 0)."""
     return count if count > 0 else 1.0
 
 
 def names(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
-    """Returns the values of the judged scores `name`, by the names that tell those of one objective apart."""
+    """Prefixes the values of the judged scores `name`, if the objective has several."""
     judged = [value for value in metrics.values() if isinstance(value, Judged | ScoreSums)]
     return values if len(judged) == 1 or name == "scores" else {f"{name}_{key}": x for key, x in values.items()}
 
 
 def summed(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Returns the metrics with `Judged` scores summed, so that all of them add up."""
+    """Replaces `Judged` scores by their sums, so that all metrics add up."""
     return {name: value.sums() if isinstance(value, Judged) else value for name, value in metrics.items()}
 
 
 def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
-    """Returns the values to log of metrics summed over `count` labels."""
+    """Returns the values to log, from metrics summed over `count` labels."""
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
@@ -591,27 +586,27 @@ OBJECTIVES: dict[str, Objective | str] = {
     "td_lambda": td_lambda,
     "implicit": "jprm.methods.implicit:implicit",
 }
-"""Objectives by name. One written `module:NAME` is imported when it is asked for."""
+"""Objectives by name. A string `module:NAME` is imported on first use."""
 
 MOVED = {"jprm.objectives.implicit:implicit": "implicit"}
-"""Names under which earlier runs recorded a registered objective."""
+"""Old names of registered objectives, as earlier runs recorded them."""
 
 PLAIN = (bool, int, float, str)
-"""Types of options, beside Literal."""
+"""Types of options, besides Literal."""
 
 COPY = "objective.py"
-"""The copy, in a run's folder, of the file that defines its objective."""
+"""The run folder's copy of the file that defines its objective."""
 
 
 def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.PathLike | None = None) -> Objective:
     """Returns the objective of an experiment. Equal names and options give equal objectives, which hash alike.
 
     Args:
-        name: a registered name, `module:NAME`, or `FILE.py:NAME`, of a function or of a dataclass with `__call__`.
-        options: hyperparameters in place of the objective's defaults.
-        workdir: the run's folder. Its copy of FILE.py is read where FILE.py is gone.
+        name: a registered name, `module:NAME`, or `FILE.py:NAME`; NAME is a function or a dataclass with `__call__`.
+        options: hyperparameters that replace the objective's defaults.
+        workdir: the run's folder. Its copy of FILE.py is read if FILE.py is gone.
 
-    Raises ValueError where there is none, where FILE.py is not what the run started with, or for unknown options.
+    Raises ValueError if there is none, if FILE.py differs from the run's copy, or for unknown options.
     """
     text = source(name, workdir)
     if text is None:
@@ -624,10 +619,10 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
 
 
 def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objective:
-    """Returns the objective, called `name` in errors, with these options in place of its defaults.
+    """Returns the objective with these options; `name` is for errors.
 
-    Raises ValueError, listing the objective's options, for one that is unknown, missing, or of another type or range;
-    and for an objective that does not hash.
+    Raises ValueError, listing the options, if one is unknown, missing, or of a wrong type or range, or if the objective
+    does not hash.
     """
     kinds = option_types(objective)
     try:
@@ -645,9 +640,9 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
 
 
 def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
-    """Returns the name and the options by which an experiment records an objective that a program holds as an object.
+    """Returns the name and options under which a run records an objective object.
 
-    `find` takes them, unless the object is in no module: a function of a notebook or of another function.
+    `find` accepts them, unless the object is not importable, e.g. a function in a notebook or in another function.
     """
     if not dataclasses.is_dataclass(objective):
         kind = objective if hasattr(objective, "__qualname__") else type(objective)
@@ -664,7 +659,7 @@ def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
 
 
 def option_types(objective: Any) -> dict[str, Any]:
-    """Returns the options of an objective: the fields of a dataclass, or of its instance, whose types are plain."""
+    """Returns the options of an objective: the dataclass fields of plain types."""
     if not dataclasses.is_dataclass(objective):
         return {}
     kinds = typing.get_type_hints(objective if isinstance(objective, type) else type(objective))
@@ -673,18 +668,17 @@ def option_types(objective: Any) -> dict[str, Any]:
 
 
 def check(objective: Objective, config: ObjectiveConfig) -> None:
-    """Calls the objective's own `check`, if it has one."""
     if hasattr(objective, "check"):
         objective.check(config)
 
 
 def log_ratio(objective: Objective) -> float | None:
-    """Returns the factor of the log ratio by which the objective's model scores; None where it scores by its head."""
+    """Returns the objective's log-ratio factor, or None if its model scores by the head."""
     return getattr(objective, LOG_RATIO, None)
 
 
 def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
-    """Returns the text of the file that `name` names, None where it names no file; errors as in `find`."""
+    """Returns the text of FILE.py, or None if `name` names no file; raises like `find`."""
     path = pathlib.Path(name.rpartition(":")[0])
     if path.suffix != ".py":
         return None

@@ -1,6 +1,6 @@
-"""Aggregates one score a step into one score a chain, by every rule at once.
+"""Aggregates step scores into a chain score, by every rule at once.
 
-Which rule fits depends on what a score means. Where it is the probability that the step is correct, a chain needs all
+The right rule depends on the meaning of a score. If it is the probability that the step is correct, a chain needs all
 steps correct: `prod` (Lightman et al. 2023, appendix F.2) or `min` (Math-Shepherd). A value, the probability that the
 chain will end correctly, covers the whole chain in its `last` step (Zhang et al. 2025, arXiv 2501.07301).
 """
@@ -24,21 +24,21 @@ DEFAULT_RULE = {
     "advantage": "min",  # one bad step spoils a chain, however many good ones follow (PURE's min-form credit)
     "implicit": "last",  # the score at step t is already the sum of the log ratios up to t
 }
-"""The rule to use for each label semantics of `jprm.tree.SEMANTICS` when nobody names one."""
+"""The default rule for each label semantics in `jprm.tree.SEMANTICS`."""
 
 LOG_ODDS_CLIP = 1e-6
-"""`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so that one step weighs at most 13.8 nats."""
+"""`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so that a step weighs at most 13.8 nats."""
 
 
 SOFT_MIN_TEMPERATURE = 0.1
-"""Of `soft_min`: `turn_process_reward_logits_to_reward` of CJReinforce/PURE, openrlhf/utils/utils.py."""
+"""Of `soft_min`, as `turn_process_reward_logits_to_reward` in CJReinforce/PURE, openrlhf/utils/utils.py."""
 
 
 def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
-    """Returns the score of a chain from its steps' scores, as a float; of several chains of any lengths, an array.
+    """Returns a chain's score from its step scores, as a float; for several chains of any length, an array.
 
-    What the rules are is told by `by_every_rule`; the sum of log-odds is given as a probability. NaN where a chain has
-    no step, or one without a score. Raises ValueError for another rule, and a rule that the scores do not fit.
+    See `by_every_rule` for the rules; `sum_log_odds` is returned as a probability. NaN if a chain has no step or a
+    missing score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
 
     >>> jprm.aggregate([0.5, 0.25], "min"), jprm.aggregate([[0.5, 0.25], [0.75]], "last").tolist()
     (0.25, [0.25, 0.75])
@@ -52,14 +52,13 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
 
 @jax.jit
 def by_every_rule(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns the score of each of B chains of up to P >= 1 steps by every rule of `RULES`, in float32.
+    """Returns the scores of B chains with up to P >= 1 steps by every rule in `RULES`, in float32.
 
-    With p_i the scores of a chain's k steps, those where the mask is true: `min`, `max`, `mean` and `last` as named;
-    `soft_min` is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE's sum of transformed rewards,
-    Cheng et al. 2025, arXiv 2504.15275), between the mean and the minimum. `prod` is exp(sum log p_i);
-    `mean_log` is exp(sum log p_i / k), the length-normalised product; `sum_log_odds` is sum log(p_i / (1 - p_i)),
-    clipped to `LOG_ODDS_CLIP`. The last three take probabilities; a probability of exactly 0 or 1 counts as such and
-    gives no NaN. A chain without a step has -inf by every rule, so no argmax chooses it.
+    p_i are the scores of a chain's k steps (true in the mask). `min`, `max`, `mean` and `last` are as named; `soft_min`
+    is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE, Cheng et al. 2025, arXiv 2504.15275),
+    between mean and minimum. `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the length-normalised
+    product; `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. These three take probabilities,
+    including exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so that no argmax chooses it.
     """
     value = rank_keys(score_BP, mask_BP)
     # exp(-inf) is 0, a real product of a step at 0: the empty chain needs its -inf back.
@@ -71,9 +70,9 @@ def by_every_rule(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) ->
 
 @jax.jit
 def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns `by_every_rule` with `prod` and `mean_log` as logarithms: the same order, for sorting and argmax.
+    """Returns `by_every_rule` with `prod` and `mean_log` as logarithms, for sorting and argmax.
 
-    A product of a few hundred steps underflows float32: chains that are not tied would look tied.
+    The order is the same, but a product of a few hundred steps underflows float32 and would make chains look tied.
     """
     return _rank_keys(jnp, score_BP, mask_BP)
 
@@ -81,13 +80,12 @@ def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
 def host_rank_keys(
     score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"]
 ) -> dict[str, Float[np.ndarray, " B"]]:
-    """Computes `rank_keys` in numpy, for few chains and changing shapes: nothing is compiled."""
+    """Computes `rank_keys` in numpy, for few chains with changing shapes, without compilation."""
     with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is -inf here as well
         return _rank_keys(np, score_BP, mask_BP)
 
 
 def _rank_keys(xp, score_BP, mask_BP):
-    """Computes `rank_keys` with `xp`, which is numpy or jax.numpy."""
     score_BP = xp.asarray(score_BP, xp.float32)
     some_B = mask_BP.any(-1)
     steps_B = xp.maximum(mask_BP.sum(-1), 1)
@@ -115,7 +113,7 @@ def _rank_keys(xp, score_BP, mask_BP):
 
 
 def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
-    """Returns chains of unequal length as one float32 array and its mask; P is the longest chain, at least 1."""
+    """Pads chains to one float32 array and its mask; P is the longest length, at least 1."""
     length_B = np.array([len(x) for x in scores], int)
     mask_BP = np.arange(max(1, length_B.max(initial=0))) < length_B[:, None]
     score_BP = np.zeros(mask_BP.shape, np.float32)
@@ -127,14 +125,12 @@ def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray,
 def chain_scores(
     paths: Sequence[Sequence[float]], rule: str, scale: Scale = PROBABILITY
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns (score, key) of N chains, each given as its steps' scores.
+    """Returns (score, key) of N chains of step scores.
 
-    `score` is as in `by_every_rule`, but a sum of log-odds becomes a probability. `key` is as in
-    `rank_keys`. Rules that multiply probabilities take the scores' weights (`Scale.weights`). Both are NaN for a chain
-    without steps and where a step's score is not finite.
+    `score` is as in `by_every_rule`, with a sum of log-odds as a probability. `key` is as in `rank_keys`. Rules that
+    multiply probabilities use `Scale.weights`. Both are NaN if a chain has no steps or a score that is not finite.
 
-    Raises:
-      ValueError: a score outside [0, 1] under a rule that multiplies probabilities.
+    Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities.
     """
     score_BP, mask_BP = padded([np.array(path) for path in paths])
     known_B = np.isfinite(score_BP).all(1)

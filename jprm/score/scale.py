@@ -1,7 +1,7 @@
-"""`Scale`: what a model's scores mean to whoever uses them: evaluations, votes, credit, the selection of chains.
+"""`Scale`: the meaning of a model's scores, for evaluations, votes, credit and chain selection.
 
-What computes with scores names the scales that it takes (`check_scale`) or maps them to [0, 1] (`Scale.fractions`).
-The names of the rules from step scores to a chain's are here too: all this needs no array library.
+A consumer of scores names the scales that it accepts (`check_scale`) or maps scores to [0, 1] (`Scale.fractions`). The
+names of the aggregation rules are here too, because this file imports no array library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROBABILITY_RULES = ("prod", "sum_log_odds", "mean_log")
 """Rules that multiply probabilities; the others take any scores."""
 
 OF_CHAINS = ("value", "implicit")
-"""Semantics of `jprm.tree.SEMANTICS` whose scores are of the whole chain up to a step; the others are of the step."""
+"""Semantics whose scores rate the whole chain up to a step; the others rate the step alone."""
 
 Weight = Literal["score", "half", "sigmoid"]
 WEIGHTS: tuple[str, ...] = get_args(Weight)
@@ -26,18 +26,18 @@ MEANING: dict[str, str] = {
     "half": "differences of two probabilities",
     "sigmoid": "log odds or log ratios",
 }
-"""What the scores of each `Scale.weight` are. Correctness and values are probabilities, implicit PRMs' log ratios."""
+"""The meaning of the scores by `Scale.weight`. Correctness and values are probabilities, implicit PRMs give log
+ratios."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The scale of a model's scores; the default is that of probabilities.
+    """The scale of a model's scores; the default is probabilities.
 
-    Attributes:
-      threshold: benchmarks call a step correct above it, where no threshold is tuned.
-      weight: how a score becomes a vote's weight in [0, 1]. `score`: it is a probability. `half`: (1 + score) / 2, of a
-        difference of two probabilities. `sigmoid`: of log odds.
-      redundancy: a step is called redundant where the named output `redundancy` is above it; None without that output.
+    threshold: benchmarks call a step correct above it, if no threshold is tuned.
+    weight: the map from a score to a vote's weight in [0, 1]. `score`: the identity, for probabilities. `half`: (1 +
+        score) / 2, for differences of two probabilities. `sigmoid`: for log odds.
+    redundancy: a step is redundant if the named output `redundancy` is above it; None without that output.
     """
 
     threshold: float = 0.5
@@ -45,7 +45,7 @@ class Scale:
     redundancy: float | None = None
 
     def weights(self, score: Any) -> Any:
-        """Returns the weights (*N) of scores (*N), in float64; rising, so that the order stays. NaN stays NaN."""
+        """Returns the weights (*N) of scores (*N), in float64. The map is increasing; NaN stays NaN."""
         import numpy as np  # commands import this file for their help
 
         score = np.asarray(score, float)
@@ -54,7 +54,7 @@ class Scale:
         return (1 + score) / 2 if self.weight == "half" else score
 
     def fractions(self, score: Any, where: str) -> Any:
-        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, for a score outside this scale."""
+        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, if a score is outside this scale."""
         weight = self.weights(score)
         if (wrong := ~((weight >= 0) & (weight <= 1))).any():
             outside = float(score[wrong.argmax()])
@@ -70,7 +70,7 @@ LOG_ODDS = Scale(threshold=0.0, weight="sigmoid")
 
 
 def check_scale(scale: Scale, weights: Collection[str], model: str, consumer: str) -> None:
-    """Raises ValueError where a model's scores are on none of the scales, `Scale.weight`, that a consumer takes."""
+    """Raises ValueError if a model's scale is not among the `weights` that a consumer accepts."""
     if scale.weight not in weights:
         taken = " or ".join(MEANING[weight] for weight in WEIGHTS if weight in weights)
         raise ValueError(f"{model}: its scores are {MEANING[scale.weight]}, and {consumer} takes {taken}")

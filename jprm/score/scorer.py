@@ -1,7 +1,7 @@
-"""Scores from a trained model: chains, pools and trees go through the same packer and model as in training.
+"""Scores from a trained model. Chains, pools and trees use the same packer and model as training.
 
 prm = jprm.load("runs/prm800k_smollm2")
-prm.score(problem, steps)          # one score a step
+prm.score(problem, steps)          # one score per step
 prm.score_many(records)            # records of any kind, with their scores
 """
 
@@ -38,7 +38,7 @@ from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree, above_of, as_written, chain_tree, scored, tree_of
 
 CHUNK = 64
-"""Records that `score_many` packs together: the unit of progress, and what a killed run scores again."""
+"""Records that `score_many` packs together; progress and resumption work in these units."""
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
@@ -51,7 +51,7 @@ def _logits(logit_BSC: jax.Array) -> dict[str, jax.Array]:
 
 
 class LogScore(Protocol):
-    """Scores that are read from the log-probabilities of tokens (`jprm.methods.implicit`), not from a head."""
+    """Scores from token log-probabilities (`jprm.methods.implicit`) instead of a head."""
 
     @property
     def params(self) -> Mapping: ...  # of the reference model, where there is one
@@ -66,7 +66,7 @@ class LogScore(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Trees that are ready for the device; see `PRM.prepare`."""
+    """Packed trees, ready for the device; see `PRM.prepare`."""
 
     trees: Sequence[ReasoningTree]
     token_trees: Sequence[TokenTree]
@@ -81,8 +81,8 @@ class PRM:
     >>> prm.semantics, prm.rule, prm.output_names
     ('rating', 'prod', ('score',))
 
-    The score of jprm's own models is the probability that a step is not wrong; the adapter of a published model
-    (`jprm.methods.formats.adapters`) says what its score is.
+    In jprm's own models the score is the probability that a step is not wrong. For a published model its adapter
+    (`jprm.methods.formats.adapters`) defines the score.
     """
 
     params: dict
@@ -112,32 +112,30 @@ class PRM:
 
     @property
     def read_as(self) -> str:
-        """How the folder is read, as one line: its adapter if it has one, the layout, and what a score means."""
+        """One line that describes the folder: its adapter if any, the layout, and the meaning of a score."""
         return f"{self.name}: {self.layout}; scores are of {self.semantics}, a chain's rule is {self.rule}"
 
     @property
     def rule(self) -> str:
-        """The rule that makes a chain's score of its steps': its authors' choice, or the one that fits its labels."""
+        """The aggregation rule: the authors' choice, or the default of the label semantics."""
         return self.aggregation or DEFAULT_RULE[self.semantics]
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
-        """Returns one score a step, (P,) float32. The score of step k does not depend on later steps.
+        """Returns one score per step, (P,) float32. The score of step k does not depend on later steps.
 
         >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."]).shape
         (2,)
 
-        Raises:
-          TypeError: `steps` is one string, not a list of strings.
-          ValueError: a problem or step without text, or a chain longer than the model takes.
+        Raises TypeError if `steps` is one string, and ValueError if the problem or a step has no text, or the chain is
+        too long for the model.
         """
         (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), self.readout)
         return np.array(list(map(as_written, outputs["score"])), np.float32)
 
     def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
-        """Returns the head's logits at every step, (P, C) float32, with C the channels of the head.
+        """Returns the head's logits at every step, (P, C) float32.
 
-        Raises:
-          TypeError, ValueError: as `score`; and for an implicit PRM, which has no logits of steps.
+        Raises like `score`; and ValueError for an implicit PRM, which has no step logits.
         """
         self._check_logits()
         (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), _logits)
@@ -146,9 +144,7 @@ class PRM:
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
         """Returns the head's logits at P places of one chain of token ids, (P, C) float32.
 
-        Raises:
-          ValueError: as `logits`; a model with a step layer; no ids, ids beyond the vocabulary, or more than the model
-            takes.
+        Raises ValueError like `logits`; also for a model with a step layer, and for invalid, missing or too many ids.
         """
         self._check_logits()
         if self.config.steps:
@@ -172,10 +168,10 @@ class PRM:
             raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
 
     def score_many(self, records: Iterable[dict[str, Any]], speed: Speed | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the records in order with their scores: `scores` in a chain and a pool's samples, `score` in a node.
+        """Yields the records in order with their scores: `scores` in chains and pool samples, `score` in nodes.
 
-        Named outputs of the head beyond the score are under `outputs`, lists by name in a chain or sample. A thread
-        reads up to three chunks of CHUNK records ahead. `speed` counts tokens and times.
+        Further named outputs of the head are under `outputs`, lists by name in a chain or sample. A thread reads up to
+        three chunks of CHUNK records ahead. `speed` counts tokens and times.
 
         >>> [chain] = prm.score_many([{"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."], "id": 7}])
         >>> sorted(chain), len(chain["scores"])
@@ -183,7 +179,7 @@ class PRM:
 
         Raises:
           RecordError: a record that is not valid.
-          ValueError: a chain longer than the model takes; at once, for one record or a file's name in place of records.
+          ValueError: a chain too long for the model; at once, if `records` is one record or a file name.
           FloatingPointError: a score that is not finite.
         """
         if isinstance(records, str | os.PathLike | Mapping):
@@ -196,7 +192,7 @@ class PRM:
                 yield scored(record, tree, outputs)
 
     def _chunks(self, records: Iterable[dict[str, Any]]) -> Iterator[Prepared]:
-        """Yields chunks of the records, ready for a device that has compiled what they need."""
+        """Yields packed chunks of records, and compiles the programs that they need."""
         records, compiled = iter(records), set()
         while chunk := list(itertools.islice(records, CHUNK)):
             prepared = dataclasses.replace(self.prepare([tree_of(record) for record in chunk]), records=chunk)
@@ -208,33 +204,29 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree of N nodes, NaN for context. Common prefixes are computed once in a tree.
+        """Returns (N,) float32 for each tree of N nodes, NaN for context. A tree's common prefixes are computed once.
 
-        Where attention takes one chain a row (`attention.chain_rows`), they are computed once for every chain.
+        If attention needs one chain per row (`attention.chain_rows`), they are computed once per chain.
         """
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns the head's named outputs for each tree of N nodes, (N,) float32 each; `score` is one of them.
+        """Returns the head's named outputs, (N,) float32 each, for each tree of N nodes; `score` is one of them.
 
-        Args:
-          trees: the trees, or what `prepare` made of them.
-
-        Raises:
-          ValueError, FloatingPointError: as `score_many`.
+        `trees` may be a result of `prepare`. Raises like `score_many`.
         """
         return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of what `outputs_of` returns."""
+        """Names of the outputs in `outputs_of`."""
         return ("score",) if self.ratio is not None else tuple(name for name, _ in self.readout.outputs)
 
     def by(self, output: str) -> PRM:
-        """Returns this model with another of its named outputs, such as `low`, as the score.
+        """Returns this model with another named output, e.g. `low`, as the score.
 
-        `NAME unless OTHER > LIMIT` scores 0 where another output is above a limit, so that no such step is chosen.
-        Raises ValueError for an output that the model does not have, and for a limit where 0 is not the worst score.
+        `NAME unless OTHER > LIMIT` scores 0 if another output is above a limit, so that such a step is never chosen.
+        Raises ValueError for an unknown output, and for a limit if 0 is not the worst score.
         """
         if output == "score":
             return self
@@ -256,18 +248,18 @@ class PRM:
         return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
-        """Compiles what rows of so many tokens need, and runs nothing: the call that scores such rows compiles no more.
+        """Compiles the programs for rows of `tokens` tokens, and runs nothing.
 
-        Raises MemoryError for rows that a device cannot hold.
+        Raises MemoryError if a device cannot hold such rows.
         """
         rows = empty_rows(1, tokens, tokens // 2)
         for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
             self._compile(batch)
 
     def warm_up(self, longest: int) -> list[int]:
-        """Compiles rows for chains of up to `longest` tokens; returns their lengths, in tokens.
+        """Compiles rows for chains of up to `longest` tokens; returns the row lengths.
 
-        Afterwards no chain of at most so many tokens, and half as many steps, compiles anything, nor do trees of such
+        Afterwards no chain with at most so many tokens, and half as many steps, compiles anything; nor do trees of such
         chains that are prepared for rows of at most so many tokens.
         """
         lengths = row_lengths(longest)
@@ -276,13 +268,10 @@ class PRM:
         return lengths
 
     def prepare(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
-        """Tokenises and packs trees for `outputs_of`, without the device: a thread may do it while another scores.
+        """Tokenises and packs trees for `outputs_of`, without the device, e.g. in a thread while another scores.
 
-        Args:
-          row: the most tokens of a row, unless a chain needs more; LONGEST at most. Trees of more tokens are split, and
-            scores change by the rounding of other rows.
-
-        Raises ValueError for a chain longer than the model takes.
+        row: the largest row in tokens, at most LONGEST, unless a chain needs more. Larger trees are split; scores then
+            change by rounding. Raises ValueError if a chain is too long for the model.
         """
         prepared = self._prepared(trees, row)
         return dataclasses.replace(prepared, batches=list(prepared.batches))
@@ -309,13 +298,13 @@ class PRM:
         return Prepared(trees, token_trees, itertools.chain.from_iterable(batches))
 
     def _outputs(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
-        """Returns what `readout` makes of the logits of each tree's steps, (N, ...) by name."""
+        """Applies `readout` to the logits of each tree's steps; returns (N, ...) by name."""
         return [outputs for _, results in self._read([prepared], readout) for outputs in results]
 
     def _read(
         self, chunks: Iterable[Prepared], readout: Callable, speed: Speed | None = None
     ) -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]]]]:
-        """Yields the chunks, in order, with what `_outputs` returns for each. Several batches are in flight."""
+        """Yields the chunks in order, with the results of `_outputs`. Several batches are in flight."""
         speed = speed or Speed()
 
         def parts() -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]], Batch, bool]]:
@@ -348,7 +337,7 @@ class PRM:
 
     @contextlib.contextmanager
     def _fitting(self, prepared: Prepared, batch: Batch) -> Iterator[None]:
-        """Raises ValueError naming the longest tree of a batch that does not fit in memory."""
+        """Raises ValueError naming the longest tree if the batch does not fit in memory."""
         try:
             yield
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -363,15 +352,15 @@ class PRM:
             ) from error
 
     def _a_device(self, rows: Rows) -> int:
-        """Returns the rows that a device computes at once: one; of one chain each, as many as have FILLED tokens."""
+        """Returns rows per device at a time: one, or as many one-chain rows as FILLED tokens allow."""
         return max(1, FILLED // rows.tokens.shape[1]) if self._chain_rows else 1
 
     def _batches(self, rows: Rows, *of_slots: np.ndarray) -> Iterator[Batch]:
-        """Yields what all devices compute at once; `of_slots` are the other fields of a `Batch`."""
+        """Yields batches for all devices; `of_slots` are the other fields of a `Batch`."""
         return batches(rows, *of_slots, size=row_parts(self.mesh) * self._a_device(rows))
 
     def _put(self, batch: Batch) -> Rows:
-        """Returns the batch's rows on the devices. Raises MemoryError for a batch that cannot fit."""
+        """Puts the batch's rows on the devices. Raises MemoryError if they cannot fit."""
         check_memory(self.config, batch.rows.tokens.shape[1], self._a_device(batch.rows), self.mesh)
         return put_rows(batch.rows, self.mesh)
 
@@ -384,7 +373,7 @@ class PRM:
                 self.ratio.compile(self.params, self.config, rows)
 
     def _run(self, batch: Batch, readout: Callable) -> dict[str, jax.Array]:
-        """Returns the outputs of a batch by name, which the device may still compute."""
+        """Dispatches a batch; returns its outputs by name, which the device may still be computing."""
         with jax.set_mesh(self.mesh):
             rows = self._put(batch)
             if self.ratio is None:
@@ -394,15 +383,14 @@ class PRM:
 
     @property
     def _chain_rows(self) -> bool:
-        """Whether a row must hold one chain, for this model or for the reference of an implicit PRM."""
+        """Whether a row must hold one chain, for this model or an implicit PRM's reference."""
         return chain_rows(self.config) or (self.ratio is not None and chain_rows(self.ratio.config))
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Returns whether the model takes every chain of a record."""
+        """Returns whether the model can read every chain of the record."""
         return self.context is None or longest_chain(token_tree(tree_of(dict(record)), self.layout)) <= self.context
 
     def check_length(self, tokens: int, where: str) -> None:
-        """Raises LongChain for a chain of more tokens than the model takes."""
         if self.context is not None and tokens > self.context:
             raise LongChain(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
@@ -411,11 +399,11 @@ class PRM:
 
 
 class LongChain(ValueError):
-    """A chain of more tokens than the model takes."""
+    """A chain with more tokens than the model can read."""
 
 
 def longest_chain(tree: TokenTree) -> int:
-    """Returns the tokens of a tree's longest chain."""
+    """Returns the length of the tree's longest chain, in tokens."""
     return int(geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0))
 
 
@@ -432,10 +420,8 @@ def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
 
 
 def _sums_of_turns(tree: ReasoningTree, own_N: Float[np.ndarray, " N"]) -> dict[str, Float[np.ndarray, " N"]]:
-    """Returns the log ratio of each turn as `turn`, and its sum over the turns up to it as the score.
-
-    What tools and users say is no part of it: it is not the agent's.
-    """
+    """Returns each turn's log ratio as `turn`, and its cumulative sum along the path as the score. Messages of tools
+    and users are left out."""
     score_N, above = own_N.copy(), above_of(tree)
     for i in tree.steps:  # a turn comes after those before it
         if above[i] >= 0:
@@ -456,29 +442,28 @@ def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], results:
 # ----------------------------------------------- rows: few lengths, so that few shapes are compiled, and little padding
 
 SHORTEST, FILLED, LONGEST = 256, 2048, 8192
-"""Tokens of the shortest row, of the longest row that several trees share, and of the longest row made for one tree.
+"""Tokens of the shortest row, of the longest row that trees share, and of the longest row made for one tree.
 
-A row is SHORTEST times a power of two, so few shapes are compiled. A chain longer than LONGEST gets a row of its own
-size, the next power of two."""
+Rows are SHORTEST times a power of two, so that few shapes are compiled. A chain longer than LONGEST gets a row of its
+own size, the next power of two.
+"""
 
 
 def row_lengths(longest: int) -> list[int]:
-    """Returns the lengths of rows for chains of up to `longest` tokens, the shortest first."""
+    """Returns the row lengths for chains of up to `longest` tokens, ascending."""
     return padded_sizes(longest, SHORTEST)
 
 
 def rows_of_trees(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows of several trees, by length, with the tree (its index in `trees`) and the node of every slot.
-
-    Rows have `row` tokens at most, unless a chain needs more.
-    """
+    """Yields packed rows by length, with the tree index and the node of every slot. Rows have at most `row` tokens,
+    unless a chain needs more."""
     for tokens, members in row_groups(trees, row).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
 
 
 def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows of one chain each, the shortest that hold it, with the tree and the node of every slot."""
+    """Yields rows of one chain each, as short as possible, with the tree index and the node of every slot."""
     groups: dict[int, list[Part]] = {}
     for index, tree in enumerate(trees):
         longest = _longest_row(tree, row)
@@ -489,11 +474,11 @@ def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows,
 
 
 def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
-    """Returns, by the tokens of a row, the indices of the trees that are packed into such rows, as `rows_of_trees`.
+    """Returns tree indices by row length, for `rows_of_trees`.
 
-    Rows are chosen one by one, each of the longest size that the remaining trees fill, so the last ones are short and
-    little is padding. The number of devices plays no part: rows of another length would change scores by their
-    rounding, and with them the files of several processes.
+    Rows are chosen one by one, each of the largest size that the remaining trees fill, so that the last ones are short
+    and padding is small. The number of devices must not matter: other row lengths would change scores by rounding, and
+    with them the files of several processes.
     """
     need = [_needed(tree) for tree in trees]
     left = sorted(range(len(trees)), key=lambda i: -need[i])
@@ -515,12 +500,12 @@ def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
 
 
 def _needed(tree: TokenTree) -> int:
-    """Returns the tokens of a row that holds the tree. Equal chains can use up its slots, half as many, first."""
+    """Returns the row length that the tree needs. (Many equal chains can use up the slots, half as many, first.)"""
     return max(len(tree.tokens_N), 2 * len(tree.run_M))
 
 
 def _longest_row(tree: TokenTree, row: int) -> int:
-    """Returns the tokens of a row that holds any one chain of the tree: `row`, unless a chain is longer."""
+    """Returns a row length for any one chain of the tree: `row`, unless a chain is longer."""
     depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
     return padded_size(max(row, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))), SHORTEST)
 
@@ -534,12 +519,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BATCHES = 2
-"""Batches in flight: one that the device computes and one that waits for it."""
+"""Batches in flight: one computing, one waiting."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows that the devices compute at once, filled up with padding, and what their slots hold."""
+    """Rows that the devices compute at once, with padding rows, and the owner of every slot."""
 
     rows: Rows
     problem_BS: np.ndarray  # tokens of each slot's problem; for a log ratio of a turn, tokens before the turn
@@ -548,7 +533,7 @@ class Batch:
 
 
 def batches(rows: Rows, *of_slots: np.ndarray, size: int) -> Iterator[Batch]:
-    """Yields batches of `size` rows, the last one filled up with padding; `of_slots` are its other fields."""
+    """Yields batches of `size` rows; padding fills the last one. `of_slots` are the other fields of a `Batch`."""
     fields = rows, *of_slots
     if missing := -len(rows.tokens) % size:
         filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
@@ -560,9 +545,9 @@ def batches(rows: Rows, *of_slots: np.ndarray, size: int) -> Iterator[Batch]:
 
 @dataclasses.dataclass
 class Speed:
-    """What the device did from the first batch's dispatch to the last result, in seconds of `clock`.
+    """Device throughput from the first batch's dispatch to the last result, in seconds of `clock`.
 
-    waited: seconds in which no batch was in flight: the host was packing, compiling, or writing results.
+    waited: seconds without a batch in flight, while the host was packing, compiling or writing.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -573,7 +558,7 @@ class Speed:
     _last: float | None = None
 
     def add(self, dispatched: float, finished: float) -> None:
-        """Counts a batch's times. Batches are added in the order of their dispatch."""
+        """Counts a batch's times. Batches must be added in dispatch order."""
         begun = dispatched if self._last is None else self._last
         self.waited += max(0.0, dispatched - begun)
         self.seconds += finished - begun
@@ -592,7 +577,7 @@ class Speed:
 
 
 class _Thread(concurrent.futures.ThreadPoolExecutor):
-    """A thread that a block waits for, unless a generator is closed as the interpreter exits: it is gone by then."""
+    """An executor that is joined on exit, unless the interpreter is already finalizing."""
 
     _ending = staticmethod(sys.is_finalizing)  # the module's names are gone too
 
@@ -602,7 +587,7 @@ class _Thread(concurrent.futures.ThreadPoolExecutor):
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yields the items; a thread makes the next one meanwhile. What making an item raises is raised in its place."""
+    """Yields the items while a thread makes the next one. Its exceptions are raised in the item's place."""
     end, items = object(), iter(items)
     with _Thread(1, "jprm packing") as thread:
         following = thread.submit(next, items, end)
@@ -614,8 +599,8 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], speed: Speed) -> Iterator[tuple[T, R]]:
     """Yields each item with its results, in order, after the next item is dispatched.
 
-    `dispatch` returns a function that waits for the results; a thread calls it. What making or dispatching an item
-    raises is raised after the results of the items before it.
+    `dispatch` returns a function that waits for the results; a thread calls it. Exceptions while making or dispatching
+    an item are raised after the results of the earlier items.
     """
     waiting: collections.deque[tuple[T, float, concurrent.futures.Future]] = collections.deque()
     items, failure, more = iter(items), None, True
@@ -648,7 +633,7 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
 
 
 def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
-    """Raises MemoryError where a device cannot hold the temporaries of `rows` rows of so many tokens."""
+    """Raises MemoryError if a device cannot hold the temporaries of `rows` rows with `tokens` tokens."""
     parts = mesh.size // row_parts(mesh)  # the devices that share a row
     needed, memory = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
     if memory is not None and needed > memory:
@@ -656,16 +641,14 @@ def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> Non
 
 
 def least_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
-    """Returns a lower bound of the bytes of temporaries of `rows` rows: their states, and attention written out.
-
-    Only the `reference` implementation holds the logits of all pairs of tokens, in float32.
-    """
+    """Returns a lower bound on the temporaries of `rows` rows in bytes: hidden states, and for `reference` attention
+    also the float32 logits of all token pairs."""
     pairs = config.heads * tokens * tokens * 4 if config.attention == "reference" else 0
     return rows * (2 * tokens * config.width * 4 + pairs)
 
 
 def memory_of(mesh: Mesh) -> int | None:
-    """Returns the bytes of memory of a device of the mesh, the host's for a CPU; None where it is not known."""
+    """Returns the memory of one mesh device in bytes (host memory for a CPU), or None if unknown."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
         try:
