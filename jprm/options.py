@@ -157,10 +157,10 @@ def _name(kind: Any) -> str:
 
 
 def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
-    """Returns where a model is, or of its files those of `names`, fetched if it is on the Hub: `hf://OWNER/NAME@REVISION`.
+    """Returns the place of a model, fetched if it is on the Hub, e.g. `hf://OWNER/NAME@REVISION`.
 
-    A name that a stranger's file holds fetches nothing: it leads to what is on this machine or in the file's bucket.
-    Raises ValueError, or OSError if the Hub has no such model or cannot be reached.
+    A name from a stranger's file fetches nothing: the Hub's cache must hold the model. With `names`, only these files
+    are fetched. Raises ValueError for a name that must not be followed, OSError if the model cannot be had.
     """
     text = name.text if isinstance(name, Found) else os.fspath(name)
     if text.startswith(HUB):

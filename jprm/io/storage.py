@@ -84,10 +84,11 @@ def named_in(file: str | os.PathLike, name: str) -> Place:
 
 
 def mark_own(file: Given) -> None:
-    """Records that this user wrote the file as it is now: names in it count as `Given`, on this machine."""
+    """Records that this user trusts the file as it is now: names in it count as `Given` on this machine."""
+    mark = _mark(path_of(file))
     with contextlib.suppress(OSError):  # a home that cannot be written
-        cache_folder("own").mkdir(parents=True, exist_ok=True)
-        _mark(path_of(file)).touch()
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def _mark(file: Place) -> pathlib.Path:
@@ -96,8 +97,11 @@ def _mark(file: Place) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A name in a file that may be a stranger's, e.g. `base` in experiment.json: no text or path, so never opened as it
-    is. Its methods say what it may lead to, and raise ValueError otherwise."""
+    """A name from a file, e.g. `base` in experiment.json. The file may be a stranger's.
+
+    It is neither text nor a path, so that no reader can open it by accident. Its methods raise ValueError if the name
+    must not be followed.
+    """
 
     file: Place
     field: str
@@ -105,11 +109,15 @@ class Found:
 
     @property
     def own(self) -> bool:
-        """Whether this user's jprm wrote the file, with this content and on this machine (`mark_own`)."""
+        """Whether this user's jprm wrote the file, with this content, on this machine (`mark_own`)."""
         return _mark(self.file).exists()
 
     def given(self, done: str) -> str:
-        """Returns the name as if a person gave it, if the file is the user's own. Says what else would be `done`."""
+        """Returns the name as if a person gave it; the file must be the user's own.
+
+        Args:
+          done: what would happen to the name otherwise, for the error, e.g. "downloaded".
+        """
         if not self.own:
             raise ValueError(
                 f"{self.file}: {self.field} is {self.text!r}, and nothing is {done} because a file says so that your"
@@ -118,8 +126,11 @@ class Found:
         return self.text
 
     def data(self) -> Place:
-        """Returns where weights or records are. A stranger's file leads to this machine or to the file's own bucket: to
-        read elsewhere would tell its author who reads, with that person's credentials."""
+        """Returns the place of weights or records.
+
+        A stranger's file may lead to this machine or to its own bucket. A request elsewhere would show its author who
+        reads the file, with that person's credentials.
+        """
         bucket, of_file = (os.fspath(path).split("/")[:3] for path in (self.text, self.file))
         elsewhere = is_remote(self.text) and bucket != of_file
         return path_of(self.given("downloaded") if elsewhere else self.text)
