@@ -103,6 +103,8 @@ def test_a_text_without_a_word_for_its_end_is_cut_if_it_has_all_tokens(serve):
     {"content": [{"type": "text", "text": "It is 4."}], "reasoning_details": [{"type": "x", "text": "Hm."}]},
     {"content": "It is 4.", "provider_specific_fields": {"reasoning_content": "Hm."}},
     {"content": "<think>\nHm.\n</think>\n\nIt is 4.", "reasoning_content": "Hm."},
+    {"content": "It is 4.", "reasoning": "Hm.", "reasoning_details": [{"text": "H"}, {"text": "m."}]},
+    {"content": "It is 4.", "reasoning": {"effort": "low"}, "thinking": True, "reasoning_details": [{"text": "Hm."}]},
 ])  # fmt: skip
 def test_thoughts_of_every_name_and_texts_in_parts_are_read(serve, message):
     server = serve(lambda number, body: answer(message))

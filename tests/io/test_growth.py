@@ -622,9 +622,12 @@ ROUTES = {
                   lambda n: {"messages": one_turn(n, named=False)}, lambda n: {"messages": turns(n)},
                   lambda n: {"problem": "q", "response": "x. Y\n\n" * n},
                   lambda n: {"problem": "x " * n, "steps": ["x"]},
+                  lambda n: b'{"problem": "q", "steps": ["x"]}\n' * n,
                   twice, lambda n: json.dumps({"messages": [called(0, arguments=twice(n).decode())]}).encode()],
     "/v1/rewards": [lambda n: {"samples": [chain(2)] * n},
-                    lambda n: {"samples": [{"problem": "q", "response": "x\n\n" * n}]}],
+                    lambda n: {"samples": [{"problem": "q", "response": "x\n\n" * n}]},
+                    lambda n: {"samples": [{"messages": one_turn(n)}]}, lambda n: {"samples": [{"messages": turns(n)}]},
+                    lambda n: {"samples": [{"problem": "q", "response": "x", "outcome": 1} | keys(n)]}],
     "/v1/rerank": [lambda n: {"query": "q", "documents": [f"x{i}" for i in range(n)]},
                    lambda n: {"query": "q", "documents": ["x\n\n" * n]}],
     "/v1/continue": [lambda n: {"problem": "q", "steps": ["x"] * n}],
@@ -652,7 +655,8 @@ def test_requests_are_read_in_time_of_their_length(path, case):
         async def post():
             transport = httpx2.ASGITransport(app)
             async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.post(path, content=content, headers={"content-type": "application/json"})
+                kind = "application/x-ndjson" if content.endswith(b"\n") else "application/json"
+                return await client.post(path, content=content, headers={"content-type": kind})
 
         return asyncio.run(post())
 

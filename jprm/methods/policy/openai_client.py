@@ -530,8 +530,12 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
 
     Thoughts without a text are not at their end. Raises RecordError for parts that are no text.
     """
-    said = {key: message[key] for key in ("content", *THOUGHTS, *WRAPPERS) if message.get(key) is not None}
-    said = normal_message({"role": "assistant", **said}, "the reply", "message")
+    kinds = {**dict.fromkeys(THOUGHTS, (str, list)), **dict.fromkeys(WRAPPERS, Mapping)}
+    first = next(
+        ({key: message[key]} for key in kinds if message.get(key) and isinstance(message[key], kinds[key])), {}
+    )
+    content = {"content": message["content"]} if message.get("content") is not None else {}
+    said = normal_message({"role": "assistant", **content, **first}, "the reply", "message")
     thoughts, text = said.get("reasoning_content", ""), said.get("content")
     text = None if text is None else text_of_parts(text, "the reply", "message.content")
     if not thoughts.strip() or "</think" in (text or ""):

@@ -14,7 +14,7 @@ from test_serve import call, post
 from jprm.apps.serve.judges import JudgeEngine
 from jprm.io.jsonl import dump
 from jprm.methods.judge.critiques import RUBRIC
-from jprm.methods.judge.judge import Rubric
+from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.judge.load import load_judge, load_plain_judge
 from jprm.score.aggregate import chain_scores
 from jprm.tree import RecordError, tree_of
@@ -112,6 +112,19 @@ def test_a_dead_policy_is_a_bad_gateway(serve):
     got, streamed = call(engine, post("/v1/score", CHAIN), post("/v1/score", CHAIN | {"stream": True}))
     engine.close()
     assert got.status_code == 502 and "failed at all" in streamed.text
+
+
+def test_an_error_of_a_judge_ends_its_stream_with_an_event_that_quotes_nothing(serve, monkeypatch):
+    engine = JudgeEngine(judge(serve(lambda number, body: (400, {}, {}))), 256, "judge")
+
+    def failing(*arguments):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(Judge, "critiques", failing)
+    got, streamed = call(engine, post("/v1/score", CHAIN), post("/v1/score", CHAIN | {"stream": True}))
+    engine.close()
+    assert got.status_code == 500 and "ZeroDivisionError while scoring" in streamed.text
+    assert "secret" not in got.text + streamed.text
 
 
 def test_what_a_dead_policy_said_of_several_steps_is_in_no_log(serve, caplog, monkeypatch):
