@@ -236,7 +236,7 @@ def candidates(
 
     Raises ValueError as `fit_calibrated`.
     """
-    if any(name.endswith(".sum_log") for name in names):
+    if votes(names):
         ranker = fit_calibrated(policies, keep, by_answers)
         found: dict[str, Verifier] = {"fused": (ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers")}
     else:
@@ -247,6 +247,11 @@ def candidates(
         if name.rpartition(".")[2] in ALONE:
             found[name] = (calibrated(blank.of_one(number), chains), Vote(1.0, 0.0, 0.0), "chains")
     return found
+
+
+def votes(names: Sequence[str]) -> bool:
+    """Returns whether a model's scores are among the numbers, so that the verifier is trained to vote."""
+    return any(name.endswith(".sum_log") for name in names)
 
 
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
@@ -322,9 +327,10 @@ def fit(
         policies.append(read_policy(path, witnesses))
     tell("fitting")
     fit_calibrated(policies)  # refuses pools that are too few before the longer fits
-    vote, left_out = choose_vote(policies, seed)
-    chosen, held_out = choose_verifier(policies, vote, evidence.names(witnesses))
-    ranker, vote, chooses = candidates(policies, vote, evidence.names(witnesses))[chosen]
+    names = evidence.names(witnesses)
+    vote, left_out = (Vote(), []) if votes(names) else choose_vote(policies, seed)
+    chosen, held_out = choose_verifier(policies, vote, names)
+    ranker, vote, chooses = candidates(policies, vote, names)[chosen]
     cost = {
         source.name: {
             "needs": source.needs,
