@@ -11,11 +11,14 @@ from refusing import refused
 
 import jprm
 from jprm.apps import cli
+from jprm.methods.evidence import sources as evidence
 from jprm.methods.formats.adapters import load as loading
 from jprm.methods.formats.adapters.load import check_one_tokenizer
+from jprm.methods.search.lockstep import live_scorer
 from jprm.model.mesh import make_mesh
 from jprm.score import scorer
 from jprm.tokenizer import JsonTokenizer, prompt_layout
+from jprm.tree import tree_of
 
 LARGE = dataclasses.replace(CASES["math-psa"], lora=False, name="large")
 SAMPLES = [STEPS, [*STEPS[:1], "So 30."]]
@@ -104,3 +107,21 @@ def test_a_contrast_reads_the_tokens_that_a_policy_with_the_same_prompt_writes(m
     sampled = prompt_layout(layout.tokenizer, prompt, "\n")
     assert layout.problem(PROBLEM) == sampled.problem(PROBLEM)
     assert [layout.step(s, 1) for s in STEPS] == [sampled.step(s, 1) for s in STEPS]
+
+
+def test_a_contrast_scores_chains_while_a_search_grows_them_and_is_a_source_of_evidence(models, tmp_path):
+    large, small, *_ = models
+    prm = jprm.load(large, reference=str(small))
+    live = live_scorer(prm)
+    (root,) = live.open([PROBLEM])
+    (handle,), first_P = live.extend([root], [STEPS[0]])
+    _, second_P = live.extend([handle], [STEPS[1]])
+    wanted = prm.score(PROBLEM, STEPS[:2])
+    np.testing.assert_allclose([first_P[0], second_P[0]], wanted, atol=1e-4, rtol=0)
+    (tmp_path / "adapter.json").write_text(
+        json.dumps({"like": "contrast", "base": str(large), "reference": str(small)})
+    )
+    source = evidence.find(f"prm={tmp_path}")
+    (x_NF,) = source.read([tree_of({"problem": PROBLEM, "steps": STEPS[:2]})])
+    column = source.numbers.index("last_log_odds")
+    np.testing.assert_allclose(x_NF[:, column], wanted, atol=1e-4, rtol=0)  # the log ratio itself, which no clip cuts
