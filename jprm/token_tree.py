@@ -1,6 +1,6 @@
 """`TokenTree`: a reasoning tree as a radix tree of token runs.
 
-A run is a stretch of tokens that all its continuations share. The ids of a step are inserted after the end of its
+A run is a stretch of tokens without a branch inside. The ids of a step are inserted after the end of its
 parent, so steps that begin alike share their common prefix, and two equal steps end at the same token. Attention needs
 two arrays: the length and the parent of every run in depth-first order.
 """
@@ -24,15 +24,15 @@ from jprm.tree import ReasoningTree, above_of
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
 WRITTEN_MESSAGES = "jprm.methods.messages.tokens:written_messages"
-"""How a tree of messages is written as tokens: imported for such a tree."""
+"""Tokenises a tree of messages; imported on first use."""
 
 REFERENCE = "reference"
-"""The extra of nodes that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
+"""The extra that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
 
 
 BEGIN = "begin"
-"""The extra that token trees have by themselves: the depth from which on a step's tokens are the agent's own. In a tree
-of messages that is where its turn begins, else where the problem ends."""
+"""A computed extra: the depth at which a step's own tokens begin. In a tree of messages that is the beginning of its
+turn, else the end of the problem."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Geometry:
 
 
 def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -> Geometry:
-    """Returns the geometry of runs in depth-first order, in O(R log R + N) whatever the nesting.
+    """Returns the geometry of runs in depth-first order, in O(R log R + N) for any nesting.
 
-    Every round follows last children twice as far, for all runs at once, until each has the last run of its subtree.
-    The depth of a run's end is the number of tokens so far, less the runs whose subtrees have ended.
+    Each round doubles the distance along last children, for all runs at once, until each run has the last run of its
+    subtree. The depth of a run's end is the number of tokens so far, less the runs whose subtrees have ended.
     """
     index_R = np.arange(len(length_R))
     last_R = index_R.copy()
@@ -93,12 +93,13 @@ def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -
 
 
 def ranges(start_K: Int[np.ndarray, " K"], length_K: Int[np.ndarray, " K"]) -> Int[np.ndarray, " N"]:
-    """Returns the indices start, start + 1, ... of K stretches, one stretch after the other."""
+    """Concatenates the ranges start, ..., start + length - 1 of K stretches."""
     return np.arange(length_K.sum()) + np.repeat(start_K - (np.cumsum(length_K) - length_K), length_K)
 
 
 class _Runs:
-    """Runs under construction: (start, length, parent) into one flat buffer of all ids, so a split copies nothing."""
+    """Runs under construction: (start, length, parent) into one flat buffer of ids, so that splitting copies
+    nothing."""
 
     def __init__(self, problem: Sequence[int]):
         self.flat = array("i", problem)
@@ -106,7 +107,7 @@ class _Runs:
         self._child: dict[tuple[int, int], int] = {}  # (run, first token of the next run) -> next run
 
     def insert(self, run: int, ids: Sequence[int]) -> int:
-        """Adds ids after the end of `run` and returns the run that ends with the last of them."""
+        """Adds ids after the end of `run`; returns the run that ends with the last of them."""
         done = 0
         while done < len(ids):
             below = self._child.get((run, ids[done]))
@@ -133,7 +134,7 @@ class _Runs:
         return len(self.start) - 1
 
     def ordered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns tokens, lengths and parents in depth-first order, and for each run its place in that order."""
+        """Returns tokens, lengths and parents in depth-first order, and the place of each run in that order."""
         order_R = _depth_first(np.array(self.start), np.array(self.length), np.array(self.parent))
         rank_R = np.argsort(order_R)
         start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (self.start, self.length, self.parent))
@@ -144,24 +145,24 @@ class _Runs:
 def token_tree(
     tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = (), weight: str = ""
 ) -> TokenTree:
-    """Tokenises a tree and merges what its chains share.
+    """Tokenises a tree and merges the common prefixes of its chains.
 
-    In a tree of messages, what others than the assistant wrote has no label at a step, and no slot at a token.
+    In a tree of messages, context has no labels at steps, and no slots at tokens.
 
     Args:
-        supervise: `step` takes a node's label (1 with weight 0 where there is none). `outcome` ignores step labels and
-            takes whether the chain that ends at the node is correct (1 or 0; weight 0 where unknown). `outcome_steps`
-            and `outcome_tokens` take the outcomes of the chains through a step or a token: their mean, and as weight
-            their number. The loss of such a tree is the sum over its chains, each alone with its outcome at every
-            step or token, if the loss is linear in the target, as cross-entropy is; for a squared error that holds of
-            the gradient. `token`, for a policy, ignores both and ends a whole chain at every leaf; see `next_tokens`.
-        extras: numbers that nodes carry under these keys, one a step. A node without one gets NaN, so that an
-            absent class is no class 0. `begin` is computed (`BEGIN`).
-        weight: a key of nodes: its number multiplies the weight of the node's label or outcome. A node without one
-            keeps its weight, and so does a node of known outcome with 0, of which Monte Carlo drew no rollouts.
+        supervise: `step` takes node labels (1 with weight 0 if missing). `outcome` takes `correct` of the chain that
+            ends at the node (1 or 0; weight 0 if unknown). `outcome_steps` and `outcome_tokens` take the mean outcome
+            of the chains through a step or token, with their number as weight. If the loss is linear in the target, as
+            cross-entropy is, this equals the sum over separate chains, each with its outcome at every step or token;
+            for a squared error the gradient does. `token`, for a policy, ends a whole chain at every leaf; see
+            `next_tokens`.
+        extras: keys of numbers in nodes, one per step. A missing number becomes NaN, so that a missing class is not
+            class 0. `begin` is computed (`BEGIN`).
+        weight: a key of nodes. Its number multiplies the weight of the node's label or outcome; a missing number is 1,
+            and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
 
-    Raises ValueError for a step without tokens, which has no token to read its score at; `token` with a layout whose
-    chains have no end; slots for tokens with extras; numbers that are none, negative weights, keys that no node has.
+    Raises ValueError for a step without tokens; `token` with a layout whose chains have no end; slots per token with
+    extras; extras that are not numbers or that no node has; negative weights.
     """
     if supervise not in get_args(Supervise):
         raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")
@@ -197,7 +198,7 @@ def token_tree(
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """M steps as token ids, each after those of the step that it continues."""
+    """M steps as token ids, each after the ids of the step that it continues."""
 
     problem: list[int]
     chunks: list[list[int]]  # the ids of each step, the context before it included
@@ -208,7 +209,7 @@ class Written:
 
 
 def _written(tree: ReasoningTree, layout: Layout, name: str, supervise: Supervise) -> Written:
-    """Returns a tree's steps as the layout writes them. Raises ValueError for a step without tokens."""
+    """Tokenises a tree's steps by the layout. Raises ValueError if a step has no tokens."""
     end = _end_of_chain(layout) if supervise == "token" else []
     parents = [node.parent for node in tree.nodes]
     inner, depth = set(parents), []  # depth of every node, in steps
@@ -226,8 +227,8 @@ def _written(tree: ReasoningTree, layout: Layout, name: str, supervise: Supervis
 def _begins(tree: ReasoningTree, written: Written, shape: TokenTree, supervise: Supervise) -> Float32[np.ndarray, " M"]:
     """Returns the depth at which each step's own tokens begin, in the order of `shape`.
 
-    Raises ValueError for outcomes of turns that a template writes otherwise once others follow: a chain's tokens are
-    then on several paths.
+    Raises ValueError for outcomes if the chat template rewrites earlier turns: a chain's tokens are then on several
+    paths.
     """
     if not written.spans:
         return np.full(len(shape.node_M), len(written.problem), np.float32)
@@ -243,7 +244,7 @@ def _begins(tree: ReasoningTree, written: Written, shape: TokenTree, supervise: 
 
 
 def _on_spans(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " N"]:
-    """Marks the tokens at the depths from `range_M[m][0]` up to `range_M[m][1]` on the path of any step m."""
+    """Marks the tokens at depths range_M[m][0] <= depth < range_M[m][1] on the path of any step m."""
     shape, written_N = geometry(tree.length_R, tree.parent_R), np.zeros(len(tree.tokens_N), bool)
     for run, (begin, end) in zip(tree.run_M.tolist(), range_M, strict=True):
         while run >= 0 and shape.depth_R[run] > begin:
@@ -254,7 +255,7 @@ def _on_spans(tree: TokenTree, range_M: Sequence[tuple[int, int]]) -> Bool[np.nd
 
 
 def _only(tree: TokenTree, some_M: Bool[np.ndarray, " M"]) -> TokenTree:
-    """Returns the tree with only the marked slots; each continues the last marked one on its path."""
+    """Keeps only the marked slots; each continues the last marked slot on its path."""
     new_M, nearest = np.cumsum(some_M) - 1, [-1] * len(some_M)
     for slot, above in enumerate(tree.above_M.tolist()):  # a slot comes before those that continue it
         nearest[slot] = -1 if above < 0 else (int(new_M[above]) if some_M[above] else nearest[above])
@@ -270,14 +271,14 @@ def _only(tree: TokenTree, some_M: Bool[np.ndarray, " M"]) -> TokenTree:
 
 
 def problem_ids(tree: ReasoningTree, layout: Layout) -> list[int]:
-    """Returns the ids of a tree's problem, with its system message. Raises ValueError where a layout takes none."""
+    """Returns the ids of the problem and its system message. Raises ValueError if the layout takes none."""
     return layout.problem(tree.problem, tree.system) if tree.system else layout.problem(tree.problem)
 
 
 def _labels(
     tree: ReasoningTree, name: str, supervise: Supervise, weight: str
 ) -> tuple[Float32[np.ndarray, " M"], Float32[np.ndarray, " M"]]:
-    """Returns the label and the weight of every node, in the order of nodes."""
+    """Returns the label and the weight of every node, in node order."""
     marks = [node.label if supervise == "step" else node.correct for node in tree.nodes]
     label_M = np.array([1.0 if mark is None else mark for mark in marks])
     weight_M = np.array([mark is not None for mark in marks], float)
@@ -298,9 +299,10 @@ def _labels(
 
 
 def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) -> Float32[np.ndarray, " M"]:
-    """Returns the number that each node carries under `key`.
+    """Returns each node's number under `key`.
 
-    A record's `classes`, for each step a name, a list of names or None, are numbers too: whether a step has the class.
+    If a record has `classes`, with a name, a list of names or None per step, the number is whether the step has the
+    class.
     """
     values = [node.extra.get(key) for node in tree.nodes]
     absent_everywhere = values and all(value is None for value in values)
@@ -324,11 +326,11 @@ def merged(
     name: str, problem: Sequence[int], steps: Sequence[Sequence[int]], parents: Sequence[int] | None = None,
     lasts: Sequence[Sequence[int] | None] = (),
 ) -> TokenTree:  # fmt: skip
-    """Returns the tree of steps of token ids, with labels and weights of 1; `node_M` are indices of steps.
+    """Merges steps of token ids into a tree, with labels and weights of 1; `node_M` are step indices.
 
-    `parents` are the steps that each continues, earlier ones, and -1 for the problem; by default all continue it.
-    `lasts` are the ids of steps that are read as the last of their chains (`Layout.last`). No step continues such an
-    end, so that each is a chain of its own, whose `above_M` is -1.
+    parents: the earlier step that each continues, or -1 for the problem (the default).
+    lasts: ids of steps that are read as the last of their chains (`Layout.last`). Such an end is not continued, so that
+        each is a chain of its own, with `above_M` -1.
     """
     runs, run_of, read_at = _Runs(problem), [], []
     above_N = np.full(len(steps), -1) if parents is None else np.array(parents, np.int64)
@@ -359,10 +361,10 @@ def merged(
 
 
 def next_tokens(tree: TokenTree) -> TokenTree:
-    """Returns the tree that a policy trains on: a slot for every token after the problem, read at the token before it.
+    """Returns the tree for training a policy: a slot for every token after the problem, read at the previous token.
 
-    A slot's label is the id of its token. Where chains branch, the last shared token has a slot for each branch. Runs
-    are single tokens, and `node_M` is the index of the token.
+    A slot's label is its token id. At a branch, the last shared token has a slot per branch. Runs are single tokens,
+    and `node_M` is the token index.
     """
     total, above_N = len(tree.tokens_N), tokens_above(tree)
     node_M = np.arange(int(tree.length_R[0]), total)
@@ -384,10 +386,10 @@ def next_tokens(tree: TokenTree) -> TokenTree:
 
 
 def outcome_tokens(tree: TokenTree) -> TokenTree:
-    """Returns the tree with a slot at every token after the problem, from a tree whose labels are outcomes.
+    """Returns the tree with a slot at every token after the problem; the tree's labels must be outcomes.
 
-    A slot's label is the mean outcome of the chains through its token, its weight their summed weight. Runs are single
-    tokens, and `node_M` is the index of the token.
+    A slot's label is the mean outcome of the chains through its token, its weight their total weight. Runs are single
+    tokens, and `node_M` is the token index.
     """
     total, above_N, shape = len(tree.tokens_N), tokens_above(tree), geometry(tree.length_R, tree.parent_R)
     node_M = np.arange(tree.problem, total)
@@ -413,21 +415,20 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
 
 
 def tokens_above(tree: TokenTree) -> Int[np.ndarray, " N"]:
-    """Returns the index of the token before each token on its path, -1 for the first."""
+    """Returns the index of the previous token on each token's path, -1 for the first."""
     above_N = np.arange(-1, len(tree.tokens_N) - 1)
     above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
     return above_N
 
 
 def _end_of_chain(layout: Layout) -> list[int]:
-    """Returns the ids that a policy writes after the last step of a chain."""
     if layout.tokenizer.eos is None:
         raise ValueError("the tokenizer has no end-of-sequence token, so a policy could never end a chain; add one")
     return [layout.tokenizer.eos]
 
 
 def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:
-    """Returns the part of a tree with these runs and steps (ascending indices), which must include their ancestors."""
+    """Keeps these runs and steps (ascending indices), which must include their ancestors."""
     start_K, length_K = tree.start_R[run_K], tree.length_R[run_K]
     parent_K, above_L = tree.parent_R[run_K], tree.above_M[step_L]
     return TokenTree(
@@ -456,10 +457,10 @@ def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:
 def _depth_first(
     start_R: Int[np.ndarray, " R"], length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]
 ) -> Int[np.ndarray, " R"]:
-    """Returns a depth-first order of runs in which the deepest of siblings comes last.
+    """Returns a depth-first order of runs with the deepest sibling last.
 
-    Later parts of a split tree then follow the longest branch, and repeat little. Siblings of equal depth keep the
-    order in which they appeared.
+    Later parts of a split tree then follow the longest branch and repeat little. Siblings of equal depth keep their
+    order.
     """
     by_start = np.argsort(start_R, kind="stable").tolist()  # a parent's tokens appeared before its children's
     parent, below = parent_R.tolist(), length_R.tolist()

@@ -1,9 +1,9 @@
-"""Text to token ids: tokenizers with one protocol, and layouts, by which one chain becomes ids.
+"""Text to token ids: tokenizers behind one protocol, and layouts, which write one chain as ids.
 
 tokenizer.json and SentencePiece models are read here, GGUF files by `jprm.methods.formats.gguf`.
 
-A problem's or step's text is data. `encode` adds no special token and reads "<|im_start|>" in a text as plain
-characters, so data cannot inject control tokens. A layout gets a control token by its id.
+The text of a problem or step is data: `encode` adds no special token and reads "<|im_start|>" as plain characters, so
+that data cannot inject control tokens. Layouts insert control tokens by id.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TOOLS, DATE = "additional_chat_templates/tool_use.jinja", "strftime_now"
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as pairs of name and text.
+    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as (name, text) pairs.
 
-    Among the pairs is `strftime_now`, the day that a template's function of this name writes, where one was chosen.
+    The pair `strftime_now` is the fixed date for a template that calls this function, if one was chosen.
     """
 
     text: str  # "" where all of a tokenizer's templates have names, and none is the default
@@ -46,7 +46,7 @@ class ChatTemplate:
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer. Every implementation can be pickled, as data workers need."""
+    """The interface of a tokenizer. Implementations must be picklable, for data workers."""
 
     bos: int | None
     eos: int | None
@@ -54,11 +54,11 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id that a text, bos or eos has."""
+        """One more than the largest id that a text, bos or eos can have."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of only `text`: no token is added, and no control token parsed from it."""
+        """Returns the ids of `text` alone: no token is added, and no control token is parsed."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -66,12 +66,12 @@ class Tokenizer(Protocol):
         ...
 
     def token_id(self, token: str) -> int | None:
-        """Returns the id of a token by its exact name, None where the vocabulary lacks it."""
+        """Returns the id of a token by its exact name, or None."""
         ...
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokens that are no text, such as <|im_end|>."""
+        """Ids of the tokens that are not text, e.g. <|im_end|>."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -98,7 +98,7 @@ class JsonTokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """An added special token does not count, as no text gives it: published ones may be beyond the model's ids."""
+        """Ignores added special tokens, which no text produces: published ones may exceed the model's ids."""
         added = (i for i, token in self.inner.get_added_tokens_decoder().items() if not token.special)
         ends = (i for i in (self.bos, self.eos) if i is not None)
         return 1 + max([*self.inner.get_vocab(with_added_tokens=False).values(), *added, *ends], default=-1)
@@ -108,22 +108,22 @@ class JsonTokenizer:
             return self.inner.encode(_checked(text), add_special_tokens=False).ids
 
     def encode_control(self, text: str, special: bool) -> list[int]:
-        """Returns the ids of a trusted text, such as a whole prompt, in which the names of special tokens are read.
+        """Encodes a trusted text, e.g. a whole prompt, with the names of special tokens parsed.
 
-        `special` adds those that the tokenizer puts around a text, such as bos.
+        `special` adds the tokens that the tokenizer puts around a text, such as bos.
         """
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Returns the ids of a trusted text, as `encode_control`, and where in the text each token begins."""
+        """Returns the ids of a trusted text, as `encode_control`, and the character offset of each token."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             encoding = self._control.encode(_checked(text), add_special_tokens=False)
         return encoding.ids, [begin for begin, _ in encoding.offsets]
 
     @functools.cached_property
     def specials(self) -> re.Pattern[str] | None:
-        """Finds the names of special tokens in a text; None where there are none."""
+        """Matches the names of special tokens in a text; None if there are none."""
         added = self.inner.get_added_tokens_decoder().values()
         names = sorted((token.content for token in added if token.special and token.content), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names))) if names else None
@@ -197,7 +197,7 @@ class SentencePieceTokenizer:
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
-    """Returns the files that a tokenizer is saved as, one after the other: what a digest of it is made of."""
+    """Returns the contents of the tokenizer's saved files, for digests."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return b"".join(file.read_bytes() for file in sorted(Path(folder).iterdir()))
@@ -206,11 +206,11 @@ def saved_bytes(tokenizer: Tokenizer) -> bytes:
 def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, *, of_model: bool = False) -> Tokenizer:
     """Loads a tokenizer from a folder (tokenizer.json before tokenizer.model), a tokenizer.json, a .model or a .gguf.
 
-    With `of_model`, a trained model reads chains with it: tokenizer_config.json must be there, since a missing special
-    token would change scores.
+    With `of_model`, tokenizer_config.json must exist too, because a missing special token would change a trained
+    model's scores.
 
-    Raises FileNotFoundError where there is none, ValueError for a file that is damaged, of another format, made to fill
-    the memory, or with ids beyond the model's `vocab_size`.
+    Raises FileNotFoundError if there is none, and ValueError if the file is damaged, unknown, made to fill the memory,
+    or has ids beyond the model's `vocab_size`.
     """
     names = ("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE, TOOLS)
     path = local_copy(place_of(path, names), names)
@@ -239,7 +239,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
 
 @contextlib.contextmanager
 def library_errors(message: str) -> Iterator[None]:
-    """Makes a ValueError of what the `tokenizers` library raises: bare Exceptions, and panics, which are none."""
+    """Turns errors of the `tokenizers` library, which are bare Exceptions and panics, into ValueError."""
     try:
         yield
     except BaseException as error:
@@ -274,11 +274,11 @@ def _load_json(path: Path) -> JsonTokenizer:
 
 
 _GROWTH = 1000
-"""Times that normalizers and decoders may lengthen a text. Of published tokenizers ALBERT's has most: 484."""
+"""Limit on the factor by which normalizers and decoders may lengthen a text. The published maximum is ALBERT's, 484."""
 
 
 def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the parts that change a text, one after another, out of their nested sequences."""
+    """Yields the parts that change a text, out of their nested sequences."""
     waiting = [content.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]
     while waiting:
         part = waiting.pop()
@@ -290,7 +290,7 @@ def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: Mapping[str, Any]) -> float:
-    """Returns how many times a part of tokenizer.json lengthens a text at most."""
+    """Returns the largest factor by which a part of tokenizer.json lengthens a text."""
     kind, longer = part.get("type"), len(str(part.get("content", part.get("prepend", ""))).encode())
     if kind == "Replace":
         pattern = part.get("pattern")
@@ -315,17 +315,17 @@ LOADERS: dict[str, Any] = {
     ".json": _load_json, ".model": lambda path: sentencepiece_of(path, path.read_bytes()),
     ".gguf": "jprm.methods.formats.gguf:load_tokenizer",
 }  # fmt: skip
-"""What reads a tokenizer's file, by its suffix."""
+"""Readers of tokenizer files by suffix."""
 
 
 LONGEST_TEMPLATE = 2**20
-"""Characters of a chat template. Published ones have up to a few tens of thousands."""
+"""Limit on the characters of a chat template. Published ones have up to a few tens of thousands."""
 
 
 def chat_of(folder: Path) -> ChatTemplate | None:
-    """Returns the chat template of a tokenizer's folder, None where it has none.
+    """Returns the chat template in a tokenizer's folder, or None.
 
-    Raises FileNotFoundError or ValueError where it is damaged, too long or lacks the file that names its tokens.
+    Raises FileNotFoundError or ValueError if it is damaged, too long or lacks the file that names its tokens.
     """
     config, files = folder / CONFIG, {"default": folder / TEMPLATE, "tool_use": folder / TOOLS}
     files = {name: file for name, file in files.items() if file.is_file()}
@@ -342,9 +342,9 @@ def chat_of(folder: Path) -> ChatTemplate | None:
 
 
 def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate | None:
-    """Returns a chat template as files hold it, a text or several by name; None where they hold none.
+    """Returns a chat template from its form in files, a text or several by name, or None.
 
-    Raises ValueError for any other value, for one that is too long, and for a day that is none.
+    Raises ValueError for another type, a template that is too long, or an invalid date.
     """
     if template in (None, "", [], {}):
         return None
@@ -380,8 +380,9 @@ def _checked(text: str) -> str:
 # its last token.
 
 Template = Sequence[str]
-"""Segments. Each is split at {bos} and at the names of the layout's `ids`. A part between is tokenised at once, with
-{problem}, {system}, {step} or {number} (from 1) filled in as text. {bos} is empty where there is no such token."""
+"""Segments. Each is split at {bos} and at the names in the layout's `ids`. The parts between are tokenised
+separately, with {problem}, {system}, {step} or {number} (from 1) filled in as text. {bos} is empty if there is no
+such token."""
 
 _FIELD = re.compile(r"\{(problem|system|step|number)\}")
 _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
@@ -389,7 +390,7 @@ _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
 _CONTROL = re.compile(r"(<[^\s<>]+>|\[/?[A-Z_]+\])")
 
 _ANCHORS = ("\n", ".", "0")
-"""Texts to encode before a segment that continues a text. The first that merges with nothing after it is used."""
+"""Texts to encode before a segment that continues a text. The first one that does not merge with it is used."""
 
 
 class Layout(Protocol):
@@ -400,13 +401,13 @@ class Layout(Protocol):
 
     @property
     def turns(self) -> bool:
-        """Whether the model takes trajectories, which the tokenizer's chat template writes (`jprm.token_tree`)."""
+        """Whether the model takes trajectories, written by the tokenizer's chat template (`jprm.token_tree`)."""
         ...
 
     def problem(self, text: str, system: str = "") -> list[int]:
-        """Returns the ids that every chain of the problem starts with, after its system message where it has one.
+        """Returns the ids with which every chain of the problem starts, with the system message, if any.
 
-        Raises ValueError for a system message where the layout has no place for one.
+        Raises ValueError if the layout has no place for a system message.
         """
         ...
 
@@ -415,18 +416,18 @@ class Layout(Protocol):
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
-        """Returns the ids of the step where its chain ends with it, if it is read there and not as other steps follow.
+        """Returns the ids of a step that ends its chain, if the score must be read there.
 
-        None: the score is read at the end of `step`, whatever follows.
+        None: the score is read at the end of `step`, whether or not steps follow.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TemplateLayout:
-    """A `Layout` made of templates. They may name control tokens; what is filled in is plain text.
+    """A `Layout` from templates, which may name control tokens. Filled-in values are plain text.
 
-    A step that begins with its template's label ("Step 2:") does not get it twice.
+    If a step already begins with its template's label, e.g. "Step 2:", the label is not repeated.
     """
 
     tokenizer: Tokenizer
@@ -438,9 +439,9 @@ class TemplateLayout:
     joined: bool = False  # whether a text that continues another gets no word start of SentencePiece's
     strip: bool = False  # whether white space around a step is dropped
     benchmarks: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
-    """The layouts of the model authors' scripts for single benchmarks, by the name of the reader of their files."""
+    """Layouts of the authors' scripts for single benchmarks, by the reader of their files."""
     system: Template = ()
-    """In place of `opening` where there is a system message, with {system} and {problem}; () has no place for one."""
+    """Replaces `opening` if there is a system message, with {system} and {problem}; () has no place for one."""
     turns: bool = False  # whether the model takes trajectories
 
     def problem(self, text: str, system: str = "") -> list[int]:
@@ -470,13 +471,12 @@ class TemplateLayout:
         return self._filled(pieces, {"step": text, "number": str(number + 1)})
 
     def __str__(self) -> str:
-        """Returns the templates as one line."""
         fields = (("problem", self.opening), ("first step", self.first), ("step", self.later), ("end", self.closing))
         return ", ".join(f"{name} {''.join(template)!r}" for name, template in fields if template)
 
     @property
     def end_of_step(self) -> int | None:
-        """The token that ends every step, where the template names one."""
+        """The token that ends every step, if the template names one."""
         return self.ids.get(self._cut(self.later[-1])[-1])
 
     def _filled(self, pieces: Sequence[list[int] | tuple[str, bool]], values: Mapping[str, str]) -> list[int]:
@@ -491,8 +491,8 @@ class TemplateLayout:
 
     @functools.cached_property
     def _pieces(self) -> tuple[list[list[int] | tuple[str, bool]], ...]:
-        """The pieces of the opening, of first and later steps, and of both as the last one: ids, or a text to fill in
-        and its `joined`."""
+        """Pieces of the opening, of first and later steps, and of both as last steps: ids, or (text to fill in,
+        `joined`)."""
         after_opening, after_step = (
             self._cut(template[-1])[-1] not in self._control for template in (self.opening, self.later)
         )
@@ -505,7 +505,7 @@ class TemplateLayout:
         )
 
     def _parsed(self, template: Template, joined: bool) -> list[list[int] | tuple[str, bool]]:
-        """Returns the template's pieces; `joined` is whether text stands before it."""
+        """Splits the template into pieces; `joined` means that text precedes it."""
         pieces: list[list[int] | tuple[str, bool]] = []
         for piece in (piece for segment in template for piece in self._cut(segment)):
             if piece == "{bos}":
@@ -520,17 +520,18 @@ class TemplateLayout:
         return pieces
 
     def _cut(self, segment: str) -> list[str]:
-        """Splits the segment at its tokens, longest name first; a piece is a token's name, "{bos}" or text."""
+        """Splits the segment at its tokens, longest name first; a piece is a token name, "{bos}" or text."""
         names = sorted(("{bos}", *self.ids), key=len, reverse=True)
         return [piece for piece in re.split("(" + "|".join(map(re.escape, names)) + ")", segment) if piece] or [""]
 
     @functools.cached_property
     def _control(self) -> frozenset[str]:
-        """Tokens that end a text: after them a tokenizer begins anew. Others are text that happens to be one token."""
+        """Tokens that end a text, so that the tokenizer starts anew. Other names are text that happens to be one
+        token."""
         return frozenset({"{bos}"} | {name for name, i in self.ids.items() if self.tokenizer.token_id(name) == i})
 
     def encode(self, text: str, joined: bool) -> list[int]:
-        """Returns the text's ids. A `joined` text continues another one: it gets no word start of SentencePiece's."""
+        """Returns the text's ids. A `joined` text continues another one, without SentencePiece's word start."""
         if not text or not joined or not self._word_start:
             return self.tokenizer.encode(text) if text else []
         for anchor in _ANCHORS:
@@ -548,17 +549,16 @@ class TemplateLayout:
 
 
 def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
-    """Returns jprm's own layout: `[bos] problem newline`, then `step newline` each; bos where the tokenizer has one.
+    """Returns jprm's own layout: `[bos] problem newline`, then `step newline` each; bos if the tokenizer has one.
 
-    A system message stands before the problem, with a newline after it. Trajectories are written by the tokenizer's
-    chat template.
+    A system message precedes the problem, followed by a newline. Trajectories use the tokenizer's chat template.
     """
     system = ("{bos}{system}", "\n", "{problem}", "\n")
     return TemplateLayout(tokenizer, ("{bos}{problem}", "\n"), ("{step}", "\n"), system=system, turns=True)
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout of a prompt with {problem} and control tokens, and a delimiter a step."""
+    """Returns the layout of a prompt with {problem} and control tokens, and a delimiter after each step."""
     before, field, after = prompt.partition("{problem}")
     cut = [_CONTROL.split(text) for text in (before, after)]
     ids = control_tokens(tokenizer, prompt)
@@ -566,6 +566,6 @@ def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> Template
 
 
 def control_tokens(tokenizer: Tokenizer, text: str) -> dict[str, int]:
-    """Returns the control tokens in a text by name: the tokenizer's tokens of the forms <|im_start|> and [INST]."""
+    """Returns the tokenizer's control tokens in a text, like <|im_start|> or [INST], by name."""
     ids = {name: tokenizer.token_id(name) for name in _CONTROL.findall(text)}
     return {name: i for name, i in ids.items() if i is not None}

@@ -1,8 +1,8 @@
 """`ReasoningTree`: a problem is the root, a step is a node, a chain is a path.
 
 Packing, training, labelling, scoring and search all take trees. A single chain is a tree with one branch. A pool of N
-samples is a tree with N branches; the packer finds their common prefixes by token ids. A node of a trajectory, or of a
-tree of messages, has a role: the assistant's are steps, all others are context that is read and not scored.
+samples is a tree with N branches; the packer finds their common prefixes by token ids. In a trajectory, or a tree of
+messages, every node has a role: assistant nodes are steps, all others are context, which is read but not scored.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from jprm.io.jsonl import (
 )
 
 SEMANTICS = ("correctness", "rating", "value", "advantage", "implicit")
-"""What a label means. `correctness`: the probability in [0, 1] that the step is correct. `rating`: a human's three-way
-judgement, -1, 0 (neutral) or +1, which a training config turns into targets. `value`: the probability in [0, 1] that a
-completion from here is correct (Monte Carlo). `advantage` and `implicit`: real numbers."""
+"""The meaning of a label. `correctness`: the probability in [0, 1] that the step is correct. `rating`: a human's
+three-way judgement, -1, 0 (neutral) or +1, which a training config turns into targets. `value`: the probability in
+[0, 1] that a completion from here is correct (Monte Carlo). `advantage` and `implicit`: real numbers."""
 
 MESSAGES = "jprm.methods.messages"
-"""What reads and writes all that is told in messages and free text. It is imported when there is such a record."""
+"""The package that reads and writes messages and free text, imported on first use."""
 
 NONE: Mapping[str, Any] = {}
-"""What nodes without outputs or further keys share: a dict each would take 128 bytes."""
+"""The shared empty dict of nodes without outputs or extra keys; a dict each would take 128 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """One step, or a message that is context. A parent comes before its children.
+    """One step, or a message that is context. A parent must come before its children.
 
-    A turn of the assistant that is cut into steps is as many nodes, of which all but the first `continue` the message.
+    An assistant turn that is cut into steps is several nodes; all but the first have `continues`.
     """
 
     parent: int  # an index into the tree's nodes, -1 for the problem
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is scored and trained; all else is context."""
+        """Whether the node is scored and trained; other nodes are context."""
         return self.role is None or self.role == "assistant"
 
 
@@ -78,28 +78,26 @@ class ReasoningTree:
 
     @property
     def of_messages(self) -> bool:
-        """Whether its nodes are messages, with roles."""
         return bool(self.nodes) and self.nodes[0].role is not None
 
     @property
     def steps(self) -> list[int]:
-        """Indices of the nodes that are steps."""
         return [i for i, node in enumerate(self.nodes) if node.is_step]
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas of the tools that a tree of messages is written with."""
+        """JSON schemas of the tools in the system message."""
         return self.extra.get("tools") or ()
 
     @property
     def system(self) -> str:
-        """The system message before the problem, "" where there is none."""
+        """The system message before the problem, or ""."""
         text = self.extra.get("system")
         return text if isinstance(text, str) and not text.isspace() else ""
 
     @property
     def plain_problem(self) -> str:
-        """The problem, for a prompt without a place for a system message. Raises ValueError where there is one."""
+        """The problem, for prompts without a system message. Raises ValueError if the tree has one."""
         if self.system:
             raise ValueError(
                 f"problem {self.problem[:60]!r}: has a system message, and only models that score have a place for one."
@@ -112,15 +110,14 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     """Returns the tree of a chain, pool or tree record (schema version 1), or of another form as a chain.
 
     Other forms are TRL's stepwise records, free text and a plain exchange of chat messages. Other `messages` are a
-    trajectory, and so is each path of a tree whose nodes have a `role` (`jprm.methods.messages`).
+    trajectory, and so is each path of a tree if nodes have a `role` (`jprm.methods.messages`).
 
-    A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys in that
-    node's `extra`. A pool of only samples without steps is a tree without nodes if its `empty_samples` counts them.
-    `record_of` is the exact inverse: known keys without content (a null, labels that are all null, the
-    default semantics) are kept in `extra`. Values of unknown keys are shared, not copied.
+    A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys are in
+    that node's `extra`. A pool without steps is a tree without nodes if `empty_samples` counts its samples. `record_of`
+    is the exact inverse: known keys without content (a null, labels that are all null, the default semantics) stay in
+    `extra`. Values of unknown keys are shared, not copied.
 
-    Raises:
-      RecordError: names `where`, the field, the reason and what to do about it.
+    Raises RecordError, naming `where`, the field, the reason and the fix.
     """
     object_of(record, where, "record", "Write one JSON object a line.")
     kinds = [kind for kind, key in (("chain", "steps"), ("pool", "samples"), ("tree", "nodes")) if key in record]
@@ -162,7 +159,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 
 
 def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
-    """Returns the tree of one chain. Raises TypeError for one string of steps or several problems, else ValueError."""
+    """Returns the tree of one chain. Raises TypeError if steps are one string or problems are several."""
     if isinstance(steps, str):
         raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
     if isinstance(problem, list | tuple):
@@ -171,10 +168,9 @@ def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
 
 
 def record_of(tree: ReasoningTree) -> dict[str, Any]:
-    """Returns the record of a tree, in the kind of record it came from: `record_of(tree_of(r)) == r`.
+    """Returns the record of a tree, in its original kind: `record_of(tree_of(r)) == r`.
 
-    Raises:
-      ValueError: a chain or pool whose nodes branch, or hold what such a record has no place for.
+    Raises ValueError if a chain or pool branches, or has node fields that such a record cannot hold.
     """
     if tree.of_messages:
         return _messages().record_of_messages(tree)
@@ -200,7 +196,7 @@ def record_of(tree: ReasoningTree) -> dict[str, Any]:
 
 
 def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
-    """Returns the record with what a tree has beside its problem and nodes."""
+    """Adds the tree's answer, semantics and extra keys to its record."""
     if tree.answer is not None:
         record["answer"] = tree.answer
     if tree.semantics != SEMANTICS[0]:
@@ -209,9 +205,9 @@ def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
 
 
 def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
-    """Returns the indices of the steps of every path from the problem to a last step, in the order of the last steps.
+    """Returns the step indices of every path from the problem to a last step, ordered by last step.
 
-    In a tree of messages, the nodes of what others said are among them only with `context`.
+    In a tree of messages, context nodes are included only with `context`.
     """
     above, steps = above_of(tree), tree.steps
     inner = {above[i] for i in steps}
@@ -220,7 +216,7 @@ def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:
-    """Returns the nodes from the first of its path to a node, by the parent of each, which is negative at the root."""
+    """Returns the nodes from the root to `node`; the parent of a first node is negative."""
     path = []
     while node >= 0:
         path.append(node)
@@ -229,9 +225,9 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 
 def steps_only(tree: ReasoningTree) -> ReasoningTree:
-    """Returns a tree of messages without its context, each step after the last before it, for figures of steps.
+    """Removes the context from a tree of messages, so that each step follows the previous step on its path.
 
-    It is a pool, of which each last step is a sample's, or a chain. Other trees are returned as they are.
+    The result is a chain, or a pool with one sample per last step. Other trees are returned unchanged.
     """
     if not tree.of_messages:
         return tree
@@ -242,7 +238,7 @@ def steps_only(tree: ReasoningTree) -> ReasoningTree:
 
 
 def above_of(tree: ReasoningTree) -> list[int]:
-    """Returns for each node the last step before it on its path, -1 for none: context in between is passed over."""
+    """Returns for each node the last step before it on its path, or -1; context is skipped."""
     above: list[int] = []
     for node in tree.nodes:
         parent = node.parent
@@ -253,9 +249,9 @@ def above_of(tree: ReasoningTree) -> list[int]:
 def with_scores(
     tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
 ) -> ReasoningTree:
-    """Returns the tree with scores[i] as node i's score, and `outputs`, lists of the same length, as named outputs.
+    """Sets scores[i] as node i's score, and `outputs` (lists of the same length) as its named outputs.
 
-    They replace earlier scores and outputs; with None the outputs stay. What is given for context is passed over.
+    They replace earlier ones; with None the outputs stay. Entries of context nodes are ignored.
     """
     nodes = []
     for i, (node, score) in enumerate(zip(tree.nodes, scores, strict=True)):
@@ -268,25 +264,25 @@ def with_scores(
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, Iterable[float]]) -> dict[str, Any]:
-    """Returns the record of `tree` with the outputs as they are written, its keys in the order of `record`.
+    """Returns the record of `tree` with its new scores, rounded for files, with its keys in the order of `record`.
 
-    Of `outputs`, (N,) each, `score` becomes the nodes' score and the others their named outputs.
+    Of the outputs, (N,) each, `score` becomes the nodes' score; the others become named outputs.
     """
     columns = {name: list(map(as_written, value_N)) for name, value_N in outputs.items()}
     return in_order_of(record, record_of(with_scores(tree, columns.pop("score", []), columns)))
 
 
 def as_written(score: float) -> float:
-    """Returns the score as files hold it: seven decimals, or seven digits where it is small, as float32 has."""
+    """Rounds a score for files: seven decimals, or seven digits if it is below 0.1, as precise as float32."""
     return float(f"{score:.7g}") if abs(score) < 0.1 else round(float(score), 7)
 
 
 def with_labels(
     tree: ReasoningTree, labels: Iterable[float | None], semantics: str, origin: str, notes: Sequence[Mapping] = ()
 ) -> ReasoningTree:
-    """Returns a tree with labels[i] as node i's label, and notes[i] joined to its `extra`.
+    """Sets labels[i] as node i's label, and adds notes[i] to its `extra`.
 
-    Earlier labels go, and what a check found `false` in a step. A node without a label has no origin.
+    Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin.
     """
     nodes = []
     for node, label, note in zip(tree.nodes, labels, notes or [NONE] * len(tree.nodes), strict=True):
@@ -302,7 +298,7 @@ def with_labels(
 
 
 def in_order_of(record: Any, value: Any) -> Any:
-    """Returns `value` with the keys of its objects in the order they have in `record`, and new keys last."""
+    """Reorders the keys in `value` like those of `record`, recursively; new keys come last."""
     if isinstance(value, dict) and isinstance(record, Mapping):
         keys = [key for key in record if key in value]
         return {key: in_order_of(record.get(key), value[key]) for key in dict.fromkeys([*keys, *value])}
@@ -312,7 +308,7 @@ def in_order_of(record: Any, value: Any) -> Any:
 
 
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tree's extra keys without those of a chain or pool that a tree record would read as something else."""
+    """Drops the extra keys of a chain or pool that would change the meaning of a tree record."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
 
 
@@ -321,7 +317,7 @@ def _messages() -> Any:
 
 
 def semantics_of(record: Mapping[str, Any], where: str) -> str:
-    """Returns what a record's labels mean. Raises RecordError for a name that is none of `SEMANTICS`."""
+    """Returns the semantics of a record's labels. Raises RecordError if it is not in `SEMANTICS`."""
     semantics = SEMANTICS[0] if record.get("semantics") is None else record["semantics"]
     if semantics not in SEMANTICS:
         raise RecordError(where, "semantics", f"is {semantics!r}", f"Use one of {', '.join(SEMANTICS)}.")
@@ -329,7 +325,7 @@ def semantics_of(record: Mapping[str, Any], where: str) -> str:
 
 
 def parent_of(value: Any, i: int, start: str, where: str) -> int:
-    """Returns the parent of node i as the record has it. Raises RecordError for one that is no earlier node."""
+    """Checks the `parent` of node i. Raises RecordError if it is not an earlier node or -1."""
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value < i:
         reason = f"is {value!r}, neither -1 ({start}) nor the index of an earlier node"
         raise RecordError(where, f"nodes[{i}].parent", reason, "Put parents before their children.")
@@ -364,7 +360,7 @@ def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, f
 
 
 def _column(branch: Mapping[str, Any], key: str, steps: list, where: str, field: str) -> list:
-    """Returns the branch's list of one entry a step, of nulls where it has none."""
+    """Returns a list with one entry per step, nulls if the branch has no such key."""
     if key not in branch:
         return [None] * len(steps)
     values = list_of(branch[key], where, field + key)
@@ -375,7 +371,7 @@ def _column(branch: Mapping[str, Any], key: str, steps: list, where: str, field:
 
 
 def are_outputs(value: Any, steps: int | None) -> bool:
-    """Whether a value is named outputs: a number each, or with `steps` a list of so many; else it is an unknown key."""
+    """Returns whether a value is named outputs: one number each, or with `steps` a list of that length."""
     if not isinstance(value, Mapping) or not value:
         return False
     columns = value.values() if steps is not None else [[number] for number in value.values()]
@@ -457,23 +453,22 @@ def read_records(
     """Yields the valid records of a JSON Lines file in order; blank lines are skipped.
 
     Args:
-      path: a UTF-8 file, one record a line.
+      path: a UTF-8 file, one record per line.
       on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
       rejects: takes the bad lines; required for `skip`.
 
-    Raises:
-      RecordError: for `stop`: FILE:LINE, field, reason and fix. Two records with one `id` are an error too.
+    Raises RecordError with FILE:LINE, field, reason and fix under `stop`, also if two records have the same `id`.
     """
     return (record for record, _ in _read(path, reject_with(on_error, rejects)))
 
 
 def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields the records of a JSON Lines file as trees. Raises RecordError as `read_records` does."""
+    """Yields the records of a JSON Lines file as trees, like `read_records`."""
     return (tree for _, tree in _read(path, reject_with("stop", None)))
 
 
 def check_id(record: Mapping[str, Any], where: str, number: int, first_of: dict[str, int]) -> None:
-    """Raises RecordError where a record has the id of an earlier line; `first_of` has the first line of each id."""
+    """Raises RecordError if an earlier line has the same id; `first_of` maps ids to their first lines."""
     if isinstance(record.get("id"), str | int):
         first = first_of.setdefault(json.dumps(record["id"]), number)
         if first != number:
@@ -484,7 +479,6 @@ def check_id(record: Mapping[str, Any], where: str, number: int, first_of: dict[
 def _read(
     path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
 ) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
-    """Yields every valid record and its tree."""
     first_of: dict[str, int] = {}
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"

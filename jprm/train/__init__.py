@@ -1,4 +1,4 @@
-"""Training: a run and its loop. `state`, `batches` and `callbacks` are its other chapters.
+"""Training: a run and its loop. The other chapters are `state`, `batches` and `callbacks`.
 
     with jprm.Trainer(experiment, "runs/mine") as trainer:
         for rows in itertools.islice(trainer.batches, 100):
@@ -6,8 +6,8 @@
         print(metrics.means(), trainer.evaluate())
         trainer.save()
 
-`train` is this with a log, checkpoints at intervals, a stop on SIGTERM and a watchdog. Every process of a run makes the
-same calls on the same batches, and computes its devices' rows; process 0 writes.
+`train` is this with a log, checkpoints at intervals, a stop on SIGTERM and a watchdog. Every process of a run must make
+the same calls on the same batches; each computes the rows of its devices, and process 0 writes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from jprm.train.state import (
 
 
 class Position(Protocol):
-    """A place in a run's data, which JSON can hold."""
+    """A position in a run's data, with a JSON state."""
 
     def get_state(self) -> Any: ...
 
@@ -82,15 +82,14 @@ class Trainer:
     """Trains one experiment.
 
     Args:
-        workdir: the run's folder, on this machine or in a bucket. Training continues from its newest checkpoint.
-            None: nothing is saved, and the experiment's data are not read before `batches` is.
-        objective: an objective in place of the one that `experiment.objective` names; it takes the same options. The
-            run records it by the name of its module and itself, and continues only with an objective of that name.
-        position: of a caller that makes the rows itself: what is saved with the run in place of the data's position.
+        workdir: the run's folder, local or in a bucket. Training continues from its newest checkpoint. None: nothing is
+            saved, and the experiment's data are read only by `batches`.
+        objective: replaces `experiment.objective` and takes the same options. The run records its module and name, and
+            continues only with an objective of that name.
+        position: replaces the position in the data in checkpoints, for a caller that makes the rows itself.
 
-    Raises:
-        ValueError: parts of the experiment that do not fit each other, or a folder of another experiment's run, or one
-            in which another process trains.
+    Raises ValueError if parts of the experiment do not fit together, the folder holds another experiment's run, or
+    another process trains in it.
     """
 
     def __init__(
@@ -154,12 +153,12 @@ class Trainer:
 
     @functools.cached_property
     def batches(self) -> Streams:
-        """The endless batches of the experiment's data, (A, B, ...), from where the run stopped."""
+        """Endless batches of the experiment's data, (A, B, ...), from the checkpoint's position."""
         return training_batches(self.experiment, self.mesh, self.tokenizer)
 
     @property
     def position(self) -> Position:
-        """What a checkpoint holds beside the state: by default the position in the data."""
+        """The position saved in checkpoints, by default in the data."""
         return self._position or self.batches
 
     @property
@@ -170,12 +169,11 @@ class Trainer:
     def step(self, rows: Rows) -> Metrics:
         """Updates the parameters on rows of shape (A, B, ...), or (A x data.micro_rows, ...).
 
-        Returns what the step reports, before it is computed: reading a number waits for it. A step whose loss or
-        gradient is not finite changes no parameter.
+        Returns metrics that the device may still be computing; reading a number waits for it. If the loss or gradient
+        is not finite, no parameter changes.
 
-        Raises:
-            ValueError: names a field of the rows that the model cannot take; or after the last step of a schedule that
-                has decayed to 0.
+        Raises ValueError, naming the field, if the model cannot take the rows; or after the last step of a decaying
+        schedule.
         """
         if rows.tokens.ndim == 2:
             rows = micro_batches(rows, self.experiment.data.micro_rows)
@@ -192,7 +190,7 @@ class Trainer:
             return metrics
 
     def _check_schedule(self) -> None:
-        """Raises ValueError where the next update would have a rate of 0."""
+        """Raises ValueError if the next update would have a rate of 0."""
         optimizer, steps = self.experiment.optimizer, self.experiment.steps
         if optimizer.decay == "constant" or self._calls < steps:
             return
@@ -203,10 +201,9 @@ class Trainer:
             )
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
-        """Returns the loss and the metrics over these files, by default the experiment's validation files.
+        """Returns loss and metrics over these files, by default the experiment's validation files.
 
-        Scores that the objective judges give `valid_step_accuracy` and the exact `valid_auroc`, which is None where the
-        labels are all correct or all incorrect.
+        Judged scores give `valid_step_accuracy` and the exact `valid_auroc`, which is None if all labels are alike.
         """
         config, task = self.experiment.data, self.experiment.task
         if not (files := files or config.valid):
@@ -220,12 +217,12 @@ class Trainer:
         return {f"valid_{name}": value for name, value in values.items()}
 
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
-        """Returns an objective's mean loss and metrics on rows of shape (A, B, ...), and learns nothing from them."""
+        """Returns an objective's mean loss and metrics on rows (A, B, ...), without training."""
         with jax.set_mesh(self.mesh):
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
 
     def take(self, folder: str | os.PathLike) -> int:
-        """Takes the trained parameters of another run of this model, from its newest checkpoint; returns its step."""
+        """Loads the trained parameters from the newest checkpoint of another run of this model; returns its step."""
         experiment = read(path_of(folder) / RUN)
         with jax.set_mesh(self.mesh):
             params, step = store.load_params(folder, experiment, self.mesh)
@@ -234,7 +231,7 @@ class Trainer:
         return step
 
     def save(self) -> None:
-        """Saves a checkpoint in the run's folder, in the background: closing the trainer waits for it."""
+        """Saves a checkpoint in the background; closing the trainer waits for it."""
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
         step, arrays = int(self.state.step), saved_arrays(self.state, self.experiment)
@@ -264,7 +261,7 @@ class Trainer:
         return state
 
     def _continued(self, state: State, arrays: dict[str, Any], run: dict[str, Any], step: int) -> State:
-        """Returns the state of a checkpoint's arrays, and takes the position in the data and the times from `run`."""
+        """Returns the checkpoint's state; restores the data position and the times from `run`."""
         if multihost.is_first() and (sentence := changed_compiler(run.get("versions", {}))):
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
         self.position.set_state(run["data"])
@@ -273,7 +270,7 @@ class Trainer:
 
 
 def _recording(objective: Objective, experiment: Experiment, workdir: Place | None) -> Experiment:
-    """Returns the experiment with this objective's name and options in place of its own, unless they find it."""
+    """Sets the experiment's objective name and options to this objective's, unless they already find it."""
     with contextlib.suppress(ValueError):
         if objectives.find(experiment.objective, experiment.objective_options, workdir) == objective:
             return experiment
@@ -284,7 +281,7 @@ def _recording(objective: Objective, experiment: Experiment, workdir: Place | No
 def measured(
     objective: Objective, params: dict[str, Any], micro: Iterable[Rows], config: ObjectiveConfig
 ) -> dict[str, float | None]:
-    """Returns the mean loss, the metrics and the count (`labels`) over micro-batches, on the mesh that is set."""
+    """Returns mean loss, metrics and count (`labels`) over micro-batches, on the current mesh."""
     mesh, sums = jax.sharding.get_mesh(), []
     for rows in micro:
         check_rows(rows, config.model.vocab_size)
@@ -331,8 +328,8 @@ def _evaluate(objective: Objective, params: dict[str, Any], rows: Rows, config: 
 def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `experiment.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    Returns the last metrics, which are also written to `result.json`. Every callback is called, in every process, with
-    each line of `metrics.jsonl` as a dict.
+    Returns the last metrics, also written to `result.json`. Every process calls every callback with each line of
+    `metrics.jsonl` as a dict.
 
     Raises:
         ValueError: `workdir` holds another experiment's run.
@@ -365,7 +362,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
 
 
 def least_seconds(trainer: Trainer) -> float | None:
-    """Returns the seconds that an update would take at the devices' published rate; None where that is unknown."""
+    """Returns the seconds per update at the devices' published FLOP rate, or None if that is unknown."""
     data, rate = trainer.experiment.data, peak(jax.devices()[0].device_kind)
     if rate is None:
         return None
@@ -376,7 +373,7 @@ def least_seconds(trainer: Trainer) -> float | None:
 def _steps(
     trainer: Trainer, log: Log, watchdog: Watchdog, profile: Profile, asked_to_stop: Callable[[int], bool]
 ) -> bool:
-    """Trains to the last step; returns whether it was asked to stop."""
+    """Trains to the last step; returns whether it was stopped."""
     experiment, batches = trainer.experiment, trainer.batches
     goodput, first = trainer.goodput, True
     pending: tuple[int, Metrics] | None = None  # read one step late, so that the device never waits for the host
@@ -425,10 +422,10 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def stop_signal() -> Iterator[Callable[[int], bool]]:
-    """Yields a function to call after steps with the last one's number. It returns whether to save now and stop.
+    """Yields a function to call after each step with its number; it returns whether to save and stop now.
 
     It returns True after SIGTERM, which schedulers send before a preemption. If one of several processes receives it,
-    jax makes all of them stop at the next step that none has passed.
+    jax makes all of them stop at the next common step.
     """
     if jax.distributed.is_initialized():
         yield _agreed()
@@ -444,7 +441,7 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
 
 
 def _agreed() -> Callable[[int], bool]:
-    """Returns the function of `stop_signal` on which jax's processes agree."""
+    """Returns the function of `stop_signal` for several processes, on which they agree."""
     last: int | None = None
 
     def reached(step: int) -> bool:

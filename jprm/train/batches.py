@@ -1,4 +1,4 @@
-"""The batches of an experiment: its files' records as trees, checked against the target, packed into rows.
+"""The batches of an experiment: the records of its files as trees, checked against the target, packed into rows.
 
     records -> trees -> tokenised, shuffled anew every epoch -> windows, packed together -> rows shuffled -> batches
     shards of tokens -> each stream's own, shuffled -> windows, and so on
@@ -7,7 +7,7 @@ The order is a function of (seed, position). Only two windows are in memory at a
 integers. A restored iterator gives the same batches bit for bit, also from the middle of a window.
 
 Each process packs only the rows that its devices compute: stream k of n packs every n-th window and fills the k-th of n
-equal blocks of rows of every micro-batch. A batch is therefore a function of (seed, step, n), whatever the number of
+equal blocks of rows of every micro-batch. A batch is therefore a function of (seed, step, n), for any number of
 processes. With n = 1 every process packs everything.
 """
 
@@ -41,7 +41,7 @@ from jprm.tree import ReasoningTree, tree_of
 
 
 def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -> Streams:
-    """Returns endless batches of shape (A, B, ...). This process packs the rows that its devices compute."""
+    """Returns endless batches of shape (A, B, ...). This process packs the rows of its own devices."""
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, config.train, layout)  # once for all streams, which some processes have more of
     count = max(1, config.streams)
@@ -52,9 +52,9 @@ def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -
 def batches_of(
     experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
-    """Returns batches of `data.rows` rows: shuffled and endless, or with `once` in file order.
+    """Returns batches of `data.rows` rows with packing counts (`counted_batches`).
 
-    Beside the rows are the counts of packing them (`counted_batches`).
+    They are shuffled and endless, or with `once` in file order.
     """
     return _batches(experiment, _sources(experiment, files, layout), once=once)
 
@@ -79,20 +79,20 @@ def _batches(
 
 
 def _joined(sources: Sequence[Any]) -> grain.MapDataset[Any]:
-    """Returns sources one after the other, as one."""
+    """Concatenates sources."""
     whole = [grain.MapDataset.source(source) for source in sources]
     return whole[0] if len(whole) == 1 else grain.MapDataset.concatenate(whole)
 
 
 def _mixed(sources: Sequence[grain.MapDataset[Any]], weights: Sequence[float]) -> grain.MapDataset[Any]:
-    """Returns endless sources as one, in which each comes in proportion to its weight; element i is a function of i."""
+    """Mixes endless sources in proportion to their weights; element i is a function of i."""
     if len(sources) == 1:
         return sources[0]
     return grain.MapDataset.mix(sources, weights=[weight / sum(weights) for weight in weights])
 
 
 def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> list[Source]:
-    """Returns each file's token trees; every process calls this as often as the others."""
+    """Returns the token trees of each file. Every process must call this equally often."""
     config = experiment.data
     shards = [file for file in files if data.is_shards(file)]
     if len(shards) == len(files):
@@ -115,9 +115,9 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
 def _cached(
     experiment: Experiment, source: grain.MapDataset[Any], files: Sequence[str], layout: Layout
 ) -> Sequence[TokenTree]:
-    """Returns the source's token trees from `data.cache`, where process 0 writes them first if they are not there.
+    """Returns the source's token trees from `data.cache`; process 0 first writes them if they are missing.
 
-    A process that does not see that folder, because it is on another host's disk, writes its own.
+    A process that does not see that folder, e.g. on another host's disk, writes its own.
     """
     config = experiment.data
     files_of = [[stamp_of(part) for part in path_of(file).files()] for file in files]
@@ -133,13 +133,13 @@ def _cached(
 
 
 def tokens_of(record: Mapping[str, Any], experiment: Experiment, layout: Layout) -> TokenTree:
-    """Returns the token tree of a record. Raises ValueError where the target does not fit its labels."""
+    """Returns the token tree of a record. Raises ValueError if the target does not fit its labels."""
     config = experiment.data
     return token_tree(_checked(tree_of(record), experiment), layout, config.supervise, config.extras, config.weight)
 
 
 def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
-    """Returns what an experiment's token trees depend on besides its records, as JSON."""
+    """Returns the JSON key of an experiment's token trees, apart from their records."""
     config, target = experiment.data, experiment.target
     return {
         "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
@@ -153,7 +153,7 @@ def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
 
 
 def check_supervision(experiment: Experiment) -> None:
-    """Raises ValueError where the target does not take the labels that `data.supervise` gives."""
+    """Raises ValueError if the target does not take the labels of `data.supervise`."""
     supervise, target = experiment.data.supervise, experiment.target
     if supervise != "step" and target.labels == "rating":
         raise ValueError(
@@ -183,7 +183,7 @@ def check_supervision(experiment: Experiment) -> None:
 
 
 def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
-    """Returns the tree. Raises ValueError where the target does not fit its labels."""
+    """Returns the tree. Raises ValueError if the target does not fit its labels."""
     step, target = experiment.data.supervise == "step", experiment.target
     if step and tree.semantics != target.labels:
         raise ValueError(
@@ -214,7 +214,7 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
 
 
 def _check_reference(tree: ReasoningTree, reference: str) -> None:
-    """Raises ValueError where a tree has not this reference's log-probabilities."""
+    """Raises ValueError if the tree lacks this reference's log-probabilities."""
     recorded, wanted = tree.extra.get(REFERENCE), pathlib.Path(reference).name
     whole = all(REFERENCE in node.extra for node in tree.nodes)
     if recorded != wanted or not whole:
@@ -230,7 +230,7 @@ def _check_reference(tree: ReasoningTree, reference: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineConfig(DataConfig):
-    """How a stream's part of the data is packed."""
+    """The packing of one stream of the data."""
 
     shuffle: bool = True  # trees within an epoch, and the rows of a window
     epochs: int | None = None  # None repeats for ever
@@ -239,31 +239,29 @@ class PipelineConfig(DataConfig):
 
     @property
     def stream_rows(self) -> int:
-        """Rows of the stream in a batch."""
+        """Rows per batch from this stream."""
         return self.rows // self.stream[1]
 
 
 COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
-"""The counts that `counted_batches` gives, in order."""
+"""Names of the counts from `counted_batches`, in order."""
 
 
 def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
-    """Returns batches of rows, and the counts of packing them: a window's are beside its first row.
+    """Returns batches of rows with packing counts; the counts of a window are at its first row.
 
-    A batch has exactly `stream_rows` rows of numpy arrays. Nothing is dropped: rows that do not fill a batch at the end
-    of an epoch begin the first batch of the next. Empty rows, whose weights are 0, complete the last batch of all.
+    A batch has exactly `stream_rows` rows of numpy arrays. Nothing is dropped: rows left over at the end of an epoch
+    begin the next epoch's first batch. Empty rows with weight 0 complete the very last batch.
 
-    Args:
-        trees: random access (`len` and `[i]`) to token trees, which may be made when they are asked for.
+    trees: random access (`len` and `[i]`) to token trees, which may be made lazily.
 
-    Raises:
-        ValueError: no tree; while iterating, what `pack` refuses.
+    Raises ValueError if there is no tree; while iterating, raises like `pack`.
     """
     return rows_of(_epoch(trees, config).batch(config.window, batch_fn=list).repeat(config.epochs), config)
 
 
 def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
-    """Returns the token trees of one epoch, in another order in each."""
+    """Returns the token trees of one epoch, reshuffled in each."""
     if len(trees) == 0:
         raise ValueError("the data source is empty; there is nothing to train on")
     source: grain.MapDataset[Any] = grain.MapDataset.source(trees).seed(config.seed)
@@ -275,7 +273,7 @@ def rows_of(
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Returns the batches of `counted_batches` from windows of token trees.
 
-    `divided`: the windows are only those of `config.stream`; else it takes its own from those of all streams.
+    `divided`: the windows are already only those of `config.stream`; else it takes every n-th.
     """
     (first, count), rows = config.stream, config.stream_rows
     if divided:
@@ -317,8 +315,8 @@ def _fill_up(count: int, batch: tuple[Rows, np.ndarray]) -> tuple[Rows, np.ndarr
 class Streams:
     """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from `streams` of `count`.
 
-    A stream gives A x B / count rows at a time, with the counts of packing them (`counted_batches`).
-    The rows of other processes' streams are zeros.
+    A stream gives A x B / count rows at a time, with packing counts (`counted_batches`). The rows of other processes'
+    streams are zeros.
     """
 
     def __init__(self, streams: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
@@ -347,30 +345,30 @@ class Streams:
 
     @property
     def report(self) -> PackReport:
-        """What all streams have packed since training began. Every process asks for it."""
+        """Packing counts of all streams since training began. Every process must call this."""
         counts = self._shared({k: count_K.tolist() for k, count_K in self._counts.items()})
         return sum((PackReport(*count_K) for count_K in counts), start=PackReport())
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the positions of all streams as JSON, for any number of processes. Every process calls this."""
+        """Returns the positions of all streams as JSON, for any number of processes. Every process must call this."""
         places = self._shared({k: stream.get_state() for k, stream in self._streams.items()})
         return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from the positions of all streams. Runs of version 0.1 kept no counts."""
+        """Restores the positions of all streams. (Runs of version 0.1 recorded no counts.)"""
         for k, stream in self._streams.items():
             stream.set_state(state["streams"][k])
             if "counts" in state:
                 self._counts[k] = np.array(state["counts"][k])
 
     def _shared(self, of_stream: dict[int, Any]) -> list[Any]:
-        """Returns what each stream has, of all processes'; two may own one stream, and have the same."""
+        """Gathers a value per stream from all processes; two that own one stream have equal values."""
         of_all = {int(k): value for part in multihost.shared(of_stream) for k, value in part.items()}
         return [of_all[k] for k in range(self._count)]
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
-    """Returns the streams of `count` that have rows on this process's devices."""
+    """Returns the streams that have rows on this process's devices."""
     place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
     owned: set[int] = set()
     for (rows,) in filter(None, place.addressable_devices_indices_map((micro_rows,)).values()):
@@ -383,9 +381,9 @@ def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
 
 
 def check_rows(rows: Rows, vocab_size: int) -> None:
-    """Raises ValueError naming field, row and value of host arrays that do not index into their rows.
+    """Raises ValueError naming field, row and value if indices of host arrays point outside their rows.
 
-    On the device an index beyond its row reads NaN, or another token. Labels and weights are left to the loss.
+    On the device such an index would read NaN, or another token. Labels and weights are left to the loss.
     """
     lead, T, S = rows.tokens.shape[:-1], rows.tokens.shape[-1], rows.step_end.shape[-1]
     fields = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)} | rows.extras
@@ -421,17 +419,17 @@ def unstacked(rows: Rows) -> Iterator[Rows]:
 
 
 STORED = "jprm.methods.data.stored_trees"
-"""Token trees on disk: a cache and shards. Imported where an experiment has them."""
+"""Token trees on disk (a cache and shards), imported on first use."""
 
 
 @runtime_checkable
 class Endless(Protocol):
-    """Token trees that come in an order of their own, such as those of shards."""
+    """Token trees in an order of their own, e.g. from shards."""
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless order of trees of stream k of n."""
+        """Returns the endless order of trees for stream k of n."""
         ...
 
 
 Source = grain.MapDataset | Sequence[TokenTree]
-"""Token trees by index: of records, made when they are asked for; of `data.cache`, or of shards."""
+"""Token trees by index, tokenised lazily from records, or read from `data.cache` or shards."""

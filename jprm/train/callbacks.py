@@ -1,4 +1,4 @@
-"""Beside the steps of a long run: its log and trackers, where its time goes, a watchdog of stalled hosts, a profile."""
+"""Around the steps of a long run: log and trackers, time accounting, a watchdog for stalled hosts, a profile."""
 
 from __future__ import annotations
 
@@ -33,30 +33,29 @@ from jprm.pack import PackReport
 from jprm.train.state import Metrics
 
 SKIPS = 10
-"""Bad steps in a row after which a run that leaves them out ends: the next would be bad too."""
+"""Consecutive bad steps after which a run that skips them ends."""
 
 REWRITE_S = 10
-"""Seconds between two writings of a metrics file in a bucket, which stores limit to one a second."""
+"""Least seconds between rewrites of a metrics file in a bucket; stores limit rewrites to one per second."""
 
 PERCENTILES = {"p50": 50, "p95": 95, "max": 100}
 
 SHOWN = ("loss", "auroc", "valid_auroc", "tokens_per_second", "reward", "proxy", "gold", "pairs_lost")
-"""Metrics that the progress bar shows; `metrics.jsonl` has all."""
+"""Metrics in the progress bar; `metrics.jsonl` has all."""
 
 Callback = Callable[[dict[str, Any]], None]
 
 
 class Diverged(FloatingPointError):
-    """The loss, its gradient or the parameters after the step are not finite, or a spike."""
+    """The loss, its gradient or the updated parameters are not finite, or a spike."""
 
 
 class MetricsFile:
-    """`metrics.jsonl`. On this machine every line is appended at once.
+    """`metrics.jsonl`. On a local disk every line is appended at once.
 
-    An object of a bucket cannot grow: it is written anew, at most every `REWRITE_S` seconds and at `flush`.
+    A bucket's object cannot grow: it is rewritten at most every `REWRITE_S` seconds, and at `flush`.
 
-    Args:
-      start: the step that training continues from. Lines of later steps go: these steps are logged again.
+    start: the step from which training continues. Lines of later steps are removed, because they will be logged again.
     """
 
     def __init__(self, path: Place, start: int):
@@ -83,10 +82,10 @@ class MetricsFile:
 
 
 class Log:
-    """Sums metrics over `log_every` steps and writes them: a JSON line, the progress bar, the experiment's trackers.
+    """Sums metrics over `log_every` steps and writes them to a JSON line, the progress bar and the trackers.
 
-    Every process sums, since every process must see a step that has diverged. Process 0 writes. A context manager,
-    which shows the bar and tells the trackers how the run ended.
+    Every process sums, because every process must notice divergence. Process 0 writes. As a context manager, it shows
+    the bar and reports the run's end to the trackers.
     """
 
     def __init__(
@@ -132,10 +131,10 @@ class Log:
     def add(
         self, step: int, metrics: Metrics, checkpoints, *, close: bool = False, more: dict[str, Any] | None = None
     ) -> None:
-        """Adds a step's sums, which become a line at every `log_every`-th step, and at this one with `close`.
+        """Adds a step's sums; writes a line at every `log_every`-th step, or now with `close`.
 
-        Every checkpoint closes a line, because sums are not saved: a run that was stopped logs the same lines. `more`
-        goes into the line, of a loop that makes its own batches; it may have nothing to learn from in a step.
+        Every checkpoint must close a line, because sums are not saved; a run that was stopped then logs the same lines.
+        `more` is added to the line, by a loop with its own batches, which may have steps without labels.
         """
         metrics = jax.tree.map(np.asarray, metrics)
         left_out = bool(metrics.skipped)
@@ -172,7 +171,7 @@ class Log:
             self.sum, self.steps, self.skipped, self.since, self._times = None, 0, 0, now, []
 
     def write_losses(self, step: int, report: PackReport, pairs: bool) -> None:
-        """Writes what the packer lost since training began, if anything: labels, and pairs where they are compared."""
+        """Logs the truncated labels and lost pairs (if `pairs` are compared) since training began, if any."""
         lost = {"truncated_labels": report.truncated_labelled, "pairs_lost": report.pairs_lost if pairs else 0}
         if any(lost.values()):
             self.write({"step": step, **{name: count for name, count in lost.items() if count}})
@@ -210,9 +209,9 @@ class Log:
         }
 
     def _utilisation(self, tokens: float) -> dict[str, float]:
-        """Returns `mfu`: the model's FLOPs for the real tokens over what the devices could do in the steps' time.
+        """Returns `mfu`: model FLOPs for the real tokens, over the devices' peak in the same time.
 
-        Where rows hold trees it is an upper estimate: their attention has fewer pairs than that of a row-long chain.
+        If rows hold trees it is an upper bound: their attention has fewer pairs than a chain as long as the row.
         """
         if self._least_seconds is None or not self._times:
             return {}
@@ -226,18 +225,18 @@ class Log:
 # `TRACKERS`, or the user's own as `module:NAME`.
 
 IDS = "trackers.json"
-"""The file in a run's folder that holds each tracker's id of the run."""
+"""The file in a run's folder with each tracker's id of the run."""
 
 Status = Literal["finished", "stopped", "failed"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker learns of a run.
+    """The information about a run that a tracker receives.
 
-    config: {"experiment": its configuration, "versions": those of the libraries, and jprm's git commit}, of JSON.
+    config: JSON with "experiment" (its configuration) and "versions" (of the libraries, and jprm's git commit).
     step: the step from which training continues. A tracker may have seen later steps, which are logged again.
-    id: `Tracker.id` of the same run when it was started first; empty for a new run.
+    id: `Tracker.id` of this run's first start; empty for a new run.
     """
 
     folder: Place
@@ -248,7 +247,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes the metrics of one run. An exception, when it is opened too, ends the tracker and not the run."""
+    """Takes the metrics of one run. An exception, also on opening, ends the tracker and not the run."""
 
     id: str
 
@@ -264,14 +263,13 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker] | str] = {
     "wandb": "jprm.apps.trackers:WandB",
     "mlflow": "jprm.apps.trackers:MLflow",
 }
-"""The trackers by name. Each needs the extra of its name."""
+"""Trackers by name. Each needs the pip extra of its name."""
 
 
 class Trackers:
-    """The trackers of one run, opened; each continues its own run where `folder` knows of one.
+    """The open trackers of one run; each continues its own run if `folder` has its id.
 
-    Raises:
-        ValueError: an unknown tracker, or one whose package is not installed.
+    Raises ValueError for an unknown tracker, or one whose package is not installed.
     """
 
     def __init__(self, names: Sequence[str], folder: Place, name: str, config: Mapping[str, Any], step: int):
@@ -306,7 +304,7 @@ class Trackers:
             self._guarded(key, lambda tracker=tracker: tracker.close(status))
 
     def _guarded(self, key: str, call: Callable[[], None]) -> None:
-        """Calls a tracker. Its errors, of any class, must not cost the run: it is left out from then on."""
+        """Calls a tracker. If it fails in any way, it is dropped, so that the run goes on."""
         try:
             call()
         except Exception as error:
@@ -322,12 +320,11 @@ def _left_out(key: str, error: Exception) -> None:
 
 
 class Goodput:
-    """Seconds spent on steps that count, over the seconds since the run first started, stops included.
+    """Seconds in productive steps, over the seconds since the run first started, stops included.
 
-    The other seconds are `spent` by class: starting (loading and restoring), compiling (a start's first step), input
-    (waiting for rows while the devices had nothing to do), saving and validating. What is in no class is lost: stops,
-    queues, and the steps since the last checkpoint at a kill, which are repeated. The sums are saved with the
-    checkpoint.
+    Other seconds are `spent` by class: starting (loading and restoring), compiling (a start's first step), input
+    (waiting for rows while the devices are idle), saving and validating. The remainder is lost: stops, queues, and
+    steps that are repeated after a kill. The sums are saved with the checkpoint.
     """
 
     def __init__(
@@ -339,7 +336,7 @@ class Goodput:
         self._waited = 0.0
 
     def step(self, counts: bool = True) -> float | None:
-        """Counts the time since the last step, or the last `rest`, as spent on a step, and returns it."""
+        """Counts the time since the last step or `rest` as a step's, and returns it."""
         now = time.perf_counter()
         spent = None if self._mark is None else now - self._mark
         if counts and spent is not None:
@@ -352,14 +349,14 @@ class Goodput:
         self._mark, self._waited = time.perf_counter(), 0.0
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts seconds of a class; those of `input` are part of a step's time and taken from it."""
+        """Counts seconds of a class; `input` seconds are subtracted from the step's time."""
         self.spent[name] = self.spent.get(name, 0.0) + seconds
         if name == "input":
             self._waited += seconds
 
     @contextlib.contextmanager
     def doing(self, name: str) -> Iterator[None]:
-        """Counts the block's seconds as of a class."""
+        """Counts the block's seconds under a class."""
         start = time.perf_counter()
         try:
             yield
@@ -372,7 +369,7 @@ class Goodput:
         return {"began": self.began, "productive": self.productive, "spent": self.spent}
 
     def fractions(self) -> dict[str, float]:
-        """Returns `goodput`, and by class the fractions of the time that did not train, which make it up to 1."""
+        """Returns `goodput` and the lost fractions by class; they sum to 1."""
         total = max(time.time() - self.began, 1e-9)
         shares = {f"lost_{name}": seconds / total for name, seconds in sorted(self.spent.items())}
         good = self.productive / total
@@ -385,16 +382,16 @@ class Goodput:
 HEARTBEATS = "heartbeats"
 
 START = 12
-"""How many times `stall_seconds` a start may take before its first step is done: an hour by default."""
+"""A start may take this many times `stall_seconds` before its first step is done: an hour by default."""
 
 
 class Watchdog:
-    """Reports on stderr, in every process, which process delays a run without a step for `seconds`; 0: never.
+    """If there is no step for `seconds` (0: never), reports on stderr in every process which process is late.
 
-    Each process writes its position to a small file in the run's folder. With `abort` a process that makes no step for
-    a little longer writes the stacks of its threads and ends with status 1, whatever holds its main thread: launchers
-    start it again. (The timer is a thread of C, which needs no lock of Python's.) A start may take `START` times as
-    long, since it loads and compiles.
+    Each process writes its position to a small file in the run's folder. With `abort`, a process without a step for a
+    tenth longer writes the stacks of its threads and exits with status 1, even if its main thread is stuck, so that the
+    launcher restarts it. (The timer is a C thread, which needs no Python lock.) A start, which loads and compiles, may
+    take `START` times as long.
     """
 
     def __init__(self, workdir: Place, seconds: float, action: Literal["report", "abort"] = "report"):
@@ -405,13 +402,13 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, step: int, doing: str) -> None:
-        """Records what the main thread is about to do, and for which step."""
+        """Records the next action of the main thread, and its step."""
         self._place = (step, doing, time.time())
         self._first = step if self._first is None else self._first
         self._arm()
 
     def _arm(self) -> None:
-        """Ends the process a tenth later than its watchdog reports, unless this is called again before."""
+        """Ends the process 10% later than its watchdog reports, unless this is called again before."""
         if self._aborts:
             starting = self._first is None or self._place[0] <= self._first
             limit = 1.1 * self.seconds * (START if starting else 1)
@@ -452,7 +449,7 @@ class Watchdog:
 
 
 def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
-    """Returns the last heartbeat of each of `count` processes, None where there is none that can be read."""
+    """Returns the last heartbeat of each of `count` processes, or None if it cannot be read."""
     beats: dict[int, dict[str, Any] | None] = {}
     for index in range(count):
         try:
@@ -463,11 +460,11 @@ def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
 
 
 def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: float) -> str:
-    """Returns a sentence that names the processes that the others wait for.
+    """Returns a sentence that names the processes for which the others wait.
 
-    These are the silent processes; or else those at the earliest step; or else, where all are at the same step, those
-    still waiting for data, or those that have not yet shared what the others wait for. Where no process differs, the
-    sentence names the shared causes.
+    These are the silent processes; else the ones at the earliest step; else, if all are at the same step, the ones
+    still waiting for data; else the ones that have not yet shared a value. If no process differs, the sentence names
+    the shared causes.
     """
     silent = [i for i, beat in beats.items() if beat is None or now - beat["time"] > seconds]
     heard = {i: beat for i, beat in beats.items() if beat is not None and i not in silent}
@@ -499,9 +496,9 @@ PROFILE = "profile"
 
 
 class Profile:
-    """Traces the steps `window[0]` to `window[1]` into the folder `profile` of the run, in process 0; (0, 0): none.
+    """Traces steps window[0] to window[1] into the run's folder `profile`, in process 0; (0, 0) traces none.
 
-    A context manager, which ends a trace that an error interrupts. A run that continues within the window traces the
+    As a context manager, it closes a trace that an error interrupts. A run that continues inside the window traces the
     rest of it.
     """
 
@@ -516,13 +513,13 @@ class Profile:
         self._stop()
 
     def before(self, step: int) -> None:
-        """Begins the trace where the window begins."""
+        """Starts the trace if the window begins."""
         if not self._tracing and self.window[0] <= step <= self.window[1] and multihost.is_first():
             jax.profiler.start_trace(self._written.enter_context(self.folder.filling()))
             self._tracing = True
 
     def after(self, step: int, metrics: Any) -> None:
-        """Ends the trace where the window ends, when the devices have computed the step's metrics."""
+        """Ends the trace if the window ends, once the devices have computed the metrics."""
         if self._tracing and step >= self.window[1]:
             jax.block_until_ready(metrics)
             self._stop()
@@ -538,7 +535,7 @@ class Profile:
 def versions() -> dict[str, str | None]:
     """Returns the versions of the libraries and of jprm: its commit in a checkout, or from JPRM_COMMIT.
 
-    `libtpu` and jax's plugins for CUDA are there where they are installed: they compile the step.
+    `libtpu` and jax's CUDA plugins, which compile the step, are included if installed.
     """
     commit, checkout = os.environ.get("JPRM_COMMIT") or None, pathlib.Path(jprm.__file__).parent.parent
     if (checkout / ".git").exists():
@@ -557,10 +554,10 @@ COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"
 
 
 def changed_compiler(before: Mapping[str, str | None]) -> str | None:
-    """Returns a sentence that names the compilers whose versions are not those of a run so far, None where all are.
+    """Returns a sentence that names the compilers that changed during a run, or None.
 
-    `before` is what `versions` returned then. Runs of 0.1 recorded only jax and jaxlib: what is unknown on a side does
-    not count as changed.
+    `before` is an earlier result of `versions`. Runs of 0.1 recorded only jax and jaxlib: an unknown version does not
+    count as changed.
     """
     now = versions()
     changed = [f"{name} {before[name]} -> {now[name]}" for name in COMPILERS

@@ -1,9 +1,9 @@
-"""The state of a run: how it starts, what one step makes of it, and how it continues from a checkpoint.
+"""The state of a run: its start, the step function, and its continuation from a checkpoint.
 
     initial_state, reference_params, with_fitted_head -> State -> make_step(...)(state, rows, rate) -> State, Metrics
     saved_arrays -> a checkpoint -> restored, continued
 
-`optimizer.name` is the direction of an update, AdamW by default. Clipping, weight decay, freezing and learning-rate
+`optimizer.name` gives the direction of an update, by default AdamW. Clipping, weight decay, freezing and learning-rate
 factors by regular expression are the same for all. The learning rate is an argument of every step, so that one compiled
 step serves every schedule.
 """
@@ -51,9 +51,9 @@ from jprm.train.batches import training_batches, unstacked
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Parameters are flat dicts {path: array}, in two parts: only the trained one has optimizer state.
+    """Parameters as flat dicts {path: array}, in two parts: only the trained one has optimizer state.
 
-    `reference` are the nested parameters of the objective's second model. They may lack the decoder: it is then that of
+    `reference` are the nested parameters of the objective's second model. If they lack the decoder, it is the one in
     `frozen`, without adapters.
     """
 
@@ -71,7 +71,7 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What one step reports. `loss`, `count`, `tokens` and `objective` are sums, divided on the host."""
+    """Results of one step. `loss`, `count`, `tokens` and `objective` are sums, divided on the host."""
 
     loss: Scalar
     count: Scalar
@@ -83,13 +83,13 @@ class Metrics:
     skipped: Scalar  # 1 for a bad step that was left out
 
     def means(self) -> dict[str, float | None]:
-        """Returns the mean loss and the objective's metrics, by the names in metrics.jsonl."""
+        """Returns the mean loss and the objective's metrics, under their names in metrics.jsonl."""
         count = float(self.count)
         return {"loss": float(self.loss) / divisor(count), **means(self.objective, count)}
 
 
 def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveConfig) -> dict[str, Any]:
-    """Returns what an objective takes as `params`: the model with its adapters merged, and the reference if any."""
+    """Returns the `params` argument of an objective: the model with adapters merged, and the reference, if any."""
     both = {"model": merge(params, config.lora)}
     if config.reference:
         decoder = {} if "decoder" in reference else {"decoder": without_adapters(params["decoder"])}
@@ -104,11 +104,10 @@ def make_step(
     config: ObjectiveConfig,
     backend: str | None = None,
 ) -> Callable[[State, Rows, Scalar], tuple[State, Metrics]]:
-    """Returns the step for rows of shape (A, B, ...) and a learning rate; the same function for the same arguments.
+    """Returns the step for rows of shape (A, B, ...) and a learning rate; equal arguments give the same function.
 
-    The gradients of A micro-batches of B rows are summed, divided by the objective's count, and given to `tx`. Where
-    the loss or the gradient is not finite, the state stays as it is. `backend` is what the step is compiled for, by
-    default jax's own.
+    The gradients of A micro-batches of B rows are summed, divided by the objective's count, and given to `tx`. If the
+    loss or the gradient is not finite, the state stays unchanged. `backend` is the platform to compile for.
     """
 
     def sums(trained, frozen, reference, rows: Rows):
@@ -156,11 +155,11 @@ def make_step(
 # -------------------------------------------------------------------------------------------------------- the optimizer
 
 MEMORY = 100
-"""Steps of the running means that a spike is measured against. Before as many good steps there are no spikes."""
+"""Steps in the running means that define a spike. Before that many good steps, no step is a spike."""
 
 
 class Guarded(NamedTuple):
-    """The state of an optimizer inside a guard, and running means of the good steps."""
+    """State of a guarded optimizer, with running means over the good steps."""
 
     inner: optax.OptState
     good: Scalar
@@ -170,17 +169,16 @@ class Guarded(NamedTuple):
 
 
 def guard(inner: optax.OptState) -> Guarded:
-    """Returns `inner` in a guard that has seen no step."""
+    """Wraps an optimizer state in a fresh guard."""
     return Guarded(inner, *jax.jit(lambda: (jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.float32(0)))())
 
 
 def skipped(state: optax.OptState) -> Scalar | int:
-    """Returns the number of steps left out so far."""
     return state.skipped if isinstance(state, Guarded) else 0
 
 
 OPTIMIZERS = {"adamw": "jprm.train.state:adam", "muon": "jprm.methods.optimizers.muon:muon"}
-"""Name to (config) -> the optax transformation of gradients to directions, before weight decay and the rate. Gradients
+"""Name to (config) -> optax transformation from gradients to directions, before weight decay and the rate. Gradients
 are a flat dict {path: array} with layers stacked on the first axis. `FILE.py:NAME` is one of the user's own."""
 
 DECAYS = {
@@ -208,10 +206,10 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer of a flat dict {path: array} of trained parameters.
+    """Returns the optimizer for a flat dict {path: array} of trained parameters.
 
-    `update` takes the step's mean loss as `loss` and the learning rate as `rate`. Configurations that differ only
-    in their schedule give the same object.
+    `update` takes the mean loss as `loss` and the learning rate as `rate`. Configs that differ only in the schedule
+    give the same object.
     """
     return _optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0, decay="constant"))
 
@@ -254,7 +252,7 @@ def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> optax.GradientTransformationExtraArgs:
-    """Returns `plain` in a guard: a bad step changes neither parameters nor moments nor the count of updates."""
+    """Guards `plain`: a bad step changes neither parameters nor moments nor the count of updates."""
 
     def update(updates, state: Guarded, params=None, *, loss: Scalar, rate: Scalar, **_: Any):
         norm = optax.tree.norm(updates)
@@ -276,7 +274,7 @@ def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> opta
 
 
 def _with_extra_args(init: Callable, update: Callable) -> optax.GradientTransformationExtraArgs:
-    """Returns the transformation. (Optax types its constructor for an `update` without arguments of its own.)"""
+    """Returns the transformation. (Optax types its constructor for an `update` without extra arguments.)"""
     return optax.GradientTransformationExtraArgs(init, update)
 
 
@@ -284,7 +282,7 @@ def _with_extra_args(init: Callable, update: Callable) -> optax.GradientTransfor
 
 
 def initial_state(experiment: Experiment, load_base: bool = True) -> State:
-    """Returns parameters, adapters and the optimizer's state, sharded over the mesh that is set; no reference."""
+    """Returns parameters, adapters and optimizer state, sharded over the current mesh; no reference."""
     model, key = experiment.model, jax.random.key(experiment.seed)
     loaded: dict[str, Any] = {}
     if experiment.base and load_base:
@@ -316,11 +314,10 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
 
 
 def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any]:
-    """Returns the parameters of the experiment's reference model, sharded over the mesh that is set.
+    """Returns the parameters of the reference model, sharded over the current mesh.
 
-    The head is a language head, or that of a run with the same head and step layer; else there is none. Where adapters
-    train on the reference itself, the decoder is left out: the state has it already. Without `load` the parameters are
-    random.
+    The head is a language head, or that of a run with the same head and step layer, or missing. If adapters train on
+    the reference itself, the decoder is left out, because the state has it. Without `load` the parameters are random.
     """
     path, model = experiment.reference, experiment.model
     if not load:
@@ -341,7 +338,7 @@ def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _random(model: ModelConfig, loaded: frozenset[str], key: jax.Array) -> dict[str, jax.Array]:
-    """Returns random parameters as a flat dict, those left out that are loaded."""
+    """Returns random parameters as a flat dict, without the `loaded` paths."""
     params: dict[str, Any] = flatten_dict(transformer.init(model, key), sep="/")
     return {path: x for path, x in params.items() if path not in loaded}
 
@@ -358,7 +355,7 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 
 
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
-    """Returns the state with its head fitted on the first rows of training."""
+    """Fits the head on the first training rows."""
     labelled_steps, fitted_head = map(_of_heads, ("labelled_steps", "fitted_head"))
     batches = training_batches(experiment, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
@@ -379,7 +376,7 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 
 
 def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint, by part: without the base that is read again."""
+    """Returns the arrays of a checkpoint by part, without a base that is read again."""
     again = experiment.rereads
     frozen = {path: x for path, x in state.frozen.items() if not (again and path.startswith("decoder/"))}
     return {"params": join(state.trained, frozen), "optimizer": state.optimizer}
@@ -388,9 +385,9 @@ def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
 def restored(
     checkpoints: store.Checkpoints, state: State, experiment: Experiment
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the newest checkpoint's arrays, placed like those of `state`, and what it holds beside them.
+    """Returns the newest checkpoint's arrays, placed like `state`, and its other contents.
 
-    A run may begin or cease to guard against bad steps: the optimizer's state follows.
+    A run may start or stop guarding against bad steps; the optimizer state is adapted.
     """
     run = store.run_of(checkpoints)
     now = state.optimizer
@@ -407,7 +404,7 @@ def restored(
 
 
 def continued(state: State, arrays: dict[str, Any], step: int) -> State:
-    """Returns the state of a checkpoint's arrays, in the parts that `state` has; what it lacks stays."""
+    """Puts a checkpoint's arrays into the parts of `state`; arrays that it lacks stay."""
     saved: dict[str, Any] = flatten_dict(arrays["params"], sep="/")
     trained, frozen = ({path: saved.get(path, x) for path, x in part.items()} for part in (state.trained, state.frozen))
     return State(jnp.int32(step), trained, frozen, arrays["optimizer"])
