@@ -1,7 +1,7 @@
-"""The `jprm` command: parses, calls the library, prints.
+"""The `jprm` command: parses arguments, calls the library, prints.
 
-A command imports what it calls when it runs, so that `jprm --help` needs neither jax nor a second. A refusal of the
-library (a bad record, a missing file, an unsupported combination) is one `error:` line and exit status 2.
+Commands import the library inside their functions, so that `jprm --help` loads no jax and starts fast. If the library
+refuses an input (e.g. a bad record or a missing file), the command prints one `error:` line and exits with status 2.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from jprm.methods.export import FileDtype, Format
 from jprm.methods.search.growing_tree import METHODS
 from jprm.options import assigned
 
-DESCRIPTION = """Train, evaluate and use process reward models: models that score every step of
-a chain of reasoning.
+DESCRIPTION = """Train, evaluate and use process reward models: models that score each step of
+a reasoning chain.
 
 A first run, from step labels to figures:
   jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \\
@@ -64,10 +64,10 @@ A first run, from step labels to figures:
   jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
   jprm eval steps --model runs/prm800k_smollm2 --input phase1_test.jsonl --neutral positive
 
-JPRM_TRACEBACK=1 shows where in the code an error arose. `jprm --version` prints the version."""
+JPRM_TRACEBACK=1 shows the traceback of an error. `jprm --version` prints the version."""
 
 NO_WRITE = {errno.EPIPE, *FULL}
-"""Errors of an output that nobody reads, or that is full."""
+"""Errors of a full output, or one without a reader."""
 
 app = Commands()
 
@@ -86,7 +86,7 @@ def prepare(
     split: Annotated[tuple[str, ...], arg(metavar="PART=FRACTION ...", help_behavior_hint="")] = (),
     set_: Settings = (),
 ) -> None:
-    """Read step labels into reasoning trees on disk.
+    """Read step labels from many formats into reasoning trees on disk.
 
     Prints what was read, kept and rejected, and why. A stopped command leaves no data set.
 
@@ -106,21 +106,22 @@ def prepare(
             Of agents: openai, anthropic, otel, verifiers, atif, swe_agent, mini_swe_agent, openhands, claude_code,
             codex, tau_bench, tau2_bench, agentrx, inspect, who_and_when, agent_process_bench. Or your own reader,
             module:NAME or FILE.py:NAME.
-        input: The files to read (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, which are
-            downloaded into `downloads` beside DIR, or into ~/.cache/jprm/downloads for a DIR in a bucket.
-            hf://datasets/OWNER/NAME[@REVISION]/FILE is a file of the Hugging Face Hub.
-        output: The folder to write, also in a bucket. It must hold no other data set, unless --overwrite is given.
-        exclude: Benchmark files, whose problems are left out and counted. Problems are compared by normalised text.
-        sha256: Checksums that you trust, for downloads whose checksum jprm does not know.
+        input: Files to read (JSON Lines, JSON lists, Parquet, Arrow), local or in a bucket; or URLs, which are
+            downloaded into `downloads` beside DIR (into ~/.cache/jprm/downloads if DIR is in a bucket).
+            hf://datasets/OWNER/NAME[@REVISION]/FILE names a file on the Hugging Face Hub.
+        output: Folder to write, local or in a bucket. It must not hold a data set, unless you pass --overwrite.
+        exclude: Benchmark files. Records with a problem from them are left out and counted; problems are compared as
+            normalised text.
+        sha256: Trusted checksums, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         overwrite: Replace the data set in DIR.
-        duplicates: Leave out records whose problem and steps repeat an earlier record's, and count them.
-        near: With --exclude and --duplicates drop, texts count as equal from this Jaccard similarity of their sets of
-            five words on, such as 0.8. Needs the extra `near`.
-        split: Parts of the problems, e.g. held_out=0.1: DIR/held_out gets a tenth of them, and DIR/train the rest.
-            Equal problems are in one part.
-        set_: Options of the source, as in docs/data.md. The error for an unknown one lists all, with their values.
-            `split=NAME` reads one list of a file that holds its splits.
+        duplicates: `drop` leaves out and counts records that repeat the problem and steps of an earlier record.
+        near: With --exclude or --duplicates drop, also match texts whose five-word shingles have at least this Jaccard
+            similarity, e.g. 0.8. Needs the extra `near`.
+        split: Split by problem, e.g. held_out=0.1 writes a tenth of the problems to DIR/held_out and the rest to
+            DIR/train. Equal problems stay together.
+        set_: Options of the source, listed in docs/data.md (an unknown name prints all of them). `split=NAME` reads one
+            list of a file that holds several splits.
     """
     from jprm.methods.data.prepare import prepare
 
@@ -146,7 +147,7 @@ def tokenise(
     workers: Count = None,
     shard: Annotated[str, arg(metavar="I/N", help_behavior_hint="")] = "0/1",
 ) -> None:
-    """Write records as shards of tokens, which training reads without tokenising; continues a stopped command.
+    """Write records as shards of tokens, which training reads without tokenising. Rerun to continue.
 
     Each process of a run then reads its own shards, from a bucket too.
 
@@ -157,14 +158,15 @@ def tokenise(
         --set 'data.train=["gs://BUCKET/tokens/prm800k","gs://BUCKET/tokens/shepherd"]' 'data.mixture=[2,1]'
 
     Args:
-        experiment: The file whose tokenizer, target, data.supervise, data.extras and data.weight decide the tokens.
-        output: The folder to write, also in a bucket.
-        input: Folders that `jprm prepare` wrote, or JSONL files. Default: the experiment's data.train.
-        set_: Values that replace the experiment's.
-        files: How many files. Default: of about 16 million tokens.
-        workers: Processes that tokenise. Default: one for each core.
-        shard: Write each N-th file from the I-th on, from 0, as one of N machines; `auto` and `auto/N` read I from a
-            Kubernetes, Slurm or Batch job with an index. The last one to finish completes the folder.
+        experiment: Experiment file. Its tokenizer, target, data.supervise, data.extras and data.weight determine the
+            tokens.
+        output: Folder to write, local or in a bucket.
+        input: Folders from `jprm prepare`, or JSONL files. Default: data.train of the experiment.
+        set_: Values that override the experiment, e.g. data.supervise=outcome.
+        files: Number of output files. Default: about 16 million tokens per file.
+        workers: Number of tokenising processes. Default: one per core.
+        shard: Write files I, I + N, ... (I from 0), as one of N machines. `auto` and `auto/N` read I from the index of
+            a Kubernetes, Slurm or Batch job. The last shard to finish completes the folder.
     """
     from jprm.apps.cli.fleets import shard_of
     from jprm.experiment import load
@@ -177,7 +179,7 @@ def tokenise(
     )
     if report.written < report.shards:
         left = report.shards - report.written
-        print(f"{left} files are of other shards of the work; the last one to finish completes the folder")
+        print(f"{left} files belong to other shards; the last shard to finish completes the folder")
 
 
 @app.command
@@ -187,7 +189,7 @@ def train(
     set_: Settings = (),
     distributed: Distributed = None,
 ) -> None:
-    """Train the model that an experiment file describes; the same command continues a stopped run.
+    """Train the model that an experiment file describes. Rerun the command to continue a stopped run.
 
     SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts.
 
@@ -197,13 +199,13 @@ def train(
       jprm train experiments/prm800k_smollm2.py --workdir gs://BUCKET/runs/pod --distributed auto
 
     Args:
-        experiment: The file that describes the run.
-        workdir: The folder for checkpoints, metrics and the configuration, on this machine or in a bucket
-            (gs://BUCKET/RUN, s3://BUCKET/RUN). A run in it is continued.
-        set_: Values that replace the experiment's, by their path in its configuration.
-        distributed: For several processes, given to each: `auto` reads the cluster's environment (Cloud TPU, GKE,
-            Slurm, Open MPI); or INDEX/COUNT@HOST:PORT, with a free port of process 0's host. DIR must be in a gs://
-            bucket or on a file system that all share. Default: one process.
+        experiment: Experiment file, e.g. experiments/prm800k_smollm2.py.
+        workdir: Folder for checkpoints, metrics and configuration, local or in a bucket (gs://BUCKET/RUN,
+            s3://BUCKET/RUN). If it holds a run, that run continues.
+        set_: Values that override the experiment, e.g. optimizer.learning_rate=1e-4.
+        distributed: Run as one of several processes; pass it to each. `auto` reads the cluster's environment (Cloud
+            TPU, GKE, Slurm, Open MPI); INDEX/COUNT@HOST:PORT names a free port on the host of process 0. DIR must be a
+            gs:// bucket or on a shared file system. Default: one process.
     """
     from jprm import multihost
     from jprm.experiment import load
@@ -234,7 +236,7 @@ def score(
     distributed: Distributed = None,
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Score every step of the chains, pools and trees of a file; the same command continues a stopped one.
+    """Score every step of the chains, pools and trees in a file. Rerun to continue a stopped command.
 
     For example:
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
@@ -245,28 +247,28 @@ def score(
       jprm score --model runs/agent --input trajectory.json --output scored_trajectory.json
 
     Args:
-        model: The folder of a trained or a published model, also in a bucket. Give this or --judge.
-        judge: A policy's JSON file with a section `judge`: a language model that writes critiques, whose verdicts are
-            the scores. The output has the critiques and their cost under `judge`.
-        input: Records to score, one per line, or a folder that `jprm prepare` wrote. Input and output may be in a
-            bucket: gs://BUCKET/F.jsonl, s3://BUCKET/F.jsonl. A file may hold ATIF documents.
-        output: The same records in the same order, with `scores` in each chain and sample and `score` in each node. Of
-            ATIF documents the same bytes, with each turn's score in `extra.jprm` of its step.
-        on_error: Stop at the first bad record, or skip bad records, and those longer than the model reads, and write
-            them beside the output.
-        adapter: How to read a published model whose files do not show it: NAME, F.json, module:NAME or FILE.py:NAME.
-        reference: A smaller language model of the same tokenizer. A step's score is then the log-probability of the
-            steps so far under --model less that under this one: no training is needed. Both may be Hugging Face
+        model: Folder of a trained or published model, local or in a bucket. Give either --model or --judge.
+        judge: JSON file of a policy with a section `judge`. The language model writes critiques, and their verdicts are
+            the scores. The output stores critiques and cost under `judge`.
+        input: Records to score, one per line, or a folder from `jprm prepare`; also ATIF documents. Input and output
+            may be in a bucket, e.g. gs://BUCKET/F.jsonl or s3://BUCKET/F.jsonl.
+        output: The records in input order, with `scores` in each chain and sample and `score` in each node. An ATIF
+            document keeps its bytes, with turn scores added in `extra.jprm` of its steps.
+        on_error: Stop at the first bad record, or skip bad and too long records and write them beside the output.
+        adapter: Adapter that reads a published model, if its files do not identify it: NAME, F.json, module:NAME or
+            FILE.py:NAME.
+        reference: A smaller language model with the same tokenizer. A step's score is then the log-probability of the
+            steps so far under --model minus that under the reference; neither needs training. Both may be Hugging Face
             folders, GGUF files or hf://OWNER/NAME@REVISION.
-        dtype: How the parameters are stored; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
-            trained; a published model in float32, on a GPU in bfloat16.
-        attention: The attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` is
-            for TPUs, `gpu_kernel` for NVIDIA GPUs, `blocked` for all. Default:
-            `gpu_kernel` on a GPU; elsewhere the model's own where it runs here, `blocked` for a published model.
-        calibrated: Map scores to probabilities by the map that `jprm eval calibration --store` stored.
-        by: Another of the model's named outputs as the score, such as a classifier's label or `low`.
-        distributed: For several processes, as in `jprm train`. Each scores its part on its own devices, which must fit
-            the model. The output equals one process's.
+        dtype: Storage type of the parameters; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
+            trained; for a published model float32, or bfloat16 on a GPU.
+        attention: Attention implementation; all give the same scores. `paths` is the fastest on a CPU, `kernel` needs a
+            TPU, `gpu_kernel` an NVIDIA GPU, `blocked` runs anywhere. Default: `gpu_kernel` on a GPU; elsewhere the
+            model's own if it runs here, or `blocked` for a published model.
+        calibrated: Map scores to probabilities by the map from `jprm eval calibration --store`.
+        by: Use another named output of the model as the score, e.g. a classifier label or `low`.
+        distributed: Run as one of several processes, as in `jprm train`. Each scores a part on its own devices, which
+            must hold the whole model. The output equals that of one process.
     """
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output
@@ -277,16 +279,16 @@ def score(
 
     one_scorer("score", model, judge)
     if judge and any((adapter, reference, dtype, attention, calibrated, by, distributed)):
-        raise ValueError("score: --judge takes no option of a model, such as --adapter, --reference or --dtype")
+        raise ValueError("score: --judge takes no model options, e.g. --adapter, --reference or --dtype")
     if not how.here and distributed:
-        raise ValueError("score: --shard and --engine divide over jobs, --distributed over hosts of one job: give one")
+        raise ValueError("score: give --shard or --engine (separate jobs), or --distributed (hosts of one job)")
     if distributed:
         multihost.start(distributed)
     options = {"dtype": dtype, "adapter": adapter, "attention": attention, "reference": reference}
     scorer = Once(lambda: scorer_of("score", model, judge, **options))
 
     if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
-        raise ValueError(f"{output}: JSON Lines are written; name a .jsonl file. DuckDB and pandas read it")
+        raise ValueError(f"{output}: the output format is JSON Lines. Name a .jsonl file; DuckDB and pandas read it")
 
     def work(part: RunFiles) -> dict[str, Any]:
         source = part.input
@@ -304,7 +306,7 @@ def score(
             print(prm.read_as, file=sys.stderr)
         if atif:
             if on_error != "stop":
-                raise ValueError(f"{source}: ATIF documents are scored all or none: leave out --on-error skip")
+                raise ValueError(f"{source}: ATIF documents are scored all or none. Leave out --on-error skip")
             summary = score_atif(prm, source, part.output, calibrated=calibrated, speed=speed)
         else:
             options = {"on_error": on_error, "calibrated": calibrated, "speed": speed}
@@ -331,7 +333,7 @@ def convert(
     push: Annotated[str, arg(metavar="OWNER/NAME", help_behavior_hint="")] = "",
     dry_run: FlagCreatePairsOff[bool] = False,
 ) -> None:
-    """Write a trained model as a folder that transformers, vLLM or PEFT loads, with the same logits.
+    """Write a trained model as a folder for transformers, vLLM or PEFT, with equal logits.
 
     The same command continues a stopped one, and checks a finished folder against its SHA256SUMS.
 
@@ -342,17 +344,17 @@ def convert(
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2 --push ana/prm800k-smollm2 --dry-run
 
     Args:
-        source: The folder of a trained model, also in a bucket; or a language model, as a GGUF file or a Hugging Face
+        source: Folder of a trained model, local or in a bucket; or a language model as a GGUF file or Hugging Face
             folder.
-        target: The folder to write, also in a bucket. A stopped command leaves DST.partial, which it continues, never
-            half a DST.
-        dtype: Type of the numbers in the files. The model's own is float32.
-        format: transformers: a token classifier with merged adapters, which vLLM serves too; of a policy, a causal
-            language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for a Qwen2 model. peft: the adapters and the
-            head of a LoRA run.
-        push: Then upload DST with its card to this model of the Hugging Face Hub, which is made, and private, where it
-            is not there. The token is that of `hf auth login` or HF_TOKEN.
-        dry_run: With --push: say what would be uploaded.
+        target: Folder to write, local or in a bucket. A stopped command leaves DST.partial and later continues it; DST
+            itself is always complete.
+        dtype: Number type in the files. The model itself has float32.
+        format: transformers: a token classifier with merged adapters, which vLLM also serves; for a policy, a causal
+            language model. qwen2-prm: the format of Qwen2.5-Math-PRM, for Qwen2 models. peft: the adapters and head of
+            a LoRA run.
+        push: Then upload DST and its card to this Hugging Face Hub model, e.g. ana/prm800k. A missing model is created
+            as private. The token comes from `hf auth login` or HF_TOKEN.
+        dry_run: With --push: only print the files that would be uploaded.
     """
     from jprm.methods.export.export import export
     from jprm.methods.formats import hub
@@ -376,14 +378,14 @@ def rl(
     set_: Settings = (),
     distributed: Distributed = None,
 ) -> None:
-    """Let a policy learn from its own samples, by a verifier and a PRM; the same command continues a stopped run.
+    """Train a policy on its own samples, with a verifier and a PRM. Rerun to continue a stopped run.
 
-    An update samples chains of some problems, has the verifier and the PRM judge them, gives every token its credit,
-    and steps. Evaluations on held-out problems show correct answers beside the PRM's score. Where the score rises while
-    correct answers fall, the policy games the PRM: the run ends, with the best parameters restored.
+    Each update samples chains for some problems, judges them by the verifier and the PRM, assigns credit to every
+    token, and steps. Evaluations on held-out problems show accuracy beside the PRM score. If the score rises while
+    accuracy falls, the policy is gaming the PRM: the run ends and restores the best parameters.
 
-    DIR is then a policy, which `jprm search --policy DIR` takes. DIR/best is the policy of the best evaluation,
-    DIR/rl.json the verdict and every figure, and `jprm report DIR --output PAGE.html` their page.
+    DIR is then a policy for `jprm search --policy DIR`. DIR/best is the policy of the best evaluation, DIR/rl.json
+    holds the verdict and all figures, and `jprm report DIR --output PAGE.html` shows them.
 
     For example:
       jprm rl experiments/quickstart/rl.py --workdir runs/rl
@@ -393,12 +395,13 @@ def rl(
       jprm rl experiments/pod.py --workdir gs://BUCKET/runs/rl --set stale=1 sampling_hosts=4 --distributed auto
 
     Args:
-        experiment: A file whose function experiment() returns a jprm.methods.rl.config.RLExperiment.
-        workdir: The folder for checkpoints, metrics and the configuration, also in a bucket. A run in it is continued.
-        set_: Values that replace the experiment's, by their path in its configuration.
-        distributed: For several processes, as in `jprm train`. Each samples and judges a part of the problems on its
-            own devices, whose memory must hold the policy and the PRMs beside its part of the learner. With
-            sampling_hosts the last processes sample and judge while the others learn.
+        experiment: File whose function experiment() returns a jprm.methods.rl.config.RLExperiment.
+        workdir: Folder for checkpoints, metrics and configuration, local or in a bucket. If it holds a run, that run
+            continues.
+        set_: Values that override the experiment, e.g. credit.offset=0.
+        distributed: Run as one of several processes, as in `jprm train`. Each samples and judges a part of the problems
+            on its own devices, which must hold the policy and the PRMs beside a part of the learner. With
+            sampling_hosts, the last processes sample and judge while the others learn.
     """
     from jprm import multihost
     from jprm.experiment import load
@@ -418,8 +421,8 @@ SERVED = Served()
 def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
     """Score over HTTP: /v1/score, /v1/rewards, /v1/rerank, /v1/continue, /v1/chat/completions by search, and more.
 
-    With the environment variable JPRM_API_KEY, clients send the key as `Authorization: Bearer KEY`. SIGTERM ends the
-    server after it has answered what it admitted.
+    If the environment variable JPRM_API_KEY is set, clients must send `Authorization: Bearer KEY`. On SIGTERM the
+    server answers the requests it has accepted, then exits.
 
     For example:
       jprm serve runs/prm800k_smollm2
@@ -433,7 +436,7 @@ def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
 app.command(
     evaluations := evaluation(),
     name="eval",
-    help=f"Tell how good a model or a data set is: {', '.join(evaluations.registered)}.\n\nFor example:\n"
+    help=f"Evaluate a model or a data set: {', '.join(evaluations.registered)}.\n\nFor example:\n"
     "  jprm eval steps --model runs/prm --input phase1_test.jsonl --neutral positive\n"
     "  jprm eval best-of-n --model runs/prm --input pool.jsonl --output best_of_n.json",
 )
@@ -443,20 +446,20 @@ app.command(
     label,
     name="label",
     help="Label steps without humans: mc (Monte Carlo), omega (OmegaPRM), verify (checks), outcomes, teacher, judge,"
-    " consensus; reference, a frozen model's log-probabilities; and critique, training data of generative verifiers."
+    " consensus; reference, a frozen model's log-probabilities; and critique, training data for generative verifiers."
     "\n\nFor example:\n  jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl\n"
     "  jprm label teacher --model runs/prm --input chains.jsonl --output soft.jsonl",
 )
 app.command(
     annotate,
     name="annotate",
-    help="Label steps by humans: select chains, serve the page, report what the labels are worth, export them.\n\n"
+    help="Label steps by humans: select chains, serve the page, report label quality, export.\n\n"
     "For example:\n  jprm annotate serve studies/one --input queue.jsonl --annotators ana ben",
 )
 app.command(
     fuse,
     name="fuse",
-    help="Fit a verifier that weighs evidence from many sources.\n\nFor example:\n"
+    help="Fit a verifier that combines evidence from several sources.\n\nFor example:\n"
     "  jprm fuse fit small.jsonl large.jsonl --output runs/fused",
 )
 app.command(sample)
@@ -472,7 +475,7 @@ app.command(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    That is 0, 2 for a refusal of the library, 130 for Ctrl-C, or 141 if the reader of standard output has gone.
+    The status is 0; 2 if the library refuses an input; 130 after Ctrl-C; 141 if standard output is closed.
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     enable_compile_cache()
@@ -515,7 +518,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def place_in(error: BaseException, files: Sequence[str]) -> str | None:
-    """Returns FILE:LINE where an error arose, if that is in one of the user's files itself; else None."""
+    """Returns FILE:LINE if the error arose in one of the user's own files, else None."""
     own = {os.path.realpath(file): file for file in files}
     if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in own:
         return f"{error.filename}:{error.lineno}"
@@ -527,7 +530,7 @@ def place_in(error: BaseException, files: Sequence[str]) -> str | None:
 
 
 def _add_own(command: str = "", name: str = "") -> None:
-    """Adds the command of a method or a benchmark outside the library, as in `jprm search FILE.py:NAME`."""
+    """Registers a command from the user's code, e.g. for `jprm search FILE.py:NAME`."""
     if ":" in name and command == "search":
         add_method(name)
     if ":" in name and command == "eval":
@@ -537,7 +540,7 @@ def _add_own(command: str = "", name: str = "") -> None:
 
 
 HALF_PAIRS = re.compile("[\ud800-\udfff]")
-"""What the bytes of an argument become that are not UTF-8."""
+"""Surrogates, by which Python represents argument bytes that are not UTF-8."""
 
 ADDRESS = re.compile(r"(gs|gcs|s3|az|abfss?|hf)://")
 
@@ -545,24 +548,24 @@ FIELDS_IN_BUCKETS = (
     "base", "reference", "tokenizer", "data.train", "data.valid", "policy", "prm", "second_prm", "problems", "held_out",
     "refresh.replay",
 )  # fmt: skip
-"""Fields of an experiment that may be in a bucket."""
+"""Experiment fields whose value may be a bucket address."""
 
 
 def _check_addresses(args: Sequence[str]) -> None:
-    """Raises ValueError for a bucket's address of what must be on this machine: code, and studies, which grow."""
+    """Raises ValueError if code or an annotation study, which must be local, is given as a bucket address."""
     for word in filter(ADDRESS.search, args):
         field, code = re.match(r"([\w.]+)=", word), re.search(r"\.py(:\w+)?$", word)
         if code or args[0] == "annotate" or (field and field[1] not in FIELDS_IN_BUCKETS):
             raise ValueError(
-                f"{word}: is to be a file or folder of this machine; what may be in a bucket is in docs/guide.md. Copy"
-                " it here first"
+                f"{word}: must be a local file or folder; docs/guide.md lists the options that take a bucket. Copy it"
+                " here first"
             )
 
 
 def _lost_output() -> OSError | None:
-    """Returns why standard output takes nothing more: it is full, or nobody reads it, as after `jprm --help | head`.
+    """Returns the error if standard output is full or closed (e.g. `jprm --help | head`), else None.
 
-    What is left to print then goes nowhere; else the interpreter would complain when it ends.
+    Redirects later output to the null device, so that the interpreter does not complain on exit.
     """
     try:
         print(flush=True)
@@ -574,7 +577,7 @@ def _lost_output() -> OSError | None:
 
 
 def _line(error: BaseException) -> str:
-    """Returns the message as one line of bounded length, with control characters escaped: a terminal obeys them."""
+    """Returns the message as one line of bounded length; control characters, which terminals obey, are escaped."""
     named = isinstance(error, OSError) and error.filename is not None
     text = f"{error.filename}: {error.strerror}" if named else " ".join(str(error).split())
     text = shortened(text, 2000) or type(error).__name__
@@ -582,7 +585,7 @@ def _line(error: BaseException) -> str:
 
 
 def extra_hint(error: ModuleNotFoundError) -> str | None:
-    """Names the extra of jprm that installs the missing package; None if no extra does."""
+    """Returns the pip command for the missing package if an extra of jprm has it, else None."""
     package = _canonical((error.name or "").split(".")[0])
     try:
         requirements = metadata.requires("jax-prm") or []

@@ -1,4 +1,4 @@
-"""Types of arguments that several commands take, and configs as groups of options."""
+"""Argument types shared by several commands, and config dataclasses as option groups."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from jprm.io.storage import Place, path_of
 from jprm.options import place_of
 
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
-"""Errors whose message is written for the user. Any other is a bug and shows its traceback."""
+"""Errors with a message for the user. Any other error is a bug, and shows its traceback."""
 
 OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
@@ -42,14 +42,14 @@ SYNONYMS = {
     "data": "input", "source": "input", "out": "output", "json": "output", "part": "shard", "k": "n", "shards": "files",
     "problems-at-once": "at-once", "trees-at-once": "at-once", "too-long": "on-error", "calibration": "calibrate",
 }  # fmt: skip
-"""What options were called in some commands, and their names in all: still taken where a command has no such option."""
+"""Former option names and their present names; accepted if the command has no option of the former name."""
 
 ADDRESSES = ConstructorRegistry()
 
 
 @ADDRESSES.primitive_rule
 def _path(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Makes a `jprm.io.storage.Remote` of an address that is given for a Path, which would lose one of its slashes."""
+    """Lets tyro parse a Path option that holds a bucket address, whose `//` a plain Path would shorten."""
     if kind.type is not Path:
         return None
     return PrimitiveConstructorSpec(
@@ -69,9 +69,9 @@ def _place(words: Sequence[str]) -> Place:
 
 
 class Commands(SubcommandApp):
-    """A group of commands. The group's help says one sentence of each, a command's own help all of its docstring.
+    """A group of commands. The group's help shows one sentence per command; `COMMAND --help` shows its whole docstring.
 
-    Arguments' descriptions are paragraphs, where tyro would keep the docstring's lines.
+    Argument descriptions are joined to paragraphs, because tyro would keep the line breaks of the docstring.
     """
 
     def __init__(self) -> None:
@@ -92,10 +92,9 @@ class Commands(SubcommandApp):
         return super().cli(args=renamed, registry=ADDRESSES, **options)
 
     def renamed(self, args: Sequence[str], group: str = "jprm") -> list[str]:
-        """Returns the words with today's names of options.
+        """Replaces former option names in `args`, and checks the command and its options.
 
-        Raises ValueError for a word that is no command of the group, with those that are spelt like it, and for an
-        unknown or a missing option.
+        Raises ValueError for an unknown command or option (with similar names), or a missing required option.
         """
         if not args or args[0].startswith("-"):
             return list(args)
@@ -110,7 +109,7 @@ class Commands(SubcommandApp):
         return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest)]
 
     def _describe(self, args: Sequence[str]) -> None:
-        """Gives tyro the whole docstring of the command that `args` name, and a sentence of every other."""
+        """Registers every command with tyro: the chosen one with its full docstring, the others with one sentence."""
         for name, (func, about) in self.registered.items():
             chosen = [word.replace("_", "-") for word in args[:1]] == [name.replace("_", "-")]
             sentence = " ".join(about.split("\n\n")[0].split())
@@ -126,7 +125,7 @@ class Commands(SubcommandApp):
 
 
 class Option(NamedTuple):
-    """An option of a command: its name, what stands for its value, whether it must be given, and what it may be."""
+    """One option of a command; `choices` and `number` restrict its value."""
 
     name: str
     metavar: str
@@ -135,7 +134,7 @@ class Option(NamedTuple):
     number: type | None  # int or float
 
     def check(self, value: str) -> None:
-        """Raises ValueError for a value that the option cannot have."""
+        """Raises ValueError if `value` is not one of the choices, or not a number."""
         if self.choices and value not in self.choices:
             *first, last = self.choices
             raise ValueError(f"--{self.name} is {value!r}: {', '.join(first)} or {last}")
@@ -148,7 +147,7 @@ class Option(NamedTuple):
 
 
 def options_of(func: Callable[..., Any]) -> dict[str, Option]:
-    """Returns the options of a command by their names. Fields of a group (`arg(name="")`) are options of their own."""
+    """Returns the options of a command by name. Fields of an unnamed group (`arg(name="")`) are listed as options."""
     hints, options = typing.get_type_hints(func, include_extras=True), {}
     for parameter in inspect.signature(func).parameters.values():
         options |= _options(parameter.name, hints.get(parameter.name, Any), parameter.default is parameter.empty)
@@ -177,7 +176,6 @@ def _options(name: str, hint: Any, required: bool, within: str = "") -> dict[str
 
 
 def is_required(field: dataclasses.Field) -> bool:
-    """Returns whether a dataclass's field has no default."""
     return field.default is field.default_factory is dataclasses.MISSING
 
 
@@ -186,7 +184,7 @@ def _positional(marks: Sequence[Any]) -> bool:
 
 
 def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -> list[str]:
-    """Returns a command's words with today's names of its options."""
+    """Returns the arguments of a command with present option names; raises ValueError as `Commands.renamed` does."""
     words, passed, last, more = [], set(), None, f"; `{command} --help` explains all"
     for word in args:
         name, equals, value = word.removeprefix("--").partition("=")
@@ -218,11 +216,11 @@ def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -
 
 
 KEPT = "\u200b"
-"""What stands before a line that begins with a letter, since tyro would join it to the one before. `Help` drops it."""
+"""Zero-width prefix that keeps tyro from joining a line to the previous one. `Help` removes it."""
 
 
 class Help:
-    """Standard output for help, without `KEPT`."""
+    """Wraps standard output and removes `KEPT`."""
 
     def __init__(self, to: TextIO):
         self._to = to
@@ -235,7 +233,7 @@ class Help:
 
 
 def _join_lines(kind: Any) -> None:
-    """Makes the description of each of a dataclass's fields one line: tyro would keep lines that begin with a mark."""
+    """Joins each field description in a dataclass docstring to one line, as tyro would keep its line breaks."""
     for base in inspect.getmro(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else ():
         about, mark, rest = (base.__doc__ or "").partition("Attributes:")
         if mark:
@@ -243,7 +241,7 @@ def _join_lines(kind: Any) -> None:
 
 
 def _wrapped(doc: str) -> str:
-    """Returns a docstring whose paragraphs before its arguments are no wider than the terminal. Examples stay."""
+    """Fills the paragraphs of a docstring to the terminal width, except examples and the `Args:` section."""
     width = max(40, shutil.get_terminal_size().columns)
     about, arguments, rest = doc.partition("\n\nArgs:")
     paragraphs = about.split("\n\n")
@@ -256,10 +254,10 @@ def _wrapped(doc: str) -> str:
 def command(
     run: Callable[[Any, Any, Any], None], config: type, options: type, how: Any, undivided: Any, **types: Any
 ) -> Callable[..., None]:
-    """Returns the command `run(options, chosen, how)`: `chosen` has a config's fields as options, and its docstring.
+    """Makes a command that calls `run(options, chosen, how)`; `chosen` is an instance of `config`.
 
-    `how` is the type of the options that divide the work over machines, which come last. `types`
-    replaces the types of fields that the command line writes differently.
+    The command has the docstring of `config`. Its options are the fields of `options`, `config` and finally `how`, the
+    division of work over machines. `types` overrides the types of config fields, e.g. `k=Rollouts` names it `--n`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     fields = [(name, type_, defaults[name]) for name, type_ in types.items()]
@@ -278,12 +276,12 @@ def command(
 
 
 def built(config: type, options: Any, **more: Any) -> Any:
-    """Returns the config that a command's own options describe, with `more` fields replaced."""
+    """Builds `config` from the parsed options of a command, with the fields `more` replaced."""
     return config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(config)} | more)
 
 
 def check_outputs(options: Any) -> None:
-    """Refuses outputs that are not files, or that are another option's path (`check_output`)."""
+    """Raises ValueError if an output option is not a file path, or equals another option's path (`check_output`)."""
     paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
     for name in {"output", "to", "rollouts", "critiques"} & paths.keys():
         if paths[name] == (None,):
@@ -293,9 +291,9 @@ def check_outputs(options: Any) -> None:
 
 
 def first_records(path: Any, limit: int, folder: str) -> Place:
-    """Copies the first `limit` records of a file, table or prepared folder into a folder; returns the copy.
+    """Copies the first `limit` records of a file, table or prepared folder into `folder`; returns the copy.
 
-    The copy has a record per line, and beside it what the scores of the input mean (`INPUT.info.json`).
+    The copy has one record per line. `INPUT.info.json`, the meaning of the scores, is copied too if it exists.
     """
     from jprm.methods.data.reader import read_items
 
@@ -314,13 +312,12 @@ def first_records(path: Any, limit: int, folder: str) -> Place:
 
 
 def print_counts(counts: Mapping[str, Any], path: Path) -> None:
-    """Reports a written file and what was counted."""
     print(f"{path}: written. " + ", ".join(f"{name}: {count}" for name, count in counts.items()))
 
 
 @contextlib.contextmanager
 def run_of(distributed: str | None) -> Iterator[None]:
-    """Joins the processes of a run. One that SIGTERM stops exits as if the signal had killed it."""
+    """Joins the processes of a distributed run. If SIGTERM stops the run, exits with status 143."""
     from jprm import multihost
     from jprm.train import Stopped
 
@@ -334,13 +331,13 @@ def run_of(distributed: str | None) -> Iterator[None]:
 
 
 def one_scorer(command: str, model: str | None, judge: Path | None) -> None:
-    """Raises ValueError unless there is exactly one scorer."""
+    """Raises ValueError unless exactly one of --model and --judge is given."""
     if (model is None) == (judge is None):
         raise ValueError(f"{command}: give --model DIR or --judge P.json, one of the two")
 
 
 def scorer_of(command: str, model: str | None, judge: Path | None, **options: Any) -> Any:
-    """Returns the loaded model, with `options` of `jprm.load`, or the judge."""
+    """Loads the judge, or the model with `options` of `jprm.load`."""
     one_scorer(command, model, judge)
     if judge is not None:
         from jprm.methods.judge.load import load_judge

@@ -1,4 +1,4 @@
-"""`jprm eval`: tells how good a model is. The benchmarks themselves are imported when they run."""
+"""`jprm eval`: one command per benchmark, and `suite`. Benchmarks are imported only when they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jprm.options import place_of
 
 
 def evaluation() -> Commands:
-    """Returns the commands of `jprm eval`: `suite`, and one for every registered benchmark."""
+    """Builds the command group `jprm eval`: `suite`, and one command per registered benchmark."""
     app = Commands()
     app.command(suite)
     for name in BENCHMARKS:
@@ -28,7 +28,7 @@ def evaluation() -> Commands:
 
 
 def add(app: Commands, name: str) -> None:
-    """Adds the command of the user's own benchmark, `module:NAME` or `FILE.py:NAME`."""
+    """Adds the command for a benchmark from the user's code, `module:NAME` or `FILE.py:NAME`."""
     app.command(name=name)(_command(name))
 
 
@@ -39,13 +39,13 @@ def suite(
     input: Folder = Path("data"),
     limit: Count = None,
 ) -> None:
-    """All benchmarks that a file names: scored once, computed in one go, ready for `jprm report`.
+    """Run all benchmarks of a suite file: score once, compute all figures, for `jprm report`.
 
-    Scores are stored, so that a stopped command continues and a second one only computes. The file holds an object:
+    Scores are stored: a stopped command continues, and a second one only computes. The suite file is a JSON object:
     {"neutral": "positive", "processbench": {"data": ["gsm8k.json", "math.json"], "calibrate": "gsm8k.json"},
-    "prmbench": {"data": [..]}, "steps": {"data": [..]}, "best_of_n": {"data": [..]},
-    "calibration": {"data": [..], "calibrate": [..]}}; any section may be left out. A benchmark of your own is a
-    section with the key "FILE.py:NAME", relative to the suite's file.
+    "prmbench": {"data": [..]}, "steps": {"data": [..]}, "best_of_n": {"data": [..]}, "calibration": {"data": [..],
+    "calibrate": [..]}}; every section is optional. For your own benchmark add a section with the key "FILE.py:NAME",
+    relative to the suite file.
 
     For example:
       jprm eval suite --model runs/mine --suite suite.json --output results/mine
@@ -53,15 +53,15 @@ def suite(
       jprm eval suite --model runs/mine --suite standard --input benchmarks --output results/mine
 
     Args:
-        model: The folder of a trained model, or the JSON file of a judge, as for `jprm score --judge`. Of several, each
-            gets a folder of its name in the output.
-        suite: What to evaluate on. Its paths are relative to itself. `standard` is ProcessBench, PRMBench,
-            Socratic-PRMBench, MR-Ben, BIG-Bench-Mistake and Hard2Verify, of which the files that are there are used and
-            the others named.
-        output: The folder for results.json and the scores.
-        input: The folder of `standard`, which has processbench/, prmbench/, socratic_prmbench/, mrben/,
-            big_bench_mistake/ and hard2verify/ with the files as they are published.
-        limit: Only the first N records of each file, to try a suite. DIR.firstN/ gets a copy of them.
+        model: Folder of a trained model, or JSON file of a judge (as for `jprm score --judge`). With several models,
+            each gets a folder of its name in the output.
+        suite: Suite file, with paths relative to itself; or `standard`: ProcessBench, PRMBench, Socratic-PRMBench,
+            MR-Ben, BIG-Bench-Mistake and Hard2Verify. `standard` runs the benchmarks it finds and names the missing
+            ones.
+        output: Folder for results.json and the scores.
+        input: Folder for `standard`, with the published files in processbench/, prmbench/, socratic_prmbench/, mrben/,
+            big_bench_mistake/ and hard2verify/.
+        limit: Use only the first N records of each file, to try a suite. They are copied to DIR.firstN/.
     """
     from jprm.io.outputs import check_output
     from jprm.methods.evaluate.blocks import show
@@ -74,7 +74,9 @@ def suite(
         wanted = dataclasses.replace(wanted, **files)
     names = [place_of(folder).resolve().name for folder in model]
     if len(set(names)) < len(names):
-        raise ValueError(f"{', '.join(map(str, model))}: two models of one name, and so are their results: rename one")
+        raise ValueError(
+            f"{', '.join(map(str, model))}: two models share a name, and so would their results. Rename one"
+        )
     for folder, name in zip(model, names, strict=True):
         target = output / name if len(model) > 1 else output
         check_output(target / "results.json", suite)
@@ -83,11 +85,11 @@ def suite(
 
 
 FILES = ("data", "calibrate", "chains", "pools", "input")
-"""Options of benchmarks that name files of records."""
+"""Benchmark options that hold record files."""
 
 
 class _Copies:
-    """Copies of the first records of files, one of each file, in folders of their own, as two may have one name."""
+    """Copies the first `limit` records of each file. Each copy has its own folder, as two files may share a name."""
 
     def __init__(self, limit: int, folder: str):
         self.limit, self.folder = limit, folder
@@ -103,7 +105,7 @@ class _Copies:
 
 
 def _command(name: str) -> Callable[[Any], None]:
-    """Returns the command of a benchmark, which prints its tables and writes its report as JSON where asked."""
+    """Makes the command of a benchmark: prints its tables and, with --output, writes the report as JSON."""
 
     def command(options) -> None:
         from jprm.io.outputs import write_json
@@ -112,7 +114,7 @@ def _command(name: str) -> Callable[[Any], None]:
 
         check_outputs(options)
         benchmark = find(name)
-        with tempfile.TemporaryDirectory(prefix="jprm-eval-") as unkept:  # of scores, where no report is written
+        with tempfile.TemporaryDirectory(prefix="jprm-eval-") as unkept:  # for scores, if no report is written
             to = options.to or Path(unkept) / "report.json"
             chosen = dataclasses.replace(options, to=to)
             if options.limit is not None:

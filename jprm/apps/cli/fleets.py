@@ -1,6 +1,7 @@
-"""Large files: `--shard I/N` and `--engine ray` of commands on records, and `jprm merge`.
+"""Division of large files: `--shard I/N` and `--engine ray`, and `jprm merge`.
 
-jprm does not schedule. A shard is an ordinary run of the command; Ray schedules shards, scales, and restarts what died.
+A shard is an ordinary run of the command. jprm has no scheduler of its own; Ray schedules shards, scales, and restarts
+dead workers.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from jprm.io.storage import REPORT, Place, path_of
 class Division:
     """
     Attributes:
-      shard: Do only the records of shard I of N, counted from 0, and name the output OUT.0000I-of-0000N; `auto` and
-        `auto/N` read I from a Kubernetes, Slurm or Batch job with an index. `jprm merge` makes one file of all.
-      engine: Run here, or run all shards on a Ray cluster (RAY_ADDRESS, or this machine) and merge them. Every machine
+      shard: Process only shard I of N (I from 0), and write OUT.0000I-of-0000N. `auto` and `auto/N` read I from the
+        index of a Kubernetes, Slurm or Batch job. `jprm merge` joins the outputs.
+      engine: Run here, or run all shards on a Ray cluster (RAY_ADDRESS, or this machine) and merge them. All machines
         must see the files.
-      shards: For ray: parts of the work. A worker that dies costs a shard's last unfinished block.
-      workers: For ray: processes, at least and at most.
-      gpus: For ray: GPUs of each process.
-      limit: Only the first N records of the input, to try a command. OUTPUT.firstN/ gets a copy of them.
+      shards: For ray: number of shards. If a worker dies, only the last unfinished block of its shard is repeated.
+      workers: For ray: fewest and most processes.
+      gpus: For ray: GPUs per process.
+      limit: Use only the first N records of the input, to try a command. They are copied to OUTPUT.firstN/.
     """
 
     shard: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None
@@ -51,13 +52,13 @@ class Division:
     def __post_init__(self):
         asked = [name for name in ("shards", "workers", "gpus") if getattr(self, name) is not None]
         if asked and self.engine != "ray":
-            raise ValueError(f"--{asked[0]} is of --engine ray")
+            raise ValueError(f"--{asked[0]} needs --engine ray")
         if self.engine == "ray" and (self.shard or not self.shards):
             raise ValueError("--engine ray runs all shards: give --shards N, and no --shard")
 
     @property
     def here(self) -> bool:
-        """Whether one process of this machine does all records."""
+        """Whether this process handles all records."""
         return self.shard is None and self.engine == "here"
 
 
@@ -67,8 +68,7 @@ UNDIVIDED = Division()
 
 @dataclasses.dataclass
 class RunFiles:
-    """The files of one run: of a shard, or as the command line names them. `settings` are what the results depend on
-    and the output's request does not hold."""
+    """Files of one run, whole or one shard. `settings` are extra settings for the manifest that affect results."""
 
     input: Any
     output: Any
@@ -81,13 +81,13 @@ class RunFiles:
 
 
 Work = Callable[[RunFiles], dict[str, Any]]
-"""Does a part and returns what it counted. It is sent to other machines, and loads there what it needs (`Once`)."""
+"""Processes one shard and returns its counts. It is pickled for other machines, so it loads models there (`Once`)."""
 
 T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Loads a model or policy at its first call, and keeps it for a process's other shards."""
+    """Loads a model or policy at the first call, and keeps it for later shards of the process."""
 
     def __init__(self, make: Callable[[], T]):
         self._make, self._made = make, cast(T, None)
@@ -101,11 +101,11 @@ class Once(Generic[T]):
 def divided(
     command: str, how: Division, work: Work, input: Any, output: Any, *more: Any, unit: int = 1, tell: bool = True
 ) -> None:
-    """Calls `work` with the files of the command, of one shard, or on a cluster with those of every shard.
+    """Calls `work` on all records, on one shard, or on every shard through Ray, as `how` requests.
 
     Args:
-      unit: consecutive records that stay together.
-      tell: print what was counted.
+      unit: consecutive records that must stay in one shard.
+      tell: print the counts.
     """
     if tell:
         work = functools.partial(_counted, work)
@@ -149,7 +149,7 @@ def _counted(work: Work, part: RunFiles) -> dict[str, Any]:
 def _run_shard(
     command: str, work: Work, source: dict[str, Any], output: Any, more: Sequence[Any], unit: int, shard: shards.Shard
 ) -> None:
-    """Does a shard and writes its manifest. One without a record has an empty output."""
+    """Processes one shard and writes its manifest. The output is empty if the shard has no records."""
     begun = time.monotonic()
     part = RunFiles(None, shard.part_of(output), [shard.part_of(path) for path in more])
     part.input = shards.write_input(shard, _lines(path_of(source["input"])), source, part.output, unit)
@@ -163,13 +163,13 @@ def _run_shard(
 
 
 def _lines(source: Place) -> Iterator[bytes]:
-    """Yields the records of a file, or of the prepared folder with this report, each with one line end."""
+    """Yields the records of a file (or of a prepared folder, given by its report), each with one line end."""
     path = source.parent if source.name == REPORT else source
     return (line.rstrip(b"\r\n") + b"\n" for _, line in read_lines(path))
 
 
 def _devices() -> str:
-    """Returns what computed: the accelerators, or the machine's kind of processor."""
+    """Returns count and kind of the accelerators, or the processor type if jax is not loaded."""
     if "jax" not in sys.modules:
         return platform.machine()
     import jax
@@ -181,7 +181,7 @@ def _devices() -> str:
 
 
 class _Worker:
-    """A process of the cluster that runs one shard after another, with what `work` loads kept between them."""
+    """Ray worker process: runs one shard after another, so that `work` keeps its loaded models."""
 
     def __init__(self, work: Callable[[int], Any]):
         enable_compile_cache()
@@ -199,25 +199,25 @@ class _Worker:
 def run_shards(
     work: Callable[[int], Any], count: int, *, workers: tuple[int, int] = (1, 1), **resources: Any
 ) -> Iterator[int]:
-    """Calls `work` with 0 to count - 1 on a Ray cluster, and yields each number as its call ends, in any order.
+    """Calls `work(0)` to `work(count - 1)` on a Ray cluster, and yields each number when its call ends, in any order.
 
-    A shard whose node or process died is called again on another; it must continue what it finds. `work` is sent to the
-    workers.
+    If a node or process dies, its shard is called again elsewhere; `work` must continue from existing output. `work` is
+    pickled and sent to the workers.
 
     Args:
-      workers: processes, at least and at most: Ray scales between them.
-      resources: of one process: `num_cpus`, `num_gpus`, `resources={"TPU": 4}`. The cluster is the one that RAY_ADDRESS
-        names, or this machine.
+      workers: fewest and most processes; Ray scales between them.
+      resources: per process, e.g. `num_cpus`, `num_gpus`, `resources={"TPU": 4}`. The cluster is RAY_ADDRESS, or this
+        machine.
 
     Raises:
-      ValueError: workers or shards below 1; or what `work` refused, in its words. Other shards' files stay.
+      ValueError: workers or shards below 1, or an error that `work` raised. Outputs of other shards stay.
     """
     ray: Any = importlib.import_module("ray")
     ray_data: Any = importlib.import_module("ray.data")
 
     least, most = workers
     if not 1 <= least <= most or count < 1:
-        raise ValueError(f"{count} shards on {least} to {most} workers: each is at least 1, and the first the lower")
+        raise ValueError(f"{count} shards on {least} to {most} workers: all must be at least 1, and MIN at most MAX")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     context = ray_data.DataContext.get_current()
@@ -231,7 +231,7 @@ def run_shards(
         yield row["shard"]
 
 
-# ---- What shards make together, and tables of it.
+# ---- Merging shards.
 
 
 def merge(
@@ -239,9 +239,9 @@ def merge(
     output: Annotated[Path | None, arg(metavar="OUT", help_behavior_hint="")] = None,
     input: Annotated[Path | None, arg(metavar="F", help_behavior_hint="")] = None,
 ) -> None:
-    """Make one file of the outputs of all shards, in the order of their input, and add up what they cost.
+    """Join the outputs of all shards in input order, and add up their costs.
 
-    Shards that are missing, unfinished or of another request are named, and nothing is written.
+    If shards are missing, unfinished or from another request, names them and writes nothing.
 
     For example:
       jprm score --model runs/prm --input pool.jsonl --output scored.jsonl --shard 0/2
@@ -249,10 +249,10 @@ def merge(
       jprm merge scored.jsonl.*
 
     Args:
-        shards_: The shards' outputs. Other files of their names are passed over.
-        output: The file to write. Default: the shards' name without its end.
-        input: The input that was divided, where it is in a bucket and the shards are not: nothing is downloaded because
-          the shards' manifests say so.
+        shards_: Outputs of the shards. Other files that match the pattern are ignored.
+        output: File to write. Default: the shards' name without its suffix.
+        input: The divided input, needed if it is in a bucket and the shards are not: manifests alone never cause a
+            download.
     """
     merged = shards.merge(shards_, output, _lines, input)
     rejected = f", {merged.rejected} rejected" if merged.rejected else ""
@@ -268,29 +268,30 @@ def merge(
 
 
 INDEX_AND_COUNT = (
-    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes' indexed jobs, which do not tell how many they are
+    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes' indexed jobs have no variable for their count
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
     ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),  # Google Batch, also under Cluster Toolkit
     ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
     ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
 )
-"""Environment variables in which schedulers tell a process its place."""
+"""Environment variables with the index and count of a job, by scheduler."""
 
 
 def shard_of(text: str, environment: Mapping[str, str] = os.environ) -> shards.Shard:
-    """Returns the shard that `I/N`, `auto` or `auto/N` names.
+    """Parses `I/N`, `auto` or `auto/N`, e.g. `0/4`.
 
-    `auto` reads the index, and the number where N is not given, from what the scheduler sets (`INDEX_AND_COUNT`).
+    `auto` reads the index, and the count if N is omitted, from the scheduler's environment variables
+    (`INDEX_AND_COUNT`).
 
     Raises:
-      ValueError: another form, an index out of range, or no scheduler's variables.
+      ValueError: wrong form, index out of range, or no scheduler variables.
     """
     index, slash, count = text.partition("/")
     if index == "auto":
         index, jobs = _of_scheduler(environment)
         count = count if slash else jobs
         if not count:
-            raise ValueError("--shard auto: the scheduler does not tell how many shards there are: write auto/N")
+            raise ValueError("--shard auto: the scheduler sets no shard count. Write auto/N")
     if not (index.isdecimal() and count.isdecimal()):
         raise ValueError(f"--shard {text}: write I/N, with I from 0 to N - 1, or auto or auto/N in a job with an index")
     return shards.Shard(int(index), int(count))

@@ -1,4 +1,4 @@
-"""`jprm label`: labels steps without humans; and `jprm annotate`: with them."""
+"""`jprm label`: step labels without humans. `jprm annotate`: step labels by humans."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Output = Annotated[Path, arg(metavar="G.jsonl")]
 class RolloutOptions:
     """
     Attributes:
-      policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
+      policy: A run or Hugging Face folder, a GGUF file, or a JSON file with a server's `url` and `model`.
       input: Records with problems and answers, one per line.
-      output: The same as trees of values.
-      rollouts: The file that keeps rollouts. Those that it holds are not sampled again.
-      environment: The world in which the policy acts, FILE.py:NAME or module:NAME. The input is then trajectories, with
-        what the environment's tasks need (for omega only the tasks), and the world's own reward is the verifier.
-      turns: The most turns of an episode in an environment.
+      output: The records as trees with a value in each node.
+      rollouts: File that stores rollouts. Stored rollouts are not sampled again.
+      environment: Environment of an agent, FILE.py:NAME or module:NAME. The input must then hold trajectories with the
+        fields of the environment's tasks (for omega, only the tasks); the environment's reward is the verifier.
+      turns: Maximum turns per episode.
     """
 
     policy: PolicyFile
@@ -79,10 +79,10 @@ def _by_rollouts(
 class CritiqueOptions:
     """
     Attributes:
-      judge: The JSON file of a judge, as for `jprm score`.
+      judge: JSON file of a judge, as for `jprm score`.
       input: Records with labelled steps, one per line.
-      output: One record for each kept critique.
-      critiques: The file that keeps all critiques. Those that it holds are not sampled again.
+      output: One record per kept critique.
+      critiques: File that stores all critiques. Stored critiques are not sampled again.
     """
 
     judge: Annotated[Path, arg(metavar="P.json")]
@@ -125,9 +125,9 @@ def label_verify(
     unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Formal labels: steps checked by computation. A step that cannot be checked stays unlabelled.
+    """Label steps by computation. Steps that cannot be checked stay unlabelled.
 
-    The same command continues a stopped one.
+    Rerun to continue a stopped command.
 
     For example:
       jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl
@@ -135,12 +135,12 @@ def label_verify(
       jprm label verify --kind coq --input proofs.jsonl --output checked.jsonl
 
     Args:
-        kind: Equations and inequalities (arithmetic); code, with the record's `tests` (python); tactics, with its
-            `theorem` (coq).
+        kind: arithmetic: equations and inequalities; python: code, by the record's `tests`; coq: tactics, by its
+            `theorem`.
         input: Chains, pools or trees, one per line.
-        output: The same as trees, with 1 (correct), 0 (incorrect) or no label on every step.
-        unsafe_no_sandbox: Run python and coq without bubblewrap, only with limits on time and memory: the code may do
-            whatever you may.
+        output: The records as trees, with 1 (correct), 0 (incorrect) or no label on every step.
+        unsafe_no_sandbox: Run python and coq without bubblewrap, limited only in time and memory. The code then has all
+            your permissions.
     """
     from jprm.methods.label.jobs import label_verify
 
@@ -149,17 +149,17 @@ def label_verify(
 
 
 def add(name: str) -> None:
-    """Adds the command of the user's own labeller, `module:NAME` or `FILE.py:NAME`."""
+    """Adds the command for a labeller from the user's code, `module:NAME` or `FILE.py:NAME`."""
 
     def label_own(input: Input, output: Output, how: Divided = UNDIVIDED) -> None:
-        """Labels by a labeller of your own. The same command continues a stopped one.
+        """Label steps by your own labeller. Rerun to continue a stopped command.
 
         For example:
           jprm label graded.py:LENGTH --input chains.jsonl --output labelled.jsonl
 
         Args:
             input: Chains, pools or trees, one per line.
-            output: The same as trees, with a label on every step that the labeller knows.
+            output: The records as trees, with a label on each step that the labeller decides.
         """
         from jprm.methods.label.jobs import label_own
 
@@ -176,22 +176,22 @@ def label_outcomes(
     environment: Annotated[str, arg(metavar="FILE.py:NAME")] = "",
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Outcomes: whether each whole chain is correct, by a verifier, as best of n and outcome models need it.
+    """Label whole chains as correct or incorrect, as best-of-n and outcome models need.
 
-    Programs are judged by their record's `tests`. A sample then has `passed`, the number of tests that pass, and its
-    `answer` is a letter that programs which behave alike on the tests share, so that votes count them together.
-    The same command continues a stopped one.
+    Programs are judged by the `tests` of their record. A sample then gets `passed`, the number of passed tests, and as
+    `answer` a letter shared by programs with equal behaviour on the tests, so that votes count them together. Rerun to
+    continue a stopped command.
 
     For example:
       jprm label outcomes --verifier tests --input pools.jsonl --output judged.jsonl
       jprm label outcomes --environment shop.py:SHOP --input trajectories.jsonl --output judged.jsonl
 
     Args:
-        verifier: The record's `answer`; `boxed`, for which only a box counts; its `tests` (programs); or your own,
-          module:NAME or FILE.py:NAME.
+        verifier: `answer` compares with the record's answer; `boxed` accepts only a boxed answer; `tests` runs
+            programs; or your own verifier, module:NAME or FILE.py:NAME.
         input: Chains, pools or trees, one per line.
-        output: The same, with `correct` on every chain or sample, or on the node where a chain ends.
-        environment: A world in which the turns of trajectories are played again; `outcome` is what it rewards.
+        output: The records, with `correct` on every chain and sample, or on each final node of a tree.
+        environment: Environment in which the turns of trajectories are replayed; its reward becomes `outcome`.
     """
     if bool(verifier) == bool(environment):
         raise ValueError("label outcomes: give --verifier or --environment, and not both")
@@ -206,15 +206,15 @@ def label_outcomes(
 def label_teacher(model: Folder, input: Input, output: Output, how: Divided = UNDIVIDED) -> None:
     """Soft labels: the scores of an existing model.
 
-    The same command continues a stopped one.
+    Rerun to continue a stopped command.
 
     For example:
       jprm label teacher --model runs/prm800k_smollm2 --input chains.jsonl --output soft.jsonl
 
     Args:
-        model: The teacher: a folder that `jprm score` takes.
+        model: Folder of the teacher, as for `jprm score`.
         input: Chains, pools or trees, one per line.
-        output: The same as trees, with a probability on every step.
+        output: The records as trees, with a probability on every step.
     """
     from jprm.methods.label.jobs import label_teacher
     from jprm.score.scorer import CHUNK
@@ -230,19 +230,18 @@ def label_reference(
     dtype: Annotated[Dtype, one_of(Dtype)] = "float32",
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Log-probabilities of a frozen language model, which training against it (`implicit`) then need not compute.
+    """Store the log-probabilities of a frozen language model, so that `implicit` training need not compute them.
 
-    Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. The same command continues a stopped
-    one.
+    Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. Rerun to continue a stopped command.
 
     For example:
       jprm label reference --model SmolLM2.gguf --input pools.jsonl --output with_reference.jsonl
 
     Args:
-        model: The reference: what an experiment's `reference` may be.
+        model: Reference model, in any form that the `reference` of an experiment takes.
         input: Chains, pools or trees, one per line.
-        output: The same as trees, with a number under `reference` in every node.
-        dtype: How its parameters are stored.
+        output: The records as trees, with a number under `reference` in every node.
+        dtype: Storage type of its parameters.
     """
     from jprm.methods.label.jobs import label_reference
     from jprm.score.scorer import CHUNK
@@ -259,20 +258,20 @@ def label_by_judge(
     rubric: str,
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Soft labels: the scores of a judge, for domains where nothing can be computed. People should audit a sample.
+    """Soft labels by a judge, for domains without computable checks. People should audit a sample.
 
-    The same command continues a stopped one. Every record states the domain and the rubric, which reports show.
+    Rerun to continue a stopped command. Every record stores domain and rubric, and reports show them.
 
     For example:
       jprm label judge --judge judge.json --input chains.jsonl --output soft.jsonl --domain law \\
         --rubric "A step is correct if the cited rule exists and applies to the facts."
 
     Args:
-        judge: The JSON file of a judge, as for `jprm score`.
+        judge: JSON file of a judge, as for `jprm score`.
         input: Chains, pools or trees, one per line.
-        output: The same as trees, with a probability on every step that a critique judges, and the critiques.
-        domain: What the problems are about.
-        rubric: What a correct step is taken to be. The judge's prompt should say the same.
+        output: The records as trees, with the critiques, and a probability on every judged step.
+        domain: Domain of the problems, e.g. law.
+        rubric: Definition of a correct step. The judge's prompt should state the same.
     """
     from jprm.methods.judge.load import load_plain_judge
     from jprm.methods.label.jobs import label_judge
@@ -297,7 +296,7 @@ def label_consensus(
     threshold: Number = None,
     other_threshold: Number = None,
 ) -> None:
-    """Make one source of labels of several: where all agree, or by how far each can be trusted.
+    """Combine labels from several sources: keep agreement only, or pool them by reliability.
 
     For example:
       jprm label consensus --input values.jsonl --other teacher.jsonl --output agreed.jsonl
@@ -305,18 +304,18 @@ def label_consensus(
         --gold people.jsonl --report judges.json
 
     Args:
-        input: Labelled records, of the chains that are written.
+        input: Labelled records. The output contains their chains.
         other: The same chains, labelled by other sources.
-        output: The kept chains with the labels of the input, each a tree of one branch; or of `dawid_skene` all
-            records, whose labels are the probability that a step is correct.
-        by: `agreement` keeps the chains on whose first error all sources agree. `dawid_skene` estimates how often each
-            source calls an error an error and a correct step one, and pools them.
-        gold: A few labels that are known to be right, for `dawid_skene`: they correct sources that are all lenient
-            about the same steps.
-        report: Where to write what `dawid_skene` found of each source, with intervals.
-        threshold: Labels of the input below it are errors. Default: 0.5 for correctness, 0 for ratings; for values a
+        output: For `agreement`: the kept chains with the labels of the input, each a tree with one branch. For
+            `dawid_skene`: all records, labelled by the probability that a step is correct.
+        by: `agreement` keeps chains on whose first error all sources agree. `dawid_skene` estimates how reliably each
+            source recognises errors and correct steps, and pools them.
+        gold: For `dawid_skene`: a few labels that are known to be right. They correct sources that are lenient about
+            the same steps.
+        report: File for the reliability of each source that `dawid_skene` estimates, with intervals.
+        threshold: Labels of the input below this are errors. Default: 0.5 for correctness, 0 for ratings; for values, a
             step is an error if no rollout is correct.
-        other_threshold: The same for the other sources.
+        other_threshold: The threshold for the other sources.
     """
     if by == "agreement":
         from jprm.methods.label.jobs import label_consensus
@@ -350,18 +349,18 @@ def annotate_select(
     config: Annotated[SelectConfig, arg(name="")],
     exclude: Files = (),
 ) -> None:
-    """Choose what to label: convincing wrong answers above all, and a random part that stands for all.
+    """Choose chains to label: mostly convincing wrong answers, plus a representative random part.
 
-    Single chains and trajectories, or with --alternatives trees. A stratum with too few of them is filled at random.
+    Selects single chains and trajectories, or trees with --alternatives. Random chains fill up a small stratum.
 
     For example:
       jprm score --model runs/prm --input pools.jsonl --output scored.jsonl
       jprm annotate select --input scored.jsonl --output queue.jsonl --count 200 --exclude processbench/math.json
 
     Args:
-        input: Chains, pools, trees or trajectories with scores. Answers are incorrect where `correct` is false.
-        output: The chains or trees, one per line, in random order, with the reason under `selection`.
-        exclude: Benchmark files, whose problems are left out.
+        input: Chains, pools, trees or trajectories with scores. An answer is incorrect if `correct` is false.
+        output: Selected chains or trees, one per line, in random order, with the reason under `selection`.
+        exclude: Benchmark files. Their problems are left out.
     """
     from jprm.apps.annotate.study import select_file
 
@@ -378,22 +377,23 @@ def annotate_serve(
     mix: Annotated[StudyConfig, arg(name="")] = MIX,
     config: Annotated[Listen, arg(name="")] = LISTEN,
 ) -> None:
-    """Serve the labelling page. With --input it makes the study; without, it continues one.
+    """Serve the labelling page. --input creates the study; without it, the study continues.
 
-    It prints an address for every annotator. With the environment variable JPRM_API_KEY each address has a key of its
-    own, and the server may listen on other than loopback addresses.
+    Prints an address for each annotator. If the environment variable JPRM_API_KEY is set, each address contains its own
+    key, and the server may listen on any host.
 
     For example:
       jprm annotate serve studies/one --input queue.jsonl --annotators ana ben --gold gold.jsonl
       jprm annotate serve studies/one
 
     Args:
-        study: The folder of the study: chains, guidelines, and every event in events.jsonl.
-        input: What to label, in this order: chains, the chains of pools, trees with their alternatives, and turns of
-            trajectories. Labels in them never reach the page, and scores only by --anchored-fraction.
-        gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released, mixed in to measure the annotators.
-        screening: The same, which every annotator rates first.
-        guidelines: Text of the guidelines, paragraphs between blank lines. Default: short ones.
+        study: Folder of the study: chains, guidelines, and all events in events.jsonl.
+        input: Records to label, in this order: chains, chains of pools, trees with alternatives, turns of trajectories.
+            Their labels never reach the page; scores only by --anchored-fraction.
+        gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released. They are mixed in to measure the
+            annotators.
+        screening: Further gold records, which every annotator must rate first.
+        guidelines: Text file of guidelines, with blank lines between paragraphs. Default: short guidelines.
     """
     from jprm.apps.annotate.app import serve
     from jprm.apps.annotate.study import create
@@ -409,14 +409,14 @@ def annotate_serve(
 def annotate_report(
     study: Study, output: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None
 ) -> None:
-    """Tell what the labels are worth: agreement, known and repeated tasks, drift, and time.
+    """Report the label quality: agreement, gold and repeated tasks, drift, and time.
 
     For example:
       jprm annotate report studies/one --output report.json
 
     Args:
-        study: The folder of the study, which may be served meanwhile.
-        output: A file for all figures, and the tasks on which two annotators differ.
+        study: Folder of the study, which may be served at the same time.
+        output: File for all figures, and the tasks on which two annotators differ.
     """
     from jprm.apps.annotate.quality import figures, tables, tasks_of
     from jprm.io.outputs import check_output, write_json
@@ -445,12 +445,12 @@ def annotate_export(
       jprm prepare jsonl --input labelled.jsonl --output data/labelled
 
     Args:
-        study: The folder of the study, which may be served meanwhile.
+        study: Folder of the study, which may be served at the same time.
         output: Rated chains, trees and trajectories, one per line.
-        disagreements: Of two annotators. cut: a record has no labels from a step on which they differ. each: it is
-            written once for each.
-        without: Annotators whose labels do not count.
-        written: The label of steps that annotators wrote. Required where there are any.
+        disagreements: If two annotators differ: `cut` drops the labels from the first such step on; `each` writes the
+            record once per annotator.
+        without: Annotators whose labels are ignored.
+        written: Label of steps that annotators wrote. Required if there are any.
     """
     from jprm.apps.annotate.quality import export
 

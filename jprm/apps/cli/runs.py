@@ -1,4 +1,4 @@
-"""`jprm runs`, `jprm table`, `jprm sweep` and `jprm report`: several runs, and what they show; and `jprm plan`."""
+"""`jprm runs`, `jprm table`, `jprm sweep` and `jprm report`, which compare runs; and `jprm plan`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Json = Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavi
 
 
 def runs(folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")], to: Json = None) -> None:
-    """Compare runs: the settings in which they differ, and the last value of each metric.
+    """Compare runs: their differing settings, and the last value of each metric.
 
     For example:
       jprm runs runs/short runs/long
       jprm runs runs/rates --output rates.json
 
     Args:
-        folder: Runs of `jprm train`, finished or not, or folders of runs, such as a sweep's; also in a bucket.
-        to: A file for everything that differs and every metric, beyond what the table shows.
+        folder: Runs of `jprm train`, finished or not, or folders of runs (e.g. a sweep), local or in a bucket.
+        to: File for all differing settings and all metrics; the table shows only some.
     """
     from jprm.apps.report.runs import compare, tables
     from jprm.io.outputs import write_json
@@ -51,21 +51,21 @@ def table(
     latex: FlagCreatePairsOff[bool] = False,
     markdown: FlagCreatePairsOff[bool] = False,
 ) -> None:
-    """Print a table for a paper: the mean, spread and interval of every figure over seeds, and tests between settings.
+    """Print a table for a paper: mean, spread and interval over seeds, and tests between settings.
 
-    Runs that are equal but for the fields of --over are one group. The other groups are compared with the first. What
-    `jprm eval suite` found is known for every problem: its intervals draw seeds and problems both, and differences
-    pair the problems. With one seed an interval has only the problems. A metric of training has only the seeds.
+    Runs that differ only in the fields of --over form one group; all groups are compared with the first. Results of
+    `jprm eval suite` are stored per problem: their intervals resample seeds and problems, and differences are paired by
+    problem. With a single seed, intervals resample only problems; intervals of training metrics resample only seeds.
 
     For example:
       jprm table results/seed0 results/seed1 results/seed2
       jprm table results runs --over seed data.seed --latex > table.tex
 
     Args:
-        folder: Folders of `jprm eval suite` or `jprm train`, or folders of such. The first one's group is what the
-            others are compared with.
-        over: Fields in which the runs of a group may differ.
-        csv: Print all figures with all digits, a line each.
+        folder: Folders of `jprm eval suite` or `jprm train`, or folders that contain them. The first folder's group is
+            the baseline.
+        over: Fields in which the runs of one group may differ.
+        csv: Print all figures with all digits, one per line.
         latex: Print LaTeX, for the package booktabs.
         markdown: Print Markdown.
     """
@@ -90,22 +90,21 @@ def sweep(
     to: Json = None,
     distributed: Distributed = None,
 ) -> None:
-    """Train an experiment at every point of a grid of settings; the same command continues a stopped sweep.
+    """Train an experiment at each point of a settings grid. Rerun to continue a stopped sweep.
 
-    The runs follow each other in one process, so runs of equal shapes compile once. Each has its folder in DIR, named
-    by its settings. Ends with the table of `jprm runs DIR`. A run that diverges does not end the others.
+    The runs share one process, so runs with equal shapes compile once. Each run has a folder in DIR, named after its
+    settings. Prints the table of `jprm runs DIR` at the end. If one run diverges, the others continue.
 
     For example:
       jprm sweep experiments/prm800k_smollm2.py --workdir runs/rates --set optimizer.learning_rate=1e-5,3e-5 seed=0,1,2
       jprm sweep experiments/tiny.py --workdir runs/lists --set 'data.train=["a.jsonl"],["a.jsonl","b.jsonl"]'
 
     Args:
-        experiment: The file that describes the runs.
-        workdir: The folder for the runs, on this machine or in a bucket.
-        set_: Values that replace the experiment's, by their path in its configuration; several, separated by commas,
-            for a field that varies.
-        to: A file for the comparison, as of `jprm runs --output`.
-        distributed: For several processes, as in `jprm train`.
+        experiment: Experiment file of the runs.
+        workdir: Folder for the runs, local or in a bucket.
+        set_: Values that override the experiment. Separate several values by commas to vary a field, e.g. seed=0,1,2.
+        to: File for the comparison, as `jprm runs --output` writes it.
+        distributed: Run as one of several processes, as in `jprm train`.
     """
     from jprm import multihost
 
@@ -122,10 +121,10 @@ def report(
     output: Annotated[Path, arg(metavar="PAGE.html")],
     figures: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")] = None,
 ) -> None:
-    """One page with verdict, figures and every chain with its scores: a single file that works without a network.
+    """Write one HTML page with verdict, figures and every scored chain; it works offline.
 
-    Several folders of one suite are compared on one page. A scored file gives a page of its chains or runs, the one
-    with the lowest step first.
+    Several results of one suite are compared on one page. For a scored file, the page lists its chains or trajectories,
+    with the lowest step score first.
 
     For example:
       jprm report scored.jsonl --output scored.html
@@ -134,10 +133,10 @@ def report(
       jprm report runs/rl --output rl.html
 
     Args:
-        folder: What `jprm eval suite` wrote, runs of `jprm rl`, or files of chains, pools, trees or trajectories that
-            `jprm score` wrote. The report of another `jprm eval`, e.g. steps.json, stands for the chains it scored.
-        output: The page to write.
-        figures: A folder to write every figure into, as SVG.
+        folder: Results of `jprm eval suite`, runs of `jprm rl`, or scored files (chains, pools, trees, trajectories).
+            The report of another `jprm eval`, e.g. steps.json, shows the chains that it scored.
+        output: Page to write.
+        figures: Folder for the figures as SVG files.
     """
     from jprm.apps.report.page import report
 
@@ -147,23 +146,22 @@ def report(
 
 # ---------------------------------------------------------------------------------------------------- a grid of runs
 #
-# One experiment file, and several values for some of its fields. The runs follow each other in one process. What jax
-# has compiled for one serves the others whose shapes and code agree: a learning rate, a seed or a number of steps
-# compiles nothing anew.
+# One experiment file, and several values for some of its fields. The runs share one process, so jax compiles once for
+# runs with equal shapes and code, e.g. if only the learning rate, seed or number of steps differs.
 
 Point = tuple[str, ...]
-"""The assignments of one run, `a.b=value` each."""
+"""The assignments of one run, e.g. `("seed=1", "steps=20")`."""
 
 _OPEN, _CLOSE = "([{", ")]}"
 
 
 def grid(settings: Sequence[str]) -> dict[str, Point]:
-    """Returns the runs of a grid: the name of each one's folder, and all its assignments.
+    """Returns the assignments of each run of a grid, by folder name.
 
-    A setting is `a.b=value` or `a.b=value,value,...`; commas in brackets and in double quotes separate nothing. A name
-    holds the settings with several values, in the order given.
+    A setting is `a.b=value` or `a.b=value,value,...`; commas within brackets or double quotes do not separate values. A
+    folder name joins the settings that vary, e.g. `seed=0,steps=20`.
 
-    Raises ValueError for a setting without values, or where no setting has several.
+    Raises ValueError if a setting has no value, or if no setting has several.
     """
     axes = []
     for setting in settings:
@@ -201,14 +199,14 @@ def run_grid(
     workdir: str | os.PathLike,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Place], list[str]]:
-    """Runs the grid of an experiment file, each run in a folder of `workdir`; returns the folders and what diverged.
+    """Trains every run of a grid in its own folder of `workdir`. Returns the folders, and messages of diverged runs.
 
-    A call that was stopped continues: finished runs are left as they are. A run whose loss is not finite does not end
-    the others. `tell` receives a line for every run.
+    A repeated call skips finished runs and continues the others. If a run's loss is not finite, the next run starts.
+    `tell` receives one line per run.
 
     Raises:
-      ValueError: as `grid` and `train`. All experiments are made before the first one runs.
-      Stopped: after SIGTERM, when the state of the current run is saved.
+      ValueError: as `grid` and `train`. All experiments are built before the first run starts.
+      Stopped: after SIGTERM, once the state of the current run is saved.
     """
     from jprm import multihost
     from jprm.experiment import load, override
@@ -233,7 +231,7 @@ def run_grid(
 
 
 def finished(folder: Place, experiment: Experiment) -> bool:
-    """Returns whether the folder holds this experiment's run, trained to its last step."""
+    """Returns whether the folder holds a run of exactly this experiment that reached its last step."""
     from jprm.experiment import RUN, read
 
     result = folder / "result.json"
@@ -258,12 +256,11 @@ def plan(
     to: Json = None,
     set_: Settings = (),
 ) -> None:
-    """Compile an experiment's step for TPUs or GPUs, here: memory, FLOPs, collectives, and how fast it can be at most.
+    """Compile an experiment's step for TPUs or GPUs without having one: memory, FLOPs, collectives, best-case time.
 
-    The step is the one that `jprm train` runs, compiled only from shapes, without device, weights, data or tokenizer:
-    by libtpu (pip install -e '.[train,tpu]') or XLA ('.[train,gpu-aot]'). A 7B model takes minutes. Times are lower
-    bounds, from what the program does and the rates that the chip is sold with: no run is faster, and real ones are
-    slower.
+    Compiles the step of `jprm train` from shapes alone, without device, weights, data or tokenizer, by libtpu
+    (pip install -e '.[train,tpu]') or XLA ('.[train,gpu-aot]'). A 7B model takes minutes. Times are lower bounds, from
+    the operations of the program and the chip's nominal rates; real runs are slower.
 
     For example:
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128
@@ -275,17 +272,17 @@ def plan(
       jprm plan --fits --output fits.json
 
     Args:
-        experiment: The file that describes the run.
-        topology: The slice: v4-32, v5e-16, v5p-128, v6e-64, tpu7x-128, ... The number counts cores, two per chip, for
-            v4, v5p and tpu7x, and chips for v5e and v6e. Or GPUs of a node: a100-8, h100-8, b200-8, h100-1, ... The
-            error for an unknown name lists the known ones.
-        fits: The table of what fits on one card of 24 to 141 GB: models of 0.5B to 32B, trained and scored, by rows of
-            2,048 and 8,192 tokens, compiled for an H100. With --json a stopped table goes on.
-        slices: Slices or nodes joined by the data centre's network. `mesh.data` must be a multiple of them.
-        scoring: Plan the step of `jprm score`, with one row per device, and not the training step.
-        search: Try meshes, then remat policies, then rows per micro-batch; print the fastest that fits.
-        to: A file for the figures, with every candidate of a search.
-        set_: Values that replace the experiment's, by their path in its configuration.
+        experiment: Experiment file.
+        topology: Slice, e.g. v4-32, v5e-16, v5p-128, v6e-64 or tpu7x-128; the number counts cores (two per chip) for
+            v4, v5p and tpu7x, chips for v5e and v6e. Or GPUs of one node, e.g. a100-8, h100-8, b200-8 or h100-1. An
+            unknown name prints the known ones.
+        fits: Print which models fit on one card of 24 to 141 GB: 0.5B to 32B parameters, trained and scored, with rows
+            of 2,048 and 8,192 tokens, compiled for an H100. With --output, a stopped table continues.
+        slices: Slices or nodes, joined by the data centre network. `mesh.data` must be a multiple.
+        scoring: Plan the step of `jprm score` with one row per device, instead of the training step.
+        search: Try meshes, then remat policies, then rows per micro-batch; print the fastest plan that fits.
+        to: File for the figures, including every candidate of a search.
+        set_: Values that override the experiment, e.g. mesh.context=4.
     """
     # Before jax is imported: planning must not take this machine's TPU from a run that uses it.
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -301,7 +298,7 @@ def plan(
     errors = Console(stderr=True)
     if fits:
         if experiment or topology or scoring or search or set_:
-            raise ValueError("--fits takes only --json: its models and its card are its own")
+            raise ValueError("--fits takes only --output, because its models and card are fixed")
         show(cards.tables(cards.fits(to, errors.print)))
         return
     if experiment is None or not topology:

@@ -1,8 +1,8 @@
-"""`jprm sample`: draws whole chains for each problem. `jprm search`: finds one, with a model that scores steps.
+"""`jprm sample`: samples chains for each problem. `jprm search`: finds one chain, guided by step scores.
 
-Every method of `jprm.methods.search.growing_tree` is a command, and so is the user's own, `module:NAME` or
-`FILE.py:NAME`. Its options are its config's fields and those of `SearchOptions`. `jprm fuse` fits verifiers that weigh
-evidence from many sources, and then choose.
+Each method in `jprm.methods.search.growing_tree` is a command, and so is the user's own (`module:NAME` or
+`FILE.py:NAME`). Its options are the fields of its config and of `SearchOptions`. `jprm fuse` fits verifiers that
+combine several sources of evidence.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ def sample(
     on_error: OnError = "stop",
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Sample whole chains for every problem: pools of samples with their answers, as `jprm score` and `eval` read them.
+    """Sample chains for every problem, as pools for `jprm score` and `jprm eval`.
 
-    A sample is correct if its answer equals the problem's `answer`; `jprm label outcomes` judges programs. A sample
-    that the limit of tokens cut off (`finish_reason` is `length`) has no answer, and counts as incorrect. The same
-    command continues a stopped one.
+    A sample is correct if its answer equals the problem's `answer`; use `jprm label outcomes` for programs. A sample
+    that reached the token limit (`finish_reason` is `length`) has no answer and counts as incorrect. Rerun to continue.
 
     For example:
       jprm sample --policy model.gguf --input problems.jsonl --output pools.jsonl --n 8 \
@@ -61,17 +60,17 @@ def sample(
       jprm sample --policy server.json --input problems.jsonl --output pools.jsonl --n 16 --shard 0/4
 
     Args:
-        policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
-        input: Records with `problem` and, where known, `answer`, one per line.
-        output: One pool per problem, with what else the problem's record holds.
-        n: Samples of each problem.
-        prompt: The text before a sample, with {problem}; with `--set chat=true` the user's message.
-        set_: Values of the policy's fields, such as temperature and max_tokens; of a model in this process also chat,
-            rows and dtype. `logprobs=true` keeps every token's id and log-probability, `entropies=20` the entropy of
+        policy: A run or Hugging Face folder, a GGUF file, or a JSON file with a server's `url` and `model`.
+        input: Records with `problem` and optionally `answer`, one per line.
+        output: One pool per problem, which keeps the other fields of the problem's record.
+        n: Samples per problem.
+        prompt: Text before each sample, containing {problem}. With `--set chat=true`, it is the user message.
+        set_: Fields of the policy, e.g. temperature=0.8 and max_tokens=256; for a model in this process also chat, rows
+            and dtype. `logprobs=true` stores the id and log-probability of every token, `entropies=20` the entropy over
             the 20 most probable tokens.
         seed: Number of the first sample. Other numbers give other samples.
-        at_once: Problems that are sampled together. A stopped command loses the samples of those that are not whole.
-        on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
+        at_once: Problems that are sampled together. If stopped, the command loses the samples of unfinished problems.
+        on_error: Stop at the first bad input line, or skip bad lines and write them beside the output.
     """
     from jprm.methods.policy.load import load_policy
     from jprm.methods.search.pools import sample_file, shares
@@ -82,8 +81,8 @@ def sample(
     def work(part: RunFiles) -> dict:
         if on_cpu(loaded()):
             print(
-                f"{policy}: is sampled by this machine's CPU, batch by batch. llama.cpp's server is another way for a"
-                " GGUF file: docs/search_and_labels.md, llama.cpp on a CPU",
+                f"{policy}: sampling on this machine's CPU, in batches. For a GGUF file, a llama.cpp server is an"
+                " alternative: docs/search_and_labels.md, llama.cpp on a CPU",
                 file=sys.stderr,
             )
         counts = sample_file(loaded(), part.input, part.output, n, seed=seed, at_once=at_once, on_error=on_error)
@@ -95,7 +94,7 @@ def sample(
 
 
 def tell_cut(counts: Mapping[str, int], policy: Any) -> None:
-    """Says why samples have no answer, if the policy's limit of tokens cut them off."""
+    """Prints how many samples reached the policy's token limit and so have no answer."""
     if cut := counts.get("cut", 0):
         settings = getattr(policy, "options", None) or getattr(policy, "config", None)
         limit = getattr(settings, "max_tokens", None)
@@ -104,7 +103,7 @@ def tell_cut(counts: Mapping[str, int], policy: Any) -> None:
 
 
 def on_cpu(policy: Any) -> bool:
-    """Returns whether a policy is a model in this process on a CPU."""
+    """Returns whether the policy is a local model on a CPU."""
     mesh = getattr(policy, "mesh", None)
     return mesh is not None and all(device.platform == "cpu" for device in mesh.devices.flat)
 
@@ -113,26 +112,26 @@ def on_cpu(policy: Any) -> bool:
 class SearchOptions:
     """
     Attributes:
-      policy: A run's or a Hugging Face folder, a GGUF file, or a JSON file with `url` and `model` of a server.
-      model: The folder of the model that scores the steps. Give this or --judge; `best-of-n --choose majority` needs
+      policy: A run or Hugging Face folder, a GGUF file, or a JSON file with a server's `url` and `model`.
+      model: Folder of the model that scores steps. Give either --model or --judge; `best-of-n --choose majority` needs
         neither.
-      judge: The JSON file of a judge, as for `jprm score`. The output has its critiques and their cost under `judge`.
-      reference: A smaller language model: scores are log ratios to it, as in `jprm score`.
-      input: Records with `problem` and, where known, `answer`, one per line.
-      budget: Generated tokens per problem, at most.
-      output: One record per problem: everything sampled, its scores, and under `search` what was chosen. The same
-        command continues a stopped one; it searches no problem and pays for no sample twice.
-      choose: The finished chain with the highest score, the answer of most chains, or the answer with the largest sum
-        of scores.
-      by: The output of the model that scores steps: `score`, or, of a head with bounds, `low`, which prefers steps that
-        are surely correct, or `high`.
-      rule: From step scores to a chain score. Default: the rule of the model's authors, or of its label semantics.
-      seed: Number of the first sample.
-      at_once: Problems that advance together.
-      on_error: Stop at the first bad line of the input, or skip bad lines and write them beside the output.
-      environment: The world in which the policy acts, FILE.py:NAME or module:NAME. A step is then a turn, the output
-        trees of messages.
-      turns: The most turns of an episode in an environment.
+      judge: JSON file of a judge, as for `jprm score`. The output stores critiques and cost under `judge`.
+      reference: A smaller language model; scores are log ratios to it, as in `jprm score`.
+      input: Records with `problem` and optionally `answer`, one per line.
+      budget: Maximum generated tokens per problem.
+      output: One record per problem: all samples with scores, and the choice under `search`. If rerun, the command
+        continues and repeats no problem or sample.
+      choose: The finished chain with the highest score (best), the most frequent answer (majority), or the answer with
+        the largest total score.
+      by: Model output that scores steps: `score`; for a head with bounds also `low`, which prefers steps that are
+        surely correct, or `high`.
+      rule: Rule from step scores to a chain score. Default: the model's own rule, or the rule of its label semantics.
+      seed: Number of the first sample. Other numbers give other samples.
+      at_once: Problems that are searched together.
+      on_error: Stop at the first bad input line, or skip bad lines and write them beside the output.
+      environment: Environment of an agent, FILE.py:NAME or module:NAME. A step is then a turn; the output holds trees
+        of messages.
+      turns: Maximum turns per episode.
     """
 
     policy: PolicyFile
@@ -194,7 +193,7 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
 
 
 def add(name: str) -> None:
-    """Adds the command of a method: one of `METHODS`, or the user's own."""
+    """Adds the command of a search method: a name in `METHODS`, or the user's own."""
     method = find(name)
     search.command(name=name)(command(_searching(method), method, SearchOptions, Divided, UNDIVIDED))
 
@@ -211,20 +210,20 @@ def conformal_filter(
     error_rate: float,
     confidence: float = 0.9,
 ) -> None:
-    """Accept the results of a search, or abstain, so that at most a given fraction of accepted answers is incorrect.
+    """Accept or abstain on search results, bounding the error rate of accepted answers.
 
-    The threshold on the score of the chosen chain comes from results on other problems with known answers. The
-    guarantee holds for problems like those, searched the same way. If no threshold gives it, nothing is accepted.
+    Calibrates a threshold on the chosen chain's score, using results on other problems with known answers. The
+    guarantee holds for similar problems with the same search. If no threshold satisfies it, accepts no answer.
 
     For example:
       jprm search filter --input best.jsonl --calibrate known.jsonl --error-rate 0.1 --output accepted.jsonl
 
     Args:
-        input: A file that `jprm search` wrote.
-        calibrate: The same search's results for other problems, whose answers are known.
-        output: The records of the input, with `accepted` under `search`.
-        error_rate: Fraction of accepted answers that may be incorrect.
-        confidence: Fraction of calibration sets for which that holds.
+        input: Output of `jprm search`.
+        calibrate: Output of the same search on other problems, with known answers.
+        output: The input records, with `accepted` under `search`.
+        error_rate: Maximum fraction of incorrect answers among the accepted ones, e.g. 0.1.
+        confidence: Fraction of calibration sets for which the bound must hold.
     """
     from jprm.methods.search.jobs import filter_file
 
@@ -243,26 +242,26 @@ def fit(
     sources: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("arithmetic", "numbers", "form", "pool"),
     seed: int = 0,
 ) -> None:
-    """Fit a verifier to pools of samples with known outcome, one file for each policy.
+    """Fit a verifier to pools of samples with known outcomes, one file per policy.
 
-    The verifier is a linear ranker over the sources' numbers, calibrated to the probability that a chain is correct.
-    If a model's scores are among them, it is trained to vote, and a sample's score is its answer's share of the vote.
-    On held-out problems it is compared with each source that could choose alone, e.g. a PRM's product; if one of them
-    is better, the verifier is that one, and the command prints so.
-    Give two policies or more: how far votes trust the evidence is chosen on policies that were left out. DIR then
-    takes a model's place in `jprm score`, `eval`, `search`, `label teacher`, `serve` and `rl`.
+    The verifier is a linear ranker over the sources' features, calibrated to the probability that a chain is correct.
+    If the sources include model scores, it is trained to vote, and a sample's score is the vote share of its answer. On
+    held-out problems it is compared with each single source, e.g. a PRM's product; if a single source is better, the
+    command prints this and the verifier uses that source alone.
+    Give at least two policies: the weight of evidence in votes is tuned on held-out policies. DIR can then replace a
+    model in `jprm score`, `eval`, `search`, `label teacher`, `serve` and `rl`.
 
     For example:
       jprm fuse fit small.jsonl large.jsonl --output runs/fused
       jprm fuse fit small.jsonl large.jsonl --sources arithmetic numbers form pool prm=runs/prm --output runs/fused
 
     Args:
-        pools: Pools of samples with `correct`, or with the problem's and the samples' `answer`.
-        output: The folder to write verifier.json into.
-        sources: arithmetic, numbers, form and pool read only text; stored and logprob what the records hold (scores of
-            steps, log-probabilities); prm=DIR and judge=P.json score with a model; verdicts=python, coq and tests run
-            what a chain is; module:NAME or FILE.py:NAME is a source of your own.
-        seed: Of the draws that make left-out policies stronger.
+        pools: Pools whose samples have `correct`, or `answer` beside the problem's `answer`.
+        output: Folder for verifier.json.
+        sources: arithmetic, numbers, form and pool read only text. stored and logprob read step scores and
+            log-probabilities in the records. prm=DIR and judge=P.json score with a model. verdicts=python, verdicts=coq
+            and tests execute the chain. module:NAME or FILE.py:NAME is your own source.
+        seed: Seed of the resampling that simulates stronger held-out policies.
     """
     from jprm.io.outputs import check_input
     from jprm.methods.evidence import sources as evidence
@@ -287,7 +286,7 @@ def fit(
         taken = " (taken)" if name == chosen else ""
         print(f"held-out problems, {name}: best of n {100 * best:.1f} %, vote {100 * voted:.1f} %{taken}")
     if chosen != "fused":
-        print(f"{chosen} is enough by itself: the verifier is this number alone, since all sources together are worse")
+        print(f"{chosen} alone beats all sources together: the verifier uses only this score")
     chains = verifier.measured["chains"]
     for name, cost in verifier.measured["cost"].items():
         spent = f", {cost['tokens'] / chains:.0f} tokens" if cost["tokens"] else ""
