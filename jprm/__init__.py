@@ -23,7 +23,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used: the command line's help needs no jax."""
+    """Imports public names lazily, so that `jprm --help` loads no jax."""
     if name not in _LAZY:
         raise AttributeError(f"module 'jprm' has no attribute {name!r}")
     import importlib

@@ -4,16 +4,16 @@
 
     client = Client("http://localhost:8000")
     client.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."])      # [0.98, 0.97], as PRM.score
-    client.score_many(records)                                  # of chains, pools and trees
-    client.rewards(samples, credit="min_form")                  # of a trainer's samples, at its own tokens
+    client.score_many(records)                                  # chains, pools and trees
+    client.rewards(samples, credit="min_form")                  # per token, for a trainer's samples
     client.rerank("What is 2 + 2?", ["2 + 2 = 4.", "It is 5."])
     client.continue_("What is 2 + 2?", ["2 + 2 = 4."], n=4)
 
-Many records are many requests at once, and many samples go in batches that keep those of one problem together. What may
-pass is tried again, with waits that grow: a server that loads, is full or goes away for a while. A blank completion has
-no steps, so it has no score: it is answered with None in its place and is no error.
+Records are sent as concurrent requests; samples go in batches that keep each problem together. Temporary failures (a
+server that is loading, full or away) are retried with growing waits. A blank completion has no steps: its result is
+None or empty, not an error.
 
-It needs the package httpx2 and nothing else of what jprm needs.
+Needs only the package httpx2.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PASSING = frozenset({408, 425, 429, 502, 503, 504})
-"""Statuses after which the same request may be answered. A 500 is the request's or a device's, and would come again."""
+"""Statuses worth a retry. A 500 is not: the same request or device would fail again."""
 
 _LONGEST_WAIT_S = 30.0
 
 _MOST_BYTES = 2**28
-"""The largest answer: far above that to a request of the size that a server takes, and bounded for a hostile one."""
+"""Largest response in bytes: far above any legitimate one, and a bound against hostile servers."""
 
 
 class ServerError(Exception):
-    """A request that the server does not answer.
+    """A request failed.
 
     Attributes:
-      status: of HTTP; 0 where no answer came.
-      param: the field of the request that it is about, None where the server names none.
+      status: HTTP status; 0 if there was no response.
+      param: request field that caused the error, if the server names it.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None):
@@ -63,7 +63,7 @@ class Scored:
 
     Attributes:
       record: as `jprm score` writes it: `scores` in a chain and in each sample of a pool, `score` in a node.
-      chains: of every chain its `nodes`, its `score` by the rule, and its `weakest` node.
+      chains: one dict per chain: its `nodes`, its `score` by the rule, and its `weakest` node.
     """
 
     record: dict[str, Any]
@@ -71,32 +71,32 @@ class Scored:
 
     @property
     def scores(self) -> list[float | None]:
-        """Of the steps of a record that is a chain."""
+        """Step scores, if the record is a chain."""
         return self.record["scores"]
 
     @property
     def score(self) -> float | None:
-        """Of a record that is a chain, by the rule; None for a blank one."""
+        """Chain score, if the record is a chain; None if it is blank."""
         return self.chains[0]["score"] if self.chains else None
 
 
 class AsyncClient:
-    """Asks a server.
+    """Sends requests to a server.
 
     Args:
-      url: the server's address; by default the environment's JPRM_URL, or this machine's port 8000.
-      key: the server's key; by default the environment's JPRM_API_KEY.
-      model: the name of a model or judge; by default the server's first.
-      concurrency: requests at once.
-      batch: samples of a request of `rewards`, more where one problem has more.
-      timeout_s: seconds for one attempt as a whole, also with a server that sends a byte now and then. The server has
-        its own limit, `--answer-seconds`.
-      patience_s: seconds for a request with all its attempts and waits.
-      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; every next range is doubled, up to 30 s. A
-        longer `Retry-After` of the server is honoured.
-      transport: in place of the network, for tests.
+      url: server address. Default: $JPRM_URL, or port 8000 of this machine.
+      key: server key. Default: $JPRM_API_KEY.
+      model: name of a model or judge. Default: the server's first.
+      concurrency: maximum concurrent requests.
+      batch: samples per request of `rewards`; a larger problem is still sent whole.
+      timeout_s: seconds for one attempt as a whole, even if the server keeps sending bytes. The server's own limit is
+        `--answer-seconds`.
+      patience_s: seconds for a request, including all attempts and waits.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; each later range doubles, up to 30 s. A longer
+        `Retry-After` is honoured.
+      transport: replaces the network in tests.
 
-    Raises ValueError for an address that is none, or holds a password.
+    Raises ValueError if the address is not a URL or contains a password.
     """
 
     def __init__(
@@ -135,24 +135,25 @@ class AsyncClient:
         await self._http.aclose()
 
     async def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
-        """Returns one score a step; None where a judge gave none. No steps have no scores."""
+        """Returns one score per step; None if a judge gave no score."""
         (scored,) = await self.score_many([{"problem": problem, "steps": list(steps)}])
         return scored.scores
 
     async def score_many(
         self, records: Iterable[Mapping[str, Any]], *, rule: str | None = None, caller: str | None = None
     ) -> list[Scored]:
-        """Returns the scores of records, which are chains, pools, trees, free text or messages.
+        """Scores records: chains, pools, trees, free text or messages.
 
         Args:
-          rule: what makes a chain's score of its steps'; by default the model's own.
-          caller: a name under which the server keeps what it has computed, for records that begin like earlier ones.
+          rule: aggregates step scores to a chain score, e.g. `min`. Default: the model's own rule.
+          caller: cache key: the server keeps computed prefixes under this name, for later records with the same
+            beginning.
 
-        A chain whose steps or `response` are blank has no scores, and so does a pool's sample.
+        A chain or sample without text gets no scores.
 
         Raises:
-          ValueError: a record that JSON cannot hold; nothing is sent then.
-          ServerError: of the first record that fails.
+          ValueError: a record is not JSON-serialisable; no request is sent.
+          ServerError: the error of the first record that fails.
         """
         records = list(records)
         for i, record in enumerate(records):
@@ -167,14 +168,14 @@ class AsyncClient:
         tokenizer: str | None = None,
         rule: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns what `/v1/rewards` gives for each sample: `steps`, `score`, and with a credit rewards.
+        """Calls `/v1/rewards`; returns `steps`, `score` and, with `credit`, rewards for each sample.
 
-        Samples of one problem stay in one request, since a credit may compare them. A request that is too large for
-        the server is sent in halves.
+        Samples of one problem stay in one request, since a credit may compare them. If a request is too large for the
+        server, it is split in halves.
 
         Raises:
-          ValueError: a sample that JSON cannot hold; nothing is sent then.
-          ServerError: a request that fails.
+          ValueError: a sample is not JSON-serialisable; no request is sent.
+          ServerError: a request failed.
         """
         for i, sample in enumerate(samples):
             _encoded(sample, f"samples[{i}]")
@@ -182,7 +183,7 @@ class AsyncClient:
         groups: dict[str, list[int]] = {}
         for i, sample in enumerate(samples):
             groups.setdefault(_prompt(sample), []).append(i)
-        batches: list[list[list[int]]] = []  # of groups
+        batches: list[list[list[int]]] = []  # each a list of groups
         for group in groups.values():
             if not batches or sum(map(len, batches[-1])) + len(group) > self.batch:
                 batches.append([])
@@ -207,7 +208,7 @@ class AsyncClient:
     async def rerank(
         self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
     ) -> list[tuple[int, float | None]]:
-        """Returns the indices of solutions with their scores, the best first; blank ones come last, without a score."""
+        """Returns (index, score) of the solutions, best first. Blank solutions come last, with score None."""
         places = [i for i, text in enumerate(solutions) if text.strip()]
         blank: list[tuple[int, float | None]] = [(i, None) for i, text in enumerate(solutions) if not text.strip()]
         ranked: list[tuple[int, float | None]] = []
@@ -222,9 +223,10 @@ class AsyncClient:
         self, problem: str, steps: Sequence[str] = (), *, n: int = 4, until: str = "step", seed: int = 0,
         rule: str | None = None, caller: str | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Returns n alternatives of the server's policy after the steps: `steps`, `scores`, `score`, `finish_reason`.
+        """Returns n continuations by the server's policy: `steps`, `scores`, `score`, `finish_reason`.
 
-        `until` is `step`, one step each, or `end`, the rest. A blank one has no steps and the score None.
+        `until` is `step` for one step each, or `end` for the rest of the chain. A blank continuation has no steps and
+        score None.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
         asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})
@@ -251,13 +253,13 @@ class AsyncClient:
         return await self._post("/v1/score", asked, read)
 
     def _with(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a request's body with the model's name, without what is None."""
+        """Adds the model's name to a request body, and drops None values."""
         return {name: value for name, value in {**body, "model": self.model}.items() if value is not None}
 
     async def _post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        """Returns what `read` makes of the answer's JSON. Tries again what may pass, until patience ends.
+        """Posts a request and returns `read(response JSON)`. Retries temporary failures until `patience_s` has passed.
 
-        Raises ServerError, also for an answer of another form, of which `read` raises an error.
+        Raises ServerError, also if `read` fails on the response.
         """
         loop, content = asyncio.get_running_loop(), _encoded(body, "")
         deadline, wait = loop.time() + self.patience_s, self.backoff_s
@@ -273,7 +275,7 @@ class AsyncClient:
                     error, after = _error(status, self._masked(text)), _retry_after(headers)
                 except TimeoutError:
                     error, after = ServerError(0, f"{self.url}: no answer in {limit:.3g} seconds"), 0.0
-                except (httpx2.TransportError, ValueError, RecursionError) as failure:  # none, or no JSON
+                except (httpx2.TransportError, ValueError, RecursionError) as failure:  # no response, or not JSON
                     error, after = ServerError(0, f"{self.url}: {type(failure).__name__}: {failure}"), 0.0
                 if error.status and error.status not in _PASSING:
                     raise error
@@ -285,11 +287,11 @@ class AsyncClient:
         try:
             return read(answer)
         except (LookupError, TypeError, ValueError, AttributeError) as failure:
-            reason = f"the answer has another form than jprm serve's ({type(failure).__name__}: {failure})"
+            reason = f"the response does not have the form of jprm serve ({type(failure).__name__}: {failure})"
             raise ServerError(0, f"{self.url}{path}: {reason}"[:500]) from None
 
     async def _attempt(self, path: str, content: bytes) -> tuple[int, Mapping[str, str], str]:
-        """Returns status, headers and text of one answer. Raises ServerError for a compressed or endless one."""
+        """Returns (status, headers, text). Raises ServerError if the response is compressed or too long."""
         headers = {"Content-Type": "application/json"}
         async with self._http.stream("POST", path, content=content, headers=headers) as answer:
             encoding = answer.headers.get("content-encoding", "identity").strip().lower()
@@ -303,14 +305,14 @@ class AsyncClient:
             return answer.status_code, answer.headers, read.decode("utf-8", "replace")
 
     def _masked(self, text: str) -> str:
-        """Returns what a server said without the key, which some servers repeat."""
+        """Removes the key from a server message, since some servers echo it."""
         return text.replace(self._key, "***") if self._key else text
 
 
 def _waited(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """Returns a method of `AsyncClient` as one of `Client`, which returns when the answer is there."""
+    """Turns a method of `AsyncClient` into a blocking method of `Client`."""
 
     @functools.wraps(method)
     def call(self: Client, *args: P.args, **options: P.kwargs) -> T:
@@ -320,16 +322,16 @@ def _waited(
 
 
 class Client:
-    """As `AsyncClient`, for code that is not asynchronous: its methods return what those of `AsyncClient` do.
+    """Blocking version of `AsyncClient`, with the same arguments and results.
 
-    It works in threads, inside a running event loop, after a fork, and can be pickled.
+    Usable from threads, inside a running event loop and after a fork; can be pickled.
     """
 
     def __init__(self, url: str | None = None, key: str | None = None, model: str | None = None, **options: Any):
         self._client = functools.partial(AsyncClient, url, key, model, **options)
         self._lock = threading.Lock()
         self._running: tuple[int, asyncio.AbstractEventLoop, AsyncClient] | None = None
-        self._client()  # says what is wrong with its options
+        self._client()  # checks the options
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(Client, *self._client.args, **self._client.keywords), ()
@@ -347,7 +349,7 @@ class Client:
     continue_ = _waited(AsyncClient.continue_)
 
     def close(self) -> None:
-        """Closes its connections and ends its thread. A later call opens new ones."""
+        """Closes connections and ends the thread. A later call opens new ones."""
         with self._lock:
             running, self._running = self._running, None
         if running and running[0] == os.getpid():
@@ -356,7 +358,7 @@ class Client:
             loop.call_soon_threadsafe(loop.stop)
 
     def _run(self, call: Any) -> Any:
-        """Runs a coroutine in the event loop of a thread, which a caller's own loop does not disturb."""
+        """Runs a coroutine on an event loop in a separate thread, independent of the caller's own loop."""
         with self._lock:
             if self._running is None or self._running[0] != os.getpid():  # a fork has no thread of its parent's
                 loop = asyncio.new_event_loop()
@@ -372,7 +374,7 @@ class Client:
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Returns the results of calls in their order. The first error ends the others."""
+    """Awaits all calls and returns their results in order. The first error cancels the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -387,14 +389,14 @@ def _checked(url: str) -> str:
     except httpx2.InvalidURL as error:
         raise ValueError(f"url is {url!r}: {error}") from None
     if known.scheme not in ("http", "https") or not known.host:
-        raise ValueError(f"url is {url!r}: write the server's address, such as http://localhost:8000")
+        raise ValueError(f"url is {url!r}: write the server's address, e.g. http://localhost:8000")
     if known.userinfo:
         raise ValueError("url holds a password: give the key as `key`, or in JPRM_API_KEY")
     return url.rstrip("/")
 
 
 def _blank(record: Mapping[str, Any]) -> bool:
-    """Returns whether a chain or sample has no text of a solution."""
+    """Returns whether a chain or sample contains no solution text."""
     if "steps" in record:
         return not any(step.strip() for step in record["steps"] if isinstance(step, str))
     written = [message for message in record.get("messages") or () if message.get("role") == "assistant"]
@@ -405,15 +407,15 @@ def _blank(record: Mapping[str, Any]) -> bool:
 
 
 def _prompt(sample: Mapping[str, Any]) -> str:
-    """Returns what tells the problem of a sample for a trainer: equal for those that may be compared."""
+    """Returns a string that is equal for samples of the same problem, so that a trainer may compare them."""
     messages = [message for message in sample.get("messages") or () if message.get("role") in ("system", "user")]
     return repr([sample.get("system"), sample.get("problem"), sample.get("prompt"), messages])
 
 
 def _listed(value: Any, count: int | None = None) -> list[Any]:
-    """Returns a list of so many items. Raises ValueError for anything else."""
+    """Returns `value` if it is a list of `count` items, else raises ValueError."""
     if not isinstance(value, list) or count not in (None, len(value)):
-        raise ValueError(f"a list of {count or 'some'} items is due")
+        raise ValueError(f"expected a list of {count or 'some'} items")
     return value
 
 
@@ -425,9 +427,10 @@ def _error(status: int, text: str) -> ServerError:
 
 
 def _encoded(value: Any, where: str) -> bytes:
-    """Returns a value as JSON in UTF-8. Raises ValueError that names the place of what JSON cannot hold.
+    """Encodes a value as UTF-8 JSON. Raises ValueError with the place of an unsupported value, e.g.
+    `records[3].problem`.
 
-    It would fail in the same way however often it is sent, so it is no failure of the server.
+    Checked before sending, because every retry would fail in the same way.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -440,7 +443,7 @@ def _encoded(value: Any, where: str) -> bytes:
 
 
 def _unfit(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yields the places of what JSON cannot hold, and what is wrong there."""
+    """Yields (place, reason) for each value that JSON or UTF-8 cannot represent."""
     if isinstance(value, str):
         try:
             value.encode()

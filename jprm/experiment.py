@@ -1,4 +1,4 @@
-"""Experiments: frozen records that a Python file builds and `--set a.b=value` changes on the command line."""
+"""Experiments: frozen dataclasses built by a Python file and changed by `--set a.b=value` on the command line."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from jprm.options import ForeignCode, MissingPart, assigned, check_foreign, find
 from jprm.token_tree import REFERENCE, Supervise
 
 VERSION = 2
-"""Of a run's experiment.json. Version 1 had `loss` in place of `objective`, and no version."""
+"""Version of experiment.json. Version 1 had `loss` instead of `objective`, and no version."""
 
 ID = "id"
-"""The key in a run's experiment.json, and in `run` of its checkpoints, whose text is of this run alone."""
+"""Key of the unique run id, in experiment.json and in `run` of each checkpoint."""
 
 LOG_RATIO = "log_ratio"
-"""The attribute of an objective whose model scores by a log ratio to its reference, and its key in experiment.json."""
+"""Attribute of objectives whose scores are log ratios to a reference, and its key in experiment.json."""
 
 REMOVED = {"local_checkpoints", "local_every"}
-"""Fields of older files that no longer exist. They did not change what was trained."""
+"""Removed fields that older files may contain. They never affected training."""
 
 _RECOMPUTED = ("full", "attention")
-"""`ModelConfig.remat` under which the backward pass keeps no matrix of a layer."""
+"""`ModelConfig.remat` policies whose backward pass keeps no layer matrices."""
 
 _UNRECORDED = ("implicit", "jprm.objectives.implicit:implicit")
-"""Objectives of runs that have such scores and do not say so: before 0.2 the name was the sign. Their beta was 0.05."""
+"""Log-ratio objectives of runs before 0.2, which did not record `log_ratio`. Their beta was 0.05."""
 
 
 @jax.tree_util.register_static
@@ -51,28 +51,28 @@ _UNRECORDED = ("implicit", "jprm.objectives.implicit:implicit")
 class DataConfig:
     """Where records come from and how they are packed.
 
-    train, valid: folders that `jprm prepare` or `jprm tokenise` wrote, or JSONL files, also in a bucket; valid may be
+    train, valid: folders from `jprm prepare` or `jprm tokenise`, or JSONL files, local or in a bucket; valid may be
         empty.
-    rows, micro_rows: rows of an update, computed micro_rows at a time (gradient accumulation).
-    window: trees packed together. Larger windows pad less and start later. Where a row holds one chain
-        (`Implementation.chain_rows`) they only take more memory: a few trees are enough.
-    streams: blocks that the rows of a micro-batch consist of, each packed by itself, so that a host packs only its own.
-        Like the seed it decides the order of the data. Streams advance at their own pace. 0: one for each process that
-        starts the run, or the next smaller number that divides micro_rows; the run keeps it.
-    cache: a folder of this machine for token trees, so that records are tokenised once; empty: none. Shards of tokens
-        in a bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
-    cache_gb: the most that copies of shards take, in GB; those used longest ago make way.
-    mixture: a weight for each of `train`, by which their records are mixed, each repeated as often as needed. Empty:
-        every record once an epoch.
-    supervise: `step`, every labelled step (a PRM); `outcome`, the ends of chains of known outcome (an ORM);
-        `outcome_steps` and `outcome_tokens`, that outcome at every step or token of the chain, as in Lightman et al.
-        and Cobbe et al. (of a shared prefix the mean over its chains); `token`, every token of the steps and the end
-        of the chain (a policy, with the language head).
-    too_long: a chain that exceeds a row is an `error`, or `truncate`d; steps lost are counted.
-    siblings: a tree that exceeds a row is cut where that separates the fewest pairs of labelled alternatives.
-    extras: keys of tree records' nodes. Their numbers reach objectives as `Rows.extras`, NaN where a node has none.
-    weight: a key of tree records' nodes, such as `rollouts` of Monte Carlo labels or a confidence. Its number
-        multiplies the weight of the node's label; a node without it keeps its weight. Empty: all labels weigh 1.
+    rows, micro_rows: rows per update, computed micro_rows at a time (gradient accumulation).
+    window: trees that are packed together. A larger window pads less but starts later. If a row holds one chain
+        (`Implementation.chain_rows`), it only costs memory: a few trees are enough.
+    streams: a micro-batch has this many blocks, each packed by itself, so that a host packs only its own. Like the
+        seed, it determines the data order. 0: one per process at the start of the run, or the next smaller divisor of
+        micro_rows; the run keeps that number.
+    cache: local folder for token trees, so that records are tokenised once; empty for no cache. Shards of tokens in a
+        bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
+    cache_gb: maximum size of those copies in GB; the least recently used are deleted.
+    mixture: one weight per entry of `train`; records are sampled by weight and repeat as needed, e.g. (2, 1). Empty:
+        every record once per epoch.
+    supervise: `step`: every labelled step (a PRM). `outcome`: the ends of chains with known outcome (an ORM).
+        `outcome_steps`, `outcome_tokens`: that outcome at every step or token of the chain, as in Lightman et al. and
+        Cobbe et al.; a shared prefix gets the mean over its chains. `token`: every step token and the end of chain (a
+        policy, with the language head).
+    too_long: if a chain exceeds a row, raise an `error` or `truncate` it and count the lost steps.
+    siblings: cut a tree that exceeds a row so that the fewest pairs of labelled alternatives are separated.
+    extras: node keys of tree records. Objectives receive their numbers as `Rows.extras`, NaN if a node lacks the key.
+    weight: node key whose number multiplies the weight of the node's label, e.g. `rollouts` for Monte Carlo labels.
+        Nodes without it keep their weight. Empty: all labels weigh 1.
     """
 
     train: tuple[str, ...]
@@ -108,31 +108,32 @@ class DataConfig:
         if self.cache_gb <= 0:
             raise ValueError(f"data.cache_gb={self.cache_gb} must be positive")
         if not self.train:
-            raise ValueError("data.train names no file; give it what `jprm prepare` wrote, or a JSONL file")
+            raise ValueError("data.train is empty. Give it a folder from `jprm prepare`, or a JSONL file")
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What `jprm train` runs.
+    """Everything that `jprm train` needs.
 
-    objective: a name in `jprm.objectives.OBJECTIVES`, `module:function`, or `FILE.py:function`; in an experiment file
-        that defines its own, `objective=f"{__file__}:function"`. The run keeps a copy of the file.
-    objective_options: the objective's hyperparameters that differ from their defaults, by name.
+    objective: a name in `jprm.objectives.OBJECTIVES`, `module:function`, or `FILE.py:function`. In an experiment file
+        that defines its own: `objective=f"{__file__}:function"`. The run keeps a copy of the file.
+    objective_options: hyperparameters of the objective, by name, if they differ from the defaults.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
-    base_dtype: what the base's decoder is stored as while adapters, or only the head, are trained. In a smaller type
-        than float32 it is not saved with the run, which reads it again from `base`; and a matrix is dequantised, and
-        its adapter added, when its layer is computed: model.remat is `full` or `attention`.
-    new_parameters: a pattern of the decoder's parameters that `base` has no weights for and that start at random: those
-        of a layer that was added to the decoder. A parameter without weights that it does not match is an error.
-    reference: a second, frozen model of the same shape for the objective: a path like `base`, or empty for none. It is
-        not saved with the run. With data.extras=("reference",) training does not load it: the data have what it says.
-    reference_dtype: what the reference's decoder is stored as; adapters that train on it share it, where the base is
-        stored so too.
+    base_dtype: storage type of the frozen base while only adapters or the head are trained. If it is smaller than
+        float32, checkpoints omit the base, and the run rereads it from `base`. Matrices are then dequantised, and
+        adapters added, layer by layer, so model.remat must be `full` or `attention`.
+    new_parameters: pattern of decoder parameters that `base` lacks and that start at random, e.g. of an added layer.
+        Other missing parameters are an error.
+    reference: a second, frozen model of the same shape for the objective, in any form of `base`; empty for none.
+        Checkpoints omit it. With data.extras=("reference",) it is not loaded: the data contain its log-probabilities.
+    reference_dtype: storage type of the reference. If it equals `base`, in path and type, adapters share the base's
+        decoder.
     tokenizer: a file or a folder.
-    stall_action: what the watchdog does then: `report` which process the others wait for, or also `abort`: a process
-        that makes no step ends, whatever holds it, and its launcher starts it again.
-    trackers: where metrics go beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or `module:NAME`.
+    stall_action: action of the watchdog: `report` the process that the others wait for, or also `abort` each process
+        that makes no step, so that its launcher restarts it.
+    trackers: further sinks for metrics beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or
+        `module:NAME`.
     """
 
     name: str
@@ -191,7 +192,7 @@ class Experiment:
 
     @property
     def rereads(self) -> bool:
-        """Whether the base's decoder is no part of checkpoints, and read from `base` whenever the run is opened."""
+        """Whether checkpoints omit the base's decoder, which is then read from `base` whenever the run is opened."""
         return self.base_dtype != "float32"
 
     @property
@@ -201,7 +202,7 @@ class Experiment:
 
     @property
     def semantics(self) -> str:
-        """What the head's scores mean, which decides their aggregation (`jprm.tree.SEMANTICS`)."""
+        """Meaning of the head's scores, which determines their aggregation (`jprm.tree.SEMANTICS`)."""
         if self.data.supervise.startswith("outcome"):
             return "value"
         return {"progress": "advantage", "relative": "correctness"}.get(self.target.soft, self.target.labels)
@@ -210,7 +211,7 @@ class Experiment:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-    """What an objective sees of an experiment: nothing that differs between the runs of a sweep over rates."""
+    """The part of an experiment that an objective sees; equal for all runs of a sweep over e.g. learning rates."""
 
     model: ModelConfig
     target: TargetConfig
@@ -224,9 +225,9 @@ T = typing.TypeVar("T")
 
 
 def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] = Experiment) -> T:
-    """Runs the file's `experiment()` and applies `a.b=value` overrides, as `override` does.
+    """Calls `experiment()` in the file and applies `a.b=value` overrides (see `override`).
 
-    Raises ValueError or FileNotFoundError for a file without an experiment of this kind.
+    Raises ValueError or FileNotFoundError if the file defines no experiment of type `kind`.
     """
     names, what = names_in(path), f"a {kind.__module__}.{kind.__name__}"
     if "experiment" not in names:
@@ -238,19 +239,21 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] =
 
 
 def names_in(path: str | os.PathLike) -> dict[str, Any]:
-    """Runs a Python file and returns what it defines."""
+    """Executes a Python file and returns its globals."""
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
     if not path.endswith(".py"):
-        raise ValueError(f"{path}: no experiment, a .py file with experiment(). Other trainers: examples/trainers/")
+        raise ValueError(
+            f"{path}: not an experiment (a .py file with experiment()). Other trainers: examples/trainers/"
+        )
     return run(path, pathlib.Path(path).read_text(encoding="utf-8-sig"))
 
 
 def override(experiment: T, assignments: Sequence[str]) -> T:
-    """Returns the experiment with all `a.b=value` applied at once, so that dependent fields can change together.
+    """Applies all `a.b=value` assignments at once, so that dependent fields can change together.
 
-    Values are checked against the fields' types. Another `base` takes its model's shape and its tokenizer along
+    Values must have the fields' types. A new `base` also brings its model shape and tokenizer
     (`jprm.checkpoints.base.rebased`).
     """
     tree, named = to_json(experiment), set()
@@ -275,23 +278,23 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
 
 
 def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Yields the path of every field, `a.b`."""
+    """Yields the dotted path of every field, e.g. `data.train`."""
     for name, value in tree.items():
         yield within + name
         yield from _paths(value, f"{within}{name}.") if isinstance(value, Mapping) else ()
 
 
 def read(path: str | os.PathLike) -> Experiment:
-    """Returns the experiment that a run wrote into its folder. The run's objective is not imported.
+    """Returns the experiment of a run from its experiment.json, without importing the objective.
 
-    Raises ValueError, naming the file, where it is damaged or of a newer version, or names a module that is in the
-    folder or in the current one (`options.check_foreign`).
+    Raises ValueError if the file is damaged, of a newer version, or names a module in the run's folder or the current
+    one (`options.check_foreign`).
     """
     return read_record(path)[0]
 
 
 def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
-    """Returns what `read` does, and the `log_ratio` of the run's objective; None where the model scores by its head."""
+    """Returns the experiment (as `read`) and the objective's `log_ratio`; None if the model scores by its head."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
@@ -317,7 +320,7 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
 
 
 def _check_names(values: Any, path: str | os.PathLike) -> None:
-    """Raises ForeignCode for a name of a part that is code of the folder. `FILE.py:NAME` is only an objective's."""
+    """Raises ForeignCode if a part's name would import code of the folder. Only an objective may be `FILE.py:NAME`."""
     values = values if isinstance(values, dict) else {}
     model, objective = values.get("model"), str(values.get("objective"))
     names = dict(model if isinstance(model, dict) else {})
@@ -329,27 +332,27 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
 
 
 def written(experiment: Experiment, log_ratio: float | None = None, id: str = "") -> str:
-    """Returns the text of a run's experiment.json, which `read_record` and `run_id` read."""
+    """Returns the text of experiment.json, for `read_record` and `run_id`."""
     extra = {key: value for key, value in ((ID, id), (LOG_RATIO, log_ratio)) if value not in (None, "")}
     return json.dumps({"version": VERSION, **extra, **to_json(experiment)}, indent=2) + "\n"
 
 
 def run_id(folder: Place) -> str:
-    """Returns what its start drew to tell a run from all others; "" for no run, and for those of earlier releases."""
+    """Returns the random id that a run got at its start; "" if there is no run, or it is of an earlier release."""
     path = folder / RUN
     values = parse(path.read_bytes(), str(path)) if path.is_file() else {}
     return str(values.get(ID, "")) if isinstance(values, dict) else ""
 
 
 def to_json(config: Any) -> Any:
-    """Turns frozen dataclasses into plain JSON values, which `jprm.options.from_json` reads."""
+    """Converts frozen dataclasses to plain JSON values, the inverse of `jprm.options.from_json`."""
     return json.loads(json.dumps(dataclasses.asdict(config), default=dict))
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Patterns are matched (re.search) against parameter paths such as `decoder/layers_0/query` or `head/kernel`."""
+    """Patterns are matched (re.search) against parameter paths, e.g. `decoder/layers_0/query` or `head/kernel`."""
 
     learning_rate: float
     name: str = "adamw"  # or muon, or FILE.py:NAME (`jprm.train.state.OPTIMIZERS`)
@@ -385,7 +388,7 @@ class OptimizerConfig:
 
     @property
     def chosen_patterns(self) -> list[tuple[str, str]]:
-        """(field, pattern) for the patterns that a user set, each of which must match a parameter."""
+        """(field, pattern) of all patterns that the user set; each must match a parameter."""
         own = [("no_decay", self.no_decay)] if self.no_decay not in ("", OptimizerConfig.no_decay) else []
         return own + [("rate_factors", pattern) for pattern, _ in self.rate_factors]
 
@@ -397,33 +400,33 @@ class OptimizerConfig:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
-    """What labels mean to the loss. Nothing that changes what is learned has a default.
+    """How labels become training targets. Fields that change the learned model have no default.
 
-    labels: the semantics of the labels, which the trees state too, and of the model's scores, which decides their
-        aggregation (`jprm.score.aggregate.DEFAULT_RULE`). `rating`: a three-way judgement in {-1, 0, 1}.
-        `correctness`: the probability in [0, 1] that the step is correct. `value`: that the chain will end correctly.
-    neutral: what a rating of 0 becomes: `positive` (Lightman et al.'s choice), `negative` (TRL's script), `third`
-        (a class of its own, for the ternary head) or `drop` (weight 0). For all other labels it must be `none`.
-    after_error: steps after an earlier error on their own path: `keep` them, or `mask` them (weight 0). A neutral step
-        is an error where neutral=negative. The incorrect step itself keeps its weight, and so do its alternatives and
-        their continuations. Tokens decide what a path is, not nodes. Alternatives with equal text end at one token:
-        each has its own label and weight, and an error among them masks the continuations of all. A step that begins
-        with all tokens of an incorrect alternative follows it; with a newline at each step's end, only a step of
+    labels: semantics of the labels, which must equal those of the trees, and of the model's scores, which determine
+        their aggregation (`jprm.score.aggregate.DEFAULT_RULE`). `rating`: a judgement in {-1, 0, 1}. `correctness`: the
+        probability in [0, 1] that the step is correct. `value`: the probability that the chain will end correctly.
+    neutral: target of a rating of 0: `positive` (Lightman et al.), `negative` (TRL's script), `third` (a separate
+        class, for the ternary head) or `drop` (weight 0). For other labels it must be `none`.
+    after_error: `keep` or `mask` (weight 0) the steps after an earlier error on their own path. With neutral=negative,
+        a neutral step counts as an error. The incorrect step itself keeps its weight, as do its alternatives and their
+        continuations. Paths are compared by tokens, not nodes. Alternatives with equal text end at the same token: each
+        keeps its label and weight, and an error in one masks the continuations of all. A step that begins with all
+        tokens of an incorrect alternative counts as its continuation; if steps end with newlines, only a step of
         several lines can.
-    soft: what a probability becomes. With v the value of a step and u of the step before it:
-        `soft`: v itself. `hard`: 1 where v > `threshold`, else 0 (with threshold 0, Math-Shepherd's estimate).
-        `entropy`: log(1 - v + v e^eta) / eta, the reward of rollouts under entropy regularisation (ER-PRM, Zhang et al.
-        2024, arXiv 2412.11006). `relative`: 1 where v >= `threshold` u and v > 0, else 0 (GenPRM, Zhao et al. 2025,
-        arXiv 2504.00891). `progress`: (1 + v - u) / 2, the advantage v - u on the scale of a probability, so that
-        `squared_error` is a regression of 2 p - 1 on it (PAV, Setlur et al. 2024, arXiv 2410.08146). The last three
-        take values. `relative` and `progress` leave out steps whose u is not known: first steps, and those after an
-        unlabelled step.
-    threshold: of `hard` and `relative`.
-    eta: of `entropy`; towards 0 it is `soft`, towards infinity `hard`.
+    soft: transform of a probability. With v the value of a step and u of the step before it:
+        `soft`: v itself. `hard`: 1 if v > `threshold`, else 0 (with threshold 0, Math-Shepherd's estimate). `entropy`:
+            log(1 - v + v e^eta) / eta, the reward of rollouts under entropy regularisation (ER-PRM, Zhang et al. 2024,
+            arXiv 2412.11006). `relative`: 1 if v >= `threshold` u and v > 0, else 0 (GenPRM, Zhao et al. 2025, arXiv
+            2504.00891). `progress`: (1 + v - u) / 2, the advantage v - u on the scale of a probability, so that
+            `squared_error` regresses 2 p - 1 on it (PAV, Setlur et al. 2024, arXiv 2410.08146). The last three need
+            labels="value". `relative` and `progress` skip steps whose u is unknown: first steps, and steps after an
+            unlabelled one.
+    threshold: for `hard` and `relative`.
+    eta: for `entropy`; it approaches `soft` towards 0, and `hard` towards infinity.
     smoothing: a target t becomes (1 - smoothing) t + smoothing / 2.
-    consensus: an extra (`data.extras`), a judge's verdict from 0 to 1. Steps keep their weight up to the first on their
-        path where label > `threshold` and verdict > 0.5 disagree (Zhang et al. 2025, arXiv 2501.07301, drop the whole
-        chain: so does `jprm label consensus`). Empty: no judge.
+    consensus: an extra (`data.extras`) with a judge's verdict in [0, 1]. Steps keep their weight up to the first step
+        on their path on which label > `threshold` and verdict > 0.5 disagree. (Zhang et al. 2025, arXiv 2501.07301,
+        drop the whole chain, as does `jprm label consensus`.) Empty: no judge.
     """
 
     labels: Literal["rating", "correctness", "value"]
@@ -455,7 +458,7 @@ class TargetConfig:
 
 # ------------------------------------------------------------------------------------------------------ what a path is
 #
-# By the files in it: decided here for loading, training, sampling and export alike.
+# Decided by the files in the folder, for loading, training, sampling and export.
 
 RUN, PEFT, PUBLISHED = "experiment.json", "adapter_config.json", "config.json"
 
@@ -463,10 +466,10 @@ Kind = Literal["run", "peft", "huggingface", "gguf"]
 
 
 def kind_of(path: Given | Found) -> Kind:
-    """Returns `run`, a folder that `jprm train` wrote; `peft`, a LoRA; `huggingface`, a published model; or `gguf`.
+    """Returns `run` (a folder of `jprm train`), `peft` (a LoRA), `huggingface` (a published model) or `gguf`.
 
     Raises:
-      FileNotFoundError: nothing is there, or a folder without any of the files that tell.
+      FileNotFoundError: the path does not exist, or the folder has none of the marker files.
       ValueError: another kind of file.
     """
     path = place_of(path)

@@ -1,4 +1,4 @@
-"""`load`: a run or a published PRM, ready to score."""
+"""`load`: opens a run or a published PRM for scoring."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jprm.score.scorer import LONGEST, PRM
 from jprm.tokenizer import load_tokenizer, native_layout
 
 VERIFIER = "verifier.json"
-"""In the folder of a fused verifier, which `jprm fuse fit` writes."""
+"""File in the folder of a fused verifier (`jprm fuse fit`)."""
 
 
 def load(
@@ -34,29 +34,29 @@ def load(
     attention: str | None = None,
     reference: str | None = None,
 ) -> PRM:
-    """Loads the model in a folder, ready to score: a run's newest checkpoint, a published PRM, or a fused verifier.
+    """Loads a model for scoring: the newest checkpoint of a run, a published PRM, or a fused verifier.
 
     >>> prm = jprm.load(folder)
     >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So the answer is 4."]).shape
     (2,)
 
     Args:
-      folder: of a run or a published PRM, on this machine or in a bucket; a PRM that is loaded is returned as it is.
-      mesh: how the devices are used; by default each has a part of the parameters and takes rows of its own.
-      dtype: stores the parameters in this type: by default as they were trained, and a published model's in float32, or
-        bfloat16 on a GPU. bfloat16 and float32 are then the type of the computation too. int8 takes a quarter of
-        float32's memory, nf4 a little more than an eighth: docs/models.md says what they cost. `gguf` is how a run
-        may have been trained, and no type to ask for here.
-      adapter: how to read a published model (`jprm.methods.formats.adapters`): the name of a record, a JSON file,
-        `module:NAME` or `FILE.py:NAME`; by default it is recognised from the files.
-      attention: the implementation (`jprm.model.attention`): by default as the model was trained, where that runs
-        here, and `blocked` for a published model; a GPU takes `gpu_kernel` for both.
-      reference: scores by the log ratio of two language models, `folder` and this one, which must share a tokenizer.
+      folder: of a run or a published PRM, local or in a bucket. A loaded PRM is returned unchanged.
+      mesh: device mesh. Default: parameters are sharded over all devices, and each device takes its own rows.
+      dtype: storage type of the parameters. Default: as trained; for a published model float32, or bfloat16 on a GPU.
+        bfloat16 and float32 also set the computation type. int8 takes a quarter of float32's memory, nf4 a little more
+        than an eighth (docs/models.md has the loss in quality). `gguf` is not accepted here; only runs are trained with
+        it.
+      adapter: how to read a published model (`jprm.methods.formats.adapters`): a record's name, a JSON file,
+        `module:NAME` or `FILE.py:NAME`. Default: recognised from the files.
+      attention: implementation (`jprm.model.attention`). Default: as trained if it runs here; `blocked` for a published
+        model; `gpu_kernel` on a GPU.
+      reference: scores become log ratios of two language models, `folder` over this one. They must share a tokenizer.
 
-    A fused verifier (`jprm.methods.evidence`) is no `PRM`: it is the `jprm.methods.jobs.score.Scorer` of its folder.
+    For a fused verifier (`jprm.methods.evidence`) the result is a `jprm.methods.jobs.score.Scorer`, not a `PRM`.
 
     Raises:
-      FileNotFoundError, ValueError: names what is missing or damaged, or is a policy's and scores nothing.
+      FileNotFoundError, ValueError: a file is missing or damaged, or the folder holds a policy.
     """
     if isinstance(folder, PRM) or not isinstance(folder, str | os.PathLike):  # loaded already
         return folder
@@ -65,7 +65,7 @@ def load(
     folder = place_of(folder)
     if (folder / VERIFIER).is_file():
         if mesh or dtype or adapter or attention or reference:
-            raise ValueError(f"{folder}: is a fused verifier, which takes no options of a model, such as dtype")
+            raise ValueError(f"{folder}: is a fused verifier, which takes no model options, e.g. dtype")
         return find_part("jprm.methods.evidence.verifier:load_verifier", {}, "verifier")(folder)
     if (kind := kind_of(folder)) == "gguf" and not reference:
         raise ValueError(f"{folder}: a GGUF file is a base or a policy. Give a PRM's folder, or --reference beside it")
@@ -75,7 +75,7 @@ def load(
     experiment, beta = read_record(folder / RUN)
     if find(experiment.model.head).readout is None and beta is None:
         raise ValueError(
-            f"{folder}: its head is {experiment.model.head!r}: it writes steps (--policy takes it) and scores none."
+            f"{folder}: its head is {experiment.model.head!r}: it is a policy (use --policy) and cannot score."
             " Name the run of a reward model"
         )
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())  # every process scores by itself
@@ -91,7 +91,7 @@ def load(
     model = dataclasses.replace(model, dtype=computed, attention=attention or suited(model.attention))
     layout = native_layout(load_tokenizer(folder, model.vocab_size, of_model=True))
     fields = {} if beta is None else _log_ratio(folder, experiment, beta, model, grid, dtype)
-    fields["context"] = max(experiment.data.tokens, LONGEST)  # tokens: beyond it a text costs minutes and gigabytes
+    fields["context"] = max(experiment.data.tokens, LONGEST)  # in tokens; longer texts would take minutes and gigabytes
     meaning = experiment.semantics if beta is None else "implicit"
     return PRM(params, model, layout, grid, meaning, str(folder.resolve()), step, **fields)
 
@@ -99,14 +99,14 @@ def load(
 def _log_ratio(
     folder: Place, experiment: Experiment, beta: float, model: ModelConfig, grid: jax.sharding.Mesh, dtype: Dtype | None
 ) -> dict[str, Any]:
-    """Returns what a PRM scores with whose scores are log ratios: the reference it was trained against, and the scale.
+    """Returns the PRM fields of a log-ratio model: the reference it was trained against, and the scale.
 
-    Raises ValueError where the run names no reference.
+    Raises ValueError if the run has no reference.
     """
     if not experiment.reference:
         raise ValueError(
-            f"{folder / RUN}: its scores are log ratios to a reference model, and it names none. Write the model whose"
-            " log-probabilities the data had into its field `reference`"
+            f"{folder / RUN}: its scores are log ratios to a reference model, but `reference` is empty. Set it to the"
+            " model that computed the log-probabilities in the data"
         )
     reference = Found(folder / RUN, "reference", experiment.reference)
     LogRatio = find_part("jprm.methods.implicit:LogRatio", {}, "ratio")

@@ -1,4 +1,4 @@
-"""Typed options: JSON values, and texts of a command line, as the fields of dataclasses; names as models and parts.
+"""Typed options: reads JSON values and command-line texts into dataclasses, and finds models and parts by name.
 
 Experiments, readers, objectives, policies, judges and adapters are all read by `from_json`.
 """
@@ -27,13 +27,13 @@ from typing import Any, Literal
 
 from jprm.io.storage import HUB, Found, Given, Place, path_of
 
-_REPR = reprlib.Repr()  # of a value that may be a request's millions of numbers
+_REPR = reprlib.Repr()  # a request's value may have millions of numbers
 _REPR.maxlist = _REPR.maxdict = 20
 _REPR.maxstring = _REPR.maxother = 300
 
 
 class OptionError(ValueError):
-    """A field that is unknown, missing or of another type: `FIELD: reason`, with the known fields where that helps."""
+    """An unknown, missing or mistyped field: `FIELD: reason`, with the known fields if that helps."""
 
     def __init__(self, field: str, reason: str, known: str = ""):
         super().__init__(f"{field}: {reason}" + (f"; the fields are {known}" if known else ""))
@@ -41,14 +41,14 @@ class OptionError(ValueError):
 
 
 def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
-    """Returns a JSON value as an instance of a type: plain types, Literal, containers, unions and dataclasses of them.
+    """Converts a JSON value to a type: plain types, Literal, containers, unions, and dataclasses of these.
 
     Args:
-      where: the field that holds the value, for errors.
-      like: an instance of the dataclass `kind`, from which fields that the value does not name are taken.
+      where: name of the field, for errors, e.g. `data.rows`.
+      like: instance of the dataclass `kind` that provides the omitted fields.
 
     Raises:
-      OptionError: a field that is unknown, missing or of another type.
+      OptionError: a field is unknown, missing or of the wrong type.
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
@@ -94,11 +94,11 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
 
 
 def values_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Returns JSON values by field, each as its field's type. Raises OptionError for an unknown field or another type.
+    """Converts JSON values to the types `kinds` of their fields. Raises OptionError for unknown or mistyped fields.
 
     Args:
-      kinds: the type of every field.
-      where: what holds the fields, for errors.
+      kinds: type of each field.
+      where: name of the enclosing field, for errors.
     """
     within = {name: f"{where}.{name}".lstrip(".") for name in values}
     if unknown := [name for name in values if name not in kinds]:
@@ -107,7 +107,7 @@ def values_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str = 
 
 
 def frozen(value: Any, where: str) -> Any:
-    """Returns a JSON value as one that hashes. Raises OptionError, naming the field, where it is no JSON value."""
+    """Makes a JSON value hashable (FrozenDict, tuple). Raises OptionError if it is not a JSON value."""
     from flax.core import FrozenDict  # readers of text need no jax
 
     if isinstance(value, Mapping):
@@ -120,9 +120,9 @@ def frozen(value: Any, where: str) -> Any:
 
 
 def assigned(assignment: str) -> tuple[str, Any]:
-    """Returns name and value of `name=value`: the value as JSON or as a Python tuple or list, else as text.
+    """Splits `name=value`. The value is parsed as JSON, else as a Python tuple or list, else kept as text.
 
-    Raises ValueError where there is no name or no equals sign.
+    Raises ValueError if the name or the equals sign is missing.
     """
     name, equals, text = assignment.partition("=")
     if not name.strip() or not equals:
@@ -138,7 +138,7 @@ def assigned(assignment: str) -> tuple[str, Any]:
 
 
 def described(kinds: Any) -> str:
-    """Returns the fields of a dataclass, or of types by name, with their types: `margin (float), power (1 or 2)`."""
+    """Lists fields with their types, e.g. `margin (float), power (1 or 2)`. `kinds` is a dataclass or types by name."""
     kinds = kinds if isinstance(kinds, Mapping) else typing.get_type_hints(kinds)
     return ", ".join(f"{name} ({_name(kind)})" for name, kind in kinds.items()) or "none"
 
@@ -153,14 +153,14 @@ def _name(kind: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------------- names of parts
 #
-# An entry of a registry, or an object of the user's own, written `module:NAME` or `FILE.py:NAME`.
+# A registry entry, or a user's object, written `module:NAME` or `FILE.py:NAME`.
 
 
 def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
-    """Returns the place of a model, fetched if it is on the Hub, e.g. `hf://OWNER/NAME@REVISION`.
+    """Returns the path of a model; a Hub address `hf://OWNER/NAME@REVISION` is downloaded (or only its files `names`).
 
-    A name from a stranger's file fetches nothing: the Hub's cache must hold the model. With `names`, only these files
-    are fetched. Raises ValueError for a name that must not be followed, OSError if the model cannot be had.
+    A `Found` name from a file jprm did not write downloads nothing: it may only lead to this machine or the file's own
+    bucket. Raises ValueError, or OSError if the Hub lacks the model or is unreachable.
     """
     text = name.text if isinstance(name, Found) else os.fspath(name)
     if text.startswith(HUB):
@@ -170,23 +170,22 @@ def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
 
 
 class ForeignCode(ValueError):
-    """Raised for a name that came with a folder and stands for code of it."""
+    """A name that came with a folder would import code from that folder."""
 
 
 class MissingPart(ValueError):
-    """A part's module, file or object that is not there."""
+    """The module, file or object of a part does not exist."""
 
 
 def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = object, *, files: bool = False) -> Any:
-    """Returns the entry `name` of `registry`, or the object NAME of the module for `module:NAME`.
+    """Returns the registry entry `name`, or imports the object `module:NAME`.
 
-    An entry may itself be written `module:NAME`: its module is imported when the entry is asked for.
+    A registry entry may itself be the text `module:NAME`, which is imported on demand. With `files`, `name` may also be
+    `FILE.py:NAME`. Pass it only for names that the user typed: a name that came with a model must not execute a file
+    beside it.
 
-    With `files` it may be the object NAME of a Python file as well, `FILE.py:NAME`. That is for names that a person
-    gives to a command. A name that comes with a model must not have it run a file that lies beside it.
-
-    Raises MissingPart, naming `what`, where there is no such module, file or object. Raises ValueError where there is
-    no such entry, with the known names, or where the object is of another type than `kind`.
+    Raises MissingPart, naming `what`, if the module, file or object does not exist. Raises ValueError if the entry is
+    unknown (with the known names), or the object is not an instance of `kind`.
     """
     entry = registry.get(name)
     if entry is not None and not isinstance(entry, str):
@@ -211,10 +210,10 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
 
 
 def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
-    """Raises ForeignCode where a `module:NAME` that came with a folder would run code of it or of the current folder.
+    """Raises ForeignCode if a `module:NAME` from a folder would import code from it or from the current folder.
 
-    A stranger's folder must not have its own files imported. Python looks in the current folder without being told to,
-    in notebooks and by `python -m`, and the folder may be below it. A module that is imported already runs nothing.
+    A downloaded folder must not execute its own files. Python itself looks in the current folder, in notebooks and with
+    `python -m`, and the downloaded folder may be below it. A module that is already imported executes nothing new.
     """
     place, colon, _ = name.rpartition(":")
     if colon and place.partition(".")[0] in {"", *sys.stdlib_module_names}:
@@ -236,7 +235,7 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
 
 
 def _specs(place: str) -> Iterator[importlib.machinery.ModuleSpec]:
-    """Yields where a module and its parents would be imported from, outermost first, and imports none of them."""
+    """Yields import specs of a module's parents and itself, outermost first, without importing any."""
     path = None
     for name in itertools.accumulate(place.split("."), "{}.{}".format):
         spec = next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, path))), None)
@@ -254,10 +253,11 @@ def _within(file: str, folder: str | os.PathLike) -> bool:
 
 
 def _unasked() -> str | None:
-    """Returns the current folder if Python looks there unasked: neither PYTHONPATH nor the user names it.
+    """Returns the current folder if Python searches it by default, without an entry in PYTHONPATH or sys.path by the
+    user.
 
-    An empty entry of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/x` leaves, names nothing, and nor does a relative one of
-    the search path.
+    An empty entry in PYTHONPATH (e.g. from `PYTHONPATH=$PYTHONPATH:/x`) or a relative entry in sys.path does not count
+    as the user's choice.
     """
     here, variable = os.getcwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     empty = len(variable) > 1 and "" in variable
@@ -280,7 +280,7 @@ def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:
 
 
 def run(path: str, text: str) -> dict[str, Any]:
-    """Runs the text of a Python file and returns what it defines."""
+    """Executes the text of a Python file as a module and returns its globals."""
     digest = hashlib.sha256(f"{path}\n{text}".encode()).hexdigest()[:16]  # two files may share a stem
     spec = importlib.machinery.ModuleSpec(f"jprm_own_{pathlib.Path(path).stem}_{digest}", loader=None)
     module = importlib.util.module_from_spec(spec)
@@ -291,4 +291,4 @@ def run(path: str, text: str) -> dict[str, Any]:
 
 
 defined = functools.cache(run)
-"""Runs the text of a file once; what it defines is then the same object for everybody."""
+"""Cached `run`: a file is executed once, so that all callers share its objects."""
