@@ -1,1 +1,1 @@
-"""A model read one token at a time: the cached forward, trees on the device, sampling, turns, files of samples."""
+"""Decoding with a cache: the cached forward pass, sampling programs, and keys and values of trees."""

@@ -1,9 +1,9 @@
 """Keys and values of trees that stay on the device, so that no token is computed twice.
 
-A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens are computed
-against the slots of their path, gathered by index. Books say what the slots hold: `LiveTrees` those of a search, which
-names steps by handles and releases them, `PrefixCache` those of a server's callers, who come back with trees that begin
-like their last ones, and `jprm.methods.worlds.turns` those of conversations that a policy samples.
+A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens attend to the
+slots of their path, gathered by index. Three classes keep track of slots: `LiveTrees` for searches, which name steps by
+handles and release them; `PrefixCache` for a server's callers, who return with trees that begin like earlier ones; and
+`jprm.methods.worlds.turns` for conversations that a policy samples.
 
     trees = LiveTrees(jprm.load("runs/prm800k_smollm2"))
     roots = trees.open(["What is 2 + 2 * 3?"])
@@ -39,7 +39,7 @@ from jprm.tree import ReasoningTree, path_to
 
 
 def check(prm: PRM) -> None:
-    """Raises NotImplementedError for a model whose keys and values cannot be kept."""
+    """Raises NotImplementedError if the model's keys and values cannot be cached."""
     if find(prm.config.head).readout is None:
         raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
     if prm.ratio is not None:
@@ -49,7 +49,7 @@ def check(prm: PRM) -> None:
 
 
 class CachedModel(Protocol):
-    """A model whose keys and values are kept: a `PRM` that `check` takes, or a policy."""
+    """A model with cached keys and values: a `PRM` that `check` accepts, or a policy."""
 
     @property
     def params(self) -> Any: ...
@@ -60,9 +60,9 @@ class CachedModel(Protocol):
 
 
 class Slots:
-    """Keys, values and hidden states of `size` tokens on a model's devices, each token in a slot.
+    """Keys, values and hidden states of `size` tokens on a model's devices, one slot per token.
 
-    A recurrent model also has states, one after each node of a tree, in places of their own.
+    For a recurrent model there are also `nodes` places for the states after nodes of a tree.
     """
 
     def __init__(self, model: CachedModel, size: int, nodes: int = 0):
@@ -74,13 +74,13 @@ class Slots:
         self.clear()
 
     def clear(self) -> None:
-        """Frees all slots, also after a failure, when what the device had may be lost."""
+        """Frees all slots and resets the pool, e.g. after a failure that may have lost it."""
         self.free, self.free_states = np.arange(self.size), list(range(self.nodes))
         with jax.set_mesh(self.model.mesh):
             self._pool = empty_pool(self.model.config, self.size, self.nodes)
 
     def take_state(self) -> int:
-        """Returns a free place for a node's state, making room where there is none; -1 for a model without states."""
+        """Returns a free place for a node's state, doubling the places if full; -1 for a model without states."""
         if not self.nodes:
             return -1
         if not self.free_states:
@@ -91,7 +91,7 @@ class Slots:
         return self.free_states.pop(0)
 
     def take(self, count: int) -> np.ndarray:
-        """Returns so many free slots, doubling all where too few are free."""
+        """Returns `count` free slots, doubling the pool if too few are free."""
         while count > len(self.free):
             with jax.set_mesh(self.model.mesh):
                 self._pool = _doubled(self._pool)
@@ -104,7 +104,7 @@ class Slots:
         self.free = np.concatenate([self.free, *slots])
 
     def rows(self, count: int) -> int:
-        """Returns how many rows are computed for so many: a power of two for each device."""
+        """Returns the padded number of rows for `count` rows: a power of two per device."""
         devices = row_parts(self.model.mesh)
         return devices * padded_size(-(-count // devices))
 
@@ -119,10 +119,10 @@ class Slots:
         *,
         run: bool = True,
     ) -> None:
-        """Computes the tokens ids[p], each row after those in the slots paths[p], and keeps them in slots[p].
+        """Computes the tokens ids[p], each row after the tokens in slots paths[p], and stores them in slots[p].
 
-        Rows are padded to T new tokens and S tokens before them. states[p] are the places of the state that the row
-        starts from, -1 for none, and of the state after it. Without `run` it is compiled alone.
+        Rows are padded to T new tokens and S earlier tokens. states[p] are the places of the row's initial state (-1:
+        none) and of its final state. Without `run` the program is only compiled.
         """
         P = self.rows(len(ids))
         tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self.size, np.int32)  # padding: nowhere
@@ -145,7 +145,7 @@ class Slots:
                 _extend.lower(*arguments).compile()
 
     def past(self, paths: Sequence[np.ndarray], S: int) -> decode.Past:
-        """Returns copies of keys and values, a row for each path of slots, padded to S: a loop reads them often."""
+        """Copies keys and values, one row per path of slots, padded to S, for a loop that reads them often."""
         R = self.rows(len(paths))
         path_RS, above_R = np.zeros((R, S), np.int32), np.zeros(R, np.int32)
         for r, path in enumerate(paths):
@@ -154,7 +154,7 @@ class Slots:
             return _past(self._pool.cache, *put_rows((path_RS, above_R), self.model.mesh))
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
-        """Puts the keys and values of the first tokens of each row of a cache into slots[row]."""
+        """Stores the keys and values of the first tokens of each cache row in slots[row]."""
         place_BN = np.full((len(slots), jax.tree.leaves(cache)[0].shape[-2]), self.size, np.int32)  # others: nowhere
         for b, slot in enumerate(slots):
             place_BN[b, : len(slot)] = slot
@@ -171,10 +171,10 @@ class Slots:
         *,
         run: bool = True,
     ) -> dict[str, Float[np.ndarray, "P E"]]:
-        """Returns the named outputs of steps that end in the slots ends[p], padded to E in a row.
+        """Returns the named outputs of steps that end in the slots ends[p], padded to E per row.
 
-        parents[p] are the places, in their row, of the steps before them; -1 is none. Without `run` it is compiled
-        alone, and there are no outputs.
+        parents[p] are the places in the row of the previous steps, or -1. Without `run` the program is only compiled,
+        and there are no outputs.
         """
         P, mesh = self.rows(len(ends)), prm.mesh
         end_PE, parent_PE = np.zeros((P, E), np.int32), np.full((P, E), -1, np.int32)
@@ -193,7 +193,7 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """What is kept of the tokens in N slots, on every device: keys and values, and states after the final norm."""
+    """Keys and values, and states after the final norm, of the tokens in N slots, on every device."""
 
     cache: decode.Cache
     x_ND: Float[Array, "N D"]
@@ -203,13 +203,12 @@ class Pool:
 def _extend(
     params, config: ModelConfig, pool: Pool, tokens_PT, path_PS, above_P, length_P, from_P, place_PT, to_P
 ) -> Pool:
-    """Returns the pool with the new tokens' keys, values and states in their slots.
+    """Writes the new tokens' keys, values and states to their slots.
 
-    Args:
-      path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
-      length_P: how many tokens of each row are no padding.
-      from_P: the place of the state that each row starts from, -1 for none; to_P: of the state after it.
-      place_PT: the slots of the new tokens; padding has one beyond the pool.
+    path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
+    length_P: the number of real tokens per row.
+    from_P, to_P: the places of each row's initial state (-1: none) and final state.
+    place_PT: the slots of the new tokens; padding must have one beyond the pool.
     """
     past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS, from_P)
     position_PT = above_P[:, None] + jnp.arange(tokens_PT.shape[1])
@@ -225,16 +224,16 @@ def _keep(pool: Pool, new: decode.Cache, place_BN) -> Pool:
 
 
 def _written(config: ModelConfig | None, slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> decode.Cache:
-    """Returns the slots with the keys and values of rows in their places, and states; those beyond are dropped."""
+    """Writes keys and values of rows, and states, to their places; places beyond the pool are dropped."""
 
     def put(slots_NKH, x_PKTH):
-        """Writes the keys or values of a layer, or of a group of layers, into their slots."""
+        """Writes the keys or values of a layer, or of a group of layers, to their slots."""
         place = spec(*[None] * (x_PKTH.ndim - 2), "kv_heads", None)
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
     def put_states(axis: int, nodes, rows):
-        """Writes an array of the states after rows into the places of nodes (M, K, ...)."""
+        """Writes the rows' states to the places of nodes (M, K, ...)."""
         rows = jax.sharding.reshard(rows, spec(*[None] * axis, None, "kv_heads"))
         return nodes.at[(*(slice(None),) * axis, to_P)].set(rows, mode="drop")
 
@@ -254,14 +253,13 @@ def _past(slots: decode.Cache, path_RS, above_R) -> decode.Past:
 def _outputs(
     params, config: ModelConfig, readout: Readout, pool: Pool, end_PE: Int[Array, "P E"], parent_PE: Int[Array, "P E"]
 ):
-    """Returns the outputs (P, E) by name of steps that end in these slots, each after the step in its row's place."""
+    """Returns the named outputs (P, E) of steps that end in these slots; parents are places in the same row."""
     x_PED = pool.x_ND.at[end_PE].get(out_sharding=sharding("batch", None, None))
     return readout(logits_at_steps(params, config, x_PED, parent_PE))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty_pool(config: ModelConfig, slots: int, nodes: int = 0) -> Pool:
-    """Returns a pool of zeros."""
     x_ND = jnp.zeros((slots, config.width), config.dtype, out_sharding=sharding(None, None))
     return Pool(decode.empty_slots(config, slots, nodes), x_ND)
 
@@ -283,16 +281,15 @@ def _more_states(config: ModelConfig, pool: Pool) -> Pool:
 # ---------------------------------------------------------------------------------------------------- trees of a search
 
 SLOTS, NODES = 4096, 64
-"""Slots at first, one a token, and places for the states of a recurrent model, one a step. Either is doubled when it is
-full."""
+"""Initial slots, one per token, and places for recurrent states, one per step. Each is doubled when full."""
 
 TOKENS, CALL = 1024, 32
-"""New tokens computed at once, padding included, unless one step is longer; and how many padded tokens one call less is
+"""New tokens per call, padding included, unless one step is longer; and the padded tokens that one saved call is
 worth. (With SmolLM2-135M a call reads 540 MB of weights, in 30 to 50 ms on 2 cores; a token takes 1.5 ms.)"""
 
 SHORTEST_STEP, SHORTEST_PATH, SHORTEST_CHAIN = 16, 128, 16
-"""Least tokens that steps and paths are padded to, and least steps that chains are, where the model has a step layer.
-All are powers of two, so that few shapes are compiled."""
+"""Least padded tokens of steps and paths, and least padded steps of chains (for a step layer). All are powers of
+two, so that few shapes are compiled."""
 
 
 @dataclasses.dataclass
@@ -306,14 +303,14 @@ class _Node:
 
 
 class LiveTrees:
-    """A scorer of trees that grow while a search goes on: those of `prm.score_many`, to rounding.
+    """A scorer of trees that grow during a search; equal to `prm.score_many` up to rounding.
 
-    Slots of steps that a search has released are used again, and are doubled whenever they are full.
+    Slots of released steps are reused, and doubled when full.
 
     Attributes:
-      tokens: computed so far, padding left out: those of each problem and of each step once.
+      tokens: real tokens computed so far, each problem and step once.
 
-    Raises NotImplementedError for a model that cannot be decoded with a cache.
+    Raises NotImplementedError if the model cannot be decoded with a cache.
     """
 
     def __init__(self, prm: PRM):
@@ -332,8 +329,7 @@ class LiveTrees:
         """Appends steps[i] below parents[i]; returns the new handles and (P,) float32 scores.
 
         Raises:
-          ValueError: a parent that does not exist or was released, a step without tokens, a chain longer than the
-            model's context.
+          ValueError: an unknown or released parent, a step without tokens, or a chain longer than the model's context.
           FloatingPointError: a score that is not finite.
         """
         for parent in parents:
@@ -359,7 +355,7 @@ class LiveTrees:
         return handles, score_P
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees the slots of these handles that no live descendant needs; they cannot be extended again."""
+        """Frees the slots of these handles unless a live descendant needs them; they cannot be extended again."""
         for handle in handles:
             if handle not in self._nodes:
                 continue
@@ -408,7 +404,7 @@ class LiveTrees:
         return nodes[::-1]
 
     def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
-        """Yields indices of steps of similar length to compute together, in the fewest tokens and calls."""
+        """Yields indices of steps of similar length to compute together, with the fewest tokens and calls."""
         order = sorted(range(len(lengths)), key=lambda i: (lengths[i], depths[i]))
         best, start = [0], [0]  # cost of the first n steps of the order, and where the last of their batches starts
         for n, i in enumerate(order, 1):
@@ -436,20 +432,20 @@ class LiveTrees:
 # -------------------------------------------------------------------------------------------------- a server's prefixes
 
 EDIT = 64
-"""New tokens of one call, padding included: an edit is rarely longer."""
+"""New tokens per call, padding included: an edit is rarely longer."""
 
 SHORTEST_PREFIX = 256
-"""Least tokens that paths are padded to; longer ones to four times as many, sixteen times, ..., to compile little."""
+"""Least padded tokens of paths; longer paths take 4, 16, ... times as many, so that few shapes are compiled."""
 
 
 class PrefixCache:
-    """Scores of trees whose beginnings were scored before, those of the PRM to rounding: only what follows is computed.
+    """Scores trees, computing only the tokens after cached prefixes; equal to the PRM up to rounding.
 
-    A caller's tokens form a trie: a slot is known by the slot of the token before it and the token's id. When slots run
-    out, those that were used least recently are taken, a branch's end before its beginning. Callers share nothing, so
-    that none learns from the time of an answer what another has scored.
+    A caller's tokens form a trie: a slot is identified by the previous token's slot and the token id. When slots run
+    out, the least recently used are taken, from the ends of branches. Callers share nothing, so that response times do
+    not reveal what another caller has scored.
 
-    Raises NotImplementedError for a model that cannot be decoded with a cache.
+    Raises NotImplementedError if the model cannot be decoded with a cache.
     """
 
     def __init__(self, prm: PRM, slots: int):
@@ -466,9 +462,9 @@ class PrefixCache:
         self._now = 0  # counts calls: when a slot was used
 
     def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
-        """Returns a tree's named outputs, as `PRM.outputs_of`, and how many of its tokens were not computed again.
+        """Returns a tree's named outputs, like `PRM.outputs_of`, and the number of its tokens found in the cache.
 
-        Raises ValueError for a tree of more tokens than the pool has slots, else as `PRM.outputs_of`.
+        Raises ValueError if the tree has more tokens than the cache has slots; else like `PRM.outputs_of`.
         """
         tokens = token_tree(tree, self._prm.layout)
         shape = geometry(tokens.length_R, tokens.parent_R)
@@ -517,9 +513,10 @@ class PrefixCache:
         return slot_N, above_N
 
     def _taken(self, count: int) -> np.ndarray:
-        """Returns slots for so many new tokens: free ones, then those used least recently.
+        """Returns slots for `count` new tokens: free ones, then the least recently used.
 
-        A token is used whenever one after it is, so by use, then by depth, no token goes before one that follows it.
+        Using a token also uses the tokens before it, so in order of use, then depth, no token is freed before its
+        successors.
         """
         if (missing := count - len(self._slots.free)) > 0:
             kept = np.array([slot for slot in self._key if self._used_S[slot] < self._now], np.int64)
@@ -531,7 +528,7 @@ class PrefixCache:
 
 
 def _segments(new: Sequence[int], above_N: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the new tokens in pieces of up to EDIT; each token of a piece follows the one before it."""
+    """Yields the new tokens in pieces of up to EDIT consecutive tokens on one path."""
     segment: list[int] = []
     for n in new:
         if segment and (above_N[n] != segment[-1] or len(segment) == EDIT):

@@ -1,10 +1,10 @@
-"""Cached decoding: hidden states of new tokens, which see each other and tokens whose keys and values are cached.
+"""Cached decoding: hidden states of new tokens, which see each other and tokens with cached keys and values.
 
-A sampler's programs are prompts, then a loop of one token more for all samples.
+A sampler runs two programs: `prefill` for the prompts, then a loop that adds one token to all samples.
 
-Layers use the functions of their kinds, and mixers go on from what `Kind.cached` says. A scan over stacked layers first
-copies each layer's weights out of its stack. With `layer_groups` of 1 every layer has arrays of its own, which the
-program reads in place. Decoding one token at a time is bound by reading weights, so samplers use a copy
+Layers use the functions of their kinds; mixers continue from `Kind.cached`. A scan over stacked layers copies each
+layer's weights out of its stack. With `layer_groups` of 1 every layer has its own arrays, which the program reads in
+place. Decoding one token at a time is bound by reading weights, so samplers use such a copy
 (`jprm.methods.policy.sampler.decoding_copy`).
 """
 
@@ -30,12 +30,12 @@ from jprm.model.transformer import Rotation, block, embed, head_logits, norm_sca
 from jprm.tokenizer import Tokenizer
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
-"""What is kept of every group of layers, by mixer, with a leading axis of layers if several of a group have it.
+"""Cached arrays for every group of layers, by mixer, with a leading layer axis if several layers of the group have it.
 
 `layers.KEYS`: keys and values, of rows (B, K, S, H), or of slots (N, K, H).
-`layers.Recurrent`: its state's arrays, of rows; where keys are in slots, of so many nodes of trees.
+`layers.Recurrent`: its state arrays, per row; if keys are in slots, per node of a tree.
 
-A group of one has no such axis, so that XLA writes a decoding loop's new keys in place and does not copy the cache for
+A group of one has no layer axis, so that XLA writes a decoding loop's new keys in place and does not copy the cache for
 every token.
 """
 
@@ -46,10 +46,10 @@ QUERIES = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """Cached tokens in R rows, which B new rows share; B is a multiple of R, and row b sees row b // (B / R).
+    """Cached tokens in R rows, shared by B new rows; B must be a multiple of R, and row b sees row b // (B / R).
 
-    All of them come before the first new token, so all new tokens of a row see the same ones, but for windows. The
-    token at s is at position s.
+    All of them precede the first new token, so all new tokens of a row see the same ones, except for windows. The token
+    at s is at position s.
     """
 
     cache: Cache  # of R rows
@@ -60,13 +60,12 @@ class Past:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
-    """Returns zeros for `size` tokens in each row, split over the mesh that is set."""
+    """Returns zeros for `size` tokens per row, split over the current mesh."""
     return _zeros(config, (rows, config.kv_heads, size, config.head_dim), ("batch", "kv_heads"), rows)
 
 
 def empty_slots(config: ModelConfig, size: int, nodes: int = 0) -> Cache:
-    """Returns zeros for `size` tokens, and for states after `nodes` nodes, replicated on every device; only heads are
-    split."""
+    """Returns zeros for `size` tokens and the states of `nodes` nodes; only heads are split over devices."""
     return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads"), nodes)
 
 
@@ -90,10 +89,10 @@ def mapped(
     tokens: Callable[..., Array], states: Callable[..., Array] | None, cache: Cache, *others: Cache,
     config: ModelConfig | None = None,
 ) -> Cache:  # fmt: skip
-    """Returns the cache with a function of its keys and values, and another one of its states' arrays.
+    """Maps `tokens` over the cache's keys and values, and `states` over its recurrent states.
 
-    Both take those of the `others` too. `states` takes the axis of rows before them, and needs the `config`; without it
-    states stay.
+    Both also take the corresponding arrays of `others`. `states` takes the index of the row axis first, and needs the
+    `config`; without it states stay unchanged.
     """
 
     def of_mixer(name: str, *kept: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -111,7 +110,7 @@ def mapped(
 
 
 def check(config: ModelConfig) -> None:
-    """Raises NotImplementedError for a model with layers that cannot go on from a cache."""
+    """Raises NotImplementedError if a layer of the model cannot continue from a cache."""
     mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}
     if unknown := sorted(name for name in mixers if layers.find(name).cached is None):
         raise NotImplementedError(
@@ -132,12 +131,11 @@ def _is_attention(mixer: str) -> bool:
 
 
 def recurrent(config: ModelConfig) -> bool:
-    """Returns whether a model keeps states beside keys and values."""
     return any(_recurrent(name) is not None for name in config.mixers)
 
 
 def _recurrent(mixer: str) -> layers.Recurrent | None:
-    """Returns what a mixer keeps in place of keys and values; None where it keeps those."""
+    """Returns the mixer's `Recurrent`, or None if it caches keys and values."""
     cached = layers.find(mixer).cached
     return cached if isinstance(cached, layers.Recurrent) else None
 
@@ -153,17 +151,17 @@ def forward(
     length_B: Int[Array, " B"] | None = None,
     age_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
-    """Returns the new tokens' hidden states after the final norm, and what is kept of their rows.
+    """Returns the new tokens' hidden states after the final norm, and the updated cache of their rows.
 
-    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself, as far as a
-    layer's window reaches. The positions of a row follow one another. Padding follows the tokens and affects none.
+    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself, within the
+    layer's window. The positions of a row must be consecutive. Padding must follow the tokens, and affects none.
 
     Args:
-      own: the cache of B rows, into which the new keys and values are written at `start`; None for rows that begin
-        with the new tokens.
-      length_B: how many new tokens of each row are no padding, for recurrent states; None: all of them.
-      age_B: tokens of each row in its own cache, where rows began at different times: `fresh` is then a ring, in which
-        they are the last ones before `start`, and there is one new token.
+      fresh: the cache of B rows; new keys and values are written to it at `start`. None for rows that begin with the
+          new tokens.
+      length_B: real new tokens per row, for recurrent states; None: all of them.
+      age_B: tokens of each row in its own cache, if rows began at different times: `fresh` is then a ring, in which
+          they are the last ones before `start`, and there must be one new token.
     """
     decoder = params["decoder"]
     x_BTD, cache = embed(tokens_BT, decoder["embed"], config), []
@@ -207,7 +205,7 @@ def forward(
 
 
 def _state(past: Past | None, of_group, index, fresh: tuple[Array, ...], place: NewTokens) -> tuple[Array, ...]:
-    """Returns the recurrent state that each row starts from: its own where it has any."""
+    """Returns the recurrent state that each row starts from: its own if it has one, else the past's."""
     rows, before = len(fresh[0]), jax.tree.map(jnp.zeros_like, fresh)
     if past is not None:
 
@@ -232,7 +230,7 @@ def _state(past: Past | None, of_group, index, fresh: tuple[Array, ...], place: 
 
 @dataclasses.dataclass(frozen=True)
 class NewTokens:
-    """Where the new tokens are: their rotations and positions, and their first index in the row's own cache."""
+    """Rotations and positions of the new tokens, and the index of the first in the row's own cache."""
 
     rotations: tuple[Rotation, Rotation]
     growth: Array | None
@@ -266,10 +264,8 @@ def _attention(attend, y_BTD, w: Mapping[str, Array], settings, before, fresh, p
 
 
 def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...]:
-    """Returns keys, values (R, K, S, H) and what is seen of layer `index` of a group, or of its only layer (None).
-
-    kv: those of the group. It is () without a past.
-    """
+    """Returns keys and values (R, K, S, H) of layer `index` of a group (None: its only layer), and their mask; ()
+    without a past. `kv` are the group's arrays."""
     if past is None:
         return ()
     at = () if index is None else (index,)
@@ -282,7 +278,7 @@ def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...
 
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig, age_B=None):
-    """Returns attention over cached and new keys in float32: a partial softmax of each, then combined."""
+    """Returns float32 attention over cached and new keys: a partial softmax of each, then combined."""
     B, T, _, G, _ = q_BTKGH.shape
     behind_TS, seen_TS = _own_keys(T, k_BKSH.shape[2], start, window, age_B)
     if age_B is None:
@@ -306,7 +302,7 @@ def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config:
 
 
 def _own_keys(T: int, S: int, start, window, age_B) -> tuple[Array, Array]:
-    """Returns how far a row's own S keys are behind its T new queries, and which of them are in the past and window."""
+    """Returns the distance from T new queries back to the row's own S keys, and the mask by order and window."""
     behind_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
     if age_B is not None:
         behind_TS %= S  # a ring
@@ -314,7 +310,7 @@ def _own_keys(T: int, S: int, start, window, age_B) -> tuple[Array, Array]:
 
 
 def _attend_by(rule: layers.Attending, w: Mapping[str, Array]) -> Callable[..., Array]:
-    """Returns `_attend` by another rule, which takes cached and new keys side by side."""
+    """Returns an `_attend` by another rule, which takes cached and new keys side by side."""
 
     def attend_all(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig, age_B=None):
         B, T = q_BTKGH.shape[:2]
@@ -339,8 +335,8 @@ def _attend_by(rule: layers.Attending, w: Mapping[str, Array]) -> Callable[..., 
 
 
 def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):
-    """Returns, for one set of keys, the sum of exp(logit - largest logit) x value, the sum of these weights, and the
-    largest logit."""
+    """Returns, for one set of keys: sum of exp(logit - top) x value, sum of exp(logit - top), and top, the largest
+    logit."""
     B, T, K, G, H = q_BTKGH.shape
     R, split = k_RKSH.shape[0], ("batch", "kv_heads")
     q_RXKGH = reshape(q_BTKGH, (R, B // R * T, K, G, H), "batch", None, "kv_heads")
@@ -362,16 +358,16 @@ def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):
 # ---- The programs of a sampler.
 
 RUNNING, STEP, STOP, FULL = range(4)
-"""How a sample ends; FULL: at the most tokens that it may have."""
+"""The state of a sample; FULL: it has reached its token limit."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodingState:
-    """The state of B samples, some of them unfinished: what the decoding loop carries.
+    """The state of B samples, some of them unfinished, in the decoding loop.
 
-    Tokens, and keys and values, are in rings: token number `count` of the loop is at `count` modulo the room. A sample
-    has the last `length_B` of its ring, so that a row may begin a new sample at any time.
+    Tokens, keys and values are in rings: token number `count` of the loop is at `count` modulo the room. A sample owns
+    the last `length_B` entries of its ring, so that a row may begin a new sample at any time.
     """
 
     count: Array  # turns of the loop so far
@@ -389,7 +385,7 @@ class DecodingState:
 
 @functools.partial(jax.jit, static_argnums=1)
 def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
-    """Returns the keys of prompt `row_R[r]` for every r, without its last token, with which decoding begins."""
+    """Returns the keys of prompt row_R[r] for every r, without its last token, with which decoding begins."""
     S = tokens_US.shape[1]
     position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
     _, cache = forward(params, config, tokens_US, position_US, length_B=length_U - 1)
@@ -405,9 +401,9 @@ def next_token(
     params, config: ModelConfig, temperature, top_p, s: DecodingState, past, first_B, key_B, table_VP, stop_V, at_step,
     limit, entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Returns the samples with one token more; `limit` is the most tokens of a sample.
+    """Adds one token to each sample; `limit` is the most tokens per sample.
 
-    `entropies`: of how many of the most probable tokens the entropy is kept, where the samples have a place for it.
+    entropies: the number of most probable tokens in the entropy, if the samples have room for it; 0 for none.
     """
     at = s.count % s.written_BN.shape[1]
     position_B1 = (first_B + s.length_B)[:, None]
@@ -425,7 +421,7 @@ def next_token(
     end_B = jnp.where(at_step & (progress_B < 0), STEP, end_B)
 
     def write(x_BN: Array, new_B: Array) -> Array:
-        """Writes a column, but for samples that have ended: theirs wait in the ring until they are collected."""
+        """Writes a column, except for ended samples, which wait in the ring until they are collected."""
         both = new_B[:, None], jax.lax.dynamic_slice_in_dim(x_BN, at, 1, 1)
         if (place := sharding("batch", None)) is not None:
             both = jax.sharding.reshard(both, (place, place))  # from jax 0.12 on a slice forgets how one row is split
@@ -451,7 +447,7 @@ def decode_samples(
     params, config: ModelConfig, temperature, top_p, samples: DecodingState, past, first_B, key_B, table_VP, stop_V,
     at_step, limit, needed_B, enough, entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Decodes until all needed samples have ended, or all of `enough` rows, or a running sample has no more room."""
+    """Decodes until all needed samples have ended, or all samples in `enough` rows, or a running sample has no room."""
     room, R = samples.written_BN.shape[1], len(past.seen_RS)
 
     def again(s: DecodingState):
@@ -466,7 +462,7 @@ def decode_samples(
 
 @functools.partial(jax.jit, static_argnums=1)
 def grown(samples: DecodingState, size: int) -> DecodingState:
-    """Returns the samples with room for `size` tokens, of which the last ones before `count` keep their order."""
+    """Enlarges the samples' rings to `size` tokens; tokens keep their order before `count`."""
     room = samples.written_BN.shape[1]
 
     def pad(x: Array, axis: int) -> Array:
@@ -479,13 +475,13 @@ def grown(samples: DecodingState, size: int) -> DecodingState:
 
 
 def padded(x: Array, axis: int, size: int) -> Array:
-    """Returns the array with zeros after it along an axis, of which it then has `size`."""
+    """Pads an axis with zeros to `size`."""
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def refilled(past: Past, new: Past, new_R) -> Past:
-    """Returns the past with other prompts in the rows `new_R`."""
+    """Replaces the prompts in the rows `new_R`."""
 
     def either(a: Array, b: Array) -> Array:
         return jnp.where(reshape(new_R, (len(new_R), *[1] * (a.ndim - 1)), "batch"), b, a)
@@ -495,14 +491,14 @@ def refilled(past: Past, new: Past, new_R) -> Past:
 
 @functools.partial(jax.jit, static_argnums=1)
 def longer(past: Past, size: int) -> Past:
-    """Returns the past with room for prompts of `size` tokens."""
+    """Pads the past to prompts of `size` tokens."""
     cache = mapped(lambda x: padded(x, 2, size), None, past.cache)
     return Past(cache, padded(past.seen_RS, 1, size))
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def of_rows(state, row_Q, m: int):
-    """Returns samples, m a row, and what else has an entry for each of them or for each row, of the rows `row_Q`."""
+    """Selects the rows `row_Q` of the samples (m per row) and of the other per-sample and per-row arrays."""
     index_B = (row_Q[:, None] * m + jnp.arange(m)).reshape(-1, out_sharding=sharding("batch"))
     samples, first_B, key_B, past = state
 
@@ -523,15 +519,15 @@ def keys(number_B, hash_B):
 
 
 def step_text(text: str) -> str:
-    """Returns a step's text without line breaks around it and white space after it: code is indented."""
+    """Strips line breaks around a step and white space after it, but not its indentation."""
     return text.lstrip("\r\n").rstrip()
 
 
 def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
-    """Returns the progress after a token, by token and progress before it; -1 where the token ends a step.
+    """Returns the progress after a token, by (token, progress before it); -1 if the token ends a step.
 
-    Progress is the number of the delimiter's characters at the end of the text, plus the delimiter's length if there is
-    more than white space before them: a blank step is no step. A delimiter may end inside a token.
+    Progress is the number of delimiter characters at the end of the text, plus the delimiter's length if anything but
+    white space precedes them: a blank step does not count. A delimiter may end inside a token.
     """
     size, letters = len(delimiter), set(delimiter)
     table = np.zeros((vocab_size, 2 * size), np.int8)
@@ -568,7 +564,7 @@ _BLOCK = 128
 def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: float, top_p: float) -> Int[Array, " B"]:
     """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens of mass >= `top_p`.
 
-    Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one belong to it.
+    Temperature 0 takes the most probable token. Tokens as probable as the last one of the nucleus belong to it.
 
     The nucleus is {v: mass of the tokens more probable than v < top_p}. Every round samples from all remaining tokens.
     A token outside the nucleus shows that no token of its probability or less is inside, so the next round samples from
@@ -614,13 +610,13 @@ def log_probabilities(
 
 
 def top_entropy(logit_BV: Float[Array, "B V"], k: int) -> Float[Array, " B"]:
-    """Returns the entropy, in nats, of softmax over the k largest logits of each row."""
+    """Returns the entropy, in nats, of the softmax over the k largest logits of each row."""
     log_BK = jax.nn.log_softmax(jax.lax.top_k(logit_BV, min(k, logit_BV.shape[1]))[0])
     return -jnp.sum(jnp.exp(log_BK) * log_BK, axis=-1)
 
 
 def pick(x_BN: Float[Array, "B N *W"], index_B: Int[Array, " B"]) -> Array:
-    """Returns every row's element with its index, of shape (B, *W)."""
+    """Returns x_BN[b, index_B[b]] for every row b."""
     return jax.vmap(lambda x, i: x[i])(x_BN, index_B)
 
 
@@ -629,19 +625,19 @@ def _uniform(key_B: Key[Array, " B"], round) -> Float[Array, "B 2"]:
 
 
 def _in_blocks(x_BV: Float[Array, "B V"], filler: float) -> Float[Array, "B N W"]:
-    """Returns the numbers in blocks of tokens, the last one filled up."""
+    """Splits the vocabulary axis into blocks; `filler` completes the last one."""
     B, V = x_BV.shape
     padded_BV = jnp.pad(x_BV, ((0, 0), (0, -V % _BLOCK)), constant_values=filler)
     return reshape(padded_BV, (B, padded_BV.shape[1] // _BLOCK, _BLOCK), "batch")
 
 
 def _weights(logit_BNW: Float[Array, "B N W"], top_B: Float[Array, " B"], temperature: float) -> Float[Array, "B N"]:
-    """Returns the sum of exp((logit - top) / temperature) of every block."""
+    """Returns the sum of exp((logit - top) / temperature) per block."""
     return jnp.sum(jnp.exp((logit_BNW - top_B[:, None, None]) / temperature), axis=-1)
 
 
 def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """Inverts the distribution function in two levels, with a uniform number each: a block of tokens, then a token."""
+    """Inverts the distribution function in two levels, with a uniform number each: a block, then a token."""
     weight_BNW = _in_blocks(weight_BV, 0)
     block_B = _invert(uniform_B2[:, 0], jnp.sum(weight_BNW, axis=-1))
     return block_B * _BLOCK + _invert(uniform_B2[:, 1], pick(weight_BNW, block_B))

@@ -1,6 +1,6 @@
-"""Attention kernels for TPUs and GPUs: a file each, with its tables of blocks; and what several share.
+"""Attention kernels for CPUs, TPUs and GPUs, a file each, and their shared code.
 
-On GPUs weights are powers of two, which they take faster than powers of e: logits are times log2(e).
+GPU kernels use powers of two, which are faster there than powers of e: logits are multiplied by log2(e).
 
 Gradients (Dao et al. 2022), with p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
 """
@@ -19,19 +19,19 @@ from jprm.model.mesh import spec
 LOG2_E = math.log2(math.e)
 
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
-"""Products that each kernel makes of a pair of blocks: logits and output; logits, the gradients of weights and queries;
-logits, the gradients of weights, keys and values."""
+"""Matrix products per pair of blocks: logits and output; logits, weight and query gradients; logits, weight, key and
+value gradients."""
 
 
 def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str, tuple], split: bool):
     """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
 
-    Where the tokens are split, `call` takes the keys of whole rows, and gives every device a term of their gradients.
+    If tokens are split, `call` takes the keys of whole rows, and each device returns its term of their gradients.
 
     Args:
-      call: from blocks and heads to a tuple of arrays.
-      heads, results: arrays, and what `call` returns, by kind.
-      kinds: logical axes by kind: of `queries`, `keys` and `rows`.
+      call: (blocks, heads) to a tuple of arrays.
+      heads, results: the arrays by kind, and the kind of each result.
+      kinds: logical axes of each kind: `queries`, `keys` and `rows`.
       split: whether the tokens of rows are split.
     """
     axis = kinds["keys"].index("tokens")
@@ -64,18 +64,18 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
 
 
 def saved(*arrays):
-    """Names what the backward pass needs of the forward pass: remat="dots" keeps it, like products."""
+    """Names forward arrays that the backward pass needs, so that remat="dots" keeps them."""
     return [checkpoint_name(x, SAVED) for x in arrays]
 
 
 def numbers_of(blocks, T: int):
-    """Returns the layer's window, 0 without one, and the row's index of the first of this device's T queries."""
+    """Returns the layer's window (0: none), and the index in the row of this device's first query."""
     first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
     return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
 
 
 def too_old(name: str) -> str | None:
-    """Returns why an implementation for NVIDIA GPUs refuses this machine's GPU."""
+    """Returns the reason to refuse this machine's GPU, or None."""
     if ampere_or_later():
         return None
     return (
@@ -85,10 +85,8 @@ def too_old(name: str) -> str | None:
 
 
 def logits(logit, config: ModelConfig):
-    """Returns the logits times log2(e), and the derivative of the soft cap, None without one (tanh' = 1 - tanh^2).
-
-    logit: the product of queries and keys, of any shape.
-    """
+    """Returns logits times log2(e), and the derivative of the soft cap (None without one; tanh' = 1 - tanh^2).
+    `logit` is the product of queries and keys, of any shape."""
     cap = config.attention_softcap
     if not cap:
         return logit * (config.query_scale * LOG2_E), None
@@ -97,9 +95,9 @@ def logits(logit, config: ModelConfig):
 
 
 def weights(logit, slope, dweight, seen, log, inner):
-    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap.
+    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the uncapped logits.
 
-    All have the shape of a pair of blocks; `log` and `inner` are those of its queries.
+    All have the shape of a pair of blocks; `log` and `inner` belong to its queries.
     """
     weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
     dlogit = weight * (dweight - inner)

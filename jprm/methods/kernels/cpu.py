@@ -4,9 +4,9 @@ Rows are in depth-first order and `until` closes subtrees. So the queries of a b
 the block's first query sees: the path to it. (A key that is closed at the first query is closed for all of them.) Each
 block attends to itself and then, a chunk at a time, to that path: it gathers the keys, and scatters their gradients
 back. Partial softmaxes are combined (Milakov and Gimelshein 2018). The number of chunks is counted at run time: under
-jit sizes are static, but the turns of a loop are not.
+jit sizes are static, but loop counts are not.
 
-This is for CPUs, where small exact work beats large regular work. No T x T array is kept.
+This is for CPUs, where small exact work beats large regular work. No T x T array is stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape
 
 CHUNK = 256
-"""Keys of a path that a block attends to at once. A path's last chunk is half padding on average."""
+"""Keys of a path per chunk. A path's last chunk is half padding on average."""
 
 
 @jax.tree_util.register_dataclass
@@ -39,7 +39,7 @@ class Paths:
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Paths:
-    """Finds the paths. Raises ValueError for rows of a length that is no multiple of `attention_block`."""
+    """Finds the paths. Raises ValueError if the row length is not a multiple of `attention_block`."""
     T, block = until_BT.shape[1], config.attention_block
     if T % block:
         raise ValueError(f"attention='paths' takes rows of a multiple of {block} tokens (attention_block), not {T}")
@@ -130,7 +130,7 @@ PATHS = Implementation(
 
 
 def path_pairs(paths: Paths, config: ModelConfig) -> int:
-    """Returns the pairs of query and key that are computed for each head, hidden ones included."""
+    """Returns the computed (query, key) pairs per head, hidden ones included."""
     block, (B, N, _) = config.attention_block, paths.index.shape
     return B * block * int(N * block + CHUNK * jnp.sum(paths.chunks))
 
@@ -160,7 +160,7 @@ def _scatter(x_BTKH, index_BS, update_BKSH):
 
 
 def _logits(q_BKXH, k_BKSH, index_BS, paths: Paths, n, config: ModelConfig):
-    """Returns logits in float32 under the rule key <= query < until[key] and the window; X is (G, block) flattened."""
+    """Returns float32 logits, masked by key <= query < until[key] and the window; X is (G, block) flattened."""
 
     def of_keys(x_BT, index_BS=index_BS):
         return jax.vmap(lambda x, index: x.at[index].get(mode="fill", fill_value=0))(x_BT, index_BS)

@@ -1,17 +1,17 @@
-"""Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over the pairs of blocks that hold a visible pair.
+"""Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over pairs of blocks with a visible pair.
 
-There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. A
-program of the first two has a block of queries of one head and walks its blocks of keys (`find_blocks`); a program of
+There are three kernels: forward, with an online softmax that stores the log-sum-exp of every query; dq; dk and dv. A
+program of the first two has a block of queries of one head and walks its blocks of keys (`find_blocks`). A program of
 the third has a block of keys and walks the blocks of queries of all heads that share it, so no gradient is summed
 outside. Pairs in which every query sees every key come first and are computed without a mask. Layers with a sliding
-window have tables of their own, without the pairs that lie beyond it.
+window have their own tables, without the pairs beyond it.
 
-Products take the inputs' dtype and sum in float32. Products of float32 are, as XLA's, those of TF32, and of full
-precision under `jax.default_matmul_precision("highest")`. Powers are of two, which is the instruction that GPUs have.
-Memory is linear in T beside the tables, 4 bytes a pair of blocks.
+Products take the inputs' dtype and sum in float32. Products of float32 are TF32, like XLA's, or of full precision under
+`jax.default_matmul_precision("highest")`. Powers are of two, for which GPUs have an instruction. Memory is linear in T,
+apart from the tables with 4 bytes per pair of blocks.
 
-The kernels are written in Pallas and lowered by Triton. experiments/bench/gpu_kernels.md says why, and what the
-compiled kernels take.
+The kernels are written in Pallas and lowered by Triton. experiments/bench/gpu_kernels.md gives the reasons, and the
+resources of the compiled kernels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockTable:
-    """Finds the pairs of blocks. Raises ValueError for split rows whose parts are no multiple of a block."""
+    """Finds the pairs of blocks. Raises ValueError if the parts of split rows are not multiples of a block."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     if split > 1 and T % (split * sizes.tile):
@@ -65,12 +65,13 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 
 
 def bounded(config: ModelConfig) -> tuple[int, ...]:
-    """Returns the windows of the model's layers that have one."""
+    """Returns the window sizes in the model, without 0."""
     return tuple(sorted({window for window in config.windows if window}))
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns what `jprm.methods.kernels.tpu.flops` does; of layers with and without sliding windows it is the mean."""
+    """Returns FLOPs per kernel call like `jprm.methods.kernels.tpu.flops`, averaged over layers with and without
+    windows."""
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
@@ -108,7 +109,7 @@ def _backward(config: ModelConfig, kept, dy_BTKGH):
 
 
 def _of_layer(blocks: BlockTable) -> BlockTable:
-    """Returns the blocks with the tables of this layer: those of its window, or of the whole path."""
+    """Selects the tables of this layer: with its window, or of the whole path."""
     if blocks.window is None:
         return blocks
     if blocks.local is None:
@@ -119,9 +120,9 @@ def _of_layer(blocks: BlockTable) -> BlockTable:
 
 
 def _padded(x_BTNH, blocks: BlockTable):
-    """Returns heads of a size that is a power of two, in rows of as many tokens as the tables are for.
+    """Pads heads to a power of two, and rows to the tokens of the tables.
 
-    A padded head's further elements are zero: they add nothing to a product, and their output is dropped.
+    The added elements of a head are zero: they add nothing to a product, and their output is dropped.
     """
     tokens = blocks.until.shape[1] - x_BTNH.shape[1]
     head = padded_head(x_BTNH.shape[-1]) - x_BTNH.shape[-1]
@@ -150,8 +151,8 @@ def _run(kernel, launch: Launch, table, blocks: BlockTable, config: ModelConfig,
     """Runs a kernel in programs over the major blocks of its table, heads and rows.
 
     inputs: `queries` (B, T, K, G, H), `keys` (B, S, K, H) and `rows` (B, K, G, T) by kind. A kernel takes them in this
-    order, then `outputs`, which are as queries or as keys, and `rows`. A program sees the part of its head, in its
-    major blocks where it has a block of that kind.
+        order, then `outputs` (like queries or keys), and `rows`. A program sees its own head; in the kind of its major
+        blocks, only its block.
     """
     B, T, K, G, H = inputs["queries"][0].shape
     S, by_key = blocks.until.shape[1], kernel is _dkv_kernel
@@ -271,7 +272,7 @@ def _dkv_kernel(config, launch, windowed, numbers, line, until, position, q, dy,
 
 
 def _seen(t, s, launch: Launch, numbers, until, position, windowed: bool, keys_first: bool):
-    """Whether queries of block t see keys of block s. numbers: the layer's window, the row's index of query 0."""
+    """Returns whether queries of block t see keys of block s. numbers: as from `numbers_of`."""
     query_T = numbers[1] + t * launch.query + jnp.arange(launch.query)
     key_S, keys = s * launch.key + jnp.arange(launch.key), pl.ds(s * launch.key, launch.key)
 
@@ -305,15 +306,15 @@ def _dot(a, b, contracted: tuple[int, int]):
 # the window of its keys' largest, and whole only if the largest is within the window of the least.
 
 SMALLEST = 16
-"""The shortest side of a matrix that Triton multiplies."""
+"""The shortest matrix side that Triton multiplies."""
 
 TUNED = "gpu_blocks.json"
-"""Blocks by device, then by `key`. `experiments/bench/gpu_check.py` writes the winners of its sweep here."""
+"""Blocks by device, then by `key`: the best results of the sweep in `experiments/bench/gpu_check.py`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How one kernel runs: tokens in a block of queries and of keys, warps of a program, stages of its pipeline."""
+    """Settings of one kernel: tokens per block of queries and of keys, warps per program, pipeline stages."""
 
     query: int
     key: int
@@ -330,18 +331,18 @@ class Launches:
 
     @property
     def tile(self) -> int:
-        """Tokens that rows are padded to a multiple of; all sizes are powers of two."""
+        """The multiple of tokens to which rows are padded; all sizes are powers of two."""
         return max(max(x.query, x.key) for x in (self.forward, self.dq, self.dkv))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockTable:
-    """The pairs of blocks of every row that hold a visible pair of tokens, computed once for all layers.
+    """The pairs of blocks in every row that hold a visible pair of tokens, computed once for all layers.
 
-    A table has a line for each major block: how many minor blocks are whole, how many are needed in all, and their
-    indices, whole ones first. Where rows are split, the tables of the C parts of the queries are side by side, and
-    blocks of queries are counted within their part.
+    A table has one line per major block: the number of whole minor blocks, the number of all needed ones, and their
+    indices, whole ones first. If rows are split, the tables of the C parts of the queries are side by side, and blocks
+    of queries are counted within their part.
     """
 
     until: Int[Array, "B S"]
@@ -355,12 +356,12 @@ class BlockTable:
 
 
 def padded_head(H: int) -> int:
-    """Returns the size that heads are padded to: Triton's arrays have powers of two."""
+    """Returns the padded head size, a power of two as Triton requires."""
     return max(SMALLEST, 1 << (H - 1).bit_length())
 
 
 def key(H: int, itemsize: int) -> str:
-    """Returns the name of a case in the table of tuned blocks, such as `128x2`: padded head size, bytes an element."""
+    """Returns the key in the table of tuned blocks: padded head size, bytes per element, e.g. `128x2`."""
     return f"{padded_head(H)}x{itemsize}"
 
 
@@ -380,7 +381,7 @@ def default_launches(H: int, itemsize: int) -> Launches:
 
 
 def launches(H: int, itemsize: int) -> Launches:
-    """Returns the blocks that were fastest on this machine's GPU if it was measured, otherwise the default ones."""
+    """Returns the fastest measured blocks for this machine's GPU, or the defaults."""
     default = default_launches(padded_head(H), itemsize)
     if jax.default_backend() == "gpu":
         measured = tuned().get(jax.local_devices()[0].device_kind, {}).get(key(H, itemsize))
@@ -391,7 +392,6 @@ def launches(H: int, itemsize: int) -> Launches:
 
 @functools.cache
 def tuned() -> dict:
-    """Returns the measured blocks, by device and case."""
     return json.loads((pathlib.Path(__file__).parent / TUNED).read_text(encoding="utf-8"))
 
 
@@ -399,9 +399,9 @@ def find_blocks(
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1,
     windows: tuple[int, ...] = (),
 ) -> BlockTable:  # fmt: skip
-    """Returns the tables for rows of a multiple of `tile` tokens in each of `parts` parts of the queries.
+    """Returns the tables; rows must be a multiple of `tile` tokens in each of `parts` parts of the queries.
 
-    windows: those of the layers that have one.
+    windows: the window sizes of the model's layers, without 0.
     """
     pairs = functools.partial(_pairs, until_BS, position_BS)
     local = None if not windows else _tables(functools.partial(pairs, windows=windows), sizes, parts)
@@ -434,7 +434,7 @@ def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...]
 
 
 def _keys_first(x_BMN, parts: int):
-    """Returns (B, C x N, M / C): the blocks of keys as each of C parts of the queries sees them."""
+    """Transposes to (B, C x N, M / C): the blocks of keys as each of C parts of the queries sees them."""
     B, M, N = x_BMN.shape
     x_BCMN = reshape(x_BMN, (B, parts, M // parts, N), "batch")
     return reshape(x_BCMN.swapaxes(2, 3), (B, parts * N, M // parts), "batch")

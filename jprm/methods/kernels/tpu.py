@@ -1,6 +1,6 @@
-"""Interval attention on a TPU: flash attention (Dao et al. 2022) over the pairs of blocks that hold a visible pair.
+"""Interval attention on a TPU: flash attention (Dao et al. 2022) over pairs of blocks with a visible pair.
 
-There are three kernels: forward, with an online softmax that keeps the log-sum-exp of every query; dq; dk and dv. Each
+There are three kernels: forward, with an online softmax that stores the log-sum-exp of every query; dq; dk and dv. Each
 walks a table of block pairs (`find_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
 are neither fetched nor computed. A step handles the G query heads of a key-value head together, so it reads keys and
 values once and makes the mask once.
@@ -8,8 +8,8 @@ values once and makes the mask once.
 Products take the inputs' dtype and sum in float32; float32 products have full precision. Memory is linear in T.
 
 Logits are (queries, keys) in the first two kernels and (keys, queries) in the third, so that no product transposes its
-left side. Values per token are stored in rows of T, not in 128 lanes a token; a kernel turns a row into a column where
-it needs one. Heads of 64 fill half of the 128 lanes.
+left side. Values per token are stored in rows of T, not in 128 lanes per token; a kernel turns a row into a column when
+needed. Heads of 64 fill half of the 128 lanes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockLists:
-    """Finds the pairs of blocks. Raises ValueError for rows or heads that no blocks fit (`block_sizes`)."""
+    """Finds the pairs of blocks. Raises ValueError if no blocks fit the rows or heads (`block_sizes`)."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
     until_BT, position_BT = unsplit(until_BT, position_BT)
@@ -52,10 +52,10 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns FLOPs of a call of each kernel on a device's rows, each of which one chain fills: all pairs of blocks.
+    """Returns FLOPs per kernel call on one device, if one chain fills each row: all pairs of blocks.
 
-    Trees need fewer, and a kernel skips the others. Where rows are split over `context`, the figures are for the device
-    that has their last queries and so most pairs: the others wait for it.
+    Trees need fewer pairs, and a kernel skips the others. If rows are split over `context`, the figures are for the
+    device with the last queries and so most pairs: the others wait for it.
     """
     sizes = block_sizes(tokens, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, context)
     pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key
@@ -106,14 +106,14 @@ def _gradients(config: ModelConfig, blocks: BlockLists, heads: dict):
 
 
 def _pair(K: int, P: int, major: str, table, i, p):
-    """Returns the table's entry at a grid step, which holds its flags, and its blocks of queries and of keys."""
+    """Returns the table entry of a grid step, with its flags, and its blocks of queries and of keys."""
     entry = table[jax.lax.div(i, K) * P + p]
     pair = entry >> 17, (entry >> 3) & MINOR
     return entry, *(pair if major == "query" else pair[::-1])
 
 
 def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec], list[pl.BlockSpec]]:
-    """Returns block specs of arrays by their kind (`_walk`), and of `until` and positions of queries and of keys."""
+    """Returns block specs of arrays by kind (`_walk`), and of `until` and positions of queries and of keys."""
     K, G, H = shape
 
     def place(*index):
@@ -136,9 +136,9 @@ def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec]
 def _walk(kernel, blocks: BlockLists, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
     """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
 
-    inputs, outputs: arrays by their kind, which says what a step sees of them: `queries` (B, K, G, T, H), of the block
-    of queries; `keys` (B, K, S, H), of the block of keys; `rows` (B, K, G, 1, T), of the block of queries. A kernel
-    takes them in this order. The queries are all of the row's, or one device's part of them.
+    inputs, outputs: arrays by kind: `queries` (B, K, G, T, H) and `rows` (B, K, G, 1, T), of which a step sees its
+    block of queries, and `keys` (B, K, S, H), of which it sees its block of keys. A kernel takes them in this order.
+    The queries are the whole row's, or one device's part.
     """
     B, K, G, T, H = inputs["queries"][0].shape
     S, table_BP = blocks.until.shape[1], blocks.by_query if major == "query" else blocks.by_key
@@ -274,10 +274,8 @@ def _dkv_kernel(
 
 
 def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
-    """Whether queries of block t see keys of block s; `of_query` and `of_key` hold `until` and positions.
-
-    numbers: the layer's window, and the row's index of the first query.
-    """
+    """Returns whether queries of block t see keys of block s; `of_query` and `of_key` hold `until` and positions.
+    numbers: as from `numbers_of`."""
     bq, bk = of_query.shape[1], of_key.shape[1]
     shape = (bk, bq) if keys_first else (bq, bk)
     query = numbers[1] + t * bq + jax.lax.broadcasted_iota(jnp.int32, shape, int(keys_first))
@@ -297,7 +295,7 @@ def _logits(a_MH, b_NH, config: ModelConfig):
 
 
 def _weights(logit, dweight, seen, log, inner, config: ModelConfig):
-    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the logits before their cap."""
+    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the uncapped logits."""
     weight = jnp.exp(jnp.where(seen, logit, HIDDEN) - log)
     dlogit = weight * (dweight - inner)
     if cap := config.attention_softcap:  # tanh' = 1 - tanh^2
@@ -312,7 +310,7 @@ def _dot(a, b, contracted: tuple[int, int]):
 
 
 def _lanes(x_TL, width: int):
-    """Returns a column that is stored in all lanes at another width."""
+    """Widens or narrows a column that is stored in all lanes."""
     return jnp.tile(x_TL, (1, -(-width // LANES)))[:, :width]
 
 
@@ -334,7 +332,7 @@ def _lanes(x_TL, width: int):
 # none of its queries needs has an entry that computes nothing, but writes the zero gradient.
 
 FIRST, LAST, LIVE = 1, 2, 4
-"""Flags of a table's entry: the first of its major block, the last, and not padding."""
+"""Flags of a table entry: first of its major block, last of it, and not padding."""
 
 MINOR = (1 << 14) - 1  # the bits of an entry's minor block
 
@@ -347,7 +345,7 @@ SMEM = 640 * 2**10  # for a table, of 1 MiB
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Tokens in a block of queries and in a block of keys."""
+    """Tokens per block of queries and per block of keys."""
 
     query: int
     key: int
@@ -356,7 +354,7 @@ class Sizes:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockLists:
-    """The pairs of blocks of every row that hold a visible pair of tokens, computed once for all layers.
+    """The pairs of blocks in every row that hold a visible pair of tokens, computed once for all layers.
 
     Tables of the C parts of the queries are side by side. An entry is major << 17 | minor << 3 | flags; blocks of
     queries are counted within their part. A table is padded with its last entry without flags, for which nothing is
@@ -383,13 +381,12 @@ def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
 def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
     """Returns the largest blocks of at most 512 tokens that fit a TPU core's memories, with G x block_q at most 2,048.
 
-    A step of the grid has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7,
-    H = 128 and 256 x 512. Larger blocks skip less of what trees hide.
+    A step of the grid has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7, H
+    = 128 and 256 x 512. Larger blocks skip less of the hidden pairs in trees.
 
     SMEM: a table has about T^2 / (2 block_q block_k) entries of 4 bytes: 257 KiB of 1 MiB at T = 131,072 and 256 x 512.
 
-    Raises:
-        ValueError: a part of T is not a multiple of 128, or no blocks fit: so many or so wide heads, or so long rows.
+    Raises ValueError if a part of T is not a multiple of 128, or no blocks fit so many or wide heads, or so long rows.
     """
     if T % (parts * LANES):
         where = f" in each of {parts} parts" if parts > 1 else ""
@@ -406,10 +403,10 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
 
 
 def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
-    """Returns the bytes that the largest of the three kernels keeps in VMEM.
+    """Returns the VMEM bytes of the largest of the three kernels.
 
     Fetched and written blocks count twice, since the next one is transferred while one is computed. Sums are float32;
-    the running maximum and total take 128 lanes a query. Heads narrower than 128 are padded.
+    the running maximum and total take 128 lanes per query. Heads narrower than 128 are padded.
     """
     lanes = -(-H // LANES) * LANES
     q, k, pair = G * sizes.query * lanes, sizes.key * lanes, sizes.query * sizes.key
@@ -436,7 +433,7 @@ def find_blocks(
 
 
 def _table(needed_BCMN, width: int) -> tuple[Int[Array, "B C*P"], Int[Array, "B C"]]:
-    """Returns the needed pairs in order, major first, and their number. A major block without any has one entry too."""
+    """Returns the needed pairs in order, major first, and their number. An unneeded major block has one entry too."""
     B, C, M, N = needed_BCMN.shape
     pair_MN = jnp.arange(M)[:, None] << 17 | jnp.arange(N) << 3
     bare_BCMN = ~jnp.any(needed_BCMN, axis=-1, keepdims=True) & (jnp.arange(N) == 0)
